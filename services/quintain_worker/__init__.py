@@ -1,0 +1,1 @@
+"""The provider worker: consumes the queues of its targets, admits, calls the provider, settles, replies."""

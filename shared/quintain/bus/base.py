@@ -1,0 +1,109 @@
+"""The promise of a bus: declare, publish with a confirm, consume with acknowledgements. Two transports keep it.
+
+What a caller may rely on, over ``memory://`` and ``amqp://`` alike (one suite proves it):
+
+- `Bus.publish` returns when the broker has the message, and raises otherwise: `Unroutable` where nothing is
+  bound, `QueueFull` where the queue refused it, `BrokerUnavailable` when the timeout passes. While a connection
+  is being rebuilt it waits, and tries again: a message may arrive twice, it is never silently lost.
+- Handlers run in the bus's own task group and outlive the connection they came by. What a handler leaves
+  unsettled is delivered again. Settling a delivery of a lost connection does nothing: it will come again.
+- A consumer is restored after a reconnect, and after its queue was deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quintain.topology import Exchange, Queue, Topology
+
+HeaderValue = str | int | float | bool | None
+
+#: How long a publish may take where the caller names no time, in seconds.
+PUBLISH_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message to publish. ``expiration_ms`` only cleans up, late: a queue expires at its head."""
+
+    body: bytes
+    type: str
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    headers: Mapping[str, HeaderValue] = field(default_factory=dict)
+    expiration_ms: int | None = None
+    persistent: bool = True
+
+
+class Delivery(Protocol):
+    """A message that arrived. Exactly one of `ack`, `requeue` and `dead_letter` ends it."""
+
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def correlation_id(self) -> str | None: ...
+    @property
+    def reply_to(self) -> str | None: ...
+    @property
+    def headers(self) -> Mapping[str, object]: ...
+    @property
+    def expiration_ms(self) -> int | None: ...
+    @property
+    def exchange(self) -> str: ...
+    @property
+    def routing_key(self) -> str: ...
+    @property
+    def redelivered(self) -> bool: ...
+
+    async def ack(self) -> None:
+        """It is done; the broker may forget it."""
+
+    async def requeue(self) -> None:
+        """Give it back; it counts as a delivery."""
+
+    async def dead_letter(self) -> None:
+        """Nobody here can use it: to the queue's dead-letter exchange, or away where there is none."""
+
+
+Handler = Callable[[Delivery], Awaitable[None]]
+
+
+class Consumer(Protocol):
+    """A queue being consumed."""
+
+    @property
+    def live(self) -> bool:
+        """Whether the broker delivers to it right now."""
+
+    async def cancel(self) -> None:
+        """Take no more; what was taken runs on."""
+
+    async def drain(self, timeout: float) -> bool:
+        """Cancel, and wait for the running handlers; False when some were still running, and were cancelled."""
+
+
+class Bus(Protocol):
+    """A connection to a broker, kept up."""
+
+    async def declare(self, topology: Topology) -> None:
+        """Make these exist; declared again by itself whenever the connection is rebuilt."""
+
+    async def publish(
+        self,
+        exchange: Exchange,
+        key: str,
+        envelope: Envelope,
+        *,
+        timeout: float = PUBLISH_TIMEOUT_SECONDS,
+    ) -> None:
+        """Publish, mandatory and confirmed. Raises `Unroutable`, `QueueFull`, `BrokerUnavailable`."""
+
+    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int) -> Consumer:
+        """Hand the queue's messages to the handler, at most ``prefetch`` at once; the queue must be declared."""
+
+    async def close(self) -> None:
+        """Let go: running handlers are cancelled, what they had not settled is delivered again."""

@@ -1,0 +1,26 @@
+"""From a URL to a bus: ``amqp://`` and ``amqps://`` are RabbitMQ; ``memory://`` needs a broker of this process."""
+
+from __future__ import annotations
+
+from quintain.bus.base import Bus
+from quintain.bus.memory import MemoryBroker
+from quintain.bus.rabbit import RabbitBus
+from quintain.errors import ConfigError
+
+
+async def connect_bus(
+    url: str, name: str = "client", *, memory: MemoryBroker | None = None, timeout_seconds: float = 30.0
+) -> Bus:
+    """A connected bus. Raises `ConfigError` for another scheme, `BrokerUnavailable`, `BrokerRefused`."""
+    if url.startswith("memory://"):
+        if memory is None:
+            raise ConfigError(
+                "memory:// lives inside one process: from another one set QUINTAIN_BROKER_URL to amqp://… or "
+                "QUINTAIN_GATEWAY_URL to the address that `quintain up` prints"
+            )
+        return memory.connect()
+    if url.startswith(("amqp://", "amqps://")):
+        bus = RabbitBus(url, name)
+        await bus.start(timeout_seconds)
+        return bus
+    raise ConfigError(f"QUINTAIN_BROKER_URL is {url.partition(':')[0]!r}: use amqp://, amqps:// or memory://")

@@ -1,0 +1,47 @@
+"""Handlers run in a task group of their own, so that they outlive the channel their message came by."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from quintain.bus.base import Delivery, Handler
+
+log = logging.getLogger(__name__)
+
+
+class HandlerTasks:
+    """The running handlers of one consumer."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, handler: Handler, delivery: Delivery) -> None:
+        """Run the handler on this delivery."""
+        task = asyncio.get_running_loop().create_task(self._run(handler, delivery))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def finish(self, timeout: float) -> bool:
+        """Wait for all of them; after the timeout (seconds) cancel the rest and return False."""
+        me = asyncio.current_task()
+        running = {task for task in self._running if task is not me}
+        if not running:
+            return True
+        _, late = await asyncio.wait(running, timeout=timeout) if timeout > 0 else (set(), running)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.gather(*late, return_exceptions=True)
+        return not late
+
+    async def _run(self, handler: Handler, delivery: Delivery) -> None:
+        try:
+            await handler(delivery)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            # A handler answers its caller itself; what escapes is a defect. The message comes again, counted,
+            # and ends as a dead letter rather than in a loop without end.
+            log.exception("The handler of a %s message failed; it will be delivered again", delivery.type)
+            await delivery.requeue()

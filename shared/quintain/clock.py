@@ -1,0 +1,24 @@
+"""Time as the ledger sees it: deadlines are absolute, on the metadata service's clock."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """This process's clock, corrected by the ``now`` of the metadata service's answers. Milliseconds."""
+
+    def __init__(self) -> None:
+        self._offset_ms = 0.0
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch (UTC) on the metadata service's clock, as far as it is known."""
+        return int(time.time() * 1000 + self._offset_ms)
+
+    def learn(self, now_ms: int) -> None:
+        """Take the metadata service's ``now``, read just now; an hour's difference between machines is harmless."""
+        self._offset_ms = now_ms - time.time() * 1000
+
+    def seconds_until(self, deadline_ms: float) -> float:
+        """Seconds left until a deadline; negative when it has passed."""
+        return (deadline_ms - time.time() * 1000 - self._offset_ms) / 1000

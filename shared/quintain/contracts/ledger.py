@@ -1,0 +1,132 @@
+"""The workers' own operations on ``quintain.ledger``, batched: register, heartbeat, admit, settle.
+
+Version 1 of the wire leaves these to the workers and the metadata service of one release.
+
+- ``register`` and ``heartbeat`` renew the worker's lease. ``admit`` is idempotent and repeated while it is lost:
+  the same ``attemptId`` gets the same grant. Its items are answered one by one, each when it is decided, over as
+  many answers as that takes; an item that must wait (another worker holds the call, the target is at its limit)
+  is answered when it may go on.
+- ``settle`` is published into a quorum queue with a confirm and never answered.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from quintain.contracts.invoke import FaultReply, Result, TokenUsage
+from quintain.contracts.message import Message
+from quintain.contracts.names import RequestId, TargetName
+
+#: A worker's lease, and how often it renews it (``design.md`` §3), in seconds.
+LEASE_SECONDS = 15.0
+HEARTBEAT_SECONDS = 3.0
+
+
+class TargetCard(Message):
+    """What the fleet knows of a target: never a key."""
+
+    name: TargetName
+    provider: str
+    model: str | None = None
+    judge_target: TargetName | None = None
+    max_concurrency: int
+
+
+class Register(Message):
+    """A worker starts: these are the targets it serves. ``incarnation`` is random per process."""
+
+    worker_id: str
+    incarnation: str
+    targets: list[TargetCard]
+
+
+class Heartbeat(Message):
+    """The worker lives: renew its lease."""
+
+    worker_id: str
+    incarnation: str
+
+
+class LeaseRenewed(Message):
+    """The lease runs another ``leaseSeconds``; ``now`` is the store's clock in milliseconds since the epoch."""
+
+    now: int
+    lease_seconds: float = LEASE_SECONDS
+    known: bool = True
+
+
+class Admit(Message):
+    """May this attempt spend? ``problem`` is what the worker found wrong with the body: the ledger checks the
+    token first and then refuses with it, so that the order of refusals is kept in one place."""
+
+    token: str
+    request_id: RequestId
+    attempt_id: str
+    target: str
+    body_sha256: str
+    deadline: int | None = None
+    problem: FaultReply | None = None
+
+
+class AdmitBatch(Message):
+    """Several admits of one worker."""
+
+    incarnation: str
+    items: list[Admit]
+
+
+class Admission(Message):
+    """The ledger's word on one attempt: a grant, a stored answer, or a fault; exactly one of the three.
+
+    ``attempt`` is this attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
+    """
+
+    attempt_id: str
+    attempt: int = 0
+    deadline: int = 0
+    call_count: int = 0
+    max_calls: int = 0
+    store_replies: bool = True
+    replay: Result | None = None
+    fault: FaultReply | None = None
+
+
+class AdmitAnswer(Message):
+    """The items decided so far."""
+
+    items: list[Admission]
+    now: int
+
+
+class Outcome(StrEnum):
+    """What became of an attempt, in the worker's words."""
+
+    #: A result: the call is committed.
+    RESULT = "result"
+    #: A charged fault: the provider worked, and this is its end.
+    CHARGED = "charged"
+    #: Proven unbilled: the call is given back.
+    REFUND = "refund"
+    #: It may have reached the provider, and nobody knows what came of it: charged and shown.
+    DOUBT = "doubt"
+    #: The worker gave up waiting for its grant; should the grant come, it is void.
+    NEVER_SENT = "never_sent"
+
+
+class Settle(Message):
+    """What became of one attempt. ``reply`` is kept for replays, ``fault`` for the same question again."""
+
+    session_id: str
+    request_id: RequestId
+    attempt_id: str
+    outcome: Outcome
+    reply: Result | None = None
+    fault: FaultReply | None = None
+    token_usage: TokenUsage | None = None
+
+
+class SettleBatch(Message):
+    """Several settles of one worker."""
+
+    incarnation: str
+    items: list[Settle]

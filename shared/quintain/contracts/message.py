@@ -1,0 +1,43 @@
+"""The base of everything said: frozen, camelCase on the wire, ``null`` means absent, unknown keys ignored."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+from quintain.errors import BadRequest
+
+
+class Message(BaseModel):
+    """One thing said, or a part of it. Optional fields default to None, so that ``null`` and absent are one."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, extra="ignore")
+
+    def to_wire(self) -> bytes:
+        """The message as JSON, UTF-8, without absent fields."""
+        return self.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+    @classmethod
+    def from_wire(cls, body: bytes | str) -> Self:
+        """The message of these bytes.
+
+        Raises `BadRequest` with a sentence that names the field.
+        """
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            raise BadRequest(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """The first mistake of a validation as one sentence: where, and what; never the value itself."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "json_invalid":
+        return f"The body is not JSON: {first['ctx']['error']}"
+    if first["type"] == "missing":
+        return f"Missing required field: {where}"
+    what = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what

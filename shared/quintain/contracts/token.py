@@ -1,0 +1,83 @@
+"""The session token: ``qtn_<kind>_<id, 12>_<secret, 43>_<checksum, 6>``.
+
+The prefix is for secret scanners, the id may be shown, the secret (43 base-62 digits, over 256 bits) never is.
+The checksum (CRC-32 of all before it, in base 62) lets anyone refuse junk with no I/O; it proves nothing. Only
+the SHA-256 of the whole token is stored: a random 256-bit secret needs no slow hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+import zlib
+from typing import Self
+
+from quintain.errors import Unauthorized
+
+_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_SHAPE = re.compile(r"(qtn_([a-z]{2,8})_([0-9A-Za-z]{12})_[0-9A-Za-z]{43}_)([0-9A-Za-z]{6})")
+
+
+class SessionToken:
+    """One token: its text, its kind and its public id. Printing it shows the id alone."""
+
+    __slots__ = ("id", "kind", "text")
+
+    def __init__(self, kind: str, token_id: str, text: str) -> None:
+        self.kind, self.id, self.text = kind, token_id, text
+
+    @classmethod
+    def mint(cls, kind: str = "ses") -> Self:
+        """A new random token."""
+        token_id = _random(12)
+        head = f"qtn_{kind}_{token_id}_{_random(43)}_"
+        return cls(kind, token_id, head + _checksum(head))
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """The token of this text, its shape and checksum proven; no I/O.
+
+        Raises `Unauthorized`, with the one sentence every refusal has.
+        """
+        shape = _SHAPE.fullmatch(text or "")
+        if shape is None or not hmac.compare_digest(_checksum(shape[1]), shape[4]):
+            raise Unauthorized
+        return cls(shape[2], shape[3], shape[0])
+
+    @property
+    def sha256(self) -> bytes:
+        """What the ledger keeps of it: 32 bytes."""
+        return digest(self.text)
+
+    def __repr__(self) -> str:
+        return f"SessionToken(qtn_{self.kind}_{self.id}_…)"
+
+
+def digest(secret: str) -> bytes:
+    """The SHA-256 of a secret, 32 bytes."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def same_secret(offered: str, expected_digest: bytes) -> bool:
+    """Whether the offered secret is the one of this digest, in constant time."""
+    return hmac.compare_digest(digest(offered), expected_digest)
+
+
+def mask(text: str) -> str:
+    """The text with the secret part of every token in it taken out."""
+    return re.sub(r"(qtn_[a-z]{2,8}_[0-9A-Za-z]{12}_)[0-9A-Za-z_]+", r"\1…", text)
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(_DIGITS) for _ in range(length))
+
+
+def _checksum(head: str) -> str:
+    number, digits = zlib.crc32(head.encode()), ""
+    for _ in range(6):
+        number, digit = divmod(number, 62)
+        digits = _DIGITS[digit] + digits
+    return digits

@@ -1,0 +1,61 @@
+"""Who is asked what: every address with its question and its answer. This page is the system.
+
+A target's own address is `invoke_key`: exchange ``quintain.invoke``, routing key = the target's name, or empty
+for the session's default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from quintain.contracts import ledger, metadata
+from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.message import Message
+from quintain.topology import INVOKE as INVOKE_EXCHANGE
+from quintain.topology import LEDGER, METADATA, Exchange
+
+Ask = TypeVar("Ask", bound=Message)
+Answer = TypeVar("Answer", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[Ask, Answer]):
+    """One address: publish ``asks`` to ``exchange`` with ``key`` (also the message's ``type``); ``answers`` comes."""
+
+    name: str
+    exchange: Exchange
+    key: str
+    asks: type[Ask]
+    answers: type[Answer]
+
+
+INVOKE = Route("invoke", INVOKE_EXCHANGE, "", InvokeRequest, Result)
+
+INFO = Route("info", METADATA, "info", metadata.AskInfo, metadata.Info)
+OPEN = Route("open", METADATA, "open", metadata.OpenSession, metadata.SessionOpened)
+AMEND = Route("amend", METADATA, "amend", metadata.AmendSession, metadata.Info)
+RESERVE = Route("reserve", METADATA, "reserve", metadata.ReserveCalls, metadata.CallsReserved)
+RELEASE = Route("release", METADATA, "release", metadata.ReleaseCalls, metadata.CallsReleased)
+LIST = Route("list", METADATA, "list", metadata.ListSessions, metadata.SessionList)
+SHOW = Route("show", METADATA, "show", metadata.ShowSession, metadata.Info)
+
+REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed)
+HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed)
+ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitAnswer)
+SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
+
+# The headers of ``protocol.md`` §2.
+TOKEN_HEADER = "x-quintain-session"  # noqa: S105 -- the name of a header
+REQUEST_ID_HEADER = "x-quintain-request-id"
+DEADLINE_HEADER = "x-quintain-deadline"
+PROTOCOL_HEADER = "x-quintain-protocol"
+ROUTED_HEADER = "x-quintain-routed"
+TRACE_HEADER = "traceparent"
+
+#: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's
+#: own message interceptor writes the same header; without it the time in the queue is not known.
+PUBLISHED_HEADER = "timestamp_in_ms"
+
+#: The version of the wire; a request that carries another is a ``bad_request``.
+PROTOCOL_VERSION = 1

@@ -1,0 +1,144 @@
+"""What is declared at the broker: exchanges, queues and bindings as data, constants of the protocol (§1).
+
+Whichever service comes first declares them. What an operator tunes goes by policy, so that no edit of a
+configuration makes a declaration fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+SECOND_MS: Final = 1000
+MINUTE_MS: Final = 60 * SECOND_MS
+DAY_MS: Final = 24 * 60 * MINUTE_MS
+
+Argument = str | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A durable exchange. What it cannot route goes to ``alternate``, where there is one."""
+
+    name: str
+    kind: Literal["topic", "direct", "fanout"]
+    alternate: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """The arguments of its declaration."""
+        return {"alternate-exchange": self.alternate} if self.alternate else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A durable queue. Durations are in milliseconds; ``expires_ms`` is how long it lives unused."""
+
+    name: str
+    kind: Literal["quorum", "classic"]
+    message_ttl_ms: int | None = None
+    expires_ms: int | None = None
+    max_length: int | None = None
+    delivery_limit: int | None = None
+    dead_letter_exchange: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """The arguments of its declaration. A bounded queue refuses the publish rather than drop its head."""
+        wanted: dict[str, Argument | None] = {
+            "x-queue-type": self.kind,
+            "x-message-ttl": self.message_ttl_ms,
+            "x-expires": self.expires_ms,
+            "x-max-length": self.max_length,
+            "x-delivery-limit": self.delivery_limit,
+            "x-dead-letter-exchange": self.dead_letter_exchange,
+            "x-overflow": "reject-publish" if self.max_length or self.dead_letter_exchange else None,
+            "x-dead-letter-strategy": "at-least-once" if self.dead_letter_exchange else None,
+        }
+        return {key: value for key, value in wanted.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What reaches the queue: this exchange's messages with this routing key."""
+
+    exchange: Exchange
+    queue: Queue
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A set of things to declare, in the order exchanges, queues, bindings."""
+
+    exchanges: tuple[Exchange, ...] = ()
+    queues: tuple[Queue, ...] = ()
+    bindings: tuple[Binding, ...] = field(default=())
+
+    def __add__(self, other: Topology) -> Topology:
+        return Topology(
+            tuple(dict.fromkeys(self.exchanges + other.exchanges)),
+            tuple(dict.fromkeys(self.queues + other.queues)),
+            tuple(dict.fromkeys(self.bindings + other.bindings)),
+        )
+
+
+UNROUTED = Exchange("quintain.unrouted", "fanout")
+INVOKE = Exchange("quintain.invoke", "topic", alternate=UNROUTED.name)
+METADATA = Exchange("quintain.metadata", "direct")
+LEDGER = Exchange("quintain.ledger", "direct")
+REPLY = Exchange("quintain.reply", "direct")
+DEAD = Exchange("quintain.dead", "fanout")
+POISON = Exchange("quintain.poison", "fanout")
+
+UNROUTED_QUEUE = Queue("quintain.metadata.unrouted", "quorum")
+METADATA_QUEUE = Queue("quintain.metadata", "quorum")
+ADMIT_QUEUE = Queue("quintain.ledger.admit", "classic")
+SETTLE_QUEUE = Queue("quintain.ledger.settle", "quorum")
+DEAD_QUEUE = Queue("quintain.metadata.dead", "quorum")
+POISON_QUEUE = Queue("quintain.poison", "quorum")
+
+
+def target_queue(target: str) -> Queue:
+    """The queue of the calls that wait for a worker of this target."""
+    return Queue(
+        f"quintain.target.{target}",
+        "quorum",
+        message_ttl_ms=DAY_MS,
+        max_length=100_000,
+        delivery_limit=100,
+        dead_letter_exchange=DEAD.name,
+    )
+
+
+def target_topology(target: str) -> Topology:
+    """The queue of a target, bound where invoke requests arrive."""
+    queue = target_queue(target)
+    return Topology((UNROUTED, INVOKE, DEAD), (queue,), (Binding(INVOKE, queue, target),))
+
+
+def reply_topology(queue_name: str, key: str) -> Topology:
+    """A client's reply queue under its own key: durable and not exclusive, so that a reconnect finds it again."""
+    queue = Queue(queue_name, "classic", expires_ms=10 * MINUTE_MS)
+    return Topology((REPLY,), (queue,), (Binding(REPLY, queue, key),))
+
+
+#: What the metadata service stands on.
+METADATA_TOPOLOGY = Topology(
+    (UNROUTED, INVOKE, METADATA, LEDGER, REPLY, DEAD, POISON),
+    (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
+    (
+        Binding(UNROUTED, UNROUTED_QUEUE),
+        Binding(DEAD, DEAD_QUEUE),
+        Binding(POISON, POISON_QUEUE),
+        *(
+            Binding(METADATA, METADATA_QUEUE, key)
+            for key in ("info", "open", "amend", "reserve", "release", "cancel", "list", "show")
+        ),
+        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "heartbeat", "admit")),
+        Binding(LEDGER, SETTLE_QUEUE, "settle"),
+    ),
+)
+
+#: What an evaluator needs to exist before it may publish.
+EVALUATOR_TOPOLOGY = Topology((UNROUTED, INVOKE, METADATA, REPLY))

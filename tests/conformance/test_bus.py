@@ -1,0 +1,317 @@
+"""The bus's promise, kept by both transports: every test runs over memory and over RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from conformance.transports import Transport
+
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.errors import QueueFull, Unroutable
+from quintain.topology import Binding, Exchange, Queue, Topology
+
+
+@dataclasses.dataclass
+class Ground:
+    """A private corner of the broker: an exchange, a queue bound with its name, and a dead-letter queue."""
+
+    transport: Transport
+    bus: Bus
+    exchange: Exchange
+    queue: Queue
+    dead: Queue
+    topology: Topology
+
+    async def publish(self, body: bytes, *, expiration_ms: int | None = None, key: str | None = None) -> None:
+        envelope = Envelope(
+            body=body,
+            type="test",
+            correlation_id="c",
+            reply_to="r",
+            headers={"n": 1, "s": "x"},
+            expiration_ms=expiration_ms,
+        )
+        await self.bus.publish(self.exchange, self.queue.name if key is None else key, envelope, timeout=10)
+
+
+def ground_with(**arguments: object) -> Callable[[Transport], Awaitable[Ground]]:
+    async def make(transport: Transport) -> Ground:
+        name = f"t.{secrets.token_hex(6)}"
+        exchange, graves = Exchange(name, "topic"), Exchange(f"{name}.graves", "fanout")
+        queue = dataclasses.replace(
+            Queue(name, "quorum", delivery_limit=3, dead_letter_exchange=graves.name), **arguments
+        )
+        dead = Queue(f"{name}.dead", "quorum")
+        topology = Topology((exchange, graves), (queue, dead), (Binding(exchange, queue, name), Binding(graves, dead)))
+        bus = await transport.connect()
+        await bus.declare(topology)
+        return Ground(transport, bus, exchange, queue, dead, topology)
+
+    return make
+
+
+@pytest.fixture
+async def ground(transport: Transport) -> AsyncIterator[Ground]:
+    yield await ground_with()(transport)
+
+
+class Inbox:
+    """A handler that keeps what it gets, acknowledged unless told otherwise."""
+
+    def __init__(self, settle: str = "ack") -> None:
+        self.got: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._settle = settle
+
+    async def __call__(self, delivery: Delivery) -> None:
+        self.got.put_nowait(delivery)
+        if self._settle != "nothing":
+            await getattr(delivery, self._settle)()
+
+    async def next(self) -> Delivery:
+        async with asyncio.timeout(15):
+            return await self.got.get()
+
+
+async def test_a_message_arrives_whole(ground: Ground) -> None:
+    inbox = Inbox()
+    await ground.bus.consume(ground.queue, inbox, prefetch=10)
+    await ground.publish("grüße".encode())
+    got = await inbox.next()
+    assert (got.body, got.type, got.correlation_id, got.reply_to) == ("grüße".encode(), "test", "c", "r")
+    assert dict(got.headers) == {"n": 1, "s": "x"}
+    assert (got.exchange, got.routing_key, got.redelivered) == (ground.exchange.name, ground.queue.name, False)
+
+
+async def test_publishing_where_nothing_is_bound_raises(ground: Ground) -> None:
+    with pytest.raises(Unroutable):
+        await ground.publish(b"x", key="nobody")
+
+
+async def test_an_alternate_exchange_takes_what_is_not_bound(transport: Transport) -> None:
+    ground = await ground_with()(transport)
+    stray = Queue(f"{ground.queue.name}.stray", "quorum")
+    alternate = Exchange(f"{ground.queue.name}.alternate", "fanout")
+    front = Exchange(f"{ground.queue.name}.front", "topic", alternate=alternate.name)
+    await ground.bus.declare(Topology((alternate, front), (stray,), (Binding(alternate, stray),)))
+    inbox = Inbox()
+    await ground.bus.consume(stray, inbox, prefetch=1)
+    await ground.bus.publish(front, "some.target", Envelope(body=b"lost", type="test"))
+    assert (await inbox.next()).routing_key == "some.target"
+
+
+async def test_a_full_queue_refuses_the_publish(transport: Transport) -> None:
+    ground = await ground_with(max_length=2)(transport)
+    with pytest.raises(QueueFull):
+        # A quorum queue may take a few over its limit before it refuses.
+        for _ in range(20):
+            await ground.publish(b"x")
+            await asyncio.sleep(0.05)
+
+
+async def test_no_more_than_the_prefetch_run_at_once(ground: Ground) -> None:
+    inbox = Inbox("nothing")
+    await ground.bus.consume(ground.queue, inbox, prefetch=2)
+    for number in range(5):
+        await ground.publish(b"%d" % number)
+    first, second = await inbox.next(), await inbox.next()
+    await asyncio.sleep(0.3)
+    assert inbox.got.empty()
+    await first.ack()
+    assert (await inbox.next()).body == b"2"
+    await second.ack()
+    assert (await inbox.next()).body == b"3"
+
+
+async def test_two_consumers_share_a_queue(ground: Ground) -> None:
+    one, two = Inbox("nothing"), Inbox("nothing")
+    await ground.bus.consume(ground.queue, one, prefetch=1)
+    await ground.bus.consume(ground.queue, two, prefetch=1)
+    await ground.publish(b"a")
+    await ground.publish(b"b")
+    assert {(await one.next()).body, (await two.next()).body} == {b"a", b"b"}
+
+
+async def test_what_is_given_back_is_delivered_again(ground: Ground) -> None:
+    inbox = Inbox("nothing")
+    await ground.bus.consume(ground.queue, inbox, prefetch=1)
+    await ground.publish(b"x")
+    await (await inbox.next()).requeue()
+    again = await inbox.next()
+    assert again.redelivered
+    await again.ack()
+
+
+async def test_past_the_delivery_limit_a_message_is_a_dead_letter(ground: Ground) -> None:
+    graveyard = Inbox()
+    await ground.bus.consume(ground.dead, graveyard, prefetch=1)
+    giver_back = Inbox("requeue")
+    await ground.bus.consume(ground.queue, giver_back, prefetch=1)
+    await ground.publish(b"poison")
+    dead = await graveyard.next()
+    assert dead.body == b"poison"
+    assert dead.headers["x-first-death-reason"] == "delivery_limit"
+    assert dead.headers["x-first-death-queue"] == ground.queue.name
+    assert giver_back.got.qsize() == 4
+
+
+async def test_a_dead_letter_keeps_its_headers_and_key(ground: Ground) -> None:
+    graveyard = Inbox()
+    await ground.bus.consume(ground.dead, graveyard, prefetch=1)
+    await ground.bus.consume(ground.queue, Inbox("dead_letter"), prefetch=1)
+    await ground.publish(b"x")
+    dead = await graveyard.next()
+    assert (dead.routing_key, dead.correlation_id, dead.reply_to) == (ground.queue.name, "c", "r")
+    assert dead.headers["s"] == "x"
+    assert dead.headers["x-first-death-reason"] == "rejected"
+
+
+async def test_a_message_expires_at_the_head(ground: Ground) -> None:
+    graveyard = Inbox()
+    await ground.bus.consume(ground.dead, graveyard, prefetch=10)
+    await ground.publish(b"short", expiration_ms=50)
+    dead = await graveyard.next()
+    assert (dead.body, dead.headers["x-first-death-reason"]) == (b"short", "expired")
+
+
+async def test_behind_a_head_that_waits_nothing_expires(ground: Ground) -> None:
+    graveyard = Inbox()
+    await ground.bus.consume(ground.dead, graveyard, prefetch=10)
+    await ground.publish(b"head")
+    await ground.publish(b"behind", expiration_ms=50)
+    await asyncio.sleep(0.5)
+    assert graveyard.got.empty()
+    inbox = Inbox()
+    await ground.bus.consume(ground.queue, inbox, prefetch=1)
+    assert (await inbox.next()).body == b"head"
+    assert (await graveyard.next()).body == b"behind"
+
+
+async def test_a_handler_outlives_the_connection_its_message_came_by(ground: Ground) -> None:
+    started, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(delivery: Delivery) -> None:
+        if delivery.redelivered:
+            await delivery.ack()
+            return
+        started.set()
+        await go_on.wait()
+        await delivery.ack()
+        ended.set()
+
+    await ground.bus.consume(ground.queue, slow, prefetch=1)
+    await ground.publish(b"x")
+    async with asyncio.timeout(20):
+        await started.wait()
+        await ground.transport.cut(ground.bus)
+        await asyncio.sleep(0.2)
+        go_on.set()
+        await ended.wait()
+
+
+async def test_what_was_not_settled_when_the_connection_went_comes_again(ground: Ground) -> None:
+    inbox = Inbox("nothing")
+    await ground.bus.consume(ground.queue, inbox, prefetch=1)
+    await ground.publish(b"x")
+    first = await inbox.next()
+    await ground.transport.cut(ground.bus)
+    again = await inbox.next()
+    assert (again.body, again.redelivered) == (b"x", True)
+    await first.ack()  # of a lost connection: it does nothing, and above all it does not settle the new delivery
+    await again.requeue()
+    third = await inbox.next()
+    await third.ack()
+
+
+async def test_publishing_goes_on_after_the_connection_was_lost(ground: Ground) -> None:
+    inbox = Inbox()
+    await ground.bus.consume(ground.queue, inbox, prefetch=10)
+    await ground.publish(b"before")
+    await inbox.next()
+    await ground.transport.cut(ground.bus)
+    await ground.publish(b"after")
+    # The acknowledgement of the first may have been lost with the connection: then it comes again.
+    while (await inbox.next()).body != b"after":
+        pass
+
+
+async def test_a_consumer_begins_again_when_its_queue_was_deleted(ground: Ground) -> None:
+    inbox = Inbox()
+    consumer = await ground.bus.consume(ground.queue, inbox, prefetch=10)
+    await ground.transport.delete_queue(ground.queue.name)
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                await ground.publish(b"again")
+                break
+            except Unroutable:
+                await asyncio.sleep(0.05)
+    assert (await inbox.next()).body == b"again"
+    assert consumer.live
+
+
+async def test_a_cancelled_consumer_takes_no_more_and_loses_nothing(ground: Ground) -> None:
+    first, second = Inbox(), Inbox()
+    consumer = await ground.bus.consume(ground.queue, first, prefetch=10)
+    await consumer.cancel()
+    assert not consumer.live
+    await ground.publish(b"x")
+    await asyncio.sleep(0.2)
+    assert first.got.empty()
+    await ground.bus.consume(ground.queue, second, prefetch=1)
+    assert (await second.next()).body == b"x"
+
+
+async def test_a_drain_waits_for_the_running_handlers(ground: Ground) -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(delivery: Delivery) -> None:
+        started.set()
+        await asyncio.sleep(0.3)
+        await delivery.ack()
+        ended.set()
+
+    consumer = await ground.bus.consume(ground.queue, slow, prefetch=1)
+    await ground.publish(b"x")
+    await started.wait()
+    assert await consumer.drain(10)
+    assert ended.is_set()
+    again = Inbox()
+    await ground.bus.consume(ground.queue, again, prefetch=1)
+    await asyncio.sleep(0.3)
+    assert again.got.empty()
+
+
+async def test_what_a_handler_broke_on_is_delivered_again(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
+    seen: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def breaks_once(delivery: Delivery) -> None:
+        seen.put_nowait(delivery.redelivered)
+        if not delivery.redelivered:
+            raise RuntimeError("broken")
+        await delivery.ack()
+
+    await ground.bus.consume(ground.queue, breaks_once, prefetch=1)
+    await ground.publish(b"x")
+    async with asyncio.timeout(15):
+        assert [await seen.get(), await seen.get()] == [False, True]
+    assert "will be delivered again" in caplog.text
+
+
+async def test_a_queue_unused_for_its_time_is_gone(transport: Transport) -> None:
+    ground = await ground_with(kind="classic", expires_ms=300, delivery_limit=None, dead_letter_exchange=None)(
+        transport
+    )
+    consumer = await ground.bus.consume(ground.queue, Inbox(), prefetch=1)
+    await ground.publish(b"x")
+    await consumer.drain(1)
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                await ground.publish(b"y")
+            except Unroutable:
+                break
+            await asyncio.sleep(0.1)

@@ -1,0 +1,88 @@
+"""The two transports under one harness: what the suite needs beside the bus's own promise."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import aio_pika
+from support.proxy import Proxy, proxy_to
+
+from quintain.bus.base import Bus
+from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.bus.rabbit import RabbitBus
+
+
+class Transport(Protocol):
+    """One broker, and the faults the suite produces at it."""
+
+    async def connect(self) -> Bus: ...
+
+    async def cut(self, bus: Bus) -> None:
+        """Lose this bus's connection without a word."""
+
+    async def delete_queue(self, name: str) -> None:
+        """Delete a queue under whoever consumes it."""
+
+
+class MemoryTransport:
+    def __init__(self) -> None:
+        self._broker = MemoryBroker()
+        self._buses: list[MemoryBus] = []
+
+    async def connect(self) -> Bus:
+        self._buses.append(self._broker.connect())
+        return self._buses[-1]
+
+    async def cut(self, bus: Bus) -> None:
+        assert isinstance(bus, MemoryBus)
+        bus.cut()
+
+    async def delete_queue(self, name: str) -> None:
+        self._broker.delete_queue(name)
+
+    async def close(self) -> None:
+        for bus in self._buses:
+            await bus.close()
+        self._broker.close()
+
+
+class RabbitTransport:
+    def __init__(self, url: str) -> None:
+        self._url = urlsplit(url)
+        self._stack = contextlib.AsyncExitStack()
+        self._proxies: dict[int, Proxy] = {}
+
+    async def connect(self) -> Bus:
+        proxy = await self._stack.enter_async_context(
+            proxy_to(self._url.hostname or "127.0.0.1", self._url.port or 5672)
+        )
+        netloc = f"{self._url.username or 'guest'}:{self._url.password or 'guest'}@127.0.0.1:{proxy.port}"
+        bus = RabbitBus(self._url._replace(netloc=netloc).geturl(), "conformance")
+        await bus.start()
+        self._stack.push_async_callback(bus.close)
+        self._proxies[id(bus)] = proxy
+        return bus
+
+    async def cut(self, bus: Bus) -> None:
+        self._proxies[id(bus)].cut()
+
+    async def delete_queue(self, name: str) -> None:
+        async with await aio_pika.connect(self._url.geturl()) as connection:
+            channel = await connection.channel()
+            await channel.queue_delete(name)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+@contextlib.asynccontextmanager
+async def transport_over(kind: str, broker_url: str) -> AsyncIterator[Transport]:
+    """The transport of this kind, closed at the end."""
+    transport = MemoryTransport() if kind == "memory" else RabbitTransport(broker_url)
+    try:
+        yield transport
+    finally:
+        await transport.close()
