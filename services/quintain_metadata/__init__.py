@@ -1,0 +1,1 @@
+"""The metadata service: sessions and their tokens, info, the ledger, default targets and unknown ones."""

@@ -1,0 +1,350 @@
+"""Calls in the ledger: reserve, admit, settle, as `Steps`, for any store. What happens is `lifecycle`'s table."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from dataclasses import dataclass
+
+from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.ledger import Admission, Admit, Outcome, Settle
+from quintain.contracts.token import SessionToken
+from quintain.errors import (
+    BudgetExhausted,
+    Cancelled,
+    Expired,
+    Fault,
+    ForbiddenTarget,
+    ReplyExpired,
+    RequestConflict,
+    TimedOut,
+    WorkerLost,
+)
+from quintain_metadata import sessions
+from quintain_metadata.lifecycle import (
+    MOST_ATTEMPTS,
+    Effect,
+    Event,
+    State,
+    Transition,
+    admit_event,
+    refund_event,
+    transition,
+)
+from quintain_metadata.sessions import Session
+from quintain_metadata.steps import Steps, one, run
+
+#: Deadlines are at most this far ahead: below the broker's consumer timeout of 30 minutes.
+MOST_AHEAD_MS = 25 * 60_000
+
+#: Replies are kept this long, and not at all when larger than a mebibyte once compressed.
+REPLY_KEPT_MS = 24 * 60 * 60_000
+REPLY_MOST_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When an operation happens. Nobody's lease is taken for lapsed before ``mourn_from``: after a gap in this
+    service's own running the workers had no chance to renew."""
+
+    now: int
+    mourn_from: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """No answer yet: another attempt runs the call, or the target is at its limit over the fleet."""
+
+    session_id: str
+    request_id: str
+    target: str
+    joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A row of ``call``."""
+
+    session_id: str
+    request_id: str
+    body_sha256: str
+    target: str
+    state: State
+    attempts: int
+    attempt_id: str | None
+    incarnation: str | None
+    deadline: int
+    call_count: int
+    fault: str | None
+
+
+_COLUMNS = ", ".join(field.name for field in dataclasses.fields(Call))
+
+
+def load(session_id: str, request_id: str) -> Steps[Call | None]:
+    """A call, or None where nobody has heard of it."""
+    row = yield from one(f"SELECT {_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?", session_id, request_id)
+    if row is None:
+        return None
+    call = Call(*row)
+    return dataclasses.replace(call, state=State(call.state))
+
+
+def admit(moment: Moment, ask: Admit, incarnation: str) -> Steps[Admission | Held]:
+    """May this attempt spend? A grant, a stored answer, or `Held`.
+
+    Raises the `Fault` that refuses it. The order is the protocol's: the token, the body, the target, the request
+    id, what is known of the call, the deadline, the budget.
+    """
+    session = yield from sessions.prove(moment.now, SessionToken.parse(ask.token))
+    if ask.problem is not None:
+        raise ask.problem.raised()
+    if not session.allows(ask.target):
+        raise ForbiddenTarget(f"This session may not call {ask.target!r}")
+    call = yield from load(session.id, ask.request_id)
+    if call is not None and call.body_sha256 not in {"", ask.body_sha256}:
+        raise RequestConflict(f"Request id {ask.request_id!r} was used with another body")
+    alive = call is not None and (yield from _alive(moment, call.incarnation))
+    late = call is not None and call.deadline <= moment.now
+    state = State.NONE if call is None else call.state
+    event = admit_event(
+        state,
+        0 if call is None else call.attempts,
+        holder=None if call is None else call.attempt_id,
+        attempt_id=ask.attempt_id,
+        holder_alive=alive,
+        late=late,
+    )
+    change = transition(state, event)
+    if change.effect is Effect.HELD:
+        return Held(session.id, ask.request_id, ask.target, joined=True)
+    if change.effect is Effect.REPLAYED:
+        assert call is not None
+        return (yield from _stored_answer(session, call, ask.attempt_id))
+    if event is Event.LOST:
+        assert call is not None
+        # Returned, not raised: an exception would undo the move to in doubt.
+        return Admission(attempt_id=ask.attempt_id, fault=FaultReply.of((yield from lose(moment, call))))
+    if event is Event.ADMITTED_AGAIN:
+        assert call is not None
+        return _grant(session, call, ask.attempt_id)
+    return (yield from _start(moment, ask, incarnation, session, call, change))
+
+
+def _start(
+    moment: Moment, ask: Admit, incarnation: str, session: Session, call: Call | None, change: Transition
+) -> Steps[Admission | Held]:
+    """Begin an attempt: the only place where a call comes to run."""
+    sessions.require_open(session)
+    deadline = _deadline(moment, ask, session, call)
+    if deadline <= moment.now:
+        raise Expired("The deadline passed before a worker was free")
+    if (yield from _void(ask.attempt_id)):
+        raise Cancelled("Its worker gave this attempt up before the grant came")
+    if (yield from _at_limit(moment, ask.target)):
+        return Held(session.id, ask.request_id, ask.target, joined=False)
+    count = (yield from sessions.charge(session)) if change.used else session.used
+    attempts = (0 if call is None else call.attempts) + change.attempts
+    started = Call(
+        session.id, ask.request_id, ask.body_sha256, ask.target, change.to, attempts, ask.attempt_id, incarnation,
+        deadline, count, None,
+    )  # fmt: skip
+    yield from run(
+        "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
+        " deadline, call_count, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
+        " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
+        " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
+        " call_count = excluded.call_count, fault = NULL, updated_at = excluded.updated_at",
+        *(session.id, ask.request_id, ask.body_sha256, ask.target, change.to, attempts, ask.attempt_id, incarnation),
+        *(deadline, count, moment.now, moment.now),
+    )
+    yield from run(
+        "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
+        " VALUES (?, ?, ?, ?, ?, 'running', ?)",
+        *(ask.attempt_id, session.id, ask.request_id, attempts, incarnation, moment.now),
+    )
+    return _grant(session, started, ask.attempt_id)
+
+
+def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]:
+    """Record what became of an attempt; any attempt's result counts, whoever else was told to go on."""
+    call = yield from load(ask.session_id, ask.request_id)
+    known = yield from one("SELECT state FROM attempt WHERE id = ?", ask.attempt_id)
+    if call is None or known is None:
+        if ask.outcome is Outcome.NEVER_SENT:
+            yield from _entomb(moment, ask)
+        return call, Transition(State.NONE, effect=Effect.NOTED)
+    event = yield from _settle_event(ask, call)
+    proof = "proven" if ask.outcome in {Outcome.REFUND, Outcome.NEVER_SENT} else "unproven"
+    yield from run("UPDATE attempt SET state = ?, at = ? WHERE id = ?", proof, moment.now, ask.attempt_id)
+    change = transition(call.state, event)
+    if change.effect is Effect.NOTED:
+        return call, change
+    session = yield from sessions.load(call.session_id)
+    assert session is not None
+    fault = None if ask.outcome is Outcome.RESULT or ask.fault is None else ask.fault.to_wire().decode()
+    yield from move(moment, session, call, change, fault)
+    if ask.outcome is Outcome.RESULT and ask.reply is not None and session.store_replies:
+        yield from _keep_reply(moment, ask, ask.reply)
+    if ask.token_usage is not None:
+        yield from sessions.add_tokens(session, ask.token_usage)
+    return call, change
+
+
+def move(moment: Moment, session: Session, call: Call, change: Transition, fault: str | None) -> Steps[None]:
+    """Apply a transition, on the condition that the call is still in the state it was decided for."""
+    moved = yield from run(
+        "UPDATE call SET state = ?, fault = ?, updated_at = ? WHERE session_id = ? AND request_id = ? AND state = ?"
+        " RETURNING 1",
+        *(change.to, fault, moment.now, call.session_id, call.request_id, call.state),
+    )
+    if moved and change.used < 0:
+        yield from sessions.give_back(session, -change.used)
+
+
+def lose(moment: Moment, call: Call) -> Steps[Fault]:
+    """A running call whose holder is gone and that nobody may follow: in doubt. Returns the fault it is kept with."""
+    change = transition(call.state, Event.LOST)
+    fault: Fault = WorkerLost() if call.attempts >= MOST_ATTEMPTS else TimedOut()
+    session = yield from sessions.load(call.session_id)
+    assert session is not None
+    yield from move(moment, session, call, change, FaultReply.of(fault).to_wire().decode())
+    return fault
+
+
+def reserve(now: int, session: Session, request_ids: list[str], deadline: int) -> Steps[int]:
+    """Reserve all or none; ids already known cost nothing. Raises `BudgetExhausted`."""
+    sessions.require_open(session)
+    fresh = list(dict.fromkeys(request_ids))
+    for request_id in list(fresh):
+        if (yield from load(session.id, request_id)) is not None:
+            fresh.remove(request_id)
+    if not fresh:
+        return 0
+    try:
+        count = yield from sessions.charge(session, len(fresh))
+    except BudgetExhausted:
+        narrowest = min(session.lineage, key=lambda one: one.max_calls - one.used)
+        raise BudgetExhausted(
+            f"Batch would exceed max calls (current: {narrowest.used}, batch: {len(request_ids)}, "
+            f"limit: {narrowest.max_calls})"
+        ) from None
+    for request_id in fresh:
+        yield from run(
+            "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count,"
+            " created_at, updated_at) VALUES (?, ?, '', '', 'reserved', 0, ?, ?, ?, ?)",
+            *(session.id, request_id, min(deadline, now + MOST_AHEAD_MS), count, now, now),
+        )
+    return len(fresh)
+
+
+def release(moment: Moment, session: Session, request_ids: list[str]) -> Steps[int]:
+    """Give back those that are still only reserved; returns how many."""
+    released = 0
+    for request_id in dict.fromkeys(request_ids):
+        call = yield from load(session.id, request_id)
+        if call is not None and call.state is State.RESERVED:
+            yield from move(moment, session, call, transition(call.state, Event.RELEASED), None)
+            released += 1
+    return released
+
+
+def release_all(moment: Moment, session: Session) -> Steps[int]:
+    """Give back every reservation of a session: it is being closed."""
+    rows = yield from run("SELECT request_id FROM call WHERE session_id = ? AND state = 'reserved'", session.id)
+    return (yield from release(moment, session, [row[0] for row in rows]))
+
+
+def _deadline(moment: Moment, ask: Admit, session: Session, call: Call | None) -> int:
+    if call is not None and call.attempts:
+        return call.deadline
+    asked = moment.now + session.deadline_ms if ask.deadline is None else ask.deadline
+    return min(asked, moment.now + MOST_AHEAD_MS)
+
+
+def _grant(session: Session, call: Call, attempt_id: str) -> Admission:
+    return Admission(
+        attempt_id=attempt_id,
+        attempt=call.attempts,
+        deadline=call.deadline,
+        call_count=call.call_count,
+        max_calls=session.max_calls,
+        store_replies=bool(session.store_replies),
+    )
+
+
+def kept_reply(call: Call) -> Steps[Result | None]:
+    """The stored reply of a committed call, marked as replayed; None where it is no longer kept."""
+    row = yield from one(
+        "SELECT body FROM reply WHERE session_id = ? AND request_id = ?", call.session_id, call.request_id
+    )
+    if row is None:
+        return None
+    return Result.from_wire(zlib.decompress(row[0])).model_copy(update={"replayed": True})
+
+
+def _stored_answer(session: Session, call: Call, attempt_id: str) -> Steps[Admission]:
+    if call.fault is not None:
+        return Admission(attempt_id=attempt_id, fault=FaultReply.from_wire(call.fault))
+    reply = yield from kept_reply(call)
+    if reply is None:
+        raise ReplyExpired
+    return Admission(attempt_id=attempt_id, replay=reply, call_count=call.call_count, max_calls=session.max_calls)
+
+
+def _settle_event(ask: Settle, call: Call) -> Steps[Event]:
+    current = call.attempt_id == ask.attempt_id
+    match ask.outcome:
+        case Outcome.RESULT:
+            return Event.ANSWERED
+        case Outcome.CHARGED:
+            return Event.CHARGED if current else Event.STALE
+        case Outcome.DOUBT:
+            return Event.DOUBTED if current else Event.STALE
+        case Outcome.REFUND | Outcome.NEVER_SENT:
+            others = yield from one(
+                "SELECT 1 FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ? AND state <> 'proven'",
+                *(call.session_id, call.request_id, ask.attempt_id),
+            )
+            return refund_event(current=current, others_unproven=others is not None)
+
+
+def _entomb(moment: Moment, ask: Settle) -> Steps[None]:
+    yield from run(
+        "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
+        " VALUES (?, ?, ?, 0, '', 'void', ?) ON CONFLICT (id) DO NOTHING",
+        *(ask.attempt_id, ask.session_id, ask.request_id, moment.now),
+    )
+
+
+def _void(attempt_id: str) -> Steps[bool]:
+    return (yield from one("SELECT 1 FROM attempt WHERE id = ?", attempt_id)) is not None
+
+
+def _alive(moment: Moment, incarnation: str | None) -> Steps[bool]:
+    row = yield from one("SELECT lease_until FROM worker WHERE incarnation = ?", incarnation)
+    return row is not None and max(row[0], moment.mourn_from) > moment.now
+
+
+def _at_limit(moment: Moment, target: str) -> Steps[bool]:
+    """Whether the target's calls in flight, over all living workers, have reached its limit."""
+    row = yield from one(
+        "SELECT target.max_concurrency <= (SELECT count(*) FROM call JOIN worker USING (incarnation)"
+        " WHERE call.target = target.name AND call.state = 'running' AND worker.lease_until > ?)"
+        " FROM target WHERE name = ?",
+        moment.now,
+        target,
+    )
+    return row is not None and bool(row[0])
+
+
+def _keep_reply(moment: Moment, ask: Settle, reply: Result) -> Steps[None]:
+    body = zlib.compress(reply.to_wire(), level=1)
+    if len(body) > REPLY_MOST_BYTES:
+        return
+    yield from run(
+        "INSERT INTO reply (session_id, request_id, body, expires_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (session_id, request_id) DO NOTHING",
+        *(ask.session_id, ask.request_id, body, moment.now + REPLY_KEPT_MS),
+    )

@@ -1,0 +1,90 @@
+"""The admission desk: answers workers' admits, and keeps those that must wait until something changes.
+
+An admit waits while another attempt runs its call, or while its target is at its limit over the fleet. It is tried
+again when a call of that target is settled, and at every sweep, because leases lapse without a message. The worker
+repeats an admit it has no answer to, so what waits here may be lost with this process and comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from quintain.contracts.invoke import FaultReply
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch
+from quintain.errors import Fault, Overloaded
+from quintain_metadata import calls
+from quintain_metadata.calls import Held
+from quintain_metadata.ledger import Ledger
+from quintain_metadata.lifecycle import MOST_HELD
+
+#: How an answer gets to the worker that asked.
+Reply = Callable[[list[Admission]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    ask: Admit
+    incarnation: str
+    reply: Reply
+    held: Held
+
+
+class Desk:
+    """Decides admits, one by one, and remembers the ones it could not decide yet."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._waiting: dict[str, _Waiting] = {}
+        self._retrying = asyncio.Lock()
+
+    async def admit(self, batch: AdmitBatch, reply: Reply) -> None:
+        """Answer what can be answered now; the rest when it can be."""
+        verdicts = await asyncio.gather(*(self._decide(ask, batch.incarnation) for ask in batch.items))
+        answers: list[Admission] = []
+        for ask, verdict in zip(batch.items, verdicts, strict=True):
+            if isinstance(verdict, Held):
+                answers += self._hold(_Waiting(ask, batch.incarnation, reply, verdict))
+            else:
+                self._waiting.pop(ask.attempt_id, None)
+                answers.append(verdict)
+        if answers:
+            await reply(answers)
+
+    async def try_again(self, target: str | None = None) -> None:
+        """Something changed (at this target): decide again what waits, in the order it came."""
+        async with self._retrying:
+            for waiting in list(self._waiting.values()):
+                if target is not None and waiting.ask.target != target:
+                    continue
+                verdict = await self._decide(waiting.ask, waiting.incarnation)
+                if not isinstance(verdict, Held):
+                    self._waiting.pop(waiting.ask.attempt_id, None)
+                    await waiting.reply([verdict])
+                elif not verdict.joined and target is not None:
+                    return  # the target is full again; whoever waits behind would hear the same
+
+    def _hold(self, waiting: _Waiting) -> list[Admission]:
+        key = (waiting.held.session_id, waiting.held.request_id)
+        joined = Counter(
+            (other.held.session_id, other.held.request_id)
+            for other in self._waiting.values()
+            if other.held.joined and other.ask.attempt_id != waiting.ask.attempt_id
+        )
+        if waiting.held.joined and joined[key] >= MOST_HELD:
+            refusal = Overloaded(f"{MOST_HELD} duplicates of this call are waiting already", retry_after_ms=1000)
+            return [_refused(waiting.ask, refusal)]
+        self._waiting[waiting.ask.attempt_id] = waiting
+        return []
+
+    async def _decide(self, ask: Admit, incarnation: str) -> Admission | Held:
+        try:
+            return await self._ledger.do(lambda moment: calls.admit(moment, ask, incarnation))
+        except Fault as fault:
+            return _refused(ask, fault)
+
+
+def _refused(ask: Admit, fault: Fault) -> Admission:
+    return Admission(attempt_id=ask.attempt_id, fault=FaultReply.of(fault))

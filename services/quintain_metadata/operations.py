@@ -1,0 +1,145 @@
+"""The operations a token opens (``protocol.md`` §4), as a table: route, who may ask, what is done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from quintain.bus.base import Bus, Delivery
+from quintain.contracts import metadata
+from quintain.contracts.message import Message
+from quintain.contracts.token import SessionToken, same_secret
+from quintain.errors import BadRequest, Fault, Unauthorized
+from quintain.routes import AMEND, INFO, LIST, OPEN, RELEASE, RESERVE, SHOW, TOKEN_HEADER, Answer, Ask, Route
+from quintain.service import defect, reply
+from quintain_metadata import calls, sessions
+from quintain_metadata.calls import Moment
+from quintain_metadata.ledger import Ledger
+from quintain_metadata.sessions import Session
+from quintain_metadata.steps import Steps
+
+log = logging.getLogger(__name__)
+
+#: What an operation does: given its question and the asker's session, None for the administrator.
+Handler = Callable[[Moment, Ask, Session | None], Steps[Answer]]
+
+
+class Operations:
+    """Answers the metadata queue."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None) -> None:
+        self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Answer one request."""
+        answer: Message | Fault
+        try:
+            answer = await self._answer(delivery)
+        except Fault as fault:
+            answer = fault
+        except Exception as error:
+            # Whatever went wrong, the caller gets its one answer.
+            answer = defect(error, f"answering {delivery.routing_key}")
+        await reply(self._bus, delivery, answer)
+        await delivery.ack()
+
+    async def _answer(self, delivery: Delivery) -> Message:
+        offered = delivery.headers.get(TOKEN_HEADER)
+        text = offered if isinstance(offered, str) else ""
+        is_admin = self._is_admin(text)
+        # The token before everything else: its shape without any I/O, its truth with the operation.
+        token = None if is_admin else SessionToken.parse(text)
+        entry = OPERATIONS.get(delivery.routing_key)
+        if entry is None:
+            if token is not None:
+                await self._ledger.do(lambda moment: sessions.prove(moment.now, token))
+            known = ", ".join(OPERATIONS)
+            raise BadRequest(f"type: there is no operation {delivery.routing_key!r}; there are {known}")
+        return await entry(self, delivery, token)
+
+    def _is_admin(self, offered: str) -> bool:
+        return self._admin_sha256 is not None and same_secret(offered, self._admin_sha256)
+
+    async def run(
+        self,
+        route: Route[Ask, Answer],
+        handler: Handler[Ask, Answer],
+        delivery: Delivery,
+        token: SessionToken | None,
+    ) -> Answer:
+        """Prove the token and run the handler, in one transaction."""
+
+        def steps(moment: Moment) -> Steps[Answer]:
+            session = None if token is None else (yield from sessions.prove(moment.now, token))
+            ask = route.asks.from_wire(delivery.body or b"{}")
+            return (yield from handler(moment, ask, session))
+
+        return await self._ledger.do(steps)
+
+
+def _info(moment: Moment, _: metadata.AskInfo, session: Session | None) -> Steps[metadata.Info]:
+    return (yield from sessions.info(moment.now, _own(session)))
+
+
+def _open(moment: Moment, ask: metadata.OpenSession, session: Session | None) -> Steps[metadata.SessionOpened]:
+    return (yield from sessions.open_session(moment.now, ask, SessionToken.mint(), session))
+
+
+def _amend(moment: Moment, ask: metadata.AmendSession, session: Session | None) -> Steps[metadata.Info]:
+    _administrator(session)
+    if ask.state is metadata.SessionState.CLOSED:
+        closing = yield from sessions.existing(ask.session_id)
+        yield from calls.release_all(moment, closing)
+    return (yield from sessions.amend(moment.now, ask))
+
+
+def _reserve(moment: Moment, ask: metadata.ReserveCalls, session: Session | None) -> Steps[metadata.CallsReserved]:
+    granted = yield from calls.reserve(moment.now, _own(session), ask.request_ids, ask.deadline)
+    return metadata.CallsReserved(granted=granted)
+
+
+def _release(moment: Moment, ask: metadata.ReleaseCalls, session: Session | None) -> Steps[metadata.CallsReleased]:
+    released = yield from calls.release(moment, _own(session), ask.request_ids)
+    return metadata.CallsReleased(released=released)
+
+
+def _list(moment: Moment, ask: metadata.ListSessions, session: Session | None) -> Steps[metadata.SessionList]:
+    _administrator(session)
+    return (yield from sessions.page(moment.now, ask))
+
+
+def _show(moment: Moment, ask: metadata.ShowSession, session: Session | None) -> Steps[metadata.Info]:
+    _administrator(session)
+    return (yield from sessions.show(moment.now, ask.session_id))
+
+
+def _own(session: Session | None) -> Session:
+    if session is None:
+        raise BadRequest("The admin token has no session of its own: use a session's token, or `show`")
+    return session
+
+
+def _administrator(session: Session | None) -> None:
+    if session is not None:
+        raise Unauthorized
+
+
+_Bound = Callable[[Operations, Delivery, SessionToken | None], Awaitable[Message]]
+
+
+def _entry(route: Route[Ask, Answer], handler: Handler[Ask, Answer]) -> _Bound:
+    async def run(operations: Operations, delivery: Delivery, token: SessionToken | None) -> Message:
+        return await operations.run(route, handler, delivery, token)
+
+    return run
+
+
+OPERATIONS: dict[str, _Bound] = {
+    INFO.key: _entry(INFO, _info),
+    OPEN.key: _entry(OPEN, _open),
+    AMEND.key: _entry(AMEND, _amend),
+    RESERVE.key: _entry(RESERVE, _reserve),
+    RELEASE.key: _entry(RELEASE, _release),
+    LIST.key: _entry(LIST, _list),
+    SHOW.key: _entry(SHOW, _show),
+}

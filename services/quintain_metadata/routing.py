@@ -1,0 +1,104 @@
+"""Requests that named no target, or one that nothing serves: resolved here, or answered with the list."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, Fault, UnknownTarget
+from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.service import defect, reply
+from quintain.topology import INVOKE, target_topology
+from quintain_metadata import sessions, upkeep
+from quintain_metadata.calls import Moment
+from quintain_metadata.ledger import Ledger
+from quintain_metadata.steps import Steps
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """The target a request is for, the spelling it was named by, and what is known."""
+
+    target: str
+    spelling: str
+    registered: bool
+    available: list[str]
+
+
+class Router:
+    """Answers the unrouted queue."""
+
+    def __init__(self, bus: Bus, ledger: Ledger) -> None:
+        self._bus, self._ledger = bus, ledger
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Send one request on to its target, or answer it."""
+        fault: Fault | None = None
+        try:
+            wanted = await self._resolve(delivery)
+            if wanted.registered and not delivery.headers.get(ROUTED_HEADER):
+                await self._send_on(delivery, wanted.target)
+            else:
+                fault = unknown(wanted)
+        except Fault as refusal:
+            fault = refusal
+        except Exception as error:
+            # Whatever went wrong, the caller gets its one answer.
+            fault = defect(error, "routing a request")
+        if fault is not None:
+            await reply(self._bus, delivery, fault, {REQUEST_ID_HEADER: request_id_of(delivery)})
+        await delivery.ack()
+
+    async def _resolve(self, delivery: Delivery) -> Wanted:
+        offered = delivery.headers.get(TOKEN_HEADER)
+        token = SessionToken.parse(offered if isinstance(offered, str) else "")
+
+        def steps(moment: Moment) -> Steps[Wanted]:
+            session = yield from sessions.prove(moment.now, token)
+            request = InvokeRequest.from_wire(delivery.body)
+            named = request.names
+            if delivery.routing_key and named is not None and named != delivery.routing_key:
+                raise BadRequest(f"target: the body names {named!r}, the routing key {delivery.routing_key!r}")
+            spelling = "provider" if request.target is None and request.provider is not None else "target"
+            settled = yield from upkeep.target_of(session.id, request_id_of(delivery))
+            target = delivery.routing_key or named or settled or session.default_target
+            registered = yield from upkeep.targets()
+            available = [name for name in registered if session.allows(name)]
+            return Wanted(target, spelling, target in registered, available)
+
+        return await self._ledger.do(steps)
+
+    async def _send_on(self, delivery: Delivery, target: str) -> None:
+        """Publish it to its target, byte for byte, marked so that it cannot go round in a circle."""
+        await self._bus.declare(target_topology(target))
+        envelope = Envelope(
+            body=delivery.body,
+            type=delivery.type,
+            correlation_id=delivery.correlation_id,
+            reply_to=delivery.reply_to,
+            headers={**headers_of(delivery), ROUTED_HEADER: 1},
+            expiration_ms=delivery.expiration_ms,
+        )
+        await self._bus.publish(INVOKE, target, envelope)
+
+
+def unknown(wanted: Wanted) -> UnknownTarget:
+    """The fault that names what there is, worded as the caller spelled it (AgentV's sentence)."""
+    return UnknownTarget(
+        f"Unknown {wanted.spelling} '{wanted.target}'. Available: {', '.join(wanted.available)}",
+        available_targets=wanted.available,
+    )
+
+
+def request_id_of(delivery: Delivery) -> str:
+    """The idempotency key: the header, else the correlation id."""
+    named = delivery.headers.get(REQUEST_ID_HEADER)
+    return named if isinstance(named, str) and named else delivery.correlation_id or ""
+
+
+def headers_of(delivery: Delivery) -> dict[str, str | int | float | bool | None]:
+    """The headers that may be sent on: plain values; what a broker adds of its own is left behind."""
+    plain = {key: value for key, value in delivery.headers.items() if isinstance(value, str | int | float | bool)}
+    return {key: value for key, value in plain.items() if not key.startswith(("x-first-", "x-last-", "x-death"))}

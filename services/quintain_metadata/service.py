@@ -1,0 +1,150 @@
+"""The metadata service put together: one composition root, five queues, one clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from quintain.bus.base import Bus, Consumer, Delivery, Handler
+from quintain.contracts.ledger import (
+    LEASE_SECONDS,
+    Admission,
+    AdmitAnswer,
+    AdmitBatch,
+    Heartbeat,
+    Register,
+    SettleBatch,
+)
+from quintain.contracts.message import Message
+from quintain.errors import BudgetUnavailable, BusError, Fault
+from quintain.routes import ADMIT, HEARTBEAT, REGISTER
+from quintain.service import defect, reply
+from quintain.topology import (
+    ADMIT_QUEUE,
+    DEAD_QUEUE,
+    METADATA_QUEUE,
+    METADATA_TOPOLOGY,
+    SETTLE_QUEUE,
+    UNROUTED_QUEUE,
+    Queue,
+    target_topology,
+)
+from quintain_metadata import calls, upkeep
+from quintain_metadata.dead import Undertaker
+from quintain_metadata.desk import Desk
+from quintain_metadata.ledger import Ledger
+from quintain_metadata.operations import Operations
+from quintain_metadata.routing import Router
+
+log = logging.getLogger(__name__)
+
+PREFETCH = 64
+SWEEP_SECONDS = 1.0
+
+#: A pause in this process's own running longer than this may have kept workers from renewing, in seconds.
+GAP_SECONDS = 5.0
+
+
+class MetadataService:
+    """Sessions, info, the ledger, routing and dead letters, over one bus and one ledger."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None) -> None:
+        self._bus, self._ledger = bus, ledger
+        self._desk = Desk(ledger)
+        self._operations = Operations(bus, ledger, admin_sha256)
+        self._consumers: list[Consumer] = []
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Declare the topology, know the targets of before, and answer."""
+        await self._mourn()
+        await self._bus.declare(METADATA_TOPOLOGY)
+        for target in await self._ledger.do(lambda _: upkeep.targets()):
+            await self._bus.declare(target_topology(target))
+        handlers: dict[Queue, Handler] = {
+            METADATA_QUEUE: self._operations,
+            ADMIT_QUEUE: self._on_ledger,
+            SETTLE_QUEUE: self._on_settle,
+            UNROUTED_QUEUE: Router(self._bus, self._ledger),
+            DEAD_QUEUE: Undertaker(self._bus, self._ledger),
+        }
+        for queue, handler in handlers.items():
+            self._consumers.append(await self._bus.consume(queue, handler, prefetch=PREFETCH))
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep_on(), name="sweep")
+
+    async def stop(self, grace_seconds: float = 10.0) -> None:
+        """Take no more, finish what runs, and stop; what was not taken waits in its queue."""
+        for consumer in self._consumers:
+            await consumer.cancel()
+        for consumer in self._consumers:
+            await consumer.drain(grace_seconds)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def _on_ledger(self, delivery: Delivery) -> None:
+        answer: Message | Fault | None
+        try:
+            answer = await self._ledger_answer(delivery)
+        except Fault as fault:
+            answer = fault
+        except Exception as error:
+            # Whatever went wrong, the worker gets its answer.
+            answer = defect(error, f"answering {delivery.routing_key}")
+        if answer is not None:
+            await reply(self._bus, delivery, answer)
+        await delivery.ack()
+
+    async def _ledger_answer(self, delivery: Delivery) -> Message | None:
+        if delivery.routing_key == ADMIT.key:
+            batch = AdmitBatch.from_wire(delivery.body)
+
+            async def answer(items: list[Admission]) -> None:
+                await reply(self._bus, delivery, AdmitAnswer(items=items, now=await self._ledger.now()))
+
+            await self._desk.admit(batch, answer)
+            return None
+        if delivery.routing_key == HEARTBEAT.key:
+            beat = Heartbeat.from_wire(delivery.body)
+            return await self._ledger.do(lambda moment: upkeep.renew(moment.now, beat))
+        assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys alone"
+        card = Register.from_wire(delivery.body)
+        for target in card.targets:
+            await self._bus.declare(target_topology(target.name))
+        return await self._ledger.do(lambda moment: upkeep.register(moment.now, card))
+
+    async def _on_settle(self, delivery: Delivery) -> None:
+        try:
+            batch = SettleBatch.from_wire(delivery.body)
+        except Fault as fault:
+            log.error("A settle nobody can read is dropped: %s", fault.message)
+            await delivery.ack()
+            return
+        try:
+            settled = await asyncio.gather(*(self._ledger.do(partial(calls.settle, ask=item)) for item in batch.items))
+        except BudgetUnavailable as unavailable:
+            log.error("A settle waits for the ledger: %s", unavailable.message)
+            await asyncio.sleep(SWEEP_SECONDS)
+            await delivery.requeue()
+            return
+        await delivery.ack()
+        for target in {call.target for call, _ in settled if call is not None}:
+            await self._desk.try_again(target)
+
+    async def _sweep_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        swept = loop.time()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            if loop.time() - swept > GAP_SECONDS:
+                await self._mourn()
+            swept = loop.time()
+            try:
+                await self._ledger.do(upkeep.sweep)
+                await self._desk.try_again()
+            except (Fault, BusError) as error:
+                log.error("The sweep failed and will be repeated: %s", error.message)
+
+    async def _mourn(self) -> None:
+        self._ledger.mourn_from(await self._ledger.now() + int(LEASE_SECONDS * 1000))

@@ -1,0 +1,40 @@
+"""Ledger operations without a database: generators that say what to run and are sent what came back.
+
+Every operation on the ledger is written once, as `Steps`; a store drives it inside a transaction of its own kind:
+SQLite on its writer thread, PostgreSQL over asyncpg. An exception undoes the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Value = str | int | bytes | None
+
+#: A row as the store returns it: its columns in order.
+Row = Sequence[Any]
+
+Returned = TypeVar("Returned")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One SQL statement; its parameters are marked ``?``."""
+
+    sql: str
+    parameters: tuple[Value, ...]
+
+
+Steps = Generator[Statement, list[Row], Returned]
+
+
+def run(sql: str, *parameters: Value) -> Steps[list[Row]]:
+    """Run one statement: all rows."""
+    return (yield Statement(sql, parameters))
+
+
+def one(sql: str, *parameters: Value) -> Steps[Row | None]:
+    """Run one statement: its first row, or None."""
+    rows = yield Statement(sql, parameters)
+    return rows[0] if rows else None

@@ -1,0 +1,79 @@
+"""What the ledger does by itself: workers' leases, known targets, and the sweep of what time has ended."""
+
+from __future__ import annotations
+
+from quintain.contracts.ledger import LEASE_SECONDS, Heartbeat, LeaseRenewed, Register
+from quintain_metadata import calls, sessions
+from quintain_metadata.calls import Moment
+from quintain_metadata.lifecycle import Event, State, transition
+from quintain_metadata.steps import Steps, one, run
+
+#: How many calls one sweep moves at most, so that it never holds the writer for long.
+SWEEP_MOST = 500
+
+#: A worker whose lease lapsed this long ago is forgotten: no call of its can still be running.
+FORGET_MS = 24 * 60 * 60_000
+
+
+def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
+    """Begin a worker's lease, and know its targets from now on."""
+    for card in ask.targets:
+        yield from run(
+            "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET provider = excluded.provider,"
+            " model = excluded.model, judge_target = excluded.judge_target,"
+            " max_concurrency = excluded.max_concurrency, registered_at = excluded.registered_at",
+            *(card.name, card.provider, card.model, card.judge_target, card.max_concurrency, now),
+        )
+    return (yield from renew(now, Heartbeat(worker_id=ask.worker_id, incarnation=ask.incarnation)))
+
+
+def renew(now: int, ask: Heartbeat) -> Steps[LeaseRenewed]:
+    """Renew a worker's lease."""
+    yield from run(
+        "INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (?, ?, ?)"
+        " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until",
+        *(ask.incarnation, ask.worker_id, now + int(LEASE_SECONDS * 1000)),
+    )
+    return LeaseRenewed(now=now)
+
+
+def targets() -> Steps[list[str]]:
+    """Every registered target, sorted."""
+    rows = yield from run("SELECT name FROM target ORDER BY name")
+    return [row[0] for row in rows]
+
+
+def target_of(session_id: str, request_id: str) -> Steps[str | None]:
+    """The target a call was first resolved to: it stays."""
+    row = yield from one(
+        "SELECT target FROM call WHERE session_id = ? AND request_id = ? AND target <> ''", session_id, request_id
+    )
+    return None if row is None else row[0]
+
+
+def sweep(moment: Moment) -> Steps[int]:
+    """End what time has ended; returns how many calls it moved.
+
+    A reservation past its deadline is given back: it provably reached no provider. A running call past its
+    deadline is in doubt once its holder's lease has lapsed: nothing that may have reached a provider is
+    refunded by a clock.
+    """
+    overdue = yield from run(
+        "SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
+        " WHERE call.state IN ('reserved', 'running') AND call.deadline <= ?"
+        " AND (call.state = 'reserved' OR worker.lease_until IS NULL OR worker.lease_until <= ?) LIMIT ?",
+        *(moment.now, moment.now if moment.mourn_from <= moment.now else 0, SWEEP_MOST),
+    )
+    for session_id, request_id in overdue:
+        call = yield from calls.load(session_id, request_id)
+        assert call is not None
+        if call.state is State.RESERVED:
+            session = yield from sessions.load(session_id)
+            assert session is not None
+            yield from calls.move(moment, session, call, transition(call.state, Event.RELEASED), None)
+        else:
+            yield from calls.lose(moment, call)
+    yield from run("DELETE FROM reply WHERE expires_at <= ?", moment.now)
+    yield from run("DELETE FROM worker WHERE lease_until <= ?", moment.now - FORGET_MS)
+    return len(overdue)

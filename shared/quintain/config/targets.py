@@ -1,0 +1,210 @@
+"""The kinds of target that a configuration may name: one frozen model per provider.
+
+Printed or dumped, a target that came from a file shows what the file says: references, never their values.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PrivateAttr,
+    SecretStr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
+
+from quintain.config.references import holds_reference, without_references
+from quintain.contracts.ledger import TargetCard
+from quintain.contracts.names import TargetName
+
+#: What a program's arguments may hold; each becomes the path of a file made for one call.
+PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
+
+#: Context key of a validation before the environment's values are in.
+UNRESOLVED = "unresolved"
+
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+def _waits(value: object, info: ValidationInfo) -> bool:
+    """Whether this value is known only once the environment's values are in."""
+    return bool(info.context and info.context.get(UNRESOLVED)) and holds_reference(value)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Target(_Strict):
+    """What every kind has: ``timeout_seconds`` bounds one try, ``max_tries`` counts tries at the provider per
+    attempt, ``max_concurrency`` holds over all workers."""
+
+    judge_target: TargetName | None = None
+    max_concurrency: Annotated[int, Field(ge=1)] = 64
+    timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    max_tries: Annotated[int, Field(ge=1, le=10)] = 3
+
+    _written: dict[str, object] | None = PrivateAttr(default=None)
+
+    def as_written(self, written: dict[str, object]) -> Self:
+        """This target, showing what the file says wherever it is printed or dumped."""
+        self._written = written
+        return self
+
+    def __repr_args__(self) -> list[tuple[str | None, object]]:
+        return list(super().__repr_args__() if self._written is None else self._written.items())
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        whole: dict[str, object] = dump(self) if self._written is None else dict(self._written)
+        return whole
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _unknown_until_resolved(
+        cls, value: object, validate: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> object:
+        # What a reference will hold is judged when it is resolved; until then the default stands.
+        try:
+            return validate(value)
+        except ValidationError:
+            if not _waits(value, info):
+                raise
+        field = cls.model_fields[str(info.field_name)]
+        return value if field.is_required() else field.get_default(call_default_factory=True)
+
+
+class _ModelTarget(_Target):
+    model: Annotated[str, Field(min_length=1)]
+    api_key: SecretStr | None = None
+    base_url: str | None = None
+    temperature: FiniteFloat | None = None
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_a_plain_url(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None or _waits(url, info):
+            return url
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError("not a URL; write it as https://host/v1")
+        if "@" in parts.netloc:
+            raise ValueError("a URL holds no credentials; put the key into api_key")
+        return url
+
+
+class OpenAITarget(_ModelTarget):
+    """A model behind OpenAI's API, or behind any server that speaks it (``base_url``)."""
+
+    provider: Literal["openai"]
+    api: Literal["chat", "responses"] = "chat"
+    max_tokens: Positive | None = None
+
+
+class AnthropicTarget(_ModelTarget):
+    """A model behind Anthropic's API."""
+
+    provider: Literal["anthropic"]
+    max_tokens: Positive = 4096
+
+
+class CommandTarget(_Target):
+    """A program, started once per call, with no shell in between. ``cwd`` starts at the configuration's folder."""
+
+    provider: Literal["command"]
+    command: Annotated[list[str], Field(min_length=1)]
+    env: dict[str, str] = Field(default_factory=dict)
+    cwd: str | None = None
+    output_format: Literal["text", "json"] = "text"
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _is_a_list(cls, command: object) -> object:
+        if isinstance(command, str):
+            mend = 'a list, not a text, as no shell reads it; write ["program", "argument"]'
+            raise ValueError(mend)  # noqa: TRY004 -- pydantic reports ValueErrors as mistakes
+        return command
+
+    @field_validator("command")
+    @classmethod
+    def _placeholders_are_known(cls, command: list[str]) -> list[str]:
+        if not command[0].strip():
+            raise ValueError("its first item is the program, and is empty")
+        for argument in command:
+            for name in _PLACEHOLDER.findall(without_references(argument)):
+                if name not in PLACEHOLDERS:
+                    known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+                    raise ValueError(f"unknown placeholder {{{name}}}; known: {known}")
+        return command
+
+
+class PythonTarget(_Target):
+    """A Python function, ``module:function``; modules beside the configuration are found."""
+
+    provider: Literal["python"]
+    callable: str
+
+    @field_validator("callable")
+    @classmethod
+    def _names_a_function(cls, name: str, info: ValidationInfo) -> str:
+        if _waits(name, info):
+            return name
+        module, _, function = name.partition(":")
+        if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError("write it as module:function")
+        return name
+
+
+class MockUsage(_Strict):
+    """The tokens that a mock claims per call."""
+
+    input: Annotated[int, Field(ge=0)] = 0
+    output: Annotated[int, Field(ge=0)] = 0
+
+
+class MockTarget(_Target):
+    """A target that answers by itself: ``response``, or an echo of the last user message where it is not set."""
+
+    provider: Literal["mock"]
+    response: str | None = None
+    delay_ms: Annotated[FiniteFloat, Field(ge=0)] = 0
+    fail_rate: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0
+    token_usage: MockUsage | None = None
+
+
+TargetConfig = Annotated[
+    OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget, Field(discriminator="provider")
+]
+
+#: The model of each provider kind, by what ``provider`` says.
+KINDS: dict[str, type[OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget]] = {
+    "anthropic": AnthropicTarget,
+    "command": CommandTarget,
+    "mock": MockTarget,
+    "openai": OpenAITarget,
+    "python": PythonTarget,
+}
+
+
+def card_of(name: str, target: TargetConfig) -> TargetCard:
+    """What the fleet is told of a target: never a key."""
+    return TargetCard(
+        name=name,
+        provider=target.provider,
+        model=target.model if isinstance(target, _ModelTarget) else None,
+        judge_target=target.judge_target,
+        max_concurrency=target.max_concurrency,
+    )

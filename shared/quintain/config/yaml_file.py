@@ -1,0 +1,56 @@
+"""Reading a YAML file strictly: plain data only, no key twice, and every mistake with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from quintain.errors import ConfigError
+
+
+def read_yaml(path: Path) -> tuple[object, list[str]]:
+    """The file's tree, and what is wrong with its keys, one sentence each.
+
+    Raises `ConfigError` with file, line and column where it is not YAML at all.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text; save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        mistakes = [] if node is None else list(_key_mistakes(node, ()))
+        return yaml.safe_load(text), mistakes
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{path}: {_where(error)}not YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        # A date that no calendar has is a ValueError of the loader's.
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply, or an anchor holds itself") from None
+
+
+def _where(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    return "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+
+
+def _key_mistakes(node: yaml.Node, around: tuple[int, ...]) -> Iterator[str]:
+    if id(node) in around:
+        raise RecursionError
+    within = (*around, id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _key_mistakes(item, within)
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    yield f"line {key.start_mark.line + 1}: the key {key.value!r} is given twice"
+                seen.add(key.value)
+            yield from _key_mistakes(value, within)
