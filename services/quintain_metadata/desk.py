@@ -20,8 +20,8 @@ from quintain_metadata.calls import Held
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import MOST_HELD
 
-#: How an answer gets to the worker that asked.
-Reply = Callable[[list[Admission]], Awaitable[None]]
+#: How an answer gets to the worker that asked: what is decided, and which attempts were heard and must wait.
+Reply = Callable[[list[Admission], list[str]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,7 @@ class Desk:
             else:
                 self._waiting.pop(ask.attempt_id, None)
                 answers.append(verdict)
-        if answers:
-            await reply(answers)
+        await reply(answers, [ask.attempt_id for ask in batch.items if ask.attempt_id in self._waiting])
 
     async def try_again(self, target: str | None = None) -> None:
         """Something changed (at this target): decide again what waits, in the order it came."""
@@ -62,7 +61,7 @@ class Desk:
                 verdict = await self._decide(waiting.ask, waiting.incarnation)
                 if not isinstance(verdict, Held):
                     self._waiting.pop(waiting.ask.attempt_id, None)
-                    await waiting.reply([verdict])
+                    await waiting.reply([verdict], [])
                 elif not verdict.joined and target is not None:
                     return  # the target is full again; whoever waits behind would hear the same
 

@@ -63,7 +63,8 @@ class Router:
                 raise BadRequest(f"target: the body names {named!r}, the routing key {delivery.routing_key!r}")
             spelling = "provider" if request.target is None and request.provider is not None else "target"
             settled = yield from upkeep.target_of(session.id, request_id_of(delivery))
-            target = delivery.routing_key or named or settled or session.default_target
+            # An empty name is a name, and an unknown one: it is not the default.
+            target = delivery.routing_key or (settled or session.default_target if named is None else named)
             registered = yield from upkeep.targets()
             available = [name for name in registered if session.allows(name)]
             return Wanted(target, spelling, target in registered, available)

@@ -100,8 +100,9 @@ class MetadataService:
         if delivery.routing_key == ADMIT.key:
             batch = AdmitBatch.from_wire(delivery.body)
 
-            async def answer(items: list[Admission]) -> None:
-                await reply(self._bus, delivery, AdmitAnswer(items=items, now=await self._ledger.now()))
+            async def answer(items: list[Admission], held: list[str]) -> None:
+                now = await self._ledger.now()
+                await reply(self._bus, delivery, AdmitAnswer(items=items, held=held or None, now=now))
 
             await self._desk.admit(batch, answer)
             return None

@@ -29,13 +29,14 @@ def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
 
 
 def renew(now: int, ask: Heartbeat) -> Steps[LeaseRenewed]:
-    """Renew a worker's lease."""
+    """Renew a worker's lease; a worker this ledger does not know is told so, and registers again."""
+    known = yield from one("SELECT 1 FROM worker WHERE incarnation = ?", ask.incarnation)
     yield from run(
         "INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (?, ?, ?)"
         " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until",
         *(ask.incarnation, ask.worker_id, now + int(LEASE_SECONDS * 1000)),
     )
-    return LeaseRenewed(now=now)
+    return LeaseRenewed(now=now, known=known is not None)
 
 
 def targets() -> Steps[list[str]]:

@@ -106,19 +106,23 @@ class Client:
     ) -> list[BatchItem]:
         """Ask all at once, answers in order. The budget is reserved all or nothing (`BudgetExhausted`); after
         that a failing item never loses the others, and what an item did not use is given back."""
-        ids = [secrets.token_urlsafe(16) for _ in requests]
-        deadline = int(self._clock.now_ms() + deadline_seconds * 1000)
-        await self._request(RESERVE, metadata.ReserveCalls(request_ids=ids, deadline=deadline))
+        ids = await self.reserve(len(requests), deadline_seconds=deadline_seconds)
         calls = zip(requests, ids, strict=True)
         items = await asyncio.gather(*(self._item(ask, name, deadline_seconds) for ask, name in calls))
-        unused = [
-            request_id
-            for request_id, item in zip(ids, items, strict=True)
-            if item.fault is not None and not item.fault.charged
-        ]
-        if unused:
-            await self._request(RELEASE, metadata.ReleaseCalls(request_ids=unused))
+        await self.release([name for name, item in zip(ids, items, strict=True) if unspent(item)])
         return list(items)
+
+    async def reserve(self, calls: int, *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS) -> list[str]:
+        """Reserve so many calls, all or none (`BudgetExhausted`); returns their request ids."""
+        ids = [secrets.token_urlsafe(16) for _ in range(calls)]
+        deadline = int(self._clock.now_ms() + deadline_seconds * 1000)
+        await self._request(RESERVE, metadata.ReserveCalls(request_ids=ids, deadline=deadline))
+        return ids
+
+    async def release(self, request_ids: Sequence[str]) -> None:
+        """Give back reservations that were not used."""
+        if request_ids:
+            await self._request(RELEASE, metadata.ReleaseCalls(request_ids=list(request_ids)))
 
     async def get_info(self) -> metadata.Info:
         """The session, its counters and the targets it may call."""
@@ -156,6 +160,11 @@ class Client:
             },
             deadline_seconds=deadline_seconds + GRACE_SECONDS,
         )
+
+
+def unspent(item: BatchItem) -> bool:
+    """Whether an item of a batch was not charged, so that its reservation is to be given back."""
+    return item.fault is not None and not item.fault.charged
 
 
 def routing_key(request: InvokeRequest) -> str:

@@ -1,0 +1,51 @@
+"""The command line: every word, and where it lives."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from quintain_cli import demo, invoke, run, serve, session, up
+
+app = typer.Typer(
+    name="quintain",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Call any model or agent by name, from any evaluation tool, under one budget that cannot be overspent.",
+    epilog="Start with: quintain demo. Exit codes: 0 passed, 1 errors, 2 usage, 3 below the threshold, 4 budget spent.",
+)
+
+app.command("demo")(demo.demo)
+app.command("run")(run.run)
+app.command("up")(up.up)
+app.command("invoke")(invoke.invoke)
+app.command("info")(invoke.info)
+app.add_typer(session.app, name="session")
+app.add_typer(serve.app, name="serve")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(importlib.metadata.version("quintain"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""``quintain demo``: everything in a minute, with no key and no broker."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain_cli.run import RunOptions, conduct
+from quintain_cli.screen import set_up_logging, tell
+
+#: The example that ships with the package; ``examples/capitals`` of the repository is the same folder.
+EXAMPLE = "capitals"
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where to put the example; what is there is kept.")] = Path(
+        "quintain-demo"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
+) -> None:
+    """Grade a dozen cases with three targets and two graders, in this process: no key, no broker."""
+    set_up_logging(verbose=False, quiet=True)
+    unpack(folder)
+    if not as_json:
+        tell(f"demo     everything it runs is in {folder}: change it, and run it again")
+    options = RunOptions(path=folder / "eval.yaml", output=folder / "results", as_json=as_json)
+    raise typer.Exit(conduct(options, f"quintain run {folder / 'eval.yaml'} --output {folder / 'results'}"))
+
+
+def unpack(folder: Path) -> None:
+    """Copy the example into a folder, over nothing that is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with resources.as_file(resources.files("quintain_cli") / "examples" / EXAMPLE) as example:
+        for source in sorted(example.iterdir()):
+            if source.is_file() and not (folder / source.name).exists():
+                shutil.copyfile(source, folder / source.name)

@@ -1,0 +1,49 @@
+"""``quintain invoke`` and ``quintain info``: an evaluator's two questions, with the session's token."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from quintain.client.connect import connect
+from quintain.contracts.invoke import Result
+from quintain.contracts.metadata import Info
+from quintain_cli.screen import plain, print_json, run_command, tell
+from quintain_cli.session import show_info
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+
+
+def invoke(
+    question: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
+    target: Annotated[str | None, typer.Option(help="The target; the session's default if absent.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="What the model is told beforehand.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a target. Takes QUINTAIN_SESSION_TOKEN and QUINTAIN_BROKER_URL."""
+    text = sys.stdin.read() if question == "-" else question
+    result = run_command(_invoke(text, target, system_prompt), as_json=as_json)
+    if as_json:
+        print_json(result)
+        return
+    sys.stdout.write(f"{plain(result.raw_text)}\n")
+    usage = f", {result.token_usage.input}+{result.token_usage.output} tokens" if result.token_usage else ""
+    took = f"{result.duration_ms:.0f} ms"
+    tell(f"{result.target}  {took}{usage}, call {result.call_count} of {result.max_calls}")
+
+
+def info(as_json: AsJson = False) -> None:
+    """The session, its counters and the targets it may call. Takes QUINTAIN_SESSION_TOKEN."""
+    show_info(run_command(_info(), as_json=as_json), as_json=as_json)
+
+
+async def _invoke(question: str, target: str | None, system_prompt: str | None) -> Result:
+    async with connect(timeout_seconds=10.0) as client:
+        return await client.invoke(question, target=target, system_prompt=system_prompt)
+
+
+async def _info() -> Info:
+    async with connect(timeout_seconds=10.0) as client:
+        return await client.get_info()

@@ -1,0 +1,96 @@
+"""``quintain serve metadata|worker``: one service, for ever, until SIGTERM; they start in any order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.bus.base import Bus
+from quintain.bus.connect import connect_bus
+from quintain.errors import BrokerUnavailable, ConfigError
+from quintain.settings import Settings, environment, read_settings
+from quintain_cli import compose
+from quintain_cli.config import configuration
+from quintain_cli.screen import print_json, run_command, set_up_logging, tell
+from quintain_cli.state import ledger_url
+from quintain_cli.stop import stopping
+
+app = typer.Typer(no_args_is_help=True, help="Run one service until SIGTERM.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+
+
+@app.command("metadata")
+def serve_metadata(as_json: AsJson = False, verbose: Verbose = False) -> None:
+    """Sessions, info and the ledger. Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN."""
+    set_up_logging(verbose=verbose)
+    settings = read_settings(environment())
+    run_command(_metadata(settings, as_json=as_json), as_json=as_json)
+
+
+@app.command("worker")
+def serve_worker(
+    config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
+    grace_seconds: Annotated[float, typer.Option(help="How long running calls may take after SIGTERM.")] = 30.0,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Serve the configured targets. Reads QUINTAIN_BROKER_URL, QUINTAIN_CONFIG and the configuration's variables."""
+    set_up_logging(verbose=verbose)
+    settings = read_settings(environment())
+    run_command(_worker(settings, config, grace_seconds, as_json=as_json), as_json=as_json)
+
+
+async def _metadata(settings: Settings, *, as_json: bool) -> None:
+    url = ledger_url(settings)
+    if settings.admin_token is None:
+        raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
+    async with (
+        stopping() as stop,
+        broker(settings, "metadata") as bus,
+        compose.metadata(bus, url, settings.admin_token),
+    ):
+        ready("metadata", {"ledger": url}, as_json=as_json)
+        await stop.wait()
+
+
+async def _worker(settings: Settings, path: Path | None, grace_seconds: float, *, as_json: bool) -> None:
+    env = environment()
+    config = configuration(settings, path)
+    async with (
+        stopping() as stop,
+        broker(settings, "worker") as bus,
+        compose.worker(bus, config, env, grace_seconds=grace_seconds) as worker,
+    ):
+        ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)
+        await stop.wait()
+
+
+def ready(service: str, facts: dict[str, object], *, as_json: bool) -> None:
+    """Say that a service answers, with what it stands on."""
+    if as_json:
+        print_json({"service": service, "state": "ready", **facts})
+    else:
+        tell(f"ready  {service}  " + "  ".join(f"{key} {value}" for key, value in facts.items()))
+
+
+@contextlib.asynccontextmanager
+async def broker(settings: Settings, name: str) -> AsyncIterator[Bus]:
+    """The broker's bus; a broker that is not there yet is waited for, and said so."""
+    url = settings.require_broker_url()
+    while True:
+        try:
+            bus = await connect_bus(url, name)
+        except BrokerUnavailable as error:
+            tell(f"waiting  {error.message}")
+        else:
+            break
+    try:
+        yield bus
+    finally:
+        await bus.close()

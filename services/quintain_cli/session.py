@@ -1,0 +1,130 @@
+"""``quintain session open|list|show|close``: evaluators' rights to call, with the admin token."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import ValidationError
+from rich.table import Table
+
+from quintain.client.admin import Admin
+from quintain.client.connect import connect_admin
+from quintain.contracts.message import explain
+from quintain.contracts.metadata import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
+from quintain.settings import Settings, environment, read_settings
+from quintain_cli.screen import out, plain, print_json, run_command, tell
+from quintain_cli.state import kept_admin_token
+
+app = typer.Typer(no_args_is_help=True, help="Open, list, show and close sessions (takes QUINTAIN_ADMIN_TOKEN).")
+
+Returned = TypeVar("Returned")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+
+
+@app.command("open")
+def open_session(
+    default_target: Annotated[str, typer.Option(help="The target of calls that name none.")],
+    max_calls: Annotated[int | None, typer.Option(help="How many calls may ever be charged; 50 if absent.")] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="The targets it may call, comma-separated; all if absent.")
+    ] = None,
+    expires_in: Annotated[float | None, typer.Option(help="Seconds until the token opens nothing.")] = None,
+    label: Annotated[str | None, typer.Option(help="A note for people.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open a session. Its token is shown this once."""
+    try:
+        ask = OpenSession(
+            default_target=default_target,
+            max_calls=max_calls,
+            allowed_targets=None if targets is None else [name.strip() for name in targets.split(",")],
+            expires_in_seconds=expires_in,
+            label=label,
+        )
+    except ValidationError as error:
+        raise typer.BadParameter(explain(error)) from None
+    opened = run_command(_with_admin(lambda admin: admin.open(ask)), as_json=as_json)
+    if as_json:
+        print_json(opened)
+        return
+    out().print(f"session  {opened.session_id}\ntoken    {opened.token}", soft_wrap=True, markup=False)
+    tell('next     export QUINTAIN_SESSION_TOKEN=<the token>, then `quintain invoke "a question"`')
+
+
+@app.command("list")
+def list_sessions(
+    state: Annotated[SessionState | None, typer.Option(help="Only sessions in this state.")] = None,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The sessions, newest first, a page at a time."""
+    ask = ListSessions(state=state, cursor=cursor)
+    page = run_command(_with_admin(lambda admin: admin.list(ask)), as_json=as_json)
+    if as_json:
+        print_json(page)
+        return
+    _show_page(page)
+
+
+@app.command("show")
+def show_session(session_id: str, as_json: AsJson = False) -> None:
+    """One session and its counters."""
+    info = run_command(_with_admin(lambda admin: admin.show(session_id)), as_json=as_json)
+    show_info(info, as_json=as_json)
+
+
+@app.command("close")
+def close_session(session_id: str, as_json: AsJson = False) -> None:
+    """Close a session for ever: its token opens nothing any more, its reservations are given back."""
+    ask = AmendSession(session_id=session_id, state=SessionState.CLOSED)
+    info = run_command(_with_admin(lambda admin: admin.amend(ask)), as_json=as_json)
+    show_info(info, as_json=as_json)
+
+
+def show_info(info: Info, *, as_json: bool) -> None:
+    """A session for people or programs."""
+    if as_json:
+        print_json(info)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "session": info.session_id,
+        "state": info.state.value,
+        "default target": info.target_name,
+        "calls": f"{info.call_count} of {info.max_calls}",
+        "of these": f"{info.committed} committed, {info.running} running, {info.reserved} reserved, "
+        f"{info.in_doubt} in doubt",
+        "refunded": str(info.refunded),
+        "tokens": f"{info.token_usage.input} in, {info.token_usage.output} out",
+        "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
+    }
+    for name, value in rows.items():
+        table.add_row(name, plain(value))
+    out().print(table)
+
+
+def _show_page(page: SessionList) -> None:
+    table = Table("session", "state", "default target", "calls", "label")
+    for info in page.sessions:
+        used = f"{info.call_count}/{info.max_calls}"
+        table.add_row(info.session_id, info.state.value, info.target_name, used, plain(info.label or ""))
+    out().print(table)
+    if page.cursor:
+        tell(f"next     quintain session list --cursor {page.cursor}")
+
+
+async def _with_admin(ask: Callable[[Admin], Awaitable[Returned]]) -> Returned:
+    async with administrator(read_settings(environment())) as admin:
+        return await ask(admin)
+
+
+@contextlib.asynccontextmanager
+async def administrator(settings: Settings) -> AsyncIterator[Admin]:
+    """The administrator's client of the environment."""
+    url = settings.require_broker_url()
+    async with connect_admin(url, kept_admin_token(settings), timeout_seconds=10.0) as admin:
+        yield admin

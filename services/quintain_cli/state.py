@@ -1,0 +1,31 @@
+"""The state folder: what `quintain up` and friends keep between two starts, for this user alone."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from quintain.settings import Settings
+
+
+def ledger_url(settings: Settings) -> str:
+    """The ledger of the environment, else the one in the state folder."""
+    return settings.ledger_url or f"sqlite://{(settings.state_dir / 'ledger.sqlite3').absolute()}"
+
+
+def kept_admin_token(settings: Settings) -> str:
+    """The admin token of the environment, else the one in the state folder, made where there is none."""
+    if settings.admin_token is not None:
+        return settings.admin_token
+    return kept_secret(settings.state_dir / "admin-token")
+
+
+def kept_secret(path: Path) -> str:
+    """The secret in a file that only this user reads, made where there is none."""
+    if path.exists():
+        return path.read_text().strip()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    secret = secrets.token_urlsafe(32)
+    path.touch(mode=0o600)
+    path.write_text(f"{secret}\n")
+    return secret

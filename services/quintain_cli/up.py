@@ -1,0 +1,124 @@
+"""``quintain up``: every service in one process, over memory or a broker, until SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.bus.base import Bus
+from quintain.bus.memory import MemoryBroker
+from quintain.client.connect import connect_admin
+from quintain.config import Config
+from quintain.contracts.metadata import OpenSession, SessionOpened
+from quintain.settings import MEMORY_URL, Settings, environment, read_settings
+from quintain_cli import compose
+from quintain_cli.config import configuration
+from quintain_cli.screen import out, print_json, run_command, set_up_logging, tell
+from quintain_cli.state import kept_admin_token, ledger_url
+from quintain_cli.stop import stopping
+
+DEFAULT_PORT = 8787
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Every service, running in this process."""
+
+    broker_url: str
+    gateway_url: str
+    admin_token: str
+    memory: MemoryBroker | None
+    bus: Bus
+
+    async def open(self, ask: OpenSession) -> SessionOpened:
+        """Open a session in this fleet."""
+        async with connect_admin(self.broker_url, self.admin_token, memory=self.memory) as admin:
+            return await admin.open(ask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """What a fleet is made of. ``ledger_url`` of ``sqlite://`` is a ledger in memory."""
+
+    config: Config
+    env: Mapping[str, str]
+    broker_url: str
+    ledger_url: str
+    admin_token: str
+    port: int = 0
+
+
+@contextlib.asynccontextmanager
+async def fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
+    """Run every service. Raises `ConfigError`, `BrokerUnavailable`."""
+    memory = MemoryBroker() if plan.broker_url.startswith(MEMORY_URL) else None
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def bus(name: str) -> Bus:
+            return await stack.enter_async_context(compose.connected(plan.broker_url, name, memory))
+
+        # What cannot start says so before anything else is up.
+        plan.config.resolved(plan.env)
+        await stack.enter_async_context(compose.metadata(await bus("metadata"), plan.ledger_url, plan.admin_token))
+        await stack.enter_async_context(compose.worker(await bus("worker"), plan.config, plan.env))
+        door = await bus("gateway")
+        url = await stack.enter_async_context(compose.gateway(door, port=plan.port))
+        yield Fleet(plan.broker_url, url, plan.admin_token, memory, door)
+    if memory is not None:
+        memory.close()
+
+
+def up(
+    config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
+    port: Annotated[int, typer.Option(help="The gateway's port on 127.0.0.1.")] = DEFAULT_PORT,
+    max_calls: Annotated[int, typer.Option(help="The limit of the session it opens for you.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run every service in this process. Without QUINTAIN_BROKER_URL no broker is needed (memory://)."""
+    set_up_logging(verbose=verbose)
+    settings = read_settings(environment())
+    run_command(_up(settings, config, port, max_calls, as_json=as_json), as_json=as_json)
+
+
+async def _up(settings: Settings, path: Path | None, port: int, max_calls: int, *, as_json: bool) -> None:
+    config = configuration(settings, path)
+    plan = FleetPlan(
+        config=config,
+        env=environment(),
+        broker_url=settings.broker_url or MEMORY_URL,
+        ledger_url=ledger_url(settings),
+        admin_token=kept_admin_token(settings),
+        port=port,
+    )
+    async with stopping() as stop, fleet(plan) as running:
+        first = next(iter(config.targets))
+        ask = OpenSession(default_target=first, max_calls=max_calls, label="opened by quintain up")
+        opened = await running.open(ask)
+        _greet(running, config, opened, as_json=as_json)
+        await stop.wait()
+
+
+def _greet(running: Fleet, config: Config, opened: SessionOpened, *, as_json: bool) -> None:
+    facts = {
+        "gatewayUrl": running.gateway_url,
+        "brokerUrl": running.broker_url if running.memory is not None else "QUINTAIN_BROKER_URL",
+        "targets": list(config.targets),
+        "sessionId": opened.session_id,
+        "token": opened.token,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    curl = (
+        f"curl -s {running.gateway_url}/invoke -H 'Authorization: Bearer {opened.token}' "
+        '-d \'{"question": "Hello?"}\''
+    )
+    out().print(f"gateway  {running.gateway_url}\nbroker   {facts['brokerUrl']}", soft_wrap=True, markup=False)
+    out().print(f"targets  {', '.join(config.targets)}\ntry      {curl}", soft_wrap=True, markup=False)
+    tell("stop     ctrl-c")

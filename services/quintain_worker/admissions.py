@@ -1,0 +1,101 @@
+"""Asking the ledger for permission, in batches; repeated while no answer comes, because an admit may be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from quintain.batching import Batcher
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.caller import Caller
+from quintain.clock import Clock
+from quintain.contracts.ledger import Admission, Admit, AdmitAnswer, AdmitBatch
+from quintain.errors import BudgetUnavailable, BusError, Expired, Fault
+from quintain.routes import ADMIT
+
+log = logging.getLogger(__name__)
+
+#: All admits of a worker share one correlation id: their answers are told apart by the attempt.
+CORRELATION_ID = "admit"
+
+#: An unanswered admit is asked again after this long; a ledger that was not heard of for so long is out of reach.
+REPEAT_SECONDS = 3.0
+SILENCE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    answer: asyncio.Future[Admission]
+    heard_at: float
+
+
+class Admissions:
+    """The worker's side of the admission desk."""
+
+    def __init__(self, bus: Bus, caller: Caller, clock: Clock, incarnation: str) -> None:
+        self._bus, self._caller, self._clock, self._incarnation = bus, caller, clock, incarnation
+        self._waiting: dict[str, _Waiting] = {}
+        self._batcher: Batcher[Admit] = Batcher(self._send, lanes=2)
+
+    def start(self) -> None:
+        """Hear the answers."""
+        self._caller.subscribe(CORRELATION_ID, self._on_answer)
+
+    async def ask(self, admit: Admit, *, timeout_seconds: float) -> Admission:
+        """The ledger's word on this attempt; waits while another holds the call, or its target is at its limit.
+
+        Raises `Expired` when the time is over and `BudgetUnavailable` when the ledger is out of reach: the attempt
+        must then be settled as never sent, so that a grant on its way is void.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting[admit.attempt_id] = _Waiting(loop.create_future(), loop.time())
+        ends = loop.time() + timeout_seconds
+        try:
+            while True:
+                await self._ask_once(admit)
+                await asyncio.wait([waiting.answer], timeout=max(0.0, min(REPEAT_SECONDS, ends - loop.time())))
+                if waiting.answer.done():
+                    return waiting.answer.result()
+                if loop.time() - waiting.heard_at > SILENCE_SECONDS:
+                    raise BudgetUnavailable
+                if loop.time() >= ends:
+                    raise Expired("The deadline passed before the call was admitted")
+        finally:
+            del self._waiting[admit.attempt_id]
+
+    async def _ask_once(self, admit: Admit) -> None:
+        try:
+            await self._batcher.add(admit)
+        except BusError as error:
+            log.warning("An admit could not be sent and will be repeated: %s", error.message)
+
+    async def _send(self, items: list[Admit]) -> None:
+        envelope = Envelope(
+            body=AdmitBatch(incarnation=self._incarnation, items=items).to_wire(),
+            type=ADMIT.key,
+            correlation_id=CORRELATION_ID,
+            reply_to=self._caller.reply_key,
+            expiration_ms=int(SILENCE_SECONDS * 1000),
+            persistent=False,
+        )
+        await self._bus.publish(ADMIT.exchange, ADMIT.key, envelope, timeout=REPEAT_SECONDS)
+
+    def _on_answer(self, delivery: Delivery) -> None:
+        if delivery.type != "result":
+            log.error("The ledger could not read a batch of admits; they will be repeated")
+            return
+        try:
+            answer = AdmitAnswer.from_wire(delivery.body)
+        except Fault as unreadable:
+            log.error("An answer of the ledger cannot be read: %s", unreadable.message)
+            return
+        self._clock.learn(answer.now)
+        now = asyncio.get_running_loop().time()
+        for attempt_id in answer.held or ():
+            if attempt_id in self._waiting:
+                self._waiting[attempt_id].heard_at = now
+        for item in answer.items:
+            waiting = self._waiting.get(item.attempt_id)
+            if waiting is not None and not waiting.answer.done():
+                waiting.answer.set_result(item)

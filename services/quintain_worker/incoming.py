@@ -1,0 +1,98 @@
+"""Reading a delivery of a target's queue: what it asks, in whose name, until when. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quintain.bus.base import Delivery
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, Fault, PayloadTooLarge
+from quintain.routes import (
+    DEADLINE_HEADER,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    PUBLISHED_HEADER,
+    REQUEST_ID_HEADER,
+    TOKEN_HEADER,
+)
+
+#: ``protocol.md`` §2.
+MOST_BODY_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One request as it came; ``problem`` is what is wrong with it where ``request`` is None."""
+
+    token: SessionToken
+    request_id: str
+    deadline: int | None
+    published: int | None
+    body_sha256: str
+    request: InvokeRequest | None
+    problem: Fault | None
+
+
+def read(delivery: Delivery, target: str) -> Incoming:
+    """What a delivery asks of this target.
+
+    Raises `Unauthorized` for a token whose shape or checksum is wrong: that needs no ledger. Everything else that
+    is wrong is a `problem`, for the ledger to refuse after it has looked at the token.
+    """
+    headers = delivery.headers
+    token = SessionToken.parse(_text(headers, TOKEN_HEADER))
+    request_id = _text(headers, REQUEST_ID_HEADER) or delivery.correlation_id or ""
+    request: InvokeRequest | None = None
+    problem: Fault | None = None
+    try:
+        deadline = _number(headers, DEADLINE_HEADER)
+        request = _request(delivery, target, request_id)
+    except Fault as fault:
+        deadline, problem = None, fault
+    return Incoming(
+        token=token,
+        request_id=request_id[:128] or "-",
+        deadline=deadline,
+        published=_published(headers),
+        body_sha256=hashlib.sha256(delivery.body).hexdigest(),
+        request=request,
+        problem=problem,
+    )
+
+
+def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
+    version = _number(delivery.headers, PROTOCOL_HEADER)
+    if version not in {None, PROTOCOL_VERSION}:
+        raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
+    if not 1 <= len(request_id) <= 128:
+        raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters")
+    if len(delivery.body) > MOST_BODY_BYTES:
+        raise PayloadTooLarge(f"The body has {len(delivery.body)} bytes; the limit is {MOST_BODY_BYTES}")
+    request = InvokeRequest.from_wire(delivery.body)
+    if request.names is not None and request.names != target:
+        raise BadRequest(f"target: the body names {request.names!r}, the routing key {target!r}")
+    return request
+
+
+def _text(headers: Mapping[str, object], name: str) -> str | None:
+    value = headers.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _number(headers: Mapping[str, object], name: str) -> int | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise BadRequest(f"{name}: a whole number")
+
+
+def _published(headers: Mapping[str, object]) -> int | None:
+    value = headers.get(PUBLISHED_HEADER)
+    return value if isinstance(value, int) else None
