@@ -8,8 +8,8 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from conformance.transports import Transport
 
+from conformance.transports import Transport
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.errors import QueueFull, Unroutable
 from quintain.topology import Binding, Exchange, Queue, Topology

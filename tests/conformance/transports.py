@@ -8,11 +8,11 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 import aio_pika
-from support.proxy import Proxy, proxy_to
 
 from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.bus.rabbit import RabbitBus
+from support.proxy import Proxy, proxy_to
 
 
 class Transport(Protocol):

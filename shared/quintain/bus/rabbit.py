@@ -217,13 +217,12 @@ class RabbitBus:
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
-        # Whether a publish without its confirm arrived is not known: it goes out again, and may arrive twice.
-        again = AsyncRetrying(retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(PAUSE_SECONDS))
         try:
             async with asyncio.timeout(timeout):
-                async for attempt in again:
-                    with attempt:
-                        await self._publish_once(exchange, key, envelope, timeout)
+                try:
+                    await self._publish_once(exchange, key, envelope, timeout)
+                except BrokerUnavailable:
+                    await self._publish_again(exchange, key, envelope, timeout)
         except TimeoutError:
             raise BrokerUnavailable(
                 f"publishing to {exchange.name} for {key!r}: not confirmed within {timeout:.1f} s"
@@ -240,6 +239,14 @@ class RabbitBus:
             await consumer.drain(0)
         await self._publishing.close()
         await self._consuming.close()
+
+    async def _publish_again(self, exchange: Exchange, key: str, envelope: Envelope, timeout: float) -> None:
+        """Whether a publish without its confirm arrived is not known: it goes out again, and may arrive twice."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(PAUSE_SECONDS)
+        ):
+            with attempt:
+                await self._publish_once(exchange, key, envelope, timeout)
 
     async def _publish_once(self, exchange: Exchange, key: str, envelope: Envelope, timeout: float) -> None:
         channel = self._channel

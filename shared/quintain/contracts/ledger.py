@@ -92,9 +92,10 @@ class Admission(Message):
 
 
 class AdmitAnswer(Message):
-    """The items decided so far."""
+    """The items decided so far; ``held`` are the attempts that were heard and must wait."""
 
     items: list[Admission]
+    held: list[str] | None = None
     now: int
 
 

@@ -41,9 +41,9 @@ def container(environment: Mapping[str, str], say: Callable[[str], None]) -> Ite
     """A container of `IMAGE`, until left. Raises `BrokerUnavailable` without an engine, an image, an answer."""
     require_engine(environment)
     _require_image(environment, say)
+    started = _new_container()
     # testcontainers would leave this to an image of its own, which a machine without a registry has not.
     watcher = Watcher('read -r container; cat; docker rm --force --volumes "$container"')
-    started = _new_container()
     try:
         yield _under_test(started, watcher, environment)
     finally:
@@ -68,7 +68,10 @@ def _new_container() -> DockerContainer:
         raise BrokerUnavailable(
             f"a container needs the package testcontainers (pip install testcontainers): {error}"
         ) from error
-    new: DockerContainer = module.DockerContainer(IMAGE)
+    try:
+        new: DockerContainer = module.DockerContainer(IMAGE)
+    except Exception as error:  # the errors of docker, testcontainers and requests have no common root
+        raise BrokerUnavailable(f"testcontainers cannot use this Docker engine: {error}") from error
     new.with_envs(RABBITMQ_DEFAULT_USER=_LOGIN, RABBITMQ_DEFAULT_PASS=_LOGIN)
     return new.with_exposed_ports(_AMQP_PORT)
 
@@ -79,7 +82,7 @@ def _under_test(started: DockerContainer, watcher: Watcher, environment: Mapping
         identity = started.get_container_id()
         watcher.tell(identity)
         address = _address(started)
-    except Exception as error:  # the errors of docker, testcontainers and requests have no common root
+    except Exception as error:  # as above
         raise BrokerUnavailable(f"the container did not start: {error}") from error
 
     def docker(*arguments: str) -> str:

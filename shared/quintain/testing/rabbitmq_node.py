@@ -27,11 +27,11 @@ _LOOPBACK = "127.0.0.1"
 _START_SECONDS = 120.0
 _CONTROL_SECONDS = 60.0
 
-#: Reads process ids; at the end kills them and removes the folder. An orderly stop would take seconds, and
-#: keep in order what nobody will read. A process may still be writing while it dies: hence the second try.
+#: Reads the ids of process groups; at the end kills them and removes the folder. An orderly stop would take
+#: seconds, and keep in order what nobody will read. What dies may still be writing: hence the second try.
 _CLEAN_UP = """
-while read -r pid; do pids="$pids $pid"; done
-kill -KILL $pids
+while read -r group; do groups="$groups -$group"; done
+kill -s KILL -- $groups
 rm -rf "$1" || { sleep 1; rm -rf "$1"; }
 """
 
@@ -114,7 +114,7 @@ class _Node:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,  # Ctrl-C is for the tests, which end in their order
+                    start_new_session=True,  # a group of its own, to be killed as one; Ctrl-C is not for it
                 )
         except OSError as error:
             raise BrokerUnavailable(f"{argv[0]} could not be started: {error.strerror}") from error
@@ -147,9 +147,6 @@ def _node_environment(folder: Path, environment: Mapping[str, str], *, epmd_port
         "RABBITMQ_CONFIG_FILES": str(folder / "conf.d"),
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
         "RABBITMQ_CONF_ENV_FILE": str(folder / "environment.conf"),
-        # Without input allowed the script stays between us and the broker, and the id we kill is the script's.
-        "RABBITMQ_ALLOW_INPUT": "1",
-        "RABBITMQ_SERVER_START_ARGS": "-noinput",
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 2:2 {loopback_only}",
         "RABBITMQ_CTL_ERL_ARGS": f"+S 1:1 {loopback_only}",
     }

@@ -23,15 +23,16 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 def find_server(environment: Mapping[str, str], packaged: Sequence[str] = _PACKAGED) -> Path | None:
     """The real ``rabbitmq-server`` script, or None.
 
-    The real one has ``rabbitmq-env`` beside it. The wrapper of Debian's package has not: it turns root into
-    the user ``rabbitmq`` and refuses everybody else, and works in the packaged node's own folders.
+    Links lead to the real one, which has ``rabbitmq-env`` beside it, or to the wrapper of Debian's package,
+    which calls itself for ever where it is called by its own name. The wrapper turns root into the user
+    ``rabbitmq``, refuses everybody else, and works in the packaged node's own folders: never the wrapper.
     """
     folders = [Path(folder) for folder in environment.get("PATH", "").split(os.pathsep) if folder]
     for pattern in packaged:
         folders += sorted(Path("/").glob(pattern.lstrip("/")), reverse=True)
     for folder in folders:
         script = (folder / "rabbitmq-server").resolve()
-        if script.is_file() and (script.parent / "rabbitmq-env").is_file():
+        if script.name == "rabbitmq-server" and script.with_name("rabbitmq-env").is_file() and script.is_file():
             return script
     return None
 
@@ -46,7 +47,7 @@ def install_server(environment: Mapping[str, str], say: Callable[[str], None]) -
     quiet = {**environment, "DEBIAN_FRONTEND": "noninteractive"}
     apt = ("apt-get", "-q", "-o", "DPkg::Lock::Timeout=120")
     run_command([*apt, "update"], environment=quiet, timeout_seconds=_UPDATE_SECONDS)
-    with _services_held_back():
+    with services_held_back():
         packages = ("install", "-y", "--no-install-recommends", "rabbitmq-server")
         run_command([*apt, *packages], environment=quiet, timeout_seconds=_INSTALL_SECONDS)
     server = find_server(environment)
@@ -56,15 +57,15 @@ def install_server(environment: Mapping[str, str], say: Callable[[str], None]) -
 
 
 @contextlib.contextmanager
-def _services_held_back() -> Iterator[None]:
+def services_held_back(policy: Path = _POLICY) -> Iterator[None]:
     """Debian starts what it installs, on the ports that a user's own broker has; its policy file forbids it."""
-    if _POLICY.exists():  # the operator's own word on the matter
+    if policy.exists():  # the operator's own word on the matter
         yield
         return
-    watcher = Watcher('cat; rm -f "$1"', str(_POLICY))
+    watcher = Watcher('cat; rm -f "$1"', str(policy))
     try:
-        _POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
-        _POLICY.chmod(0o755)
+        policy.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
+        policy.chmod(0o755)
         yield
     finally:
         watcher.finish()

@@ -1,0 +1,39 @@
+# The words of this project. `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test bench lock dist clean
+
+bin := .venv/bin
+ready := .venv/.ready
+
+help:
+	@echo "make WORD, where WORD is one of:"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-8s %s\n", $$1, $$2 }'
+
+setup: $(ready)  ## make .venv with everything pinned; the other words do it by themselves
+demo: $(ready)   ## show everything in a minute: no key, no broker
+	$(bin)/quintain demo
+check: $(ready)  ## format, lint, types and the import rules
+	$(bin)/ruff format --check
+	$(bin)/ruff check
+	$(bin)/mypy
+	$(bin)/lint-imports
+test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" narrows)
+	$(bin)/pytest $(ARGS)
+bench: $(ready)  ## calls per second over RabbitMQ, beside a raw loop
+	$(bin)/python benchmarks/calls.py
+dist: $(ready)   ## build the wheel and the source archive into dist/
+	$(bin)/python -m build --no-isolation
+
+# The build tools are pinned too: the set-up builds this checkout without fetching anything else.
+lock: $(ready)   ## pin the dependencies again (ARGS=--upgrade: to the newest that fit)
+	$(bin)/pip install -qq uv
+	printf 'hatchling\neditables\n' | $(bin)/uv pip compile - pyproject.toml --extra all --group dev --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --quiet $(ARGS) \
+	  --custom-compile-command "make lock" --output-file requirements.lock
+
+clean:           ## remove what these words made; evaluations in runs/ stay
+	rm -rf .venv dist quintain-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find shared services tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+$(ready): requirements.lock pyproject.toml deploy/setup
+	@deploy/setup

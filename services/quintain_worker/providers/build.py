@@ -1,0 +1,49 @@
+"""From a target's configuration to its provider. A kind whose extra is not installed is refused by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from quintain.config import TargetConfig
+from quintain.errors import ConfigError
+from quintain_worker.port import Provider
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where a provider lives: the configuration's folder, and the environment its programs get."""
+
+    folder: Path
+    env: Mapping[str, str]
+
+
+Factory = Callable[[str, TargetConfig, Surroundings], Provider]
+
+#: Provider kind → its factory as ``module:function``. Names, not imports: a kind's extra may not be installed.
+_FACTORIES = {
+    "anthropic": "quintain_worker.providers.anthropic_models:anthropic_provider",
+    "command": "quintain_worker.providers.command:command_provider",
+    "mock": "quintain_worker.providers.mock:mock_provider",
+    "openai": "quintain_worker.providers.openai_models:openai_provider",
+    "python": "quintain_worker.providers.python_callable:python_provider",
+}
+
+#: The kinds that need an extra of their own name.
+_WITH_EXTRA = frozenset({"anthropic", "openai"})
+
+
+def build_provider(name: str, target: TargetConfig, surroundings: Surroundings) -> Provider:
+    """The provider of a resolved target. Raises `ConfigError` where it cannot be made here."""
+    module, _, function = _FACTORIES[target.provider].partition(":")
+    try:
+        factory = cast("Factory", getattr(importlib.import_module(module), function))
+    except ImportError as error:
+        if target.provider not in _WITH_EXTRA:
+            raise
+        mend = f"pip install 'quintain[{target.provider}]'"
+        raise ConfigError(f"targets.{name}: provider {target.provider} needs: {mend}") from error
+    return factory(name, target, surroundings)

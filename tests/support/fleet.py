@@ -1,0 +1,147 @@
+"""A fleet of real processes behind a real broker, started as a user starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pika
+
+from quintain.contracts.metadata import SessionOpened
+from quintain.topology import METADATA_TOPOLOGY, target_queue
+
+ADMIN_TOKEN = "an admin token for tests"
+
+
+class Process:
+    """One process of the command line; its output is in a file, so that no pipe ever blocks it."""
+
+    def __init__(self, words: Sequence[str], env: dict[str, str], folder: Path) -> None:
+        self.words = words
+        self.log = folder / f"{words[-1].strip('-')}-{secrets.token_hex(3)}.log"
+        with self.log.open("wb") as log:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "quintain_cli", *words],
+                env=env,
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def until(self, phrase: str, *, seconds: float = 30) -> None:
+        """Wait until it has said this."""
+        ends = time.monotonic() + seconds
+        while phrase not in self.text():
+            assert self._popen.poll() is None, f"{self.words} ended with {self._popen.returncode}:\n{self.text()}"
+            assert time.monotonic() < ends, f"{self.words} did not say {phrase!r} in {seconds} s:\n{self.text()}"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL: no last word."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def stop(self, *, seconds: float = 30) -> int:
+        """SIGTERM, and its exit code."""
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGTERM)
+        try:
+            return self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.words} did not stop within {seconds} s:\n{self.text()}") from None
+
+
+@dataclass
+class ProcessFleet:
+    """Processes behind one broker, with a configuration and a state folder of their own."""
+
+    broker_url: str
+    folder: Path
+    extra: dict[str, str] = field(default_factory=dict)
+    processes: list[Process] = field(default_factory=list)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("QUINTAIN_", "PYTHONDONT"))},
+            "QUINTAIN_BROKER_URL": self.broker_url,
+            "QUINTAIN_STATE_DIR": str(self.folder / "state"),
+            "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN,
+            "PYTHONUNBUFFERED": "1",
+            **self.extra,
+        }
+
+    def start(self, *words: str) -> Process:
+        process = Process(words, self.env, self.folder)
+        self.processes.append(process)
+        return process
+
+    def start_service(self, service: str) -> Process:
+        process = self.start("serve", service)
+        process.until(f"ready  {service}")
+        return process
+
+    def quintain(self, *words: str, env: dict[str, str] | None = None, ok: bool = True) -> str:
+        """Run a command to its end; its standard output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "quintain_cli", *words],
+            env={**self.env, **(env or {})},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert not ok or done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def open_session(self, default_target: str, max_calls: int) -> SessionOpened:
+        words = ("session", "open", "--default-target", default_target, "--max-calls", str(max_calls), "--json")
+        return SessionOpened.from_wire(self.quintain(*words))
+
+    def info(self, token: str) -> dict[str, object]:
+        told: dict[str, object] = json.loads(self.quintain("info", "--json", env={"QUINTAIN_SESSION_TOKEN": token}))
+        return told
+
+
+@contextlib.contextmanager
+def process_fleet(broker_url: str, config: str, *, targets: Sequence[str]) -> Iterator[ProcessFleet]:
+    """A fleet with this configuration; whatever was left of it is ended, whatever it left at the broker deleted."""
+    sweep(broker_url, targets)
+    with tempfile.TemporaryDirectory(prefix="quintain-fleet-") as name:
+        folder = Path(name)
+        (folder / "quintain.yaml").write_text(config)
+        fleet = ProcessFleet(broker_url, folder)
+        try:
+            yield fleet
+        finally:
+            for process in fleet.processes:
+                process.kill()
+            sweep(broker_url, targets)
+
+
+def sweep(broker_url: str, targets: Sequence[str]) -> None:
+    """Delete the protocol's queues: their names are constants, so one broker serves one fleet at a time."""
+    connection = pika.BlockingConnection(pika.URLParameters(broker_url))
+    channel = connection.channel()
+    for queue in (*METADATA_TOPOLOGY.queues, *(target_queue(name) for name in targets)):
+        channel.queue_delete(queue.name)
+    connection.close()

@@ -1,0 +1,123 @@
+"""A model provider's HTTP API on a loopback socket, scripted per test: what it answers, and how it misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """How one request is answered.
+
+    ``stall`` never answers; ``close_after`` closes after so many bytes of the answer, headers included.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: object = None
+    stall: bool = False
+    close_after: int | None = None
+
+    def as_bytes(self) -> bytes:
+        """The whole answer as it goes over the wire; a body that is no text is sent as JSON."""
+        body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **self.headers}
+        head = [f"HTTP/1.1 {self.status} Scripted", *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join([*head, "", ""]).encode() + body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request as it came."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    raw: bytes
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The body, read as JSON."""
+        read: dict[str, object] = json.loads(self.raw)
+        return read
+
+
+class ModelServer:
+    """Answers requests by `scripts`, the last one for ever; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.scripts: list[Script] = []
+        self.asked: list[Asked] = []
+        self.connections = 0
+        #: Set when a request has come in whole.
+        self.arrived = asyncio.Event()
+        #: Set when a client went away while its request was stalled.
+        self.disconnected = asyncio.Event()
+        self.url = ""
+
+    def reply(self, *scripts: Script) -> None:
+        """Answer the next requests so, one script each."""
+        self.scripts = list(scripts)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until it ends."""
+        self.connections += 1
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                while await self._answer_one(reader, writer):
+                    pass
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        asked = await _read_request(reader)
+        self.asked.append(asked)
+        self.arrived.set()
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        if script.stall:
+            # A client that waits sends nothing more; the read ends when it goes away.
+            await reader.read(1)
+            self.disconnected.set()
+            return False
+        answer = script.as_bytes()
+        writer.write(answer if script.close_after is None else answer[: script.close_after])
+        await writer.drain()
+        return script.close_after is None
+
+
+async def _read_request(reader: asyncio.StreamReader) -> Asked:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    method, path, _ = head[0].split(" ", 2)
+    pairs = (line.split(":", 1) for line in head[1:] if line)
+    headers = {name.lower(): value.strip() for name, value in pairs}
+    raw = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Asked(method=method, path=path, headers=headers, raw=raw)
+
+
+@asynccontextmanager
+async def model_server() -> AsyncIterator[ModelServer]:
+    """A server of its own port, gone at the end with all its connections."""
+    stub = ModelServer()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(stub.serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    stub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield stub
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()

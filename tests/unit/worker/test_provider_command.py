@@ -1,0 +1,230 @@
+"""Programs as targets: what they are given, how they answer, how they fail, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from quintain.config import CommandTarget
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
+from quintain.errors import BadRequest, ProviderFailed, ReplyTooLarge, TargetUnavailable
+from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
+from quintain_worker.providers.build import Surroundings, build_provider
+
+ENV = {"PATH": os.environ["PATH"], "GREETING": "hello"}
+
+
+@pytest.fixture(autouse=True)
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the calls' folders are made; every test leaves it empty."""
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))
+    return temp
+
+
+def provider_of(folder: Path, command: list[str], **says: object) -> Provider:
+    target = CommandTarget.model_validate({"provider": "command", "command": command, **says})
+    return build_provider("it", target, Surroundings(folder, ENV))
+
+
+def shell(script: str, *arguments: str) -> list[str]:
+    return ["/bin/sh", "-c", script, "sh", *arguments]
+
+
+async def ask(provider: Provider, **says: object) -> Answer:
+    request = InvokeRequest.model_validate(says or {"question": "How are you?"})
+    return await provider.answer(request, timeout_seconds=30)
+
+
+async def failure(provider: Provider, **says: object) -> ProviderFailure:
+    with pytest.raises(ProviderFailure) as caught:
+        await ask(provider, **says)
+    return caught.value
+
+
+async def test_the_question_is_on_stdin_and_the_answer_on_stdout(tmp_path: Path, temp: Path) -> None:
+    text = " Ünïcode \n'; $(reboot) {output_file}\n"
+    assert await ask(provider_of(tmp_path, ["cat"]), question=text) == Answer(text=text)
+    assert list(temp.iterdir()) == []
+
+
+async def test_files_take_the_prompt_and_the_answer_where_they_are_asked_for(tmp_path: Path, temp: Path) -> None:
+    command = shell('cat "$1" "$2" > "$3"; cat; echo ignored', "{prompt_file}", "{system_prompt_file}", "{output_file}")
+    answer = await ask(provider_of(tmp_path, command), question="question ", systemPrompt="be kind")
+    assert answer == Answer(text="question be kind")
+    assert list(temp.iterdir()) == []
+
+
+async def test_a_placeholder_may_be_a_part_of_an_argument(tmp_path: Path) -> None:
+    answer = await ask(provider_of(tmp_path, shell('cat "${1#--in=}"', "--in={prompt_file}")), question="q")
+    assert answer.text == "q"
+
+
+TURNS = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": [{"type": "text", "text": "two"}]},
+    {"role": "user", "content": "three"},
+]
+
+
+async def test_several_turns_are_told_apart_by_who_speaks(tmp_path: Path) -> None:
+    answer = await ask(provider_of(tmp_path, ["cat"]), messages=TURNS)
+    assert answer.text == "user: one\n\nassistant: two\n\nuser: three"
+
+
+async def test_a_system_prompt_is_never_lost(tmp_path: Path) -> None:
+    assert (await ask(provider_of(tmp_path, ["cat"]), question="q", systemPrompt="s")).text == "system: s\n\nuser: q"
+    apart = provider_of(tmp_path, shell('cat; echo; cat "$1"', "{system_prompt_file}"))
+    assert (await ask(apart, question="q", systemPrompt="s")).text == "q\ns"
+    assert (await ask(apart, question="q")).text == "q\n"
+
+
+async def test_no_path_is_made_of_what_a_request_says(tmp_path: Path) -> None:
+    listing = shell('echo "$1"; ls "$(dirname "$1")"', "{prompt_file}")
+    answer = await ask(
+        provider_of(tmp_path, listing),
+        question="../../etc",
+        evalCaseId="../evil",
+        target="it",
+        metadata={"x": "../evil"},
+    )
+    assert "evil" not in answer.text
+    assert answer.text.splitlines()[1:] == ["prompt_file.txt", "system_prompt_file.txt"]
+
+
+async def test_the_environment_is_what_was_passed_down_and_the_targets_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUINTAIN_CANARY", "canary")
+    provider = provider_of(tmp_path, ["env"], env={"MINE": "1", "GREETING": "hi"})
+    lines = (await ask(provider)).text.splitlines()
+    assert {"MINE=1", "GREETING=hi"} <= set(lines)
+    assert not [line for line in lines if "canary" in line]
+
+
+async def test_it_runs_in_the_configurations_folder_or_where_it_says(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    assert (await ask(provider_of(tmp_path, ["pwd", "-P"]))).text.strip() == str(tmp_path.resolve())
+    below = provider_of(tmp_path, ["pwd", "-P"], cwd="below")
+    assert (await ask(below)).text.strip() == str((tmp_path / "below").resolve())
+
+
+async def test_output_that_is_not_utf_8_is_kept_as_far_as_it_goes(tmp_path: Path) -> None:
+    assert (await ask(provider_of(tmp_path, shell(r"printf 'a\377b'")))).text == "a\ufffdb"
+
+
+async def test_a_program_need_not_read_its_input(tmp_path: Path) -> None:
+    assert (await ask(provider_of(tmp_path, ["echo", "done"]), question="x" * 1_000_000)).text == "done\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "answer"),
+    [
+        ({"text": "hi"}, Answer(text="hi")),
+        ({"output": "hi", "token_usage": {"input": 3, "output": 1}, "more": 1}, ("hi", 3, 1)),
+        (
+            {"output": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "hi"}]},
+            Answer(text="hi", output=[OutputMessage(content="hi")]),
+        ),
+    ],
+)
+async def test_json_says_the_text_the_messages_and_the_tokens(
+    tmp_path: Path, printed: dict[str, object], answer: Answer | tuple[str, int, int]
+) -> None:
+    if isinstance(answer, tuple):
+        text, taken, given = answer
+        answer = Answer(text=text, token_usage=TokenUsage(input=taken, output=given))
+    provider = provider_of(tmp_path, ["cat"], output_format="json")
+    assert await ask(provider, question=json.dumps(printed)) == answer
+
+
+@pytest.mark.parametrize(
+    "printed", ["canary", '{"canary": 1}', "[]", '{"output": []}', '{"text": 5}', '{"output": [{"role": "user"}]}']
+)
+async def test_json_that_says_nothing_is_charged_and_not_quoted(tmp_path: Path, printed: str) -> None:
+    failed = await failure(provider_of(tmp_path, ["cat"], output_format="json"), question=printed)
+    assert isinstance(failed.fault, ProviderFailed)
+    assert failed.fault.message.startswith("it: exit code 0, and the answer cannot be used: ")
+    assert "canary" not in failed.fault.message
+    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.BILLED, False, True)
+
+
+async def test_an_exit_code_is_charged_and_told_with_the_end_of_stderr(tmp_path: Path, temp: Path) -> None:
+    script = "echo partial; i=0; while [ $i -lt 400 ]; do echo line $i >&2; i=$((i+1)); done; exit 7"
+    failed = await failure(provider_of(tmp_path, shell(script)))
+    assert isinstance(failed.fault, ProviderFailed)
+    assert failed.fault.message.startswith("it: exit code 7: ")
+    assert failed.fault.message.endswith("line 398\nline 399")
+    assert len(failed.fault.message) == len("it: exit code 7: ") + 300
+    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.BILLED, False, True)
+    assert list(temp.iterdir()) == []
+
+
+async def test_a_program_that_a_signal_ended_is_charged(tmp_path: Path) -> None:
+    failed = await failure(provider_of(tmp_path, shell("kill -TERM $$")))
+    assert failed.fault.message == "it: exit code -15: "
+    assert failed.billing is Billing.BILLED
+
+
+async def test_an_answer_that_was_not_written_is_charged(tmp_path: Path) -> None:
+    failed = await failure(provider_of(tmp_path, ["true", "{output_file}"]))
+    assert failed.fault.message == "it: exit code 0, and no {output_file} was written"
+    assert failed.billing is Billing.BILLED
+
+
+@pytest.mark.parametrize(
+    "command", [["no-such-program-at-all"], ["./not-here"], ["{folder}"]], ids=["by name", "by path", "a folder"]
+)
+async def test_a_missing_program_costs_nothing(tmp_path: Path, temp: Path, command: list[str]) -> None:
+    command = [part if part != "{folder}" else str(tmp_path) for part in command]
+    failed = await failure(provider_of(tmp_path, command))
+    assert isinstance(failed.fault, TargetUnavailable)
+    assert (failed.billing, failed.again) == (Billing.UNBILLED, False)
+    assert f"it: {command[0]} cannot be started: " in failed.fault.message
+    assert list(temp.iterdir()) == []
+
+
+async def test_a_working_folder_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
+    failed = await failure(provider_of(tmp_path, ["true"], cwd="nowhere"))
+    assert (type(failed.fault), failed.billing) == (TargetUnavailable, Billing.UNBILLED)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [shell("yes"), shell('head -c 9000000 /dev/zero > "$1"', "{output_file}")],
+    ids=["on stdout", "in its file"],
+)
+async def test_an_answer_without_end_is_cut_off_and_charged(tmp_path: Path, command: list[str]) -> None:
+    failed = await failure(provider_of(tmp_path, command))
+    assert isinstance(failed.fault, ReplyTooLarge)
+    assert failed.fault.message == "it: the answer is larger than 8 MiB"
+    assert failed.billing is Billing.BILLED
+
+
+@pytest.mark.parametrize(
+    ("says", "field"),
+    [
+        ({"question": "q", "settings": {"temperature": 0}}, "settings.temperature"),
+        ({"question": "q", "settings": {"maxTokens": 5}}, "settings.maxTokens"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ],
+)
+async def test_what_a_program_cannot_be_told_is_refused_by_name(
+    tmp_path: Path, says: dict[str, object], field: str
+) -> None:
+    failed = await failure(provider_of(tmp_path, ["cat"]), **says)
+    assert isinstance(failed.fault, BadRequest)
+    assert failed.fault.message.startswith(f"{field}: ")
+    assert failed.billing is Billing.UNBILLED
+
+
+async def test_many_calls_run_side_by_side_each_with_its_own_files(tmp_path: Path) -> None:
+    provider = provider_of(tmp_path, shell('cat "$1" > "$2"', "{prompt_file}", "{output_file}"))
+    answers = await asyncio.gather(*(ask(provider, question=f"question {number}") for number in range(20)))
+    assert [answer.text for answer in answers] == [f"question {number}" for number in range(20)]

@@ -1,0 +1,88 @@
+"""The mock: it echoes, answers, delays, fails and counts, as its configuration says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from quintain.config import MockTarget
+from quintain.contracts.invoke import InvokeRequest, TokenUsage
+from quintain.errors import ProviderFailed, TimedOut
+from quintain_worker.port import Answer, Billing, ProviderFailure
+from quintain_worker.providers.build import Surroundings, build_provider
+
+TALK = InvokeRequest.model_validate(
+    {
+        "systemPrompt": "be kind",
+        "messages": [
+            {"role": "user", "content": "first"},
+            {"role": "assistant", "content": "one two"},
+            {"role": "user", "content": [{"type": "text", "text": "the last "}, {"type": "text", "text": "word"}]},
+        ],
+        "settings": {"temperature": 0, "seed": 1},
+    }
+)
+
+
+async def ask(request: InvokeRequest = TALK, *, timeout_seconds: float = 10, **says: object) -> Answer:
+    target = MockTarget.model_validate({"provider": "mock", **says})
+    provider = build_provider("it", target, Surroundings(Path.cwd(), {}))
+    try:
+        return await provider.answer(request, timeout_seconds=timeout_seconds)
+    finally:
+        await provider.close()
+
+
+async def test_it_echoes_the_last_user_message_and_counts_words() -> None:
+    assert await ask() == Answer(
+        text="the last word",
+        token_usage=TokenUsage(input=8, output=3),
+        model="mock",
+        finish_reason="stop",
+    )
+
+
+async def test_a_conversation_without_the_user_echoes_nothing() -> None:
+    assert (await ask(InvokeRequest.model_validate({"messages": [{"role": "system", "content": "x"}]}))).text == ""
+
+
+@pytest.mark.parametrize("response", ["", "always this"])
+async def test_it_answers_what_it_is_told_to(response: str) -> None:
+    assert (await ask(response=response)).text == response
+
+
+async def test_it_claims_the_tokens_it_is_told_to() -> None:
+    answer = await ask(token_usage={"input": 100, "output": 7})
+    assert answer.token_usage == TokenUsage(input=100, output=7)
+
+
+async def test_it_answers_after_its_delay() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await ask(delay_ms=50)
+    assert loop.time() - began >= 0.049
+
+
+async def test_a_deadline_before_its_delay_is_in_doubt() -> None:
+    with pytest.raises(ProviderFailure) as caught:
+        await ask(delay_ms=60_000, timeout_seconds=0.01)
+    assert isinstance(caught.value.fault, TimedOut)
+    assert (caught.value.billing, caught.value.again) == (Billing.UNKNOWN, False)
+
+
+async def test_it_fails_as_often_as_it_is_told_to_and_charges_for_it() -> None:
+    with pytest.raises(ProviderFailure) as caught:
+        await ask(fail_rate=1)
+    assert isinstance(caught.value.fault, ProviderFailed)
+    assert (caught.value.billing, caught.value.again) == (Billing.BILLED, True)
+    assert caught.value.fault.charged
+
+
+async def test_a_rate_between_fails_some_calls_and_answers_others() -> None:
+    target = MockTarget(provider="mock", fail_rate=0.5)
+    provider = build_provider("it", target, Surroundings(Path.cwd(), {}))
+    calls = (provider.answer(TALK, timeout_seconds=10) for _ in range(200))
+    failed = [isinstance(each, ProviderFailure) for each in await asyncio.gather(*calls, return_exceptions=True)]
+    assert {True, False} == set(failed)

@@ -1,0 +1,272 @@
+"""Models over the real wire: what is sent, what is read, and that both are byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.contracts.invoke import InvokeRequest, TokenUsage
+from quintain.errors import BadRequest, TimedOut
+from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
+from support.model_server import ModelServer, Script, model_server
+from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
+
+QUESTION = InvokeRequest(question="How are you?")
+
+#: Text that libraries like to mend: chat-template tokens, thinking tags, invisible characters, white space.
+TRICKY = (
+    "  <|im_start|>system\nobey<|im_end|> [INST] x [/INST] <start_of_turn> <\uff5cUser\uff5c> ]~b] <\u200d|im_end|>"
+    " <think>aloud</think> <think> é\u200d\u200b\ufeff 🏇 \r\n\t$ {x} ${{ Y }} "
+)
+
+wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+both = pytest.mark.parametrize("wire", [CHAT, ANTHROPIC], ids=lambda wire: wire.name)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ModelServer]:
+    async with model_server() as server:
+        yield server
+
+
+async def ask(provider: Provider, request: InvokeRequest | None = None) -> Answer:
+    try:
+        return await provider.answer(request or QUESTION, timeout_seconds=10)
+    finally:
+        await provider.close()
+
+
+async def refused(provider: Provider, **says: object) -> str:
+    """The sentence of a request that was refused before anything was sent."""
+    with pytest.raises(ProviderFailure) as caught:
+        await ask(provider, InvokeRequest.model_validate(says))
+    assert isinstance(caught.value.fault, BadRequest)
+    assert (caught.value.billing, caught.value.again) == (Billing.UNBILLED, False)
+    return caught.value.fault.message
+
+
+@wires
+async def test_an_answer_says_what_it_cost_and_which_model_really_served_it(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(body=wire.answer("Fine.")))
+    answer = await ask(wire.provider(server.url))
+    assert (answer.text, answer.model, answer.finish_reason) == ("Fine.", "served-2026-01-01", "stop")
+    reasoning = None if wire is ANTHROPIC else 3
+    assert answer.token_usage == TokenUsage(input=21, output=9, cached=4, reasoning=reasoning)
+
+
+@wires
+async def test_the_key_goes_in_its_header_and_nowhere_else(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(body=wire.answer("Fine.")))
+    await ask(wire.provider(server.url))
+    asked = server.asked[0]
+    assert asked.headers["authorization"] == f"Bearer {KEY}"
+    assert KEY.encode() not in asked.raw
+    assert KEY not in asked.path
+
+
+@wires
+async def test_where_no_key_is_set_the_environments_key_is_not_sent_in_its_place(
+    server: ModelServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
+        monkeypatch.setenv(name, KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:1")
+    server.reply(Script(body=wire.answer("Fine.")))
+    await ask(wire.provider(server.url, api_key=None))
+    assert KEY not in str(server.asked[0].headers)
+
+
+@both
+async def test_a_conversation_arrives_byte_for_byte_and_so_does_the_answer(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(body=wire.answer(TRICKY)))
+    request = InvokeRequest.model_validate(
+        {
+            "systemPrompt": f"s{TRICKY}",
+            "messages": [
+                {"role": "user", "content": f"1{TRICKY}"},
+                {"role": "assistant", "content": [{"type": "text", "text": "2"}, {"text": TRICKY}]},
+                {"role": "user", "content": [{"type": "text", "text": "3"}, {"type": "text", "text": TRICKY}]},
+            ],
+        }
+    )
+    answer = await ask(wire.provider(server.url), request)
+    assert answer.text == TRICKY
+    body = server.asked[0].body
+
+    def said(text: str) -> object:
+        return text if wire is CHAT else [{"type": "text", "text": text}]
+
+    turns = [
+        {"role": "user", "content": said(f"1{TRICKY}")},
+        {"role": "assistant", "content": said(f"2{TRICKY}")},
+        {"role": "user", "content": [{"type": "text", "text": "3"}, {"type": "text", "text": TRICKY}]},
+    ]
+    if wire is CHAT:
+        assert body["messages"] == [{"role": "system", "content": f"s{TRICKY}"}, *turns]
+    else:
+        assert (body["system"], body["messages"]) == (f"s{TRICKY}", turns)
+
+
+async def test_the_responses_api_gets_the_conversation_byte_for_byte_too(server: ModelServer) -> None:
+    server.reply(Script(body=RESPONSES.answer(TRICKY)))
+    request = InvokeRequest(question=TRICKY, system_prompt=f"s{TRICKY}")
+    assert (await ask(RESPONSES.provider(server.url), request)).text == TRICKY
+    body = server.asked[0].body
+    assert server.asked[0].path == "/v1/responses"
+    assert body["input"] == [
+        {"role": "system", "content": f"s{TRICKY}"},
+        {"role": "user", "content": TRICKY},
+    ]
+    assert sorted(body) == ["input", "model", "stream"]
+
+
+@pytest.mark.parametrize(("wire", "model"), [(CHAT, "o3"), (CHAT, "gpt-5.6"), (ANTHROPIC, "claude-opus-4-8")])
+async def test_a_setting_is_sent_even_to_a_model_thought_not_to_take_it(
+    server: ModelServer, wire: Wire, model: str
+) -> None:
+    server.reply(Script(body=wire.answer("Fine.")))
+    request = InvokeRequest.model_validate(
+        {"question": "q", "settings": {"temperature": 0, "maxTokens": 10_000_000, "stop": "END"}}
+    )
+    await ask(wire.provider(server.url, model=model, temperature=1.0, max_tokens=5), request)
+    body = server.asked[0].body
+    assert (body["model"], body["temperature"], body["max_tokens"]) == (model, 0, 10_000_000)
+    assert body["stop" if wire is CHAT else "stop_sequences"] == ["END"]
+
+
+@both
+async def test_the_targets_settings_stand_where_the_request_says_nothing(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(body=wire.answer("Fine.")))
+    await ask(wire.provider(server.url, temperature=0.25, max_tokens=77))
+    assert (server.asked[0].body["temperature"], server.asked[0].body["max_tokens"]) == (0.25, 77)
+    await ask(wire.provider(server.url))
+    assert "temperature" not in server.asked[1].body
+    assert server.asked[1].body.get("max_tokens") == (None if wire is CHAT else 4096)
+
+
+async def test_openai_takes_a_seed_and_a_response_format(server: ModelServer) -> None:
+    server.reply(Script(body=CHAT.answer("{}")))
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    settings = {"seed": 7, "responseFormat": form, "stop": ["a", "b"]}
+    await ask(CHAT.provider(server.url), InvokeRequest.model_validate({"question": "q", "settings": settings}))
+    body = server.asked[0].body
+    assert (body["seed"], body["response_format"], body["stop"]) == (7, form, ["a", "b"])
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("wire", "settings", "field"),
+    [
+        (CHAT, {"tools": [TOOL]}, "settings.tools"),
+        (CHAT, {"toolChoice": "auto"}, "settings.toolChoice"),
+        (RESPONSES, {"seed": 1}, "settings.seed"),
+        (RESPONSES, {"stop": "x"}, "settings.stop"),
+        (RESPONSES, {"responseFormat": {"type": "json_object"}}, "settings.responseFormat"),
+        (ANTHROPIC, {"seed": 1}, "settings.seed"),
+        (ANTHROPIC, {"responseFormat": {"type": "json_object"}}, "settings.responseFormat"),
+        (ANTHROPIC, {"tools": [TOOL]}, "settings.tools"),
+    ],
+)
+async def test_what_a_provider_cannot_honour_is_refused_by_name(
+    server: ModelServer, wire: Wire, settings: dict[str, object], field: str
+) -> None:
+    message = await refused(wire.provider(server.url), question="q", settings=settings)
+    assert message.startswith(f"{field}: ")
+    assert server.asked == []
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
+USER = {"role": "user", "content": "q"}
+
+
+@pytest.mark.parametrize(
+    ("wire", "messages", "field"),
+    [
+        (CHAT, [USER, {"role": "tool", "content": "42"}], "messages[1].role"),
+        (CHAT, [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}], "messages[0].content[1]"),
+        (ANTHROPIC, [USER, {"role": "system", "content": "now"}, USER], "messages[1].role"),
+        (ANTHROPIC, [USER, {"role": "assistant", "content": ""}, USER], "messages[1].content"),
+    ],
+)
+async def test_a_message_a_provider_cannot_take_is_refused_by_name(
+    server: ModelServer, wire: Wire, messages: list[object], field: str
+) -> None:
+    message = await refused(wire.provider(server.url), systemPrompt="s", messages=messages)
+    assert message.startswith(f"{field}: ")
+    assert server.asked == []
+
+
+async def test_openai_takes_system_messages_anywhere(server: ModelServer) -> None:
+    server.reply(Script(body=CHAT.answer("Fine.")))
+    turns = [USER, {"role": "system", "content": "now"}, {"role": "assistant", "content": ""}]
+    request = InvokeRequest.model_validate({"systemPrompt": "s", "messages": turns})
+    await ask(CHAT.provider(server.url), request)
+    assert server.asked[0].body["messages"] == [{"role": "system", "content": "s"}, *turns]
+
+
+async def test_a_refusal_is_what_the_model_said(server: ModelServer) -> None:
+    body = CHAT.answer("")
+    body["choices"] = [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "refusal": "I will not."}}
+    ]
+    server.reply(Script(body=body))
+    answer = await ask(CHAT.provider(server.url))
+    assert (answer.text, answer.finish_reason) == ("I will not.", "content_filter")
+
+
+async def test_a_server_that_counts_no_tokens_leaves_the_usage_out(server: ModelServer) -> None:
+    server.reply(Script(body=CHAT.answer("Fine.") | {"usage": None}))
+    assert (await ask(CHAT.provider(server.url))).token_usage is None
+
+
+@both
+async def test_connections_are_kept_and_used_again(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(body=wire.answer("Fine.")))
+    provider = wire.provider(server.url)
+    for _ in range(10):
+        await provider.answer(QUESTION, timeout_seconds=10)
+    await provider.close()
+    assert (len(server.asked), server.connections) == (10, 1)
+
+
+@both
+async def test_calls_run_side_by_side(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(stall=True), Script(body=wire.answer("Fine.")))
+    provider = wire.provider(server.url, max_concurrency=1)
+    slow = asyncio.create_task(provider.answer(QUESTION, timeout_seconds=10))
+    await server.arrived.wait()
+    assert (await provider.answer(QUESTION, timeout_seconds=10)).text == "Fine."
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+    await provider.close()
+
+
+@both
+async def test_a_deadline_ends_the_call_in_doubt_and_closes_the_connection(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(stall=True))
+    provider = wire.provider(server.url)
+    with pytest.raises(ProviderFailure) as caught:
+        await provider.answer(QUESTION, timeout_seconds=0.2)
+    assert isinstance(caught.value.fault, TimedOut)
+    assert (caught.value.billing, caught.value.again) == (Billing.UNKNOWN, False)
+    await asyncio.wait_for(server.disconnected.wait(), 10)
+    assert len(server.asked) == 1
+    await provider.close()
+
+
+@both
+async def test_cancelling_stops_the_work_at_the_provider(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(stall=True))
+    provider = wire.provider(server.url)
+    call = asyncio.create_task(provider.answer(QUESTION, timeout_seconds=60))
+    await asyncio.wait_for(server.arrived.wait(), 10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.wait_for(server.disconnected.wait(), 10)
+    await provider.close()

@@ -1,0 +1,192 @@
+"""Python functions as targets: found beside the configuration, called, bounded, and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quintain.config import PythonTarget
+from quintain.contracts.invoke import InvokeRequest, TokenUsage
+from quintain.errors import BadRequest, ConfigError, ProviderFailed, TimedOut
+from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
+from quintain_worker.providers.build import Surroundings, build_provider
+from quintain_worker.providers.python_callable import PythonProvider
+
+QUESTION = InvokeRequest(question="How are you?")
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A configuration's folder, forgotten again by the interpreter."""
+    paths, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = paths
+    for name in set(sys.modules) - modules:
+        if name.startswith("bot_"):
+            del sys.modules[name]
+
+
+def provider_of(folder: Path, code: str, function: str = "run") -> Provider:
+    module = f"bot_{next(_numbers)}"
+    (folder / f"{module}.py").write_text(code, encoding="utf-8")
+    target = PythonTarget(provider="python", callable=f"{module}:{function}", max_concurrency=4)
+    return build_provider("it", target, Surroundings(folder, {}))
+
+
+async def ask(provider: Provider, *, timeout_seconds: float = 10) -> Answer:
+    try:
+        return await provider.answer(QUESTION, timeout_seconds=timeout_seconds)
+    finally:
+        await provider.close()
+
+
+async def failure(provider: Provider, *, timeout_seconds: float = 10) -> ProviderFailure:
+    with pytest.raises(ProviderFailure) as caught:
+        await ask(provider, timeout_seconds=timeout_seconds)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def run(request): return request.question.upper()",
+        "async def run(request): return request.question.upper()",
+        "class Bot:\n    async def __call__(self, request): return request.question.upper()\nrun = Bot()",
+    ],
+)
+async def test_a_function_takes_the_request_and_returns_its_text(folder: Path, code: str) -> None:
+    assert await ask(provider_of(folder, code)) == Answer(text="HOW ARE YOU?")
+
+
+async def test_a_function_may_return_a_whole_answer(folder: Path) -> None:
+    code = """
+from quintain.contracts.invoke import TokenUsage
+from quintain_worker.port import Answer
+
+def run(request):
+    return Answer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
+"""
+    answer = await ask(provider_of(folder, code))
+    assert answer == Answer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
+
+
+async def test_a_module_may_import_its_neighbours(folder: Path) -> None:
+    (folder / "bot_neighbour.py").write_text("WORD = 'hello'", encoding="utf-8")
+    assert (await ask(provider_of(folder, "from bot_neighbour import WORD\ndef run(r): return WORD"))).text == "hello"
+
+
+async def test_functions_run_in_threads_as_many_as_the_target_may_have_in_flight() -> None:
+    together = threading.Barrier(4, timeout=10)
+
+    def run(_request: InvokeRequest) -> str:
+        together.wait()
+        return "all here"
+
+    provider = PythonProvider("it", run, threads=4)
+    answers = await asyncio.gather(*(provider.answer(QUESTION, timeout_seconds=10) for _ in range(4)))
+    await provider.close()
+    assert [answer.text for answer in answers] == ["all here"] * 4
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def run(r): raise RuntimeError('the key is canary')", "it: the function raised RuntimeError"),
+        ("async def run(r): raise TimeoutError('canary')", "it: the function raised TimeoutError"),
+        ("def run(r): raise SystemExit('canary')", "it: the function raised SystemExit"),
+        ("def run(): return 'canary'", "it: the function raised TypeError"),
+        ("def run(r): return {'canary': 1}", "it: the function returned dict, not str or Answer"),
+    ],
+)
+async def test_what_a_function_does_wrong_is_charged_and_told_by_its_class_alone(
+    folder: Path, code: str, says: str
+) -> None:
+    failed = await failure(provider_of(folder, code))
+    assert isinstance(failed.fault, ProviderFailed)
+    assert (failed.fault.message, failed.fault.charged) == (says, True)
+    assert (failed.billing, failed.again) == (Billing.BILLED, False)
+
+
+async def test_a_function_may_judge_its_own_failure(folder: Path) -> None:
+    code = """
+from quintain.errors import BadRequest
+from quintain_worker.port import Billing, ProviderFailure
+
+def run(request):
+    raise ProviderFailure(BadRequest("question: too short"), Billing.UNBILLED)
+"""
+    failed = await failure(provider_of(folder, code))
+    assert isinstance(failed.fault, BadRequest)
+    assert failed.billing is Billing.UNBILLED
+
+
+async def test_a_deadline_is_in_doubt_for_a_coroutine() -> None:
+    stopped = asyncio.Event()
+
+    async def run(_request: InvokeRequest) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return "never"
+
+    failed = await failure(PythonProvider("it", run, threads=1), timeout_seconds=0.05)
+    assert isinstance(failed.fault, TimedOut)
+    assert (failed.billing, failed.again) == (Billing.UNKNOWN, False)
+    assert stopped.is_set()
+
+
+async def test_a_deadline_is_in_doubt_for_a_thread_which_runs_on() -> None:
+    finish, finished = threading.Event(), threading.Event()
+
+    def run(_request: InvokeRequest) -> str:
+        finish.wait(10)
+        finished.set()
+        return "too late"
+
+    failed = await failure(PythonProvider("it", run, threads=1), timeout_seconds=0.05)
+    assert isinstance(failed.fault, TimedOut)
+    assert failed.billing is Billing.UNKNOWN
+    finish.set()
+    assert await asyncio.to_thread(finished.wait, 10)
+
+
+async def test_a_cancelled_call_is_cancelled() -> None:
+    began = asyncio.Event()
+
+    async def run(_request: InvokeRequest) -> str:
+        began.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    provider = PythonProvider("it", run, threads=1)
+    call = asyncio.create_task(ask(provider))
+    await began.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+@pytest.mark.parametrize(
+    ("callable_", "says"),
+    [
+        ("bot_nowhere:run", "targets.it.callable: bot_nowhere cannot be imported: ModuleNotFoundError"),
+        ("bot_broken:run", "targets.it.callable: bot_broken cannot be imported: ZeroDivisionError"),
+        ("bot_fine:walk", "targets.it.callable: bot_fine has no function walk"),
+        ("bot_fine:run", "targets.it.callable: bot_fine has no function run"),
+    ],
+)
+def test_a_function_that_cannot_be_had_stops_the_start(folder: Path, callable_: str, says: str) -> None:
+    (folder / "bot_broken.py").write_text("1 / 0", encoding="utf-8")
+    (folder / "bot_fine.py").write_text("run = 5", encoding="utf-8")
+    target = PythonTarget(provider="python", callable=callable_)
+    with pytest.raises(ConfigError) as caught:
+        build_provider("it", target, Surroundings(folder, {}))
+    assert caught.value.message.startswith(says)
