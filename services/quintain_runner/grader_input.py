@@ -1,0 +1,91 @@
+"""What a grader reads on stdin: the fields of every era of AgentV's contract at once, in snake_case. Pure.
+
+An unchanged AgentV grader finds its own fields, with the types its own SDK checks: ``expected_output`` and
+``input`` are lists of messages, ``output`` is text, and what may not be null is left out where it is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
+
+from quintain.contracts.invoke import ChatMessage, OutputMessage, Result
+from quintain_runner.dataset import Case
+
+JsonObject = dict[str, JsonValue]
+
+#: Nobody here measures these; AgentV writes null as well where it does not.
+_UNKNOWN = ("trace", "trace_summary", "cost_usd", "start_time", "end_time", "file_changes", "workspace_path", "config")
+
+
+def grader_input(case: Case, result: Result) -> JsonObject:
+    """The object a grader reads: the case, what the target answered, and what was expected."""
+    asked, said = _conversation(case), _messages(result.output)
+    expected = _expected_messages(case)
+    usage = result.token_usage
+    fields: JsonObject = {
+        "question": case.asked,
+        "input": asked,
+        "input_messages": asked,
+        "output": result.raw_text,
+        "candidate_answer": result.raw_text,
+        "answer": result.raw_text,
+        "output_messages": said,
+        "messages": said,
+        "expected_output": expected,
+        "expected_messages": expected,
+        "criteria": _own_text(case, "criteria") or expected_text(case) or "",
+        "expected_outcome": _own_text(case, "expected_outcome") or expected_text(case) or "",
+        "input_files": _own_paths(case, "input_files"),
+        "guideline_files": _own_paths(case, "guideline_files"),
+        "metadata": case.metadata,
+        "token_usage": None if usage is None else usage.model_dump(by_alias=True, exclude_none=True),
+        "duration_ms": result.duration_ms,
+        **dict.fromkeys(_UNKNOWN),
+    }
+    reference = _own_text(case, "reference_answer") or expected_text(case)
+    return fields if reference is None else {**fields, "reference_answer": reference}
+
+
+def expected_text(case: Case) -> str | None:
+    """What the row expects, as text; None where it expects nothing."""
+    if case.expected is None or isinstance(case.expected, str):
+        return case.expected
+    return json.dumps(case.expected, ensure_ascii=False)
+
+
+def _conversation(case: Case) -> list[JsonValue]:
+    turns = case.messages or [ChatMessage(role="user", content=case.asked)]
+    if case.system_prompt:
+        turns = [ChatMessage(role="system", content=case.system_prompt), *turns]
+    return _messages(turns)
+
+
+def _messages(messages: Sequence[ChatMessage | OutputMessage]) -> list[JsonValue]:
+    return [message.model_dump(mode="json") for message in messages]
+
+
+def _expected_messages(case: Case) -> list[JsonValue]:
+    for field in ("expected_output", "expected_messages"):
+        own = case.metadata.get(field)
+        if isinstance(own, list) and all(isinstance(item, dict) and "role" in item for item in own):
+            return own
+        if isinstance(own, str):
+            return [{"role": "assistant", "content": own}]
+    if case.expected is None:
+        return []
+    # AgentV's messages hold text or objects; a bare number or list travels as its JSON.
+    content = case.expected if isinstance(case.expected, Mapping) else expected_text(case)
+    return [{"role": "assistant", "content": content}]
+
+
+def _own_text(case: Case, field: str) -> str | None:
+    own = case.metadata.get(field)
+    return own if isinstance(own, str) else None
+
+
+def _own_paths(case: Case, field: str) -> list[JsonValue]:
+    own = case.metadata.get(field)
+    return own if isinstance(own, list) and all(isinstance(path, str) for path in own) else []

@@ -1,0 +1,145 @@
+"""``run.json``: of what the rows beside it are the results, with which versions, and how far the run has come."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from quintain.errors import ConfigError
+from quintain_runner.atomic import replacing
+from quintain_runner.evaluation import Evaluation
+from quintain_runner.results import FILE_NAME as RESULTS_NAME
+from quintain_runner.summary import RunSummary
+
+FILE_NAME = "run.json"
+
+#: How much of a hash an error tells, in characters.
+_TOLD = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What makes results comparable: hashes of the dataset, of the graders and of the file's targets.
+
+    What a person changes to get a run through (budgets, timeouts, the threshold, ``repeats``) is no part of it.
+    """
+
+    dataset: str
+    graders: str
+    targets: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A run's record: what was configured, and when it was first started."""
+
+    evaluation: Evaluation
+    targets: tuple[str, ...]
+    identity: Identity
+    started_at: str
+
+
+def identity_of(evaluation: Evaluation, dataset_sha256: str) -> Identity:
+    """The identity of an evaluation on a dataset with this hash."""
+    graders = [
+        grader.model_dump(include={"name", "command", "builtin", "judge_target"}) for grader in evaluation.spec.graders
+    ]
+    return Identity(
+        dataset=dataset_sha256, graders=_sha256(graders), targets=_sha256(sorted(evaluation.spec.targets or []))
+    )
+
+
+def begin_record(folder: Path, evaluation: Evaluation, targets: Sequence[str], identity: Identity) -> Record:
+    """The record of this folder's run, taken up where there is one.
+
+    Raises `ConfigError` where the folder holds the results of another evaluation.
+    """
+    held = _held(folder)
+    if held is not None:
+        _refuse_another(folder, held, evaluation, identity)
+    return Record(
+        evaluation=evaluation,
+        targets=tuple(targets),
+        identity=identity,
+        started_at=str(held.get("startedAt")) if held else _now(),
+    )
+
+
+def write_record(folder: Path, record: Record, summary: RunSummary, *, ended: bool) -> None:
+    """Write the record with these counts, in one step. Raises `QuintainError` where the disk refuses it."""
+    spec = record.evaluation.spec
+    content = {
+        "schemaVersion": 1,
+        "configuration": {
+            "evaluation": str(record.evaluation.path),
+            "evaluationSha256": record.evaluation.sha256,
+            "content": record.evaluation.text,
+            "identity": asdict(record.identity),
+            "targets": list(record.targets),
+            "repeats": spec.repeats,
+            "threshold": spec.threshold,
+            "maxCalls": summary.max_calls,
+        },
+        "versions": {"quintain": _version(), "python": platform.python_version()},
+        "startedAt": record.started_at,
+        "endedAt": _now() if ended else None,
+        **summary.to_wire(),
+    }
+    if not ended:
+        content["exitCode"] = None
+    with replacing(folder / FILE_NAME) as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def _held(folder: Path) -> dict[str, object] | None:
+    path = folder / FILE_NAME
+    try:
+        held = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        rows = folder / RESULTS_NAME
+        if rows.exists() and rows.stat().st_size:
+            raise ConfigError(
+                f"{folder} holds results and no {FILE_NAME}, so nobody can tell of which evaluation; give another "
+                "folder with --output, or remove that one"
+            ) from None
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); remove it, or give another --output") from None
+    return held if isinstance(held, dict) else {}
+
+
+def _refuse_another(folder: Path, held: dict[str, object], evaluation: Evaluation, identity: Identity) -> None:
+    configuration = held.get("configuration")
+    was = configuration if isinstance(configuration, dict) else {}
+    then = was.get("identity")
+    then = then if isinstance(then, dict) else {}
+    others = [what for what, now in asdict(identity).items() if then.get(what) != now]
+    if others:
+        before = ", ".join(f"{what} {str(then.get(what))[:_TOLD]}" for what in others)
+        here = ", ".join(f"{what} {asdict(identity)[what][:_TOLD]}" for what in others)
+        raise ConfigError(
+            f"{folder} holds the results of another evaluation: {was.get('evaluation')} ({before}), and this is "
+            f"{evaluation.path} ({here}); give another folder with --output, or remove that one"
+        )
+
+
+def _sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("quintain")
+    except metadata.PackageNotFoundError:
+        # Run from a checkout that nobody installed.
+        return "unknown"

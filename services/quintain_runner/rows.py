@@ -1,0 +1,155 @@
+"""One row of ``results.jsonl`` (``protocol.md`` §8): what became of one case, target and repeat. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from pydantic import AliasChoices, Field, field_serializer
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.message import Message
+from quintain_runner.verdict import Check, Verdict
+
+#: The error's code where the target answered and a grader gave no verdict.
+GRADER_FAILED = "grader_failed"
+
+#: The error's code where a grader gave no verdict and the run's budget is spent.
+BUDGET_EXHAUSTED = "budget_exhausted"
+
+
+class Status(StrEnum):
+    """``graded`` and ``inDoubt`` rows are kept when a run resumes; ``error`` rows are asked again."""
+
+    GRADED = "graded"
+    ERROR = "error"
+    IN_DOUBT = "inDoubt"
+
+
+class Key(NamedTuple):
+    """What a row is of; the latest row of a key counts."""
+
+    case_id: str
+    target: str
+    repeat: int
+
+
+#: ``pass`` on the wire is a word that Python keeps for itself.
+_PASS = AliasChoices("pass", "passed")
+
+
+def _absent(value: object) -> bool:
+    return value is None
+
+
+class CheckRow(Message):
+    """One thing a grader looked at."""
+
+    id: str | None = Field(default=None, exclude_if=_absent)
+    text: str
+    passed: bool = Field(validation_alias=_PASS, serialization_alias="pass")
+    score: float | None = Field(default=None, exclude_if=_absent)
+    reason: str | None = Field(default=None, exclude_if=_absent)
+    evidence: str | None = Field(default=None, exclude_if=_absent)
+
+    @classmethod
+    def of(cls, check: Check) -> CheckRow:
+        """The check as it is written."""
+        return cls(
+            id=check.id,
+            text=check.text,
+            passed=check.passed,
+            score=check.score,
+            reason=check.reason,
+            evidence=check.evidence,
+        )
+
+
+class GraderRow(Message):
+    """One grader's word: a verdict, or the error that took its place. ``calls`` is what it spent."""
+
+    score: float | None = None
+    passed: bool | None = Field(default=None, validation_alias=_PASS, serialization_alias="pass")
+    reason: str | None = None
+    checks: list[CheckRow] = Field(default_factory=list)
+    error: str | None = Field(default=None, exclude_if=_absent)
+    calls: int = 0
+
+    @classmethod
+    def of(cls, verdict: Verdict, *, calls: int = 0) -> GraderRow:
+        """The verdict as it is written."""
+        return cls(
+            score=verdict.score,
+            passed=verdict.passed,
+            reason=verdict.reason,
+            checks=[CheckRow.of(check) for check in verdict.checks],
+            calls=calls,
+        )
+
+
+class RowError(Message):
+    """Why a row has no score: a fault's code, or `GRADER_FAILED`, and a sentence."""
+
+    code: str
+    error: str
+
+
+class Row(Message):
+    """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1."""
+
+    schema_version: Literal[1] = 1
+    case_id: str
+    target: str
+    repeat: int
+    status: Status
+    output: str | None = None
+    score: float | None = None
+    graders: dict[str, GraderRow] = Field(default_factory=dict)
+    error: RowError | None = Field(default=None, exclude_if=_absent)
+    calls: int = 0
+    token_usage: TokenUsage = TokenUsage()
+    duration_ms: float = 0
+    tries: int = Field(default=1, exclude_if=lambda tries: tries == 1)
+
+    @field_serializer("token_usage")
+    def _counted_tokens(self, usage: TokenUsage) -> dict[str, int]:
+        return usage.model_dump(by_alias=True, exclude_none=True)
+
+    @property
+    def key(self) -> Key:
+        """What this row is of."""
+        return Key(self.case_id, self.target, self.repeat)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every grader passes it."""
+        return self.status is Status.GRADED and all(grader.passed for grader in self.graders.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a row adds to the counts; all that is kept of it in memory. ``answered``: the target did answer."""
+
+    status: Status
+    score: float
+    passed: bool
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    tries: int
+    answered: bool
+
+    @classmethod
+    def of(cls, row: Row) -> Mark:
+        """The mark of a row."""
+        return cls(
+            status=row.status,
+            score=row.score or 0.0,
+            passed=row.passed,
+            calls=row.calls,
+            input_tokens=row.token_usage.input,
+            output_tokens=row.token_usage.output,
+            tries=row.tries,
+            answered=row.output is not None,
+        )

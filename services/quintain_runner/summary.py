@@ -1,0 +1,132 @@
+"""How a run ended: the counts per target and in all, the exit code and why. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+from pathlib import Path
+
+from quintain.contracts.metadata import Info
+from quintain_runner.tally import Board, Tally
+
+#: A mean this close below the threshold is the rounding of its own last digit.
+_ROUNDING = 1e-9
+
+JsonNumbers = dict[str, int | float | dict[str, int] | None]
+
+
+class ExitCode(IntEnum):
+    """What the command's exit code says."""
+
+    PASSED = 0
+    ERRORS = 1
+    BELOW_THRESHOLD = 3
+    BUDGET_SPENT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The counts of one target, or of all. ``trials`` is how many rows there are to be."""
+
+    trials: int
+    graded: int
+    passed: int
+    errors: int
+    in_doubt: int
+    mean_score: float | None
+    calls: int
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def waiting(self) -> int:
+        """Trials that have no row yet."""
+        return self.trials - self.graded - self.errors - self.in_doubt
+
+    def to_wire(self) -> JsonNumbers:
+        """The counts as ``run.json`` writes them."""
+        return {
+            "trials": self.trials,
+            "graded": self.graded,
+            "passed": self.passed,
+            "errors": self.errors,
+            "inDoubt": self.in_doubt,
+            "waiting": self.waiting,
+            "meanScore": self.mean_score,
+            "calls": self.calls,
+            "tokenUsage": {"input": self.input_tokens, "output": self.output_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """How a run ended. ``calls`` and ``max_calls`` are the ledger's word on the run's session."""
+
+    cases: int
+    per_target: dict[str, Counts]
+    total: Counts
+    calls: int
+    max_calls: int
+    threshold: float | None
+    parked: bool
+    results: Path
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The first that holds of: budget spent, errors, below the threshold, passed."""
+        if self.parked:
+            return ExitCode.BUDGET_SPENT
+        if self.total.errors or self.total.in_doubt:
+            return ExitCode.ERRORS
+        mean = self.total.mean_score
+        if self.threshold is not None and (mean is None or mean < self.threshold - _ROUNDING):
+            return ExitCode.BELOW_THRESHOLD
+        return ExitCode.PASSED
+
+    def to_wire(self) -> dict[str, object]:
+        """The totals as ``run.json`` and ``--json`` write them."""
+        totals = {"cases": self.cases, **self.total.to_wire(), "calls": self.calls, "maxCalls": self.max_calls}
+        targets = {name: {"cases": self.cases, **counts.to_wire()} for name, counts in self.per_target.items()}
+        return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets}
+
+
+def summarize(board: Board, info: Info, *, threshold: float | None, parked: bool, results: Path) -> RunSummary:
+    """The summary of what the board shows and the ledger says."""
+    return RunSummary(
+        cases=board.cases,
+        per_target={name: _counts([tally]) for name, tally in board.tallies.items()},
+        total=_counts(list(board.tallies.values())),
+        calls=info.call_count,
+        max_calls=info.max_calls,
+        threshold=threshold,
+        parked=parked,
+        results=results,
+    )
+
+
+def calls_to_finish(summary: RunSummary) -> int:
+    """What ``max_calls`` would have to be for the waiting trials too, if they cost what the others did."""
+    total = summary.total
+    done = total.trials - total.waiting
+    per_trial = max(1.0, total.calls / done) if done else 1.0
+    open_trials = total.waiting + total.errors
+    return summary.calls + max(1, math.ceil(per_trial * open_trials))
+
+
+def _counts(tallies: Sequence[Tally]) -> Counts:
+    graded = sum(tally.graded for tally in tallies)
+    score = sum((tally.score_sum for tally in tallies), Fraction())
+    return Counts(
+        trials=sum(tally.trials for tally in tallies),
+        graded=graded,
+        passed=sum(tally.passed for tally in tallies),
+        errors=sum(tally.errors for tally in tallies),
+        in_doubt=sum(tally.in_doubt for tally in tallies),
+        mean_score=float(score / graded) if graded else None,
+        calls=sum(tally.calls for tally in tallies),
+        input_tokens=sum(tally.input_tokens for tally in tallies),
+        output_tokens=sum(tally.output_tokens for tally in tallies),
+    )

@@ -1,0 +1,112 @@
+"""One trial: ask the target, let the graders look, and say what became of it as one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quintain.contracts.invoke import Result, TokenUsage
+from quintain.errors import BudgetExhausted, Expired, Fault, TimedOut, WorkerLost
+from quintain_runner.grading import Bench, grade
+from quintain_runner.plan import Trial
+from quintain_runner.rows import BUDGET_EXHAUSTED, GRADER_FAILED, GraderRow, Row, RowError, Status
+
+#: Charged, and nobody knows what came of it.
+_UNKNOWN_OUTCOMES = (TimedOut, WorkerLost, Expired)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a trial left: a row, or none where the budget did not even let it ask."""
+
+    row: Row | None
+    budget_spent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Grades:
+    """What the graders left: their rows, what they spent, and why they ended early, if they did."""
+
+    rows: dict[str, GraderRow]
+    token_usage: TokenUsage
+    error: RowError | None = None
+    budget_spent: bool = False
+
+    @property
+    def calls(self) -> int:
+        return sum(row.calls for row in self.rows.values())
+
+
+async def run_trial(trial: Trial, bench: Bench) -> Outcome:
+    """Run one trial to its row. Raises what is no `Fault`: a bus that is gone ends the run."""
+    try:
+        result = await bench.session.send(trial.request, request_id=trial.request_id)
+    except BudgetExhausted:
+        return Outcome(row=None, budget_spent=True)
+    except Fault as fault:
+        return Outcome(row=_faulted(trial, fault))
+    grades = await _grade_all(trial, result, bench)
+    if grades.error is not None and await _is_spent(bench):
+        grades = replace(grades, budget_spent=True, error=_for_want_of_budget(grades.error, bench.max_calls))
+    return Outcome(row=_graded(trial, result, grades), budget_spent=grades.budget_spent)
+
+
+async def _grade_all(trial: Trial, result: Result, bench: Bench) -> _Grades:
+    """Every grader in its order, up to the first without a verdict: the row errs, so the others' calls are saved."""
+    rows: dict[str, GraderRow] = {}
+    usage = TokenUsage()
+    for grader in bench.graders:
+        try:
+            graded = await grade(grader, trial, result, bench)
+        except Fault as fault:
+            return _Grades(rows, usage, RowError(code=fault.code, error=f"grader {grader.name}: {fault.message}"))
+        rows[grader.name] = graded.row
+        usage += graded.token_usage
+        if graded.row.error is not None:
+            sentence = f"grader {grader.name}: {graded.row.error}"
+            return _Grades(rows, usage, RowError(code=GRADER_FAILED, error=sentence))
+    return _Grades(rows, usage)
+
+
+async def _is_spent(bench: Bench) -> bool:
+    try:
+        info = await bench.session.get_info()
+    except Fault:
+        # The row errs either way, and the grader's own sentence is the better one.
+        return False
+    return info.call_count >= info.max_calls
+
+
+def _for_want_of_budget(error: RowError, max_calls: int) -> RowError:
+    sentence = f"The run's budget is spent (limit: {max_calls}), and {error.error}"
+    return RowError(code=BUDGET_EXHAUSTED, error=sentence)
+
+
+def _faulted(trial: Trial, fault: Fault) -> Row:
+    in_doubt = fault.charged and isinstance(fault, _UNKNOWN_OUTCOMES)
+    return Row(
+        case_id=trial.case.id,
+        target=trial.target,
+        repeat=trial.repeat,
+        tries=trial.tries,
+        status=Status.IN_DOUBT if in_doubt else Status.ERROR,
+        error=RowError(code=fault.code, error=fault.message),
+        calls=int(fault.charged),
+    )
+
+
+def _graded(trial: Trial, result: Result, grades: _Grades) -> Row:
+    scores = [row.score for row in grades.rows.values() if row.score is not None]
+    return Row(
+        case_id=trial.case.id,
+        target=trial.target,
+        repeat=trial.repeat,
+        tries=trial.tries,
+        status=Status.ERROR if grades.error else Status.GRADED,
+        output=result.raw_text,
+        score=None if grades.error else sum(scores) / len(scores),
+        graders=grades.rows,
+        error=grades.error,
+        calls=1 + grades.calls,
+        token_usage=(result.token_usage or TokenUsage()) + grades.token_usage,
+        duration_ms=result.duration_ms,
+    )

@@ -1,0 +1,82 @@
+"""A folder with an evaluation in it, and a run of it over a fake session."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quintain_runner.doors import Doors
+from quintain_runner.evaluation import load_evaluation
+from quintain_runner.progress import Progress, Silent
+from quintain_runner.rows import Row
+from quintain_runner.run import RunSetup
+from support.fake_client import FakeClient
+
+EXACT = {"name": "same", "builtin": "exact"}
+
+Json = dict[str, object]
+
+
+def cases(count: int) -> list[Json]:
+    """Cases that an echo answers rightly."""
+    return [{"id": f"case-{number}", "question": f"q{number}", "expected": f"q{number}"} for number in range(count)]
+
+
+def write_evaluation(folder: Path, rows: list[Json], graders: list[Json], **settings: object) -> Path:
+    """Write the two files of an evaluation; YAML reads JSON."""
+    (folder / "cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "eval.yaml"
+    path.write_text(json.dumps({"dataset": "cases.jsonl", "graders": graders, **settings}))
+    return path
+
+
+def write_script(folder: Path, name: str, source: str) -> list[str]:
+    """Write a Python script, and give the command that runs it."""
+    (folder / name).write_text(source)
+    return [sys.executable, name]
+
+
+@dataclass
+class Folder:
+    """Where an evaluation stands, its results, and how it is run."""
+
+    path: Path
+    client: FakeClient
+    targets: tuple[str, ...] = ("bot",)
+    env: dict[str, str] = field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
+    judge_targets: dict[str, str | None] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Silent)
+    concurrency: int = 8
+
+    @property
+    def output(self) -> Path:
+        """Where the results go."""
+        return self.path / "out"
+
+    def setup(self) -> RunSetup:
+        """A run of the evaluation, as its files are now."""
+        return RunSetup(
+            evaluation=load_evaluation(self.path / "eval.yaml"),
+            targets=self.targets,
+            output=self.output,
+            client=self.client,
+            count_calls=self.client.count_calls,
+            doors=Doors("http://127.0.0.1:1/door"),
+            judge_targets=self.judge_targets,
+            hidden=self.hidden,
+            env=self.env,
+            progress=self.progress,
+            concurrency=self.concurrency,
+        )
+
+    def rows(self) -> list[Row]:
+        """The rows as they are on the disk."""
+        lines = (self.output / "results.jsonl").read_bytes().splitlines()
+        return [Row.model_validate_json(line) for line in lines]
+
+    def by_case(self) -> dict[str, Row]:
+        """The latest row of each case."""
+        return {row.case_id: row for row in self.rows()}

@@ -1,0 +1,108 @@
+"""A session without a fleet: the client's methods, with a budget that counts as the ledger does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
+from quintain.contracts.metadata import Info, OpenSession, SessionOpened, SessionState
+from quintain.errors import BudgetExhausted, Fault
+
+Answer = Callable[[InvokeRequest], Awaitable[str]]
+
+
+async def echo(request: InvokeRequest) -> str:
+    """Answers with the question."""
+    return request.question or ""
+
+
+@dataclass
+class Child:
+    """A session that a grader was given."""
+
+    ask: OpenSession
+    calls: int = 0
+
+
+class FakeClient:
+    """One session. The same request id is the same call: charged once, answered alike, its fault too."""
+
+    def __init__(self, answer: Answer = echo, *, max_calls: int = 1000, targets: tuple[str, ...] = ("bot",)) -> None:
+        self.answer, self.max_calls, self.targets = answer, max_calls, targets
+        self.used = 0
+        self.asked: list[InvokeRequest] = []
+        self.in_flight = self.most_in_flight = 0
+        self.children: dict[str, Child] = {}
+        self._settled: dict[str, Result | Fault] = {}
+        self._numbers = itertools.count(1)
+
+    async def send(
+        self, request: InvokeRequest, *, request_id: str | None = None, deadline_seconds: float = 600.0
+    ) -> Result:
+        assert request_id is not None
+        assert deadline_seconds > 0
+        if request_id not in self._settled:
+            self._settled[request_id] = await self._ask(request, request_id)
+        settled = self._settled[request_id]
+        if isinstance(settled, Fault):
+            raise settled
+        return settled
+
+    async def open_child(self, ask: OpenSession) -> SessionOpened:
+        token = f"token-{next(self._numbers)}"
+        self.children[token] = Child(ask)
+        return SessionOpened(session_id=token, token=token)
+
+    async def get_info(self) -> Info:
+        return self._info(self.targets[0], self.max_calls, self.used)
+
+    async def count_calls(self, token: str) -> Info:
+        child = self.children[token]
+        return self._info(child.ask.default_target, child.ask.max_calls or 0, child.calls, tokens=child.calls)
+
+    def spend(self, token: str, calls: int) -> None:
+        """A grader called: its session and this one are charged, one token for each call."""
+        self.children[token].calls += calls
+        self.used += calls
+
+    async def _ask(self, request: InvokeRequest, request_id: str) -> Result | Fault:
+        if self.used >= self.max_calls:
+            raise BudgetExhausted(f"Max calls exceeded (limit: {self.max_calls})")
+        self.used += 1
+        self.asked.append(request)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return self._result(request, await self.answer(request))
+        except Fault as fault:
+            self.used -= not fault.charged
+            if fault.charged:
+                return fault
+            raise
+        finally:
+            self.in_flight -= 1
+
+    def _result(self, request: InvokeRequest, text: str) -> Result:
+        return Result(
+            output=[OutputMessage(content=text)],
+            raw_text=text,
+            token_usage=TokenUsage(input=10, output=2),
+            target=request.target or self.targets[0],
+            duration_ms=5.0,
+            call_count=self.used,
+            max_calls=self.max_calls,
+        )
+
+    def _info(self, target: str, max_calls: int, used: int, *, tokens: int = 0) -> Info:
+        return Info(
+            session_id="session",
+            target_name=target,
+            max_calls=max_calls,
+            call_count=used,
+            available_targets=sorted(self.targets),
+            token_usage=TokenUsage(input=tokens),
+            state=SessionState.OPEN,
+            now=0,
+        )

@@ -1,0 +1,118 @@
+"""The evaluation file: what it says, and how it says what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintain.errors import ConfigError
+from quintain_runner.evaluation import Evaluation, load_evaluation
+
+WHOLE = """
+dataset: cases.jsonl
+targets: [gpt4o, local]
+max_calls: 20000
+repeats: 2
+threshold: 0.8
+graders:
+  - name: correct
+    command: ["python", "judge.py"]
+    judge_target: claude_base
+    target: {max_calls: 10}
+    timeout_seconds: 30
+  - name: same
+    builtin: exact
+"""
+
+
+def load(tmp_path: Path, text: str) -> Evaluation:
+    path = tmp_path / "eval.yaml"
+    path.write_text(text)
+    return load_evaluation(path)
+
+
+def mistakes(tmp_path: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, text)
+    prefix = f"{tmp_path / 'eval.yaml'}: "
+    lines = error.value.message.splitlines()
+    assert all(line.startswith(prefix) for line in lines)
+    return [line.removeprefix(prefix) for line in lines]
+
+
+def test_the_protocols_own_example_is_read(tmp_path: Path) -> None:
+    evaluation = load(tmp_path, WHOLE)
+    judge, same = evaluation.spec.graders
+    assert evaluation.spec.targets == ["gpt4o", "local"]
+    assert (evaluation.spec.max_calls, evaluation.spec.repeats, evaluation.spec.threshold) == (20000, 2, 0.8)
+    assert (judge.command, judge.judge_target, judge.target.max_calls, judge.timeout_seconds) == (
+        ["python", "judge.py"],
+        "claude_base",
+        10,
+        30,
+    )
+    assert (same.builtin, same.target.max_calls, same.timeout_seconds) == ("exact", 50, 120)
+
+
+def test_the_dataset_is_found_beside_the_file_and_the_run_is_named_after_it(tmp_path: Path) -> None:
+    evaluation = load(tmp_path, WHOLE)
+    assert evaluation.dataset == tmp_path / "cases.jsonl"
+    assert evaluation.name == "eval"
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_place_and_the_nearest_known_key(tmp_path: Path) -> None:
+    told = mistakes(
+        tmp_path,
+        """
+dataset: cases.jsonl
+thresold: 0.5
+repeats: 0
+graders:
+  - name: a
+    comand: [judge]
+    target: {max_call: 1}
+""",
+    )
+    assert "unknown key 'thresold'; did you mean 'threshold'?" in told
+    assert "repeats: it must be greater than or equal to 1" in told
+    assert "graders[0]: unknown key 'comand'; did you mean 'command'?" in told
+    assert "graders[0].target: unknown key 'max_call'; did you mean 'max_calls'?" in told
+
+
+def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> None:
+    (told,) = mistakes(tmp_path, WHOLE + "zzz: 1\n")
+    assert told.startswith("unknown key 'zzz'; known: dataset, targets, max_calls")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("graders: [{name: a, builtin: exact}]", "missing key 'dataset'"),
+        ("dataset: c\ngraders: []", "graders: List should have at least 1 item"),
+        ("dataset: c\ngraders: [{name: a}]", "graders[0]: give one of command"),
+        ("dataset: c\ngraders: [{name: a, builtin: exact, command: [x]}]", "graders[0]: give one of command"),
+        ("dataset: c\ngraders: [{name: a, builtin: same}]", "it must be 'exact' or 'contains'"),
+        ("dataset: c\ngraders: [{name: a, command: python judge.py}]", "it must be a list"),
+        ("dataset: c\ngraders: [{name: a, builtin: exact}, {name: a, builtin: exact}]", "named twice: a"),
+        ("dataset: c\ntargets: [b, b]\ngraders: [{name: a, builtin: exact}]", "targets: named twice: b"),
+        ("dataset: c\nthreshold: 1.5\ngraders: [{name: a, builtin: exact}]", "less than or equal to 1"),
+        ("dataset: c\nmax_calls: -1\ngraders: [{name: a, builtin: exact}]", "greater than or equal to 0"),
+        ("dataset: c\nmax_calls: yes\ngraders: [{name: a, builtin: exact}]", "a valid integer"),
+        ("dataset: c\ndataset: d\ngraders: [{name: a, builtin: exact}]", "'dataset' is given twice"),
+        ("- a list", "it must be a map"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    assert any(sentence in told for told in mistakes(tmp_path, text))
+
+
+def test_what_is_not_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
+    (told,) = mistakes(tmp_path, "dataset: c\ngraders: [")
+    assert "line 2" in told
+    assert "not YAML" in told
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read"):
+        load_evaluation(tmp_path / "missing.yaml")

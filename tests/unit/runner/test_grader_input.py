@@ -1,0 +1,96 @@
+"""What graders read: the fields of every era of AgentV, with the types its SDKs check."""
+
+from __future__ import annotations
+
+import json
+
+from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage
+from quintain_runner.dataset import Case
+from quintain_runner.grader_input import expected_text, grader_input
+
+RESULT = Result(
+    output=[OutputMessage(content="Paris")],
+    raw_text="Paris",
+    token_usage=TokenUsage(input=3, output=1),
+    target="bot",
+    duration_ms=12.5,
+    call_count=1,
+    max_calls=9,
+)
+
+ASKED = Case(id="1", question="Capital?", system_prompt="Be short.", expected="Paris", metadata={"level": 2})
+
+FIRST_ERA = {
+    "question", "expected_outcome", "expected_messages", "reference_answer", "candidate_answer", "output_messages",
+    "guideline_files", "input_files", "input_messages", "trace_summary", "config",
+}  # fmt: skip
+
+LAST_ERA = {
+    "criteria", "expected_output", "output", "messages", "input_files", "input", "metadata", "trace",
+    "trace_summary", "token_usage", "cost_usd", "duration_ms", "start_time", "end_time", "file_changes",
+    "workspace_path", "config",
+}  # fmt: skip
+
+
+def test_it_has_the_fields_of_every_era_and_is_json() -> None:
+    fields = grader_input(ASKED, RESULT)
+    assert fields.keys() >= FIRST_ERA | LAST_ERA
+    assert json.loads(json.dumps(fields)) == fields
+
+
+def test_the_question_the_answer_and_what_was_expected_are_where_each_era_looks() -> None:
+    fields = grader_input(ASKED, RESULT)
+    asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Capital?"}]
+    said = [{"role": "assistant", "content": "Paris"}]
+    assert fields["question"] == "Capital?"
+    assert fields["input"] == fields["input_messages"] == asked
+    assert fields["output"] == fields["candidate_answer"] == "Paris"
+    assert fields["messages"] == fields["output_messages"] == said
+    assert fields["expected_output"] == fields["expected_messages"] == said
+    assert fields["criteria"] == fields["expected_outcome"] == fields["reference_answer"] == "Paris"
+    assert fields["metadata"] == {"level": 2}
+    assert fields["token_usage"] == {"input": 3, "output": 1}
+    assert (fields["duration_ms"], fields["cost_usd"]) == (12.5, None)
+
+
+def test_a_rows_own_fields_win_over_what_is_expected() -> None:
+    own = {
+        "criteria": "names the capital",
+        "expected_outcome": "a city",
+        "reference_answer": "Paris, France",
+        "expected_output": [{"role": "assistant", "content": "It is Paris."}],
+        "input_files": ["a.txt"],
+        "guideline_files": "not a list of paths",
+    }
+    fields = grader_input(ASKED.model_copy(update={"metadata": own}), RESULT)
+    for name in ("criteria", "expected_outcome", "reference_answer", "expected_output", "input_files"):
+        assert fields[name] == own[name]
+    assert fields["guideline_files"] == []
+    assert fields["metadata"] == own
+
+
+def test_a_row_that_expects_nothing_leaves_out_what_may_not_be_null() -> None:
+    fields = grader_input(Case(id="1", question="q"), RESULT)
+    assert "reference_answer" not in fields
+    assert fields["criteria"] == fields["expected_outcome"] == ""
+    assert fields["expected_output"] == []
+
+
+def test_a_conversation_is_passed_whole() -> None:
+    turns = [ChatMessage(role="user", content="one"), ChatMessage(role="user", content="two")]
+    fields = grader_input(Case(id="1", messages=turns), RESULT)
+    assert fields["question"] == "two"
+    assert fields["input"] == [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
+
+
+def test_what_is_expected_and_no_text_is_given_as_its_json_and_an_object_as_it_is() -> None:
+    number = Case(id="1", question="q", expected=42)
+    assert expected_text(number) == "42"
+    assert grader_input(number, RESULT)["expected_output"] == [{"role": "assistant", "content": "42"}]
+    objects = Case(id="1", question="q", expected={"city": "Genève"})
+    assert expected_text(objects) == '{"city": "Genève"}'
+    assert grader_input(objects, RESULT)["expected_output"] == [{"role": "assistant", "content": {"city": "Genève"}}]
+
+
+def test_an_answer_without_token_usage_says_so() -> None:
+    assert grader_input(ASKED, RESULT.model_copy(update={"token_usage": None}))["token_usage"] is None

@@ -1,0 +1,281 @@
+"""A whole run over a fake session, with real grader processes and real files."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import BrokerUnavailable, ConfigError, ProviderFailed, WorkerLost
+from quintain_runner.progress import Lines
+from quintain_runner.rows import Row, Status
+from quintain_runner.run import run_evaluation
+from quintain_runner.summary import ExitCode
+from support.evaluation_folder import EXACT, Folder, cases, write_evaluation, write_script
+from support.fake_client import FakeClient, echo
+
+
+def prepared(folder: Path, count: int = 10, *, client: FakeClient | None = None) -> Folder:
+    write_evaluation(folder, cases(count), [EXACT])
+    return Folder(folder, client or FakeClient())
+
+
+async def test_every_case_is_asked_once_and_the_run_passes(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, 50)
+    summary = await run_evaluation(folder.setup())
+    assert (summary.exit_code, summary.total.passed, summary.total.mean_score) == (ExitCode.PASSED, 50, 1.0)
+    assert (summary.calls, len(folder.client.asked)) == (50, 50)
+    assert len(folder.rows()) == 50
+    record = json.loads((folder.output / "run.json").read_text())
+    assert (record["exitCode"], record["totals"]["graded"], record["totals"]["calls"]) == (0, 50, 50)
+    assert record["endedAt"] is not None
+
+
+async def test_every_target_answers_every_case_as_often_as_said(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, cases(3), [EXACT], repeats=2)
+    folder = Folder(tmp_path, FakeClient(targets=("bot", "other")), targets=("bot", "other"))
+    summary = await run_evaluation(folder.setup())
+    assert len({row.key for row in folder.rows()}) == 12
+    assert (summary.cases, summary.total.trials, summary.per_target["other"].trials) == (3, 12, 6)
+
+
+async def test_only_so_many_trials_exist_at_once(tmp_path: Path) -> None:
+    together = asyncio.Barrier(8)
+
+    async def meeting(request: InvokeRequest) -> str:
+        await together.wait()
+        return request.question or ""
+
+    folder = prepared(tmp_path, 80, client=FakeClient(meeting))
+    folder.concurrency = together.parties
+    await run_evaluation(folder.setup())
+    assert folder.client.most_in_flight == together.parties
+
+
+async def test_the_result_does_not_depend_on_the_order_in_which_cases_end(tmp_path: Path) -> None:
+    gates = {question: asyncio.Event() for question in ("q3", "q1", "q0", "q2", "the end")}
+    following = dict(itertools.pairwise(gates))
+    gates["q3"].set()
+
+    async def gated(request: InvokeRequest) -> str:
+        question = request.question or ""
+        await gates[question].wait()
+        gates[following[question]].set()
+        return question
+
+    folder = prepared(tmp_path, 4, client=FakeClient(gated))
+    summary = await run_evaluation(folder.setup())
+    assert [row.case_id for row in folder.rows()] == ["case-3", "case-1", "case-0", "case-2"]
+    assert (summary.total.passed, summary.exit_code) == (4, ExitCode.PASSED)
+
+
+async def test_the_same_command_again_asks_nothing_that_is_kept(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    await run_evaluation(folder.setup())
+    before = (folder.output / "results.jsonl").read_bytes()
+    again = await run_evaluation(folder.setup())
+    assert len(folder.client.asked) == 10
+    assert (folder.output / "results.jsonl").read_bytes() == before
+    assert (again.total.passed, again.exit_code) == (10, ExitCode.PASSED)
+
+
+async def test_errored_cases_are_asked_again_and_doubtful_ones_kept(tmp_path: Path) -> None:
+    async def flawed(request: InvokeRequest) -> str:
+        if request.question == "q1":
+            raise ProviderFailed("down", charged=True)
+        if request.question == "q2":
+            raise WorkerLost("lost")
+        return request.question or ""
+
+    folder = prepared(tmp_path, client=FakeClient(flawed))
+    first = await run_evaluation(folder.setup())
+    assert (first.exit_code, first.total.errors, first.total.in_doubt) == (ExitCode.ERRORS, 1, 1)
+    folder.client.answer = echo
+    second = await run_evaluation(folder.setup())
+    assert [request.question for request in folder.client.asked[10:]] == ["q1"]
+    assert (second.total.graded, second.total.errors, second.total.in_doubt) == (9, 0, 1)
+    assert (folder.by_case()["case-1"].tries, folder.by_case()["case-2"].status) == (2, Status.IN_DOUBT)
+    assert len(folder.rows()) == 10
+
+
+async def test_a_case_whose_grader_failed_is_graded_again_without_a_second_call(tmp_path: Path) -> None:
+    argv = write_script(tmp_path, "judge.py", "raise SystemExit('bug')")
+    write_evaluation(tmp_path, cases(2), [{"name": "judge", "command": argv}])
+    folder = Folder(tmp_path, FakeClient())
+    first = await run_evaluation(folder.setup())
+    assert (first.exit_code, first.total.errors) == (ExitCode.ERRORS, 2)
+    write_script(tmp_path, "judge.py", "print('{\"pass\": true}')")
+    second = await run_evaluation(folder.setup())
+    assert (second.exit_code, second.total.passed) == (ExitCode.PASSED, 2)
+    assert (second.calls, len(folder.client.asked)) == (2, 2)
+
+
+async def test_one_failing_case_does_not_stop_the_others(tmp_path: Path) -> None:
+    source = """
+import json, sys, time
+question = json.load(sys.stdin)["question"]
+if question == "q0": sys.exit("crashed")
+if question == "q1": print("no json"); sys.exit()
+if question == "q2": time.sleep(600)
+print(json.dumps({"score": 1}))
+"""
+    argv = write_script(tmp_path, "judge.py", source)
+    write_evaluation(tmp_path, cases(6), [{"name": "judge", "command": argv, "timeout_seconds": 4}])
+    folder = Folder(tmp_path, FakeClient())
+    summary = await run_evaluation(folder.setup())
+    rows = folder.by_case()
+    said = [rows[f"case-{number}"].graders["judge"].error or "" for number in range(6)]
+    assert ["crashed" in said[0], "no JSON" in said[1], "hung past" in said[2]] == [True] * 3
+    assert said[3:] == ["", "", ""]
+    assert (summary.exit_code, summary.total.errors, summary.total.passed) == (ExitCode.ERRORS, 3, 3)
+    assert summary.total.mean_score == 1.0
+
+
+async def test_at_the_end_of_the_budget_the_run_parks_and_goes_on_when_it_is_raised(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, 20, client=FakeClient(max_calls=7))
+    parked = await run_evaluation(folder.setup())
+    assert (parked.exit_code, parked.total.graded, parked.total.waiting) == (ExitCode.BUDGET_SPENT, 7, 13)
+    assert (parked.calls, parked.total.errors, len(folder.rows())) == (7, 0, 7)
+    folder.client.max_calls = 20
+    finished = await run_evaluation(folder.setup())
+    assert (finished.exit_code, finished.total.passed, finished.calls) == (ExitCode.PASSED, 20, 20)
+
+
+async def test_a_run_below_its_threshold_says_so(tmp_path: Path) -> None:
+    wrong = [{**case, "expected": "something else"} for case in cases(1)]
+    write_evaluation(tmp_path, cases(4)[1:] + wrong, [EXACT], threshold=0.8)
+    summary = await run_evaluation(Folder(tmp_path, FakeClient()).setup())
+    assert (summary.exit_code, summary.total.mean_score) == (ExitCode.BELOW_THRESHOLD, 0.75)
+
+
+async def test_an_interrupted_run_leaves_complete_rows_and_is_taken_up(tmp_path: Path) -> None:
+    stuck = asyncio.Event()
+
+    async def sticking(request: InvokeRequest) -> str:
+        if request.question == "q5":
+            stuck.set()
+            await asyncio.Event().wait()
+        return request.question or ""
+
+    folder = prepared(tmp_path, client=FakeClient(sticking))
+    running = asyncio.create_task(run_evaluation(folder.setup()))
+    await stuck.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert all(row.status is Status.GRADED for row in folder.rows())
+    assert json.loads((folder.output / "run.json").read_text())["endedAt"] is None
+    folder.client.answer = echo
+    summary = await run_evaluation(folder.setup())
+    assert (summary.exit_code, summary.total.passed) == (ExitCode.PASSED, 10)
+
+
+async def test_a_torn_last_line_is_cut_and_its_case_asked_again(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    await run_evaluation(folder.setup())
+    path = folder.output / "results.jsonl"
+    os.truncate(path, path.stat().st_size - 5)
+    summary = await run_evaluation(folder.setup())
+    assert (len(folder.rows()), summary.total.passed) == (10, 10)
+    assert summary.calls == 10
+
+
+async def test_a_fleet_that_is_gone_ends_the_run_with_its_reason_and_keeps_the_rows(tmp_path: Path) -> None:
+    async def going(request: InvokeRequest) -> str:
+        if request.question != "q0":
+            raise BrokerUnavailable("No broker at amqp://gone")
+        return "q0"
+
+    folder = prepared(tmp_path, client=FakeClient(going))
+    folder.concurrency = 1
+    with pytest.raises(BrokerUnavailable, match="amqp://gone"):
+        await run_evaluation(folder.setup())
+    assert [row.case_id for row in folder.rows()] == ["case-0"]
+
+
+async def test_a_bad_dataset_and_an_unknown_target_are_refused_before_any_call(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    folder.targets = ("bott",)
+    with pytest.raises(ConfigError, match="targets: unknown target 'bott'; did you mean 'bot'"):
+        await run_evaluation(folder.setup())
+    folder.targets = ("bot",)
+    with (tmp_path / "cases.jsonl").open("a") as file:
+        file.write("not json\n")
+    with pytest.raises(ConfigError, match=r"cases\.jsonl: line 11: it is not JSON"):
+        await run_evaluation(folder.setup())
+    assert folder.client.asked == []
+    assert not folder.output.exists()
+
+
+async def test_another_evaluations_results_are_not_written_over(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    await run_evaluation(folder.setup())
+    write_evaluation(tmp_path, cases(3), [EXACT])
+    with pytest.raises(ConfigError, match="holds the results of another evaluation"):
+        await run_evaluation(folder.setup())
+    assert len(folder.rows()) == 10
+
+
+async def test_a_grader_inherits_no_secret(tmp_path: Path) -> None:
+    source = "import json, os; print(json.dumps({'pass': True, 'reason': json.dumps(dict(os.environ))}))"
+    write_evaluation(tmp_path, cases(1), [{"name": "judge", "command": write_script(tmp_path, "j.py", source)}])
+    folder = Folder(
+        tmp_path,
+        FakeClient(),
+        env={"PATH": "/bin", "PROVIDER_KEY": "k", "QUINTAIN_ADMIN_TOKEN": "a", "OPENAI_API_KEY": "k", "LANG": "C"},
+        hidden=frozenset({"PROVIDER_KEY"}),
+    )
+    await run_evaluation(folder.setup())
+    (row,) = folder.rows()
+    seen = json.loads(row.graders["judge"].reason or "")
+    assert (seen["PATH"], seen["LANG"], seen["OPENAI_API_KEY"]) == ("/bin", "C", "token-1")
+    assert {"PROVIDER_KEY", "QUINTAIN_ADMIN_TOKEN"} & seen.keys() == set()
+
+
+async def test_what_a_model_wrote_reaches_the_results_as_it_is_and_the_terminal_escaped(tmp_path: Path) -> None:
+    hostile = "\x1b[2J\x1b]0;owned\x07[red]wiped"
+
+    async def evil(request: InvokeRequest) -> str:
+        return hostile
+
+    source = "import json, sys; sys.exit(json.load(sys.stdin)['output'])"
+    write_evaluation(tmp_path, cases(1), [{"name": "judge", "command": write_script(tmp_path, "j.py", source)}])
+    stream = io.StringIO()
+    folder = Folder(tmp_path, FakeClient(evil), progress=Lines(Console(file=stream, width=200)))
+    await run_evaluation(folder.setup())
+    assert folder.rows()[0].output == hostile
+    assert "[red]wiped" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+    assert "owned" not in stream.getvalue()
+
+
+async def test_a_narrowed_run_and_the_whole_one_share_a_folder(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, cases(3), [EXACT], targets=["bot", "other"])
+    folder = Folder(tmp_path, FakeClient(targets=("bot", "other")))
+    narrow = await run_evaluation(folder.setup())
+    folder.targets = ("bot", "other")
+    whole = await run_evaluation(folder.setup())
+    assert (narrow.total.trials, whole.total.trials, len(folder.client.asked)) == (3, 6, 6)
+
+
+def key_order(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row.key)
+
+
+async def test_a_run_that_was_stopped_and_taken_up_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    whole = prepared(tmp_path / "whole", 12)
+    await run_evaluation(whole.setup())
+    parts = prepared(tmp_path / "parts", 12, client=FakeClient(max_calls=5))
+    for parts.client.max_calls in (5, 8, 12):
+        summary = await run_evaluation(parts.setup())
+    assert key_order(parts.rows()) == key_order(whole.rows())
+    assert summary.calls == 12

@@ -1,0 +1,128 @@
+"""run.json: of what the rows are the results, and what the folder refuses to mix."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from quintain.errors import ConfigError
+from quintain_runner.evaluation import load_evaluation
+from quintain_runner.record import Identity, begin_record, identity_of, write_record
+from quintain_runner.summary import Counts, RunSummary
+from support.evaluation_folder import EXACT, cases, write_evaluation
+
+COUNTS = Counts(
+    trials=2, graded=1, passed=1, errors=1, in_doubt=0, mean_score=1.0, calls=3, input_tokens=5, output_tokens=6
+)
+SUMMARY = RunSummary(
+    cases=2,
+    per_target={"bot": COUNTS},
+    total=COUNTS,
+    calls=4,
+    max_calls=9,
+    threshold=0.5,
+    parked=False,
+    results=Path("out/results.jsonl"),
+)
+
+
+def identity(folder: Path, *, dataset: str = "d" * 64, **settings: object) -> Identity:
+    graders = settings.pop("graders", [EXACT])
+    assert isinstance(graders, list)
+    return identity_of(load_evaluation(write_evaluation(folder, cases(1), graders, **settings)), dataset)
+
+
+def write(folder: Path, *, ended: bool = True, **settings: object) -> dict[str, object]:
+    now = identity(folder, **settings)
+    evaluation = load_evaluation(folder / "eval.yaml")
+    record = begin_record(folder, evaluation, ["bot"], now)
+    write_record(folder, record, SUMMARY, ended=ended)
+    content = json.loads((folder / "run.json").read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) -> None:
+    content = write(tmp_path, threshold=0.5)
+    evaluation = load_evaluation(tmp_path / "eval.yaml")
+    assert content["configuration"] == {
+        "evaluation": str(tmp_path / "eval.yaml"),
+        "evaluationSha256": evaluation.sha256,
+        "content": evaluation.text,
+        "identity": asdict(identity(tmp_path, threshold=0.5)),
+        "targets": ["bot"],
+        "repeats": 1,
+        "threshold": 0.5,
+        "maxCalls": 9,
+    }  # fmt: skip
+    assert content["totals"] == {
+        "cases": 2,
+        "trials": 2,
+        "graded": 1,
+        "passed": 1,
+        "errors": 1,
+        "inDoubt": 0,
+        "waiting": 0,
+        "meanScore": 1.0,
+        "calls": 4,
+        "maxCalls": 9,
+        "tokenUsage": {"input": 5, "output": 6},
+    }
+    assert content["targets"] == {"bot": {"cases": 2, **COUNTS.to_wire()}}
+    assert content["exitCode"] == 1
+    assert set(content["versions"]) == {"quintain", "python"}  # type: ignore[call-overload]
+
+
+def test_a_run_under_way_has_neither_an_end_nor_an_exit_code(tmp_path: Path) -> None:
+    content = write(tmp_path, ended=False)
+    assert (content["endedAt"], content["exitCode"]) == (None, None)
+
+
+def test_a_run_taken_up_again_keeps_when_it_was_first_started(tmp_path: Path) -> None:
+    first = write(tmp_path, ended=False)
+    second = write(tmp_path, max_calls=100, threshold=0.1)
+    assert second["startedAt"] == first["startedAt"]
+    assert second["endedAt"] is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"dataset": "e" * 64}, "dataset"),
+        ({"graders": [{"name": "same", "builtin": "contains"}]}, "graders"),
+        ({"targets": ["other"]}, "targets"),
+    ],
+)
+def test_the_results_of_another_evaluation_are_not_mixed_in(
+    tmp_path: Path, change: dict[str, object], what: str
+) -> None:
+    write(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        write(tmp_path, **change)
+    assert "holds the results of another evaluation" in error.value.message
+    assert f"({what} " in error.value.message
+    assert "--output" in error.value.message
+
+
+def test_what_a_person_changes_to_get_a_run_through_is_no_other_evaluation(tmp_path: Path) -> None:
+    graders = [{"name": "j", "command": ["x"], "timeout_seconds": 1, "target": {"max_calls": 1}}]
+    again = [{"name": "j", "command": ["x"], "timeout_seconds": 9, "target": {"max_calls": 9}}]
+    assert identity(tmp_path, graders=graders) == identity(tmp_path, graders=again, max_calls=5, repeats=3)
+
+
+def test_rows_that_belong_to_nobody_knows_what_are_not_added_to(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").touch()
+    write(tmp_path)
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "results.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"holds results and no run\.json"):
+        write(tmp_path)
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"run\.json: cannot be read"):
+        write(tmp_path)
