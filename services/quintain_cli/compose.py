@@ -55,7 +55,11 @@ async def worker(
     """A running worker for the configuration's targets, or some of them. Raises `ConfigError`."""
     resolved = config.resolved(env)
     names = list(resolved.targets) if only is None else list(only)
-    surroundings = Surroundings(folder=config.folder, env=env)
+    # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
+    programs = {
+        name: value for name, value in env.items() if name not in {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"}
+    }
+    surroundings = Surroundings(folder=config.folder, env=programs)
     served = {
         name: Served(
             name=name,

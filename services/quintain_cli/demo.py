@@ -25,6 +25,8 @@ def demo(
     """Grade a dozen cases with three targets and two graders, in this process: no key, no broker."""
     set_up_logging(verbose=False, quiet=True)
     unpack(folder)
+    # A demo starts afresh; a run of one's own keeps what it has.
+    shutil.rmtree(folder / "results", ignore_errors=True)
     if not as_json:
         tell(f"demo     everything it runs is in {folder}: change it, and run it again")
     options = RunOptions(path=folder / "eval.yaml", output=folder / "results", as_json=as_json)

@@ -22,6 +22,7 @@ from quintain_runner.closing import closing_table, last_line
 from quintain_runner.dataset import check_dataset
 from quintain_runner.doors import Doors
 from quintain_runner.evaluation import Evaluation, load_evaluation
+from quintain_runner.plan import choose_targets
 from quintain_runner.progress import Silent, progress_on
 from quintain_runner.run import DEFAULT_CONCURRENCY, DEFAULT_GRADERS_AT_ONCE, RunSetup, run_evaluation
 from quintain_runner.summary import RunSummary
@@ -105,7 +106,7 @@ async def _run(options: RunOptions) -> RunSummary:
         raise ConfigError(f"{options.path}: there is no such file; `quintain demo` writes an example to start from")
     evaluation = load_evaluation(options.path)
     config = _config(settings, options, evaluation)
-    targets = _targets(options, evaluation, config)
+    targets = _targets(settings, options, evaluation, config)
     facts = check_dataset(evaluation.dataset)
     budget = RunBudget(
         default_target=targets[0],
@@ -148,21 +149,12 @@ def _config(settings: Settings, options: RunOptions, evaluation: Evaluation) -> 
         raise
 
 
-def _targets(options: RunOptions, evaluation: Evaluation, config: Config | None) -> tuple[str, ...]:
-    named = evaluation.spec.targets
-    if options.targets:
-        strangers = [name for name in options.targets if named is not None and name not in named]
-        if strangers:
-            raise ConfigError(
-                f"--target {strangers[0]}: {evaluation.path} names {', '.join(named or ())}; --target only narrows"
-            )
-        return tuple(dict.fromkeys(options.targets))
-    if named is not None:
-        return tuple(named)
-    if config is not None and len(config.targets) == 1:
-        return tuple(config.targets)
-    known = "" if config is None else f" (configured: {', '.join(config.targets)})"
-    raise ConfigError(f"{evaluation.path}: targets: name the targets under test, there or with --target{known}")
+def _targets(settings: Settings, options: RunOptions, evaluation: Evaluation, config: Config | None) -> tuple[str, ...]:
+    """The systems under test. On a fleet its own list decides, before the first call, what is known."""
+    configured = [] if config is None else list(config.targets)
+    if _on_fleet(settings):
+        configured += [*(evaluation.spec.targets or ()), *options.targets]
+    return choose_targets(evaluation, list(dict.fromkeys(configured)), options.targets)
 
 
 def _max_calls(options: RunOptions, evaluation: Evaluation, trials: int) -> int:

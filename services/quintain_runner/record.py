@@ -25,14 +25,14 @@ _TOLD = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What makes results comparable: hashes of the dataset, of the graders and of the file's targets.
+    """What makes results comparable: hashes of the dataset and of the graders.
 
-    What a person changes to get a run through (budgets, timeouts, the threshold, ``repeats``) is no part of it.
+    What a person changes to get a run through (budgets, timeouts, the threshold) or to widen it (``targets``,
+    ``repeats``) is no part of it: every row names its target and its repeat.
     """
 
     dataset: str
     graders: str
-    targets: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,7 @@ def identity_of(evaluation: Evaluation, dataset_sha256: str) -> Identity:
     graders = [
         grader.model_dump(include={"name", "command", "builtin", "judge_target"}) for grader in evaluation.spec.graders
     ]
-    return Identity(
-        dataset=dataset_sha256, graders=_sha256(graders), targets=_sha256(sorted(evaluation.spec.targets or []))
-    )
+    return Identity(dataset=dataset_sha256, graders=_sha256(graders))
 
 
 def begin_record(folder: Path, evaluation: Evaluation, targets: Sequence[str], identity: Identity) -> Record:

@@ -93,7 +93,6 @@ def test_a_run_taken_up_again_keeps_when_it_was_first_started(tmp_path: Path) ->
     [
         ({"dataset": "e" * 64}, "dataset"),
         ({"graders": [{"name": "same", "builtin": "contains"}]}, "graders"),
-        ({"targets": ["other"]}, "targets"),
     ],
 )
 def test_the_results_of_another_evaluation_are_not_mixed_in(
