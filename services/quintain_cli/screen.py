@@ -58,6 +58,9 @@ def run_command(work: Coroutine[Any, Any, Returned], *, as_json: bool = False) -
     """Run a command's work; an error is a sentence on stderr (with ``--json`` an object on stdout) and an exit code."""
     try:
         return asyncio.run(work)
+    except asyncio.CancelledError:
+        # Asked to stop before there was anything to drain.
+        raise typer.Exit(OK) from None
     except KeyboardInterrupt:
         tell("interrupted")
         raise typer.Exit(130) from None

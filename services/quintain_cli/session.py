@@ -16,7 +16,7 @@ from quintain.contracts.message import explain
 from quintain.contracts.metadata import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.screen import out, plain, print_json, run_command, tell
-from quintain_cli.state import kept_admin_token
+from quintain_cli.state import found_admin_token
 
 app = typer.Typer(no_args_is_help=True, help="Open, list, show and close sessions (takes QUINTAIN_ADMIN_TOKEN).")
 
@@ -126,5 +126,5 @@ async def _with_admin(ask: Callable[[Admin], Awaitable[Returned]]) -> Returned:
 async def administrator(settings: Settings) -> AsyncIterator[Admin]:
     """The administrator's client of the environment."""
     url = settings.require_broker_url()
-    async with connect_admin(url, kept_admin_token(settings), timeout_seconds=10.0) as admin:
+    async with connect_admin(url, found_admin_token(settings), timeout_seconds=10.0) as admin:
         yield admin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from quintain.errors import ConfigError
 from quintain.settings import Settings
 
 
@@ -18,6 +19,14 @@ def kept_admin_token(settings: Settings) -> str:
     if settings.admin_token is not None:
         return settings.admin_token
     return kept_secret(settings.state_dir / "admin-token")
+
+
+def found_admin_token(settings: Settings) -> str:
+    """The admin token of the environment, else the one `quintain up` keeps. Raises `ConfigError`."""
+    path = settings.state_dir / "admin-token"
+    if settings.admin_token is None and not path.exists():
+        raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: the one the metadata service was started with")
+    return kept_admin_token(settings)
 
 
 def kept_secret(path: Path) -> str:

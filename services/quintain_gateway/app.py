@@ -18,7 +18,7 @@ from quintain.client.client import BatchItem, Client, unspent
 from quintain.clock import Clock
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, Fault, PayloadTooLarge, QuintainError, Unauthorized
+from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault, PayloadTooLarge, QuintainError, Unauthorized
 from quintain.service import defect
 from quintain_gateway.translate import (
     read_batch,
@@ -65,6 +65,8 @@ class Gateway:
             response = await self._answer(request)
         except Fault as fault:
             response = _refusal(fault)
+        except BusError as error:
+            response = _refusal(BudgetUnavailable(f"The fleet cannot be reached: {error.message}"))
         except QuintainError as error:
             response = _refusal(defect(error, f"answering {request.method} {request.scope['path']}"))
         response.headers.update(CORS)

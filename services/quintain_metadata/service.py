@@ -34,6 +34,7 @@ from quintain_metadata import calls, upkeep
 from quintain_metadata.dead import Undertaker
 from quintain_metadata.desk import Desk
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.lifecycle import Transition
 from quintain_metadata.operations import Operations
 from quintain_metadata.routing import Router
 
@@ -122,16 +123,20 @@ class MetadataService:
             log.error("A settle nobody can read is dropped: %s", fault.message)
             await delivery.ack()
             return
-        try:
-            settled = await asyncio.gather(*(self._ledger.do(partial(calls.settle, ask=item)) for item in batch.items))
-        except BudgetUnavailable as unavailable:
-            log.error("A settle waits for the ledger: %s", unavailable.message)
-            await asyncio.sleep(SWEEP_SECONDS)
-            await delivery.requeue()
-            return
+        settled = await self._settled(batch)
         await delivery.ack()
         for target in {call.target for call, _ in settled if call is not None}:
             await self._desk.try_again(target)
+
+    async def _settled(self, batch: SettleBatch) -> list[tuple[calls.Call | None, Transition]]:
+        """Apply a batch, however long the ledger is out of reach: to give it back would count as a delivery, and
+        a queue drops what is delivered too often."""
+        while True:
+            try:
+                return await asyncio.gather(*(self._ledger.do(partial(calls.settle, ask=item)) for item in batch.items))
+            except BudgetUnavailable as unavailable:
+                log.error("A settle waits for the ledger: %s", unavailable.message)
+                await asyncio.sleep(SWEEP_SECONDS)
 
     async def _sweep_on(self) -> None:
         loop = asyncio.get_running_loop()
