@@ -9,183 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import aiormq
-from aio_pika.abc import AbstractChannel
-from aiormq.abc import DeliveredMessage
-from pamqp.commands import Basic
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Envelope, Handler
-from quintain.bus.rabbit_link import LOST, RabbitLink, in_our_words
-from quintain.bus.tasks import HandlerTasks
-from quintain.errors import BrokerRefused, BrokerUnavailable, BusError
+from quintain.bus.rabbit_consumer import RabbitConsumer
+from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words
+from quintain.bus.rabbit_message import properties_of
+from quintain.errors import BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)
-
-#: The pause before a lost consumer begins again, or a publish is repeated, in seconds.
-PAUSE_SECONDS = 0.2
-
-
-@dataclass(slots=True, eq=False)
-class RabbitDelivery:
-    """A message that arrived over RabbitMQ; it is settled on the channel it came by, or not at all."""
-
-    _message: DeliveredMessage
-    _channel: aiormq.abc.AbstractChannel
-
-    @property
-    def body(self) -> bytes:
-        return self._message.body
-
-    @property
-    def type(self) -> str:
-        return self._properties.message_type or ""
-
-    @property
-    def correlation_id(self) -> str | None:
-        return self._properties.correlation_id
-
-    @property
-    def reply_to(self) -> str | None:
-        return self._properties.reply_to
-
-    @property
-    def headers(self) -> Mapping[str, object]:
-        return self._properties.headers or {}
-
-    @property
-    def expiration_ms(self) -> int | None:
-        text = self._properties.expiration
-        return int(text) if text and text.isdecimal() else None
-
-    @property
-    def exchange(self) -> str:
-        return self._message.exchange or ""
-
-    @property
-    def routing_key(self) -> str:
-        return self._message.routing_key or ""
-
-    @property
-    def redelivered(self) -> bool:
-        return bool(self._message.redelivered)
-
-    async def ack(self) -> None:
-        await self._settle(self._channel.basic_ack(self._tag, wait=False))
-
-    async def requeue(self) -> None:
-        await self._settle(self._channel.basic_nack(self._tag, requeue=True, wait=False))
-
-    async def dead_letter(self) -> None:
-        await self._settle(self._channel.basic_nack(self._tag, requeue=False, wait=False))
-
-    @property
-    def _properties(self) -> Basic.Properties:
-        return self._message.header.properties
-
-    @property
-    def _tag(self) -> int:
-        return self._message.delivery_tag or 0
-
-    async def _settle(self, settling: object) -> None:
-        try:
-            await settling  # type: ignore[misc]
-        except LOST:
-            log.debug("A delivery of a lost connection was not settled: it will come again")
-
-
-class RabbitConsumer:
-    """A queue being consumed over RabbitMQ, whatever happens to the connection."""
-
-    def __init__(self, link: RabbitLink, bus: RabbitBus, queue: Queue, handler: Handler, prefetch: int) -> None:
-        self._link, self._bus, self._queue = link, bus, queue
-        self._handler, self._prefetch = handler, prefetch
-        self._tasks = HandlerTasks()
-        self._cancelled = False
-        self._channel: AbstractChannel | None = None
-        self._tag: str | None = None
-        self._ended = asyncio.Event()
-        self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"consume-{queue.name}")
-
-    @property
-    def live(self) -> bool:
-        return self._tag is not None and not self._ended.is_set()
-
-    async def started(self) -> None:
-        """Wait until the broker delivers for the first time. Raises `BrokerRefused`."""
-        await asyncio.shield(self._first)
-
-    async def cancel(self) -> None:
-        self._cancelled = True
-        if self.live and self._channel is not None and self._tag is not None:
-            try:
-                underlay = await self._channel.get_underlay_channel()
-                await underlay.basic_cancel(self._tag)
-            except LOST:
-                log.debug("The channel of %s was gone before its consumer was cancelled", self._queue.name)
-        self._tag = None
-        self._ended.set()
-
-    async def drain(self, timeout: float) -> bool:
-        await self.cancel()
-        done = await self._tasks.finish(timeout)
-        self._supervisor.cancel()
-        await asyncio.gather(self._supervisor, return_exceptions=True)
-        await self._let_go()
-        return done
-
-    async def _supervise(self) -> None:
-        while not self._cancelled:
-            try:
-                await self._consume_once()
-            except BrokerRefused as refusal:
-                if not self._first.done():
-                    self._first.set_exception(refusal)
-                    return
-                log.error("Consuming %s: %s", self._queue.name, refusal.message)
-            except BusError as error:
-                log.warning("Consuming %s: %s; trying again", self._queue.name, error.message)
-            if not self._cancelled:
-                self._tag = None
-                await asyncio.sleep(PAUSE_SECONDS)
-
-    async def _consume_once(self) -> None:
-        """One generation of this consumer, from its channel's opening to its end."""
-        await self._let_go()
-        await self._bus.redeclare()
-        self._channel = channel = await self._link.channel()
-        ended = self._ended = asyncio.Event()
-        with in_our_words(f"consuming {self._queue.name}"):
-            underlay = await channel.get_underlay_channel()
-            channel.close_callbacks.add(lambda *_: ended.set())
-            underlay.on_consumer_cancel_callbacks.add(lambda _: ended.set())
-            await underlay.basic_qos(prefetch_count=self._prefetch)
-
-            # It starts a task and does no work: the library would cancel its own task with the channel.
-            async def take(message: DeliveredMessage) -> None:
-                self._tasks.start(self._handler, RabbitDelivery(message, underlay))
-
-            consuming = await underlay.basic_consume(self._queue.name, take)
-        self._tag = consuming.consumer_tag
-        if not self._first.done():
-            self._first.set_result(None)
-        await ended.wait()
-        if not self._cancelled:
-            log.warning("The consumer of %s ended; it begins again", self._queue.name)
-
-    async def _let_go(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None and not channel.is_closed:
-            try:
-                await channel.close()
-            except LOST:
-                log.debug("The channel of %s was gone before it was closed", self._queue.name)
 
 
 class RabbitBus:
@@ -210,7 +45,7 @@ class RabbitBus:
         self._declared += topology
         await self._declare(topology)
 
-    async def redeclare(self) -> None:
+    async def _redeclare(self) -> None:
         """Declare again all that was ever declared here: the broker may have lost it."""
         await self._declare(self._declared)
 
@@ -229,7 +64,7 @@ class RabbitBus:
             ) from None
 
     async def consume(self, queue: Queue, handler: Handler, *, prefetch: int) -> Consumer:
-        consumer = RabbitConsumer(self._consuming, self, queue, handler, prefetch)
+        consumer = RabbitConsumer(self._consuming, self._redeclare, queue, handler, prefetch)
         self._consumers.append(consumer)
         await consumer.started()
         return consumer
@@ -288,18 +123,3 @@ class RabbitBus:
             for bound in topology.bindings:
                 await underlay.queue_bind(bound.queue.name, bound.exchange.name, bound.key)
             await channel.close()
-
-
-def properties_of(envelope: Envelope) -> Basic.Properties:
-    """The AMQP properties of an envelope. ``message_id`` is new at each publish: the library matches returned
-    messages by it, and a repeated one would confirm the wrong publish."""
-    return Basic.Properties(
-        content_type="application/json",
-        delivery_mode=2 if envelope.persistent else 1,
-        message_id=secrets.token_hex(16),
-        message_type=envelope.type,
-        correlation_id=envelope.correlation_id,
-        reply_to=envelope.reply_to,
-        headers=dict(envelope.headers),
-        expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
-    )

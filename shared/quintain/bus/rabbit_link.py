@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15
 CONNECT_TIMEOUT_SECONDS = 10.0
+#: The pause before a lost consumer begins again, or a publish is repeated.
+PAUSE_SECONDS = 0.2
+
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_MOST_SECONDS = 10.0
 

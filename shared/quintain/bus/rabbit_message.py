@@ -1,0 +1,100 @@
+"""Messages at the edge of aio-pika: what arrives as a `Delivery`, what leaves as AMQP properties."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+
+import aiormq
+from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
+
+from quintain.bus.base import Envelope
+from quintain.bus.rabbit_link import LOST
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class RabbitDelivery:
+    """A message that arrived over RabbitMQ; it is settled on the channel it came by, or not at all."""
+
+    _message: DeliveredMessage
+    _channel: aiormq.abc.AbstractChannel
+
+    @property
+    def body(self) -> bytes:
+        return self._message.body
+
+    @property
+    def type(self) -> str:
+        return self._properties.message_type or ""
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self._properties.correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        return self._properties.reply_to
+
+    @property
+    def headers(self) -> Mapping[str, object]:
+        return self._properties.headers or {}
+
+    @property
+    def expiration_ms(self) -> int | None:
+        text = self._properties.expiration
+        return int(text) if text and text.isdecimal() else None
+
+    @property
+    def exchange(self) -> str:
+        return self._message.exchange or ""
+
+    @property
+    def routing_key(self) -> str:
+        return self._message.routing_key or ""
+
+    @property
+    def redelivered(self) -> bool:
+        return bool(self._message.redelivered)
+
+    async def ack(self) -> None:
+        await self._settle(self._channel.basic_ack(self._tag, wait=False))
+
+    async def requeue(self) -> None:
+        await self._settle(self._channel.basic_nack(self._tag, requeue=True, wait=False))
+
+    async def dead_letter(self) -> None:
+        await self._settle(self._channel.basic_nack(self._tag, requeue=False, wait=False))
+
+    @property
+    def _properties(self) -> Basic.Properties:
+        return self._message.header.properties
+
+    @property
+    def _tag(self) -> int:
+        return self._message.delivery_tag or 0
+
+    async def _settle(self, settling: Awaitable[None]) -> None:
+        try:
+            await settling
+        except LOST:
+            log.debug("A delivery of a lost connection was not settled: it will come again")
+
+
+def properties_of(envelope: Envelope) -> Basic.Properties:
+    """The AMQP properties of an envelope. ``message_id`` is new at each publish: the library matches returned
+    messages by it, and a repeated one would confirm the wrong publish."""
+    return Basic.Properties(
+        content_type="application/json",
+        delivery_mode=2 if envelope.persistent else 1,
+        message_id=secrets.token_hex(16),
+        message_type=envelope.type,
+        correlation_id=envelope.correlation_id,
+        reply_to=envelope.reply_to,
+        headers=dict(envelope.headers),
+        expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
+    )
