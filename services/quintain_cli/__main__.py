@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from quintain_cli import demo, invoke, run, serve, session, up
+from quintain_cli.screen import set_up_logging
 
 app = typer.Typer(
     name="quintain",
@@ -40,6 +41,7 @@ def options(
     ] = False,
 ) -> None:
     """Options of every command."""
+    set_up_logging(verbose=False, quiet=True)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from quintain_cli.run import RunOptions, conduct
-from quintain_cli.screen import set_up_logging, tell
+from quintain_cli.screen import tell
 
 #: The example that ships with the package; ``examples/capitals`` of the repository is the same folder.
 EXAMPLE = "capitals"
@@ -23,7 +23,6 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
 ) -> None:
     """Grade a dozen cases with three targets and two graders, in this process: no key, no broker."""
-    set_up_logging(verbose=False, quiet=True)
     unpack(folder)
     # A demo starts afresh; a run of one's own keeps what it has.
     shutil.rmtree(folder / "results", ignore_errors=True)

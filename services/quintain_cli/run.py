@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from quintain.errors import ConfigError
 from quintain.settings import MEMORY_URL, Settings, environment, read_settings
 from quintain_cli.config import configuration
 from quintain_cli.run_session import RunBudget, run_client
-from quintain_cli.screen import err, out, print_json, run_command, set_up_logging, tell
+from quintain_cli.screen import err, out, print_json, run_command, tell
 from quintain_cli.standing import standing
 from quintain_cli.up import FleetPlan
 from quintain_runner.closing import closing_table, last_line
@@ -77,8 +78,7 @@ def run(
         graders=graders,
         as_json=as_json,
     )
-    set_up_logging(verbose=False, quiet=True)
-    raise typer.Exit(conduct(options, f"quintain {' '.join(sys.argv[1:])}"))
+    raise typer.Exit(conduct(options, shlex.join(["quintain", *sys.argv[1:]])))
 
 
 def conduct(options: RunOptions, command: str) -> int:

@@ -100,6 +100,7 @@ def set_up_logging(*, verbose: bool, quiet: bool = False) -> None:
         level=logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
+        force=True,
     )
     if not verbose:
         for noisy in ("aiormq", "aio_pika", "httpx2", "httpcore2", "uvicorn"):

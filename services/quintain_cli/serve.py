@@ -29,8 +29,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 def serve_metadata(as_json: AsJson = False, verbose: Verbose = False) -> None:
     """Sessions, info and the ledger. Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN."""
     set_up_logging(verbose=verbose)
-    settings = read_settings(environment())
-    run_command(_metadata(settings, as_json=as_json), as_json=as_json)
+    run_command(_metadata(as_json=as_json), as_json=as_json)
 
 
 @app.command("worker")
@@ -42,11 +41,11 @@ def serve_worker(
 ) -> None:
     """Serve the configured targets. Reads QUINTAIN_BROKER_URL, QUINTAIN_CONFIG and the configuration's variables."""
     set_up_logging(verbose=verbose)
+    run_command(_worker(config, grace_seconds, as_json=as_json), as_json=as_json)
+
+
+async def _metadata(*, as_json: bool) -> None:
     settings = read_settings(environment())
-    run_command(_worker(settings, config, grace_seconds, as_json=as_json), as_json=as_json)
-
-
-async def _metadata(settings: Settings, *, as_json: bool) -> None:
     url = ledger_url(settings)
     if settings.admin_token is None:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
@@ -59,8 +58,9 @@ async def _metadata(settings: Settings, *, as_json: bool) -> None:
         await stop.wait()
 
 
-async def _worker(settings: Settings, path: Path | None, grace_seconds: float, *, as_json: bool) -> None:
+async def _worker(path: Path | None, grace_seconds: float, *, as_json: bool) -> None:
     env = environment()
+    settings = read_settings(env)
     config = configuration(settings, path)
     async with (
         stopping() as stop,

@@ -9,12 +9,15 @@ from typing import Annotated, TypeVar
 import typer
 from pydantic import ValidationError
 from rich.table import Table
+from rich.text import Text
 
 from quintain.client.admin import Admin
 from quintain.client.connect import connect_admin
 from quintain.contracts.message import explain
 from quintain.contracts.metadata import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
+from quintain.errors import ConfigError
 from quintain.settings import Settings, environment, read_settings
+from quintain_cli.config import configuration
 from quintain_cli.screen import out, plain, print_json, run_command, tell
 from quintain_cli.state import found_admin_token
 
@@ -27,7 +30,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as 
 
 @app.command("open")
 def open_session(
-    default_target: Annotated[str, typer.Option(help="The target of calls that name none.")],
+    default_target: Annotated[
+        str | None, typer.Option(help="The target of calls that name none; where one is configured, that one.")
+    ] = None,
     max_calls: Annotated[int | None, typer.Option(help="How many calls may ever be charged; 50 if absent.")] = None,
     targets: Annotated[
         str | None, typer.Option(help="The targets it may call, comma-separated; all if absent.")
@@ -37,9 +42,10 @@ def open_session(
     as_json: AsJson = False,
 ) -> None:
     """Open a session. Its token is shown this once."""
+    settings = read_settings(environment())
     try:
         ask = OpenSession(
-            default_target=default_target,
+            default_target=default_target or only_target(settings),
             max_calls=max_calls,
             allowed_targets=None if targets is None else [name.strip() for name in targets.split(",")],
             expires_in_seconds=expires_in,
@@ -85,6 +91,17 @@ def close_session(session_id: str, as_json: AsJson = False) -> None:
     show_info(info, as_json=as_json)
 
 
+def only_target(settings: Settings) -> str:
+    """The one target of the configuration here. Raises a usage error where there are several, or none."""
+    try:
+        names = list(configuration(settings, None).targets)
+    except ConfigError as error:
+        raise typer.BadParameter(f"name one: {error.message}", param_hint="--default-target") from None
+    if len(names) != 1:
+        raise typer.BadParameter(f"name one of {', '.join(names)}", param_hint="--default-target")
+    return names[0]
+
+
 def show_info(info: Info, *, as_json: bool) -> None:
     """A session for people or programs."""
     if as_json:
@@ -103,7 +120,7 @@ def show_info(info: Info, *, as_json: bool) -> None:
         "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
     }
     for name, value in rows.items():
-        table.add_row(name, plain(value))
+        table.add_row(name, Text(plain(value)))
     out().print(table)
 
 
@@ -111,7 +128,7 @@ def _show_page(page: SessionList) -> None:
     table = Table("session", "state", "default target", "calls", "label")
     for info in page.sessions:
         used = f"{info.call_count}/{info.max_calls}"
-        table.add_row(info.session_id, info.state.value, info.target_name, used, plain(info.label or ""))
+        table.add_row(info.session_id, info.state.value, info.target_name, used, Text(plain(info.label or "")))
     out().print(table)
     if page.cursor:
         tell(f"next     quintain session list --cursor {page.cursor}")

@@ -15,7 +15,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.client.connect import connect_admin
 from quintain.config import Config
 from quintain.contracts.metadata import OpenSession, SessionOpened
-from quintain.settings import MEMORY_URL, Settings, environment, read_settings
+from quintain.settings import MEMORY_URL, environment, read_settings
 from quintain_cli import compose
 from quintain_cli.config import configuration
 from quintain_cli.screen import out, print_json, run_command, set_up_logging, tell
@@ -75,18 +75,18 @@ async def fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
 
 def up(
     config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
-    port: Annotated[int, typer.Option(help="The gateway's port on 127.0.0.1.")] = DEFAULT_PORT,
-    max_calls: Annotated[int, typer.Option(help="The limit of the session it opens for you.")] = 50,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The gateway's port on 127.0.0.1.")] = DEFAULT_PORT,
+    max_calls: Annotated[int, typer.Option(min=0, help="The limit of the session it opens for you.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Run every service in this process. Without QUINTAIN_BROKER_URL no broker is needed (memory://)."""
     set_up_logging(verbose=verbose)
+    run_command(_up(config, port, max_calls, as_json=as_json), as_json=as_json)
+
+
+async def _up(path: Path | None, port: int, max_calls: int, *, as_json: bool) -> None:
     settings = read_settings(environment())
-    run_command(_up(settings, config, port, max_calls, as_json=as_json), as_json=as_json)
-
-
-async def _up(settings: Settings, path: Path | None, port: int, max_calls: int, *, as_json: bool) -> None:
     config = configuration(settings, path)
     plan = FleetPlan(
         config=config,
