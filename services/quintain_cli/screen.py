@@ -104,4 +104,4 @@ def set_up_logging(*, verbose: bool, quiet: bool = False) -> None:
     )
     if not verbose:
         for noisy in ("aiormq", "aio_pika", "httpx2", "httpcore2", "uvicorn"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)

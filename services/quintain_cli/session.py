@@ -42,10 +42,9 @@ def open_session(
     as_json: AsJson = False,
 ) -> None:
     """Open a session. Its token is shown this once."""
-    settings = read_settings(environment())
     try:
         ask = OpenSession(
-            default_target=default_target or only_target(settings),
+            default_target=default_target or only_target(),
             max_calls=max_calls,
             allowed_targets=None if targets is None else [name.strip() for name in targets.split(",")],
             expires_in_seconds=expires_in,
@@ -91,10 +90,10 @@ def close_session(session_id: str, as_json: AsJson = False) -> None:
     show_info(info, as_json=as_json)
 
 
-def only_target(settings: Settings) -> str:
+def only_target() -> str:
     """The one target of the configuration here. Raises a usage error where there are several, or none."""
     try:
-        names = list(configuration(settings, None).targets)
+        names = list(configuration(read_settings(environment()), None).targets)
     except ConfigError as error:
         raise typer.BadParameter(f"name one: {error.message}", param_hint="--default-target") from None
     if len(names) != 1:

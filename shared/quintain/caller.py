@@ -111,7 +111,10 @@ class Caller:
                 await self.send(question, correlation_id)
                 return await answer
         except TimeoutError:
-            raise NoAnswer(f"No answer to {question.type} within {question.deadline_seconds:.1f} s") from None
+            raise NoAnswer(
+                f"No answer to {question.type} within {question.deadline_seconds:.1f} s: does the service that "
+                f"consumes {question.exchange.name} run? (`quintain serve metadata`)"
+            ) from None
         finally:
             forget()
 

@@ -17,7 +17,7 @@ from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Envelope, Handl
 from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words
 from quintain.bus.rabbit_message import properties_of
-from quintain.errors import BrokerUnavailable
+from quintain.errors import BrokerUnavailable, BusError
 from quintain.topology import Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,12 @@ class RabbitBus:
         """Connect; raises `BrokerUnavailable` after the timeout (seconds), `BrokerRefused`."""
         self._publishing.start()
         self._consuming.start()
-        await self._publishing.connection(timeout)
-        await self._consuming.connection(timeout)
+        try:
+            await self._publishing.connection(timeout)
+            await self._consuming.connection(timeout)
+        except BusError:
+            await self.close()
+            raise
 
     async def declare(self, topology: Topology) -> None:
         self._declared += topology

@@ -147,8 +147,8 @@ class RabbitLink:
                     client_properties={"connection_name": f"quintain {self._purpose}"},
                 )
             except (amqp.AMQPError, OSError, TimeoutError, RuntimeError, ValueError) as error:
-                refusal = translated(error, f"connecting to {shown(self._url)}")
-                self._last_error = refusal.message
+                refusal = connecting_failed(error, shown(self._url))
+                self._last_error = mask(str(error)) or type(error).__name__
                 if isinstance(refusal, BrokerRefused):
                     self._fatal = refusal
                     self._changed.set()
@@ -164,6 +164,14 @@ class RabbitLink:
             self._changed.set()
             await ended(connection)
             log.warning("The %s connection to the broker was lost; connecting again", self._purpose)
+
+
+def connecting_failed(error: BaseException, where: str) -> BusError:
+    """Why no connection came about. A broker that closes in answer to the virtual host's name refused that name;
+    the library only says that it did not expect the frame."""
+    if isinstance(error, amqp.InvalidFrameError):
+        return BrokerRefused(f"connecting to {where}: the broker refused the virtual host: check the end of the URL")
+    return translated(error, f"connecting to {where}")
 
 
 def is_over(connection: AbstractConnection) -> bool:
