@@ -22,7 +22,10 @@ OK, ERRORS, USAGE, BELOW_THRESHOLD, BUDGET_SPENT = 0, 1, 2, 3, 4
 
 #: What to do next about an error, where there is something to say: by its type.
 NEXT: tuple[tuple[type[QuintainError], str], ...] = (
-    (Unauthorized, "next   quintain session open --default-target NAME, and set QUINTAIN_SESSION_TOKEN"),
+    (
+        Unauthorized,
+        "next   set QUINTAIN_SESSION_TOKEN (for sessions: QUINTAIN_ADMIN_TOKEN, as the metadata service has it)",
+    ),
     (BudgetExhausted, "next   quintain info shows what is left; an administrator raises it"),
 )
 
@@ -45,7 +48,8 @@ def tell(line: str) -> None:
 def print_json(value: object) -> None:
     """One JSON value on stdout, for programs."""
     data = json.loads(value.to_wire()) if isinstance(value, Message) else value
-    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    # In ASCII: JSON leaves the terminal's second set of controls as they are, and half a surrogate pair is no UTF-8.
+    sys.stdout.write(json.dumps(data) + "\n")
     sys.stdout.flush()
 
 

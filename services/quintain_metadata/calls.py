@@ -15,6 +15,7 @@ from quintain.errors import (
     Expired,
     Fault,
     ForbiddenTarget,
+    ProviderFailed,
     ReplyExpired,
     RequestConflict,
     TimedOut,
@@ -22,6 +23,7 @@ from quintain.errors import (
 )
 from quintain_metadata import sessions
 from quintain_metadata.lifecycle import (
+    COUNTED,
     MOST_ATTEMPTS,
     Effect,
     Event,
@@ -32,7 +34,7 @@ from quintain_metadata.lifecycle import (
     transition,
 )
 from quintain_metadata.sessions import Session
-from quintain_metadata.steps import Steps, one, run
+from quintain_metadata.steps import Steps, lock, one, run
 
 #: Deadlines are at most this far ahead: below the broker's consumer timeout of 30 minutes.
 MOST_AHEAD_MS = 25 * 60_000
@@ -49,6 +51,11 @@ class Moment:
 
     now: int
     mourn_from: int = 0
+
+    @property
+    def lapsed(self) -> int:
+        """Leases that ran until then, or less, have lapsed."""
+        return self.now if self.mourn_from <= self.now else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +101,31 @@ def admit(moment: Moment, ask: Admit, incarnation: str) -> Steps[Admission | Hel
     """May this attempt spend? A grant, a stored answer, or `Held`.
 
     Raises the `Fault` that refuses it. The order is the protocol's: the token, the body, the target, the request
-    id, what is known of the call, the deadline, the budget.
+    id, what is known of the call, the deadline, the budget. A refusal ends a reservation.
     """
     session = yield from sessions.prove(moment.now, SessionToken.parse(ask.token))
+    yield from lock("call", session.id, ask.request_id)
+    call = yield from load(session.id, ask.request_id)
+    if call is None or call.state is not State.RESERVED:
+        return (yield from _admitted(moment, ask, incarnation, session, call))
+    try:
+        return (yield from _admitted(moment, ask, incarnation, session, call))
+    except Fault as refusal:
+        # Returned, not raised: an exception would undo the release.
+        yield from move(moment, session, call, transition(call.state, Event.RELEASED), None)
+        return Admission(attempt_id=ask.attempt_id, fault=FaultReply.of(refusal))
+
+
+def _admitted(
+    moment: Moment, ask: Admit, incarnation: str, session: Session, call: Call | None
+) -> Steps[Admission | Held]:
     if ask.problem is not None:
         raise ask.problem.raised()
     if not session.allows(ask.target):
         raise ForbiddenTarget(f"This session may not call {ask.target!r}")
-    call = yield from load(session.id, ask.request_id)
     if call is not None and call.body_sha256 not in {"", ask.body_sha256}:
         raise RequestConflict(f"Request id {ask.request_id!r} was used with another body")
-    alive = call is not None and (yield from _alive(moment, call.incarnation))
+    alive = call is not None and (yield from holder_alive(moment, call))
     late = call is not None and call.deadline <= moment.now
     state = State.NONE if call is None else call.state
     event = admit_event(
@@ -135,12 +156,15 @@ def _start(
     moment: Moment, ask: Admit, incarnation: str, session: Session, call: Call | None, change: Transition
 ) -> Steps[Admission | Held]:
     """Begin an attempt: the only place where a call comes to run."""
-    sessions.require_open(session)
+    if call is None or call.state is not State.RUNNING:
+        # A call that is taken over is not a new one: it was charged, and a pause does not end it.
+        sessions.require_open(session)
     deadline = _deadline(moment, ask, session, call)
     if deadline <= moment.now:
         raise Expired("The deadline passed before a worker was free")
     if (yield from _void(ask.attempt_id)):
         raise Cancelled("Its worker gave this attempt up before the grant came")
+    yield from lock("target", ask.target)
     if (yield from _at_limit(moment, ask.target)):
         return Held(session.id, ask.request_id, ask.target, joined=False)
     count = (yield from sessions.charge(session)) if change.used else session.used
@@ -169,12 +193,16 @@ def _start(
 
 def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]:
     """Record what became of an attempt; any attempt's result counts, whoever else was told to go on."""
+    yield from lock("call", ask.session_id, ask.request_id)
     call = yield from load(ask.session_id, ask.request_id)
     known = yield from one("SELECT state FROM attempt WHERE id = ?", ask.attempt_id)
     if call is None or known is None:
+        change = Transition(State.NONE, effect=Effect.NOTED)
         if ask.outcome is Outcome.NEVER_SENT:
             yield from _entomb(moment, ask)
-        return call, Transition(State.NONE, effect=Effect.NOTED)
+            # With a fault its caller was refused; without one the call goes on to another worker.
+            change = change if ask.fault is None else (yield from _released(moment, call))
+        return call, change
     event = yield from _settle_event(ask, call)
     proof = "proven" if ask.outcome in {Outcome.REFUND, Outcome.NEVER_SENT} else "unproven"
     yield from run("UPDATE attempt SET state = ?, at = ? WHERE id = ?", proof, moment.now, ask.attempt_id)
@@ -183,8 +211,7 @@ def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]
         return call, change
     session = yield from sessions.load(call.session_id)
     assert session is not None
-    fault = None if ask.outcome is Outcome.RESULT or ask.fault is None else ask.fault.to_wire().decode()
-    yield from move(moment, session, call, change, fault)
+    yield from move(moment, session, call, change, _kept_fault(ask, change))
     if ask.outcome is Outcome.RESULT and ask.reply is not None and session.store_replies:
         yield from _keep_reply(moment, ask, ask.reply)
     if ask.token_usage is not None:
@@ -205,6 +232,7 @@ def move(moment: Moment, session: Session, call: Call, change: Transition, fault
 
 def lose(moment: Moment, call: Call) -> Steps[Fault]:
     """A running call whose holder is gone and that nobody may follow: in doubt. Returns the fault it is kept with."""
+    yield from lock("call", call.session_id, call.request_id)
     change = transition(call.state, Event.LOST)
     fault: Fault = WorkerLost() if call.attempts >= MOST_ATTEMPTS else TimedOut()
     session = yield from sessions.load(call.session_id)
@@ -216,27 +244,26 @@ def lose(moment: Moment, call: Call) -> Steps[Fault]:
 def reserve(now: int, session: Session, request_ids: list[str], deadline: int) -> Steps[int]:
     """Reserve all or none; ids already known cost nothing. Raises `BudgetExhausted`."""
     sessions.require_open(session)
-    fresh = list(dict.fromkeys(request_ids))
-    for request_id in list(fresh):
-        if (yield from load(session.id, request_id)) is not None:
-            fresh.remove(request_id)
-    if not fresh:
-        return 0
+    deadline = min(max(0, deadline), now + MOST_AHEAD_MS)
+    fresh = 0
+    for request_id in dict.fromkeys(request_ids):
+        inserted = yield from run(
+            "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count,"
+            " created_at, updated_at) VALUES (?, ?, '', '', 'reserved', 0, ?, 0, ?, ?)"
+            " ON CONFLICT (session_id, request_id) DO NOTHING RETURNING 1",
+            *(session.id, request_id, deadline, now, now),
+        )
+        fresh += len(inserted)
     try:
-        count = yield from sessions.charge(session, len(fresh))
+        # The rows first, the counter last: its row is the one everybody waits for.
+        yield from sessions.charge(session, fresh)
     except BudgetExhausted:
         narrowest = min(session.lineage, key=lambda one: one.max_calls - one.used)
         raise BudgetExhausted(
             f"Batch would exceed max calls (current: {narrowest.used}, batch: {len(request_ids)}, "
             f"limit: {narrowest.max_calls})"
         ) from None
-    for request_id in fresh:
-        yield from run(
-            "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count,"
-            " created_at, updated_at) VALUES (?, ?, '', '', 'reserved', 0, ?, ?, ?, ?)",
-            *(session.id, request_id, min(deadline, now + MOST_AHEAD_MS), count, now, now),
-        )
-    return len(fresh)
+    return fresh
 
 
 def release(moment: Moment, session: Session, request_ids: list[str]) -> Steps[int]:
@@ -251,13 +278,30 @@ def release(moment: Moment, session: Session, request_ids: list[str]) -> Steps[i
 
 
 def release_all(moment: Moment, session: Session) -> Steps[int]:
-    """Give back every reservation of a session: it is being closed."""
-    rows = yield from run("SELECT request_id FROM call WHERE session_id = ? AND state = 'reserved'", session.id)
-    return (yield from release(moment, session, [row[0] for row in rows]))
+    """Give back every reservation of a session and its descendants: it is being closed."""
+    rows = yield from run(
+        f"{sessions.FAMILY} SELECT session_id, request_id FROM call JOIN family ON session_id = family.id"
+        " WHERE state = 'reserved'",
+        session.id,
+    )
+    for session_id, request_id in rows:
+        yield from _released(moment, (yield from load(session_id, request_id)))
+    return len(rows)
+
+
+def _released(moment: Moment, call: Call | None) -> Steps[Transition]:
+    """End a call that is still only reserved."""
+    if call is None or call.state is not State.RESERVED:
+        return Transition(State.NONE if call is None else call.state, effect=Effect.NOTED)
+    session = yield from sessions.load(call.session_id)
+    assert session is not None
+    change = transition(call.state, Event.RELEASED)
+    yield from move(moment, session, call, change, None)
+    return change
 
 
 def _deadline(moment: Moment, ask: Admit, session: Session, call: Call | None) -> int:
-    if call is not None and call.attempts:
+    if call is not None and call.state is State.RUNNING:
         return call.deadline
     asked = moment.now + session.deadline_ms if ask.deadline is None else ask.deadline
     return min(asked, moment.now + MOST_AHEAD_MS)
@@ -293,6 +337,16 @@ def _stored_answer(session: Session, call: Call, attempt_id: str) -> Steps[Admis
     return Admission(attempt_id=attempt_id, replay=reply, call_count=call.call_count, max_calls=session.max_calls)
 
 
+def _kept_fault(ask: Settle, change: Transition) -> str | None:
+    """The fault a call is kept with. What counts is kept with a fault that says so, whatever its worker knew."""
+    if ask.outcome is Outcome.RESULT or ask.fault is None:
+        return None
+    fault = ask.fault
+    if change.to in COUNTED and not fault.charged:
+        fault = FaultReply.of(ProviderFailed(f"{fault.error} (an earlier attempt may have been billed)", charged=True))
+    return fault.to_wire().decode()
+
+
 def _settle_event(ask: Settle, call: Call) -> Steps[Event]:
     current = call.attempt_id == ask.attempt_id
     match ask.outcome:
@@ -304,7 +358,8 @@ def _settle_event(ask: Settle, call: Call) -> Steps[Event]:
             return Event.DOUBTED if current else Event.STALE
         case Outcome.REFUND | Outcome.NEVER_SENT:
             others = yield from one(
-                "SELECT 1 FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ? AND state <> 'proven'",
+                "SELECT 1 FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ?"
+                " AND state NOT IN ('proven', 'void')",
                 *(call.session_id, call.request_id, ask.attempt_id),
             )
             return refund_event(current=current, others_unproven=others is not None)
@@ -322,9 +377,10 @@ def _void(attempt_id: str) -> Steps[bool]:
     return (yield from one("SELECT 1 FROM attempt WHERE id = ?", attempt_id)) is not None
 
 
-def _alive(moment: Moment, incarnation: str | None) -> Steps[bool]:
-    row = yield from one("SELECT lease_until FROM worker WHERE incarnation = ?", incarnation)
-    return row is not None and max(row[0], moment.mourn_from) > moment.now
+def holder_alive(moment: Moment, call: Call) -> Steps[bool]:
+    """Whether the lease of the worker that holds this call runs."""
+    row = yield from one("SELECT lease_until FROM worker WHERE incarnation = ?", call.incarnation)
+    return row is not None and row[0] > moment.lapsed
 
 
 def _at_limit(moment: Moment, target: str) -> Steps[bool]:
@@ -333,7 +389,7 @@ def _at_limit(moment: Moment, target: str) -> Steps[bool]:
         "SELECT target.max_concurrency <= (SELECT count(*) FROM call JOIN worker USING (incarnation)"
         " WHERE call.target = target.name AND call.state = 'running' AND worker.lease_until > ?)"
         " FROM target WHERE name = ?",
-        moment.now,
+        moment.lapsed,
         target,
     )
     return row is not None and bool(row[0])

@@ -5,13 +5,14 @@ Each is answered as the ledger says; only what nobody can read goes on to the po
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.message import Message
 from quintain.contracts.token import SessionToken, mask
-from quintain.errors import Expired, Fault, ReplyExpired
+from quintain.errors import BudgetUnavailable, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.service import defect, reply
 from quintain.topology import POISON
@@ -24,6 +25,9 @@ from quintain_metadata.steps import Steps
 
 log = logging.getLogger(__name__)
 
+#: The pause before the ledger is asked again, in seconds.
+PAUSE_SECONDS = 1.0
+
 
 class Undertaker:
     """Answers the dead-letter queue."""
@@ -34,13 +38,13 @@ class Undertaker:
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one dead request, or keep it as poison."""
         reason = str(delivery.headers.get("x-first-death-reason", "unknown"))
-        if not delivery.reply_to or not request_id_of(delivery):
-            await self._keep(delivery, f"{reason}: no reply_to or no request id")
+        if not delivery.reply_to or not delivery.correlation_id:
+            await self._keep(delivery, f"{reason}: no reply_to or no correlation_id")
             await delivery.ack()
             return
         answer: Message | Fault
         try:
-            answer = await self._verdict(delivery)
+            answer = await self._verdict(delivery, reason)
         except Fault as fault:
             answer = fault
         except Exception as error:
@@ -49,7 +53,8 @@ class Undertaker:
         await reply(self._bus, delivery, answer, {REQUEST_ID_HEADER: request_id_of(delivery)})
         await delivery.ack()
 
-    async def _verdict(self, delivery: Delivery) -> Message:
+    async def _verdict(self, delivery: Delivery, reason: str) -> Message:
+        """The ledger's word, however long it is out of reach: without it nobody knows what was charged."""
         offered = delivery.headers.get(TOKEN_HEADER)
         token = SessionToken.parse(offered if isinstance(offered, str) else "")
         request_id = request_id_of(delivery)
@@ -58,25 +63,47 @@ class Undertaker:
             session = yield from sessions.prove(moment.now, token)
             call = yield from calls.load(session.id, request_id)
             if call is None or call.state in {State.RELEASED, State.REFUNDED}:
-                return FaultReply.of(Expired("The deadline passed before a worker was free"))
+                return FaultReply.of(uncalled(reason))
             if call.state is State.RESERVED:
                 yield from calls.move(moment, session, call, transition(call.state, Event.RELEASED), None)
-                return FaultReply.of(Expired("The deadline passed before a worker was free"))
+                return FaultReply.of(uncalled(reason))
+            if call.state is State.RUNNING and not (yield from calls.holder_alive(moment, call)):
+                return FaultReply.of((yield from calls.lose(moment, call)))
             if call.state is State.RUNNING:
                 # A copy died while the call runs: the worker that runs it answers, or the sweep ends it.
                 return FaultReply.of(Expired("The deadline passed while the call was running", charged=True))
             return (yield from stored(call))
 
-        return await self._ledger.do(steps)
+        while True:
+            try:
+                return await self._ledger.do(steps)
+            except BudgetUnavailable as unavailable:
+                log.error("A dead letter waits for the ledger: %s", unavailable.message)
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def _keep(self, delivery: Delivery, reason: str) -> None:
-        headers = {**headers_of(delivery), "x-quintain-reason": reason}
-        offered = headers.get(TOKEN_HEADER)
-        if isinstance(offered, str):
-            headers[TOKEN_HEADER] = mask(offered)
+        headers = {key: mask(value) if isinstance(value, str) else value for key, value in headers_of(delivery).items()}
+        headers["x-quintain-reason"] = reason
+        if TOKEN_HEADER in headers:
+            headers[TOKEN_HEADER] = public_part(headers[TOKEN_HEADER])
         log.warning("A message nobody can answer is kept in %s: %s", POISON.name, reason)
         envelope = Envelope(body=delivery.body, type=delivery.type, headers=headers)
         await self._bus.publish(POISON, delivery.routing_key, envelope)
+
+
+def uncalled(reason: str) -> Fault:
+    """What is told of a request that ended in its queue and was never charged."""
+    if reason == "expired":
+        return Expired("The deadline passed before a worker was free")
+    return InternalFault(f"No worker brought this request to an end ({reason})")
+
+
+def public_part(offered: object) -> str:
+    """What may be shown of what was offered as a token: of a session's its id, of anything else nothing."""
+    try:
+        return mask(SessionToken.parse(offered if isinstance(offered, str) else "").text)
+    except Unauthorized:
+        return "…"
 
 
 def stored(call: calls.Call) -> Steps[Message]:

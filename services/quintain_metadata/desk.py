@@ -2,23 +2,29 @@
 
 An admit waits while another attempt runs its call, or while its target is at its limit over the fleet. It is tried
 again when a call of that target is settled, and at every sweep, because leases lapse without a message. The worker
-repeats an admit it has no answer to, so what waits here may be lost with this process and comes back.
+repeats an admit it has no answer to, so what waits here may be lost with this process and comes back; and what is
+repeated no more is forgotten, because nobody is there to run it. While the ledger is out of reach nothing is
+answered at all: the worker repeats that too, and knows how long to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import FaultReply
-from quintain.contracts.ledger import Admission, Admit, AdmitBatch
-from quintain.errors import Fault, Overloaded
+from quintain.contracts.ledger import LEASE_SECONDS, Admission, Admit, AdmitBatch
+from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
+from quintain.service import defect
 from quintain_metadata import calls
 from quintain_metadata.calls import Held
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import MOST_HELD
+
+log = logging.getLogger(__name__)
 
 #: How an answer gets to the worker that asked: what is decided, and which attempts were heard and must wait.
 Reply = Callable[[list[Admission], list[str]], Awaitable[None]]
@@ -30,6 +36,8 @@ class _Waiting:
     incarnation: str
     reply: Reply
     held: Held
+    #: When its worker last asked, in the loop's seconds.
+    asked_at: float
 
 
 class Desk:
@@ -44,26 +52,43 @@ class Desk:
         """Answer what can be answered now; the rest when it can be."""
         verdicts = await asyncio.gather(*(self._decide(ask, batch.incarnation) for ask in batch.items))
         answers: list[Admission] = []
+        held: list[str] = []
         for ask, verdict in zip(batch.items, verdicts, strict=True):
             if isinstance(verdict, Held):
-                answers += self._hold(_Waiting(ask, batch.incarnation, reply, verdict))
-            else:
+                asked_at = asyncio.get_running_loop().time()
+                refusal = self._hold(_Waiting(ask, batch.incarnation, reply, verdict, asked_at))
+                answers += refusal
+                held += [] if refusal else [ask.attempt_id]
+            elif verdict is not None:
                 self._waiting.pop(ask.attempt_id, None)
                 answers.append(verdict)
-        await reply(answers, [ask.attempt_id for ask in batch.items if ask.attempt_id in self._waiting])
+        await reply(answers, held)
 
     async def try_again(self, target: str | None = None) -> None:
         """Something changed (at this target): decide again what waits, in the order it came."""
         async with self._retrying:
+            self._forget_the_gone()
             for waiting in list(self._waiting.values()):
                 if target is not None and waiting.ask.target != target:
                     continue
                 verdict = await self._decide(waiting.ask, waiting.incarnation)
-                if not isinstance(verdict, Held):
-                    self._waiting.pop(waiting.ask.attempt_id, None)
-                    await waiting.reply([verdict], [])
-                elif not verdict.joined and target is not None:
-                    return  # the target is full again; whoever waits behind would hear the same
+                if isinstance(verdict, Admission):
+                    await self._tell(waiting, verdict)
+                elif verdict is None or (not verdict.joined and target is not None):
+                    return  # whoever waits behind would hear the same
+
+    def _forget_the_gone(self) -> None:
+        oldest = asyncio.get_running_loop().time() - LEASE_SECONDS
+        for waiting in list(self._waiting.values()):
+            if waiting.asked_at < oldest:
+                del self._waiting[waiting.ask.attempt_id]
+
+    async def _tell(self, waiting: _Waiting, verdict: Admission) -> None:
+        self._waiting.pop(waiting.ask.attempt_id, None)
+        try:
+            await waiting.reply([verdict], [])
+        except BusError as error:
+            log.warning("An admission could not be told, and will be when it is asked for again: %s", error.message)
 
     def _hold(self, waiting: _Waiting) -> list[Admission]:
         key = (waiting.held.session_id, waiting.held.request_id)
@@ -78,11 +103,18 @@ class Desk:
         self._waiting[waiting.ask.attempt_id] = waiting
         return []
 
-    async def _decide(self, ask: Admit, incarnation: str) -> Admission | Held:
+    async def _decide(self, ask: Admit, incarnation: str) -> Admission | Held | None:
+        """The ledger's word; None where it has none, because it is out of reach."""
         try:
             return await self._ledger.do(lambda moment: calls.admit(moment, ask, incarnation))
+        except BudgetUnavailable as silence:
+            log.error("An admit waits for the ledger: %s", silence.message)
+            return None
         except Fault as fault:
             return _refused(ask, fault)
+        except Exception as error:
+            # Each admit is decided singly: a defect at one is no answer to the others of its batch.
+            return _refused(ask, defect(error, f"admitting call {ask.request_id!r}"))
 
 
 def _refused(ask: Admit, fault: Fault) -> Admission:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts import metadata
@@ -22,6 +23,21 @@ log = logging.getLogger(__name__)
 
 #: What an operation does: given its question and the asker's session, None for the administrator.
 Handler = Callable[[Moment, Ask, Session | None], Steps[Answer]]
+
+
+class Who(Enum):
+    """Whose token opens an operation."""
+
+    ADMINISTRATOR = auto()
+    SESSION = auto()
+    EITHER = auto()
+
+    def require(self, session: Session | None) -> None:
+        """Raises `Unauthorized` or `BadRequest` where this one may not ask. None is the administrator."""
+        if session is not None and self is Who.ADMINISTRATOR:
+            raise Unauthorized
+        if session is None and self is Who.SESSION:
+            raise BadRequest("The admin token has no session of its own: use a session's token, or `show`")
 
 
 class Operations:
@@ -63,14 +79,16 @@ class Operations:
     async def run(
         self,
         route: Route[Ask, Answer],
+        who: Who,
         handler: Handler[Ask, Answer],
         delivery: Delivery,
         token: SessionToken | None,
     ) -> Answer:
-        """Prove the token and run the handler, in one transaction."""
+        """Prove the token, then read the question, then run the handler, in one transaction."""
 
         def steps(moment: Moment) -> Steps[Answer]:
             session = None if token is None else (yield from sessions.prove(moment.now, token))
+            who.require(session)
             ask = route.asks.from_wire(delivery.body or b"{}")
             return (yield from handler(moment, ask, session))
 
@@ -85,8 +103,7 @@ def _open(moment: Moment, ask: metadata.OpenSession, session: Session | None) ->
     return (yield from sessions.open_session(moment.now, ask, SessionToken.mint(), session))
 
 
-def _amend(moment: Moment, ask: metadata.AmendSession, session: Session | None) -> Steps[metadata.Info]:
-    _administrator(session)
+def _amend(moment: Moment, ask: metadata.AmendSession, _: Session | None) -> Steps[metadata.Info]:
     if ask.state is metadata.SessionState.CLOSED:
         closing = yield from sessions.existing(ask.session_id)
         yield from calls.release_all(moment, closing)
@@ -103,43 +120,35 @@ def _release(moment: Moment, ask: metadata.ReleaseCalls, session: Session | None
     return metadata.CallsReleased(released=released)
 
 
-def _list(moment: Moment, ask: metadata.ListSessions, session: Session | None) -> Steps[metadata.SessionList]:
-    _administrator(session)
+def _list(moment: Moment, ask: metadata.ListSessions, _: Session | None) -> Steps[metadata.SessionList]:
     return (yield from sessions.page(moment.now, ask))
 
 
-def _show(moment: Moment, ask: metadata.ShowSession, session: Session | None) -> Steps[metadata.Info]:
-    _administrator(session)
+def _show(moment: Moment, ask: metadata.ShowSession, _: Session | None) -> Steps[metadata.Info]:
     return (yield from sessions.show(moment.now, ask.session_id))
 
 
 def _own(session: Session | None) -> Session:
-    if session is None:
-        raise BadRequest("The admin token has no session of its own: use a session's token, or `show`")
+    assert session is not None, "the table admits a session's token alone"
     return session
-
-
-def _administrator(session: Session | None) -> None:
-    if session is not None:
-        raise Unauthorized
 
 
 _Bound = Callable[[Operations, Delivery, SessionToken | None], Awaitable[Message]]
 
 
-def _entry(route: Route[Ask, Answer], handler: Handler[Ask, Answer]) -> _Bound:
+def _entry(route: Route[Ask, Answer], who: Who, handler: Handler[Ask, Answer]) -> _Bound:
     async def run(operations: Operations, delivery: Delivery, token: SessionToken | None) -> Message:
-        return await operations.run(route, handler, delivery, token)
+        return await operations.run(route, who, handler, delivery, token)
 
     return run
 
 
 OPERATIONS: dict[str, _Bound] = {
-    INFO.key: _entry(INFO, _info),
-    OPEN.key: _entry(OPEN, _open),
-    AMEND.key: _entry(AMEND, _amend),
-    RESERVE.key: _entry(RESERVE, _reserve),
-    RELEASE.key: _entry(RELEASE, _release),
-    LIST.key: _entry(LIST, _list),
-    SHOW.key: _entry(SHOW, _show),
+    INFO.key: _entry(INFO, Who.SESSION, _info),
+    OPEN.key: _entry(OPEN, Who.EITHER, _open),
+    AMEND.key: _entry(AMEND, Who.ADMINISTRATOR, _amend),
+    RESERVE.key: _entry(RESERVE, Who.SESSION, _reserve),
+    RELEASE.key: _entry(RELEASE, Who.SESSION, _release),
+    LIST.key: _entry(LIST, Who.ADMINISTRATOR, _list),
+    SHOW.key: _entry(SHOW, Who.ADMINISTRATOR, _show),
 }

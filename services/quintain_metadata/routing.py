@@ -7,13 +7,14 @@ import dataclasses
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, Fault, UnknownTarget
+from quintain.errors import BadRequest, Fault, Overloaded, QueueFull, UnknownTarget
 from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.service import defect, reply
 from quintain.topology import INVOKE, target_topology
-from quintain_metadata import sessions, upkeep
+from quintain_metadata import calls, sessions, upkeep
 from quintain_metadata.calls import Moment
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps
 
 
@@ -37,11 +38,11 @@ class Router:
         """Send one request on to its target, or answer it."""
         fault: Fault | None = None
         try:
-            wanted = await self._resolve(delivery)
-            if wanted.registered and not delivery.headers.get(ROUTED_HEADER):
-                await self._send_on(delivery, wanted.target)
+            resolved = await self._resolve(delivery)
+            if isinstance(resolved, Fault):
+                fault = resolved
             else:
-                fault = unknown(wanted)
+                await self._send_on(delivery, resolved)
         except Fault as refusal:
             fault = refusal
         except Exception as error:
@@ -51,23 +52,24 @@ class Router:
             await reply(self._bus, delivery, fault, {REQUEST_ID_HEADER: request_id_of(delivery)})
         await delivery.ack()
 
-    async def _resolve(self, delivery: Delivery) -> Wanted:
+    async def _resolve(self, delivery: Delivery) -> str | Fault:
+        """The target to send it on to, or what the caller is told; a refusal ends a reservation."""
         offered = delivery.headers.get(TOKEN_HEADER)
         token = SessionToken.parse(offered if isinstance(offered, str) else "")
 
-        def steps(moment: Moment) -> Steps[Wanted]:
+        def steps(moment: Moment) -> Steps[str | Fault]:
             session = yield from sessions.prove(moment.now, token)
-            request = InvokeRequest.from_wire(delivery.body)
-            named = request.names
-            if delivery.routing_key and named is not None and named != delivery.routing_key:
-                raise BadRequest(f"target: the body names {named!r}, the routing key {delivery.routing_key!r}")
-            spelling = "provider" if request.target is None and request.provider is not None else "target"
-            settled = yield from upkeep.target_of(session.id, request_id_of(delivery))
-            # An empty name is a name, and an unknown one: it is not the default.
-            target = delivery.routing_key or (settled or session.default_target if named is None else named)
-            registered = yield from upkeep.targets()
-            available = [name for name in registered if session.allows(name)]
-            return Wanted(target, spelling, target in registered, available)
+            refusal: Fault
+            try:
+                wanted = yield from wanted_by(session, delivery)
+            except BadRequest as mistake:
+                refusal = mistake
+            else:
+                if wanted.registered and not delivery.headers.get(ROUTED_HEADER):
+                    return wanted.target
+                refusal = unknown(wanted)
+            yield from calls.release(moment, session, [request_id_of(delivery)])
+            return refusal
 
         return await self._ledger.do(steps)
 
@@ -82,7 +84,25 @@ class Router:
             headers={**headers_of(delivery), ROUTED_HEADER: 1},
             expiration_ms=delivery.expiration_ms,
         )
-        await self._bus.publish(INVOKE, target, envelope)
+        try:
+            await self._bus.publish(INVOKE, target, envelope)
+        except QueueFull:
+            raise Overloaded(f"The queue of target {target!r} is full", retry_after_ms=1000) from None
+
+
+def wanted_by(session: Session, delivery: Delivery) -> Steps[Wanted]:
+    """Which target a request is for. Raises `BadRequest`."""
+    request = InvokeRequest.from_wire(delivery.body)
+    named = request.names
+    if delivery.routing_key and named is not None and named != delivery.routing_key:
+        raise BadRequest(f"target: the body names {named!r}, the routing key {delivery.routing_key!r}")
+    spelling = "provider" if request.target is None and request.provider is not None else "target"
+    settled = yield from upkeep.target_of(session.id, request_id_of(delivery))
+    # An empty name is a name, and an unknown one: it is not the default.
+    target = delivery.routing_key or (settled or session.default_target if named is None else named)
+    registered = yield from upkeep.targets()
+    available = [name for name in registered if session.allows(name)]
+    return Wanted(target, spelling, target in registered, available)
 
 
 def unknown(wanted: Wanted) -> UnknownTarget:

@@ -14,6 +14,7 @@ from quintain.contracts.ledger import (
     AdmitBatch,
     Heartbeat,
     Register,
+    Settle,
     SettleBatch,
 )
 from quintain.contracts.message import Message
@@ -34,7 +35,6 @@ from quintain_metadata import calls, upkeep
 from quintain_metadata.dead import Undertaker
 from quintain_metadata.desk import Desk
 from quintain_metadata.ledger import Ledger
-from quintain_metadata.lifecycle import Transition
 from quintain_metadata.operations import Operations
 from quintain_metadata.routing import Router
 
@@ -56,6 +56,7 @@ class MetadataService:
         self._operations = Operations(bus, ledger, admin_sha256)
         self._consumers: list[Consumer] = []
         self._sweeper: asyncio.Task[None] | None = None
+        self._awake_at = 0.0
 
     async def start(self) -> None:
         """Declare the topology, know the targets of before, and answer."""
@@ -78,8 +79,7 @@ class MetadataService:
         """Take no more, finish what runs, and stop; what was not taken waits in its queue."""
         for consumer in self._consumers:
             await consumer.cancel()
-        for consumer in self._consumers:
-            await consumer.drain(grace_seconds)
+        await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers))
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -98,6 +98,7 @@ class MetadataService:
         await delivery.ack()
 
     async def _ledger_answer(self, delivery: Delivery) -> Message | None:
+        await self._mind_the_gap()
         if delivery.routing_key == ADMIT.key:
             batch = AdmitBatch.from_wire(delivery.body)
 
@@ -123,34 +124,45 @@ class MetadataService:
             log.error("A settle nobody can read is dropped: %s", fault.message)
             await delivery.ack()
             return
-        settled = await self._settled(batch)
+        settled = await asyncio.gather(*(self._settled(item) for item in batch.items))
         await delivery.ack()
-        for target in {call.target for call, _ in settled if call is not None}:
+        for target in {call.target for call in settled if call is not None}:
             await self._desk.try_again(target)
 
-    async def _settled(self, batch: SettleBatch) -> list[tuple[calls.Call | None, Transition]]:
-        """Apply a batch, however long the ledger is out of reach: to give it back would count as a delivery, and
-        a queue drops what is delivered too often."""
+    async def _settled(self, item: Settle) -> calls.Call | None:
+        """Apply one settle, however long the ledger is out of reach: to give it back would count as a delivery,
+        and a queue drops what is delivered too often. Returns the call as it was."""
         while True:
             try:
-                return await asyncio.gather(*(self._ledger.do(partial(calls.settle, ask=item)) for item in batch.items))
+                return (await self._ledger.do(partial(calls.settle, ask=item)))[0]
             except BudgetUnavailable as unavailable:
                 log.error("A settle waits for the ledger: %s", unavailable.message)
                 await asyncio.sleep(SWEEP_SECONDS)
+            except Exception as error:
+                # What the ledger can never take ends here: it neither comes again for ever nor loses its neighbours.
+                defect(error, f"settling call {item.request_id!r}")
+                return None
 
     async def _sweep_on(self) -> None:
-        loop = asyncio.get_running_loop()
-        swept = loop.time()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            if loop.time() - swept > GAP_SECONDS:
-                await self._mourn()
-            swept = loop.time()
+            await self._mind_the_gap()
+            self._awake_at = asyncio.get_running_loop().time()
             try:
                 await self._ledger.do(upkeep.sweep)
                 await self._desk.try_again()
             except (Fault, BusError) as error:
                 log.error("The sweep failed and will be repeated: %s", error.message)
+            except Exception as error:
+                # Without its sweep the ledger stands still: whatever went wrong, it goes on.
+                defect(error, "sweeping")
+
+    async def _mind_the_gap(self) -> None:
+        """After a pause in this process's own running no worker is gone: whoever comes first, an admit or the
+        sweep, must see that before it judges."""
+        if asyncio.get_running_loop().time() - self._awake_at > GAP_SECONDS:
+            await self._mourn()
 
     async def _mourn(self) -> None:
+        self._awake_at = asyncio.get_running_loop().time()
         self._ledger.mourn_from(await self._ledger.now() + int(LEASE_SECONDS * 1000))

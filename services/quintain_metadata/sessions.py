@@ -26,6 +26,21 @@ from quintain_metadata.steps import Steps, one, run
 DEFAULT_DEADLINE_MS = 600_000
 PAGE = 100
 
+#: A whole number larger than this is no number to every reader of JSON.
+MOST_WHOLE = 2**53 - 1
+
+#: A session lives this long at most, where its life is bounded at all: a hundred years, in seconds.
+MOST_SECONDS = 100 * 366 * 24 * 3600
+
+#: One call's tokens of a kind are counted up to this.
+MOST_TOKENS = 10**12
+
+#: Begins a query over a session (its one parameter) and all its descendants.
+FAMILY = (
+    "WITH RECURSIVE family (id) AS (SELECT CAST(? AS text) UNION ALL"
+    " SELECT child.id FROM session child JOIN family ON child.parent_id = family.id)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -123,7 +138,8 @@ def open_session(now: int, ask: OpenSession, token: SessionToken, parent: Sessio
 
 
 def _narrowed(now: int, ask: OpenSession, parent: Session | None) -> tuple[int, list[str] | None, int | None]:
-    expires_at = None if ask.expires_in_seconds is None else now + int(ask.expires_in_seconds * 1000)
+    expires_at = None if ask.expires_in_seconds is None else now + _milliseconds(ask.expires_in_seconds)
+    _countable(ask.max_calls)
     allowed = ask.allowed_targets
     if allowed is not None and ask.default_target not in allowed:
         raise BadRequest("defaultTarget: it is not among allowedTargets")
@@ -138,6 +154,17 @@ def _narrowed(now: int, ask: OpenSession, parent: Session | None) -> tuple[int, 
         allowed = json.loads(parent.allowed_targets)
     # A child never outlives its parent: the parent's expiry is checked with its own.
     return min(DEFAULT_MAX_CALLS, parent.max_calls) if ask.max_calls is None else ask.max_calls, allowed, expires_at
+
+
+def _countable(max_calls: int | None) -> None:
+    if max_calls is not None and max_calls > MOST_WHOLE:
+        raise BadRequest(f"maxCalls: at most {MOST_WHOLE}")
+
+
+def _milliseconds(seconds: float) -> int:
+    if seconds > MOST_SECONDS:
+        raise BadRequest(f"expiresInSeconds: at most {MOST_SECONDS}")
+    return int(seconds * 1000)
 
 
 def charge(session: Session, calls: int = 1) -> Steps[int]:
@@ -166,15 +193,13 @@ def give_back(session: Session, calls: int = 1) -> Steps[None]:
 
 
 def add_tokens(session: Session, usage: TokenUsage) -> Steps[None]:
-    """Add up the tokens of a call."""
+    """Add up the tokens of a call. A provider's count that cannot be true costs nobody the call's settlement."""
+    counts = (usage.input, usage.output, usage.cached or 0, usage.reasoning or 0)
     for payer in session.lineage:
         yield from run(
             "UPDATE session SET tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
             " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
-            usage.input,
-            usage.output,
-            usage.cached or 0,
-            usage.reasoning or 0,
+            *(min(max(0, count), MOST_TOKENS) for count in counts),
             payer.id,
         )
 
@@ -182,6 +207,7 @@ def add_tokens(session: Session, usage: TokenUsage) -> Steps[None]:
 def amend(now: int, ask: AmendSession) -> Steps[Info]:
     """Change a session's limit or state. Usage is never reset; a limit below it becomes it."""
     session = yield from existing(ask.session_id)
+    _countable(ask.max_calls)
     if ask.max_calls is not None:
         yield from run(
             "UPDATE session SET max_calls = CASE WHEN used > ? THEN used ELSE ? END WHERE id = ?",
@@ -203,9 +229,7 @@ def show(now: int, session_id: str) -> Steps[Info]:
 def info(now: int, session: Session) -> Steps[Info]:
     """A session and its counters, its descendants' calls included."""
     counts = yield from run(
-        "WITH RECURSIVE family (id) AS (SELECT CAST(? AS text) UNION ALL"
-        " SELECT child.id FROM session child JOIN family ON child.parent_id = family.id)"
-        " SELECT call.state, count(*) FROM call JOIN family ON call.session_id = family.id GROUP BY call.state",
+        f"{FAMILY} SELECT state, count(*) FROM call JOIN family ON session_id = family.id GROUP BY state",
         session.id,
     )
     by_state = {row[0]: row[1] for row in counts}
@@ -238,7 +262,7 @@ def info(now: int, session: Session) -> Steps[Info]:
 def page(now: int, ask: ListSessions) -> Steps[SessionList]:
     """One page of sessions, newest first; the cursor is the last one's ``created_at.id``."""
     before, _, last = (ask.cursor or "").partition(".")
-    if ask.cursor and not before.isdecimal():
+    if ask.cursor and not (before.isdecimal() and len(before) < 18):
         raise BadRequest("cursor: take it from the page before")
     rows = yield from run(
         "SELECT id, created_at FROM session WHERE (created_at < ? OR (created_at = ? AND id < ?))"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import queue
 import threading
@@ -20,11 +21,13 @@ from typing import Any, TypeVar
 
 import apsw
 
-from quintain.errors import BudgetUnavailable, ConfigError, Fault
+from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.calls import Moment
 from quintain_metadata.ledger import Operation
 from quintain_metadata.schema import MIGRATIONS, VERSION
-from quintain_metadata.steps import Steps
+from quintain_metadata.steps import Lock, Row, Statement, Steps
+
+log = logging.getLogger(__name__)
 
 Returned = TypeVar("Returned")
 
@@ -48,12 +51,19 @@ class SqliteLedger:
         self._loop = loop
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._mourn_from = 0
+        self._closed = False
         self._lock = _lock(path)
-        self._connection = _opened(path)
+        try:
+            self._connection = _opened(path)
+        except ConfigError:
+            self._unlock()
+            raise
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
 
     async def do(self, operation: Operation[Returned]) -> Returned:
+        if self._closed:
+            raise BudgetUnavailable("The ledger is closed")
         answer: asyncio.Future[Returned] = self._loop.create_future()
         self._asked.put(_Asked(operation, answer))
         return await answer
@@ -65,9 +75,15 @@ class SqliteLedger:
         return _now_ms()
 
     async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._asked.put(None)
         await asyncio.to_thread(self._thread.join)
         self._connection.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
 
@@ -98,12 +114,20 @@ class SqliteLedger:
             outcomes = [self._run(asked, moment) for asked in group]
             self._connection.execute("COMMIT")
         except apsw.Error as error:
-            # The disk or the file failed: nothing of this group happened, and everyone is told so.
+            # The disk or the file failed: nothing of this group happened, and everyone is told so, each by a fault
+            # of its own, because a traceback belongs to one.
+            self._roll_back()
+            sentence = f"The ledger cannot be written ({type(error).__name__}: {error})"
+            outcomes = [_failing(asked, BudgetUnavailable(sentence)) for asked in group]
+        self._loop.call_soon_threadsafe(_answer_all, outcomes)
+
+    def _roll_back(self) -> None:
+        try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            unavailable = BudgetUnavailable(f"The ledger cannot be written ({type(error).__name__}: {error})")
-            outcomes = [_failing(asked, unavailable) for asked in group]
-        self._loop.call_soon_threadsafe(_answer_all, outcomes)
+        except apsw.Error as error:
+            # The thread must live to say so to whoever asks next.
+            log.error("The ledger cannot be rolled back: %s", error)
 
     def _run(self, asked: _Asked, moment: Moment) -> Callable[[], None]:
         self._connection.execute("SAVEPOINT operation")
@@ -125,19 +149,20 @@ class SqliteLedger:
 
     def _drive(self, steps: Steps[Returned]) -> Returned:
         try:
-            statement = next(steps)
+            step = next(steps)
             while True:
-                rows = list(self._connection.execute(statement.sql, statement.parameters))
-                statement = steps.send(rows)
+                # One writer: a lock has nothing to wait for.
+                step = steps.send([] if isinstance(step, Lock) else self._rows(step))
         except StopIteration as end:
             returned: Returned = end.value
             return returned
 
+    def _rows(self, statement: Statement) -> list[Row]:
+        return list(self._connection.execute(statement.sql, statement.parameters))
+
 
 def _failing(asked: _Asked, error: Exception) -> Callable[[], None]:
-    # A fault of its own for each: a traceback belongs to one.
-    own = error.with_traceback(None) if isinstance(error, Fault) else error
-    return lambda: asked.answer.set_exception(own)
+    return lambda: asked.answer.set_exception(error)
 
 
 def _answer_all(outcomes: list[Callable[[], None]]) -> None:
@@ -155,8 +180,14 @@ def _now_ms() -> int:
 def _lock(path: str) -> int | None:
     if path == ":memory:":
         return None
-    Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"The ledger {path} cannot be kept there ({error.strerror}): name a file in a folder that this user may "
+            "write, by QUINTAIN_LEDGER_URL"
+        ) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -169,6 +200,16 @@ def _lock(path: str) -> int | None:
 
 
 def _opened(path: str) -> apsw.Connection:
+    try:
+        return _migrated(path)
+    except apsw.Error as error:
+        raise ConfigError(
+            f"The ledger {path} cannot be opened ({type(error).__name__}: {error}): is it a ledger, and may this user "
+            "write it? QUINTAIN_LEDGER_URL names it"
+        ) from None
+
+
+def _migrated(path: str) -> apsw.Connection:
     version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
     if version < OLDEST_SQLITE:
         raise ConfigError(f"SQLite {apsw.sqlite_lib_version()} is too old for a ledger: upgrade apsw")

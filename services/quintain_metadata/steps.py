@@ -26,7 +26,19 @@ class Statement:
     parameters: tuple[Value, ...]
 
 
-Steps = Generator[Statement, list[Row], Returned]
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """From here to the end of the operation nobody else holds this key. A store with one writer has nothing to do."""
+
+    key: str
+
+
+Steps = Generator[Statement | Lock, list[Row], Returned]
+
+
+def lock(*names: str) -> Steps[None]:
+    """Hold a key until the operation ends: what is read after this stays true while it is decided upon."""
+    yield Lock("\x1f".join(names))
 
 
 def run(sql: str, *parameters: Value) -> Steps[list[Row]]:

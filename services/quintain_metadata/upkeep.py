@@ -64,7 +64,7 @@ def sweep(moment: Moment) -> Steps[int]:
         "SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
         " WHERE call.state IN ('reserved', 'running') AND call.deadline <= ?"
         " AND (call.state = 'reserved' OR worker.lease_until IS NULL OR worker.lease_until <= ?) LIMIT ?",
-        *(moment.now, moment.now if moment.mourn_from <= moment.now else 0, SWEEP_MOST),
+        *(moment.now, moment.lapsed, SWEEP_MOST),
     )
     for session_id, request_id in overdue:
         call = yield from calls.load(session_id, request_id)

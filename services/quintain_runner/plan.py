@@ -82,7 +82,7 @@ def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequ
         )
     for name in wanted:
         if name not in offered or name not in configured:
-            known = [target for target in offered if target in configured]
+            known = configured if name in offered else [target for target in offered if target in configured]
             raise ConfigError(f"{evaluation.path}: unknown target {name!r}{nearest(name, known)}")
     return tuple(dict.fromkeys(wanted))
 

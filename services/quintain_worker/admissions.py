@@ -26,7 +26,8 @@ SILENCE_SECONDS = 30.0
 
 @dataclass(slots=True)
 class _Waiting:
-    answer: asyncio.Future[Admission]
+    #: None: the worker stops, and this attempt is not to run.
+    answer: asyncio.Future[Admission | None]
     heard_at: float
 
 
@@ -36,18 +37,29 @@ class Admissions:
     def __init__(self, bus: Bus, caller: Caller, clock: Clock, incarnation: str) -> None:
         self._bus, self._caller, self._clock, self._incarnation = bus, caller, clock, incarnation
         self._waiting: dict[str, _Waiting] = {}
+        self._stopped = False
         self._batcher: Batcher[Admit] = Batcher(self._send, lanes=2)
 
     def start(self) -> None:
         """Hear the answers."""
         self._caller.subscribe(CORRELATION_ID, self._on_answer)
 
-    async def ask(self, admit: Admit, *, timeout_seconds: float) -> Admission:
+    def stop(self) -> None:
+        """Admit nothing from now on: what waits is told so at once."""
+        self._stopped = True
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_result(None)
+
+    async def ask(self, admit: Admit, *, timeout_seconds: float) -> Admission | None:
         """The ledger's word on this attempt; waits while another holds the call, or its target is at its limit.
+        None where the worker stops first.
 
         Raises `Expired` when the time is over and `BudgetUnavailable` when the ledger is out of reach: the attempt
         must then be settled as never sent, so that a grant on its way is void.
         """
+        if self._stopped:
+            return None
         loop = asyncio.get_running_loop()
         waiting = self._waiting[admit.attempt_id] = _Waiting(loop.create_future(), loop.time())
         ends = loop.time() + timeout_seconds

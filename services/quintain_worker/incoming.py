@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quintain.bus.base import Delivery
+from quintain.bus.base import Delivery, HeaderValue
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
@@ -21,6 +21,14 @@ from quintain.routes import (
 
 #: ``protocol.md`` §2.
 MOST_BODY_BYTES = 1024 * 1024
+
+
+#: A whole number in a header may be written as text, this long at most.
+MOST_DIGITS = 18
+
+#: A sentence about a request is this long at most: it may quote a name of the caller's, and it travels to the
+#: ledger together with those of other callers.
+MOST_SENTENCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +52,14 @@ def read(delivery: Delivery, target: str) -> Incoming:
     """
     headers = delivery.headers
     token = SessionToken.parse(_text(headers, TOKEN_HEADER))
-    request_id = _text(headers, REQUEST_ID_HEADER) or delivery.correlation_id or ""
+    request_id = request_id_of(delivery)
     request: InvokeRequest | None = None
     problem: Fault | None = None
     try:
         deadline = _number(headers, DEADLINE_HEADER)
         request = _request(delivery, target, request_id)
     except Fault as fault:
-        deadline, problem = None, fault
+        deadline, problem = None, brief(fault)
     return Incoming(
         token=token,
         request_id=request_id[:128] or "-",
@@ -77,6 +85,23 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
     return request
 
 
+def brief(fault: Fault) -> Fault:
+    """The fault with a sentence of bounded length."""
+    if len(fault.message) <= MOST_SENTENCE:
+        return fault
+    return type(fault)(f"{fault.message[:MOST_SENTENCE]}…", charged=fault.charged, retry_after_ms=fault.retry_after_ms)
+
+
+def request_id_of(delivery: Delivery) -> str:
+    """The idempotency key: the header, else the correlation id."""
+    return _text(delivery.headers, REQUEST_ID_HEADER) or delivery.correlation_id or ""
+
+
+def headers_of(delivery: Delivery) -> dict[str, HeaderValue]:
+    """The headers that a copy of this delivery carries: plain values."""
+    return {key: value for key, value in delivery.headers.items() if isinstance(value, str | int | float | bool)}
+
+
 def _text(headers: Mapping[str, object], name: str) -> str | None:
     value = headers.get(name)
     return value if isinstance(value, str) else None
@@ -86,7 +111,7 @@ def _number(headers: Mapping[str, object], name: str) -> int | None:
     value = headers.get(name)
     if value is None:
         return None
-    if isinstance(value, str) and value.isdecimal():
+    if isinstance(value, str) and value.isdecimal() and len(value) <= MOST_DIGITS:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value

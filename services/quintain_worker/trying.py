@@ -12,7 +12,7 @@ from tenacity.wait import wait_base
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import Outcome
-from quintain.errors import Fault, InternalFault, ProviderFailed, TimedOut
+from quintain.errors import Expired, Fault, InternalFault, ProviderFailed, TimedOut
 from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,10 @@ class Patience:
 
 async def attempt(provider: Provider, request: InvokeRequest, patience: Patience) -> Ending:
     """Ask the provider until it answers, refuses for good, or the deadline is too near for another try."""
+    if patience.ends <= asyncio.get_running_loop().time():
+        # The grant came too late: no provider was called, and nothing is owed.
+        late = Expired("The deadline passed before the provider was called")
+        return Ending(tries=0, fault=late, outcome=Outcome.REFUND)
     owed = Billing.UNBILLED
     tries = 0
     try:
@@ -81,6 +85,12 @@ async def _ask(provider: Provider, request: InvokeRequest, patience: Patience) -
             return await provider.answer(request, timeout_seconds=left)
     except TimeoutError:
         raise ProviderFailure(TimedOut(), Billing.UNKNOWN) from None
+    except asyncio.CancelledError as leaked:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled this call: a provider let a cancellation of its own escape, and must not end the worker's.
+        raise RuntimeError("a provider raised CancelledError") from leaked
 
 
 def as_charged(fault: Fault, *, charged: bool) -> Fault:

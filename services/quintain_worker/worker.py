@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -12,7 +13,7 @@ from quintain.bus.base import Bus, Consumer
 from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.contracts.ledger import TargetCard
-from quintain.topology import target_queue, target_topology
+from quintain.topology import LEDGER, Topology, target_queue, target_topology
 from quintain_worker.admissions import Admissions
 from quintain_worker.handler import Desk, Served, handler_of
 from quintain_worker.lease import Lease
@@ -37,6 +38,7 @@ class Worker:
 
     async def start(self) -> None:
         """Register, then take calls; waits for a metadata service to come up."""
+        await self._bus.declare(Topology((LEDGER,)))
         await self._caller.start()
         self._admissions.start()
         await self._lease.start()
@@ -47,12 +49,14 @@ class Worker:
         log.info("Worker %s serves %s", self.worker_id, ", ".join(self._served))
 
     async def stop(self, grace_seconds: float = 30.0) -> None:
-        """Take no more, finish what runs within the grace, then let go; the reply consumer goes last."""
+        """Take no more, give back what has not started, finish what runs within the grace, then let go; the reply
+        consumer goes last."""
         for consumer in self._consumers:
             await consumer.cancel()
-        for consumer in self._consumers:
-            if not await consumer.drain(grace_seconds):
-                log.warning("A call outlived the grace of %.0f s; another worker takes it over", grace_seconds)
+        self._admissions.stop()
+        drained = await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers))
+        if not all(drained):
+            log.warning("A call outlived the grace of %.0f s; another worker takes it over", grace_seconds)
         await self._lease.stop()
         await self._caller.close()
         for served in self._served.values():

@@ -12,12 +12,14 @@ Item = TypeVar("Item")
 class Batcher(Generic[Item]):
     """Sends items in batches: at once while nothing is under way, otherwise together when that has gone.
 
-    A batch's error is every item's error. At most ``lanes`` batches are under way at a time.
+    A batch's error is every item's error. At most ``lanes`` batches are under way at a time. An item whose owner
+    was cancelled is sent all the same.
     """
 
     def __init__(self, send: Callable[[list[Item]], Awaitable[None]], *, most: int = 64, lanes: int = 1) -> None:
         self._send, self._most = send, most
         self._idle = lanes
+        self._gathering = False
         self._waiting: list[tuple[Item, asyncio.Future[None]]] = []
         self._sending: set[asyncio.Task[None]] = set()
 
@@ -29,8 +31,9 @@ class Batcher(Generic[Item]):
         await gone
 
     def _start(self) -> None:
-        while self._idle and self._waiting:
+        if self._idle and self._waiting and not self._gathering:
             self._idle -= 1
+            self._gathering = True
             task = asyncio.get_running_loop().create_task(self._send_waiting())
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
@@ -39,9 +42,10 @@ class Batcher(Generic[Item]):
         # One turn of the loop lets what was made ready together travel together.
         await asyncio.sleep(0)
         batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+        self._gathering = False
+        self._start()
         try:
-            if batch:
-                await self._send([item for item, _ in batch])
+            await self._send([item for item, _ in batch])
         except BaseException as error:
             # Every item's owner hears it; a cancelled batch is a cancelled item.
             self._end(batch, error)

@@ -7,6 +7,7 @@ waited for is acknowledged, counted and dropped: after a crash the same answer m
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TypeVar
 from quintain.bus.base import Bus, Consumer, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.errors import NoAnswer, Unroutable
+from quintain.errors import BadRequest, InternalFault, NoAnswer, Unroutable
 from quintain.routes import Route
 from quintain.topology import EVALUATOR_TOPOLOGY, Exchange, Queue, reply_topology
 
@@ -138,12 +139,14 @@ class Caller:
             headers=headers,
             deadline_seconds=timeout_seconds,
         )
-        ends = asyncio.get_running_loop().time() + timeout_seconds
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + timeout_seconds
         while True:
             try:
-                return understood(await self.ask(question), route.answers)
+                still = dataclasses.replace(question, deadline_seconds=ends - loop.time())
+                return understood(await self.ask(still), route.answers)
             except Unroutable:
-                if asyncio.get_running_loop().time() + UNSERVED_PAUSE_SECONDS >= ends:
+                if loop.time() + UNSERVED_PAUSE_SECONDS >= ends:
                     raise NoAnswer(
                         f"No service answers {route.name} (nothing consumes {route.exchange.name}, waited "
                         f"{timeout_seconds:.0f} s): start one with `quintain serve metadata`"
@@ -160,7 +163,14 @@ class Caller:
 
 
 def understood(reply: Delivery, answers: type[Answer]) -> Answer:
-    """The answer of a reply; raises the `Fault` it carries."""
-    if reply.type == "fault":
-        raise FaultReply.from_wire(reply.body).raised()
-    return answers.from_wire(reply.body)
+    """The answer of a reply; raises the `Fault` it carries.
+
+    A reply nobody can read is an `InternalFault`, and charged as far as is known: the asker did nothing wrong.
+    """
+    try:
+        if reply.type != "fault":
+            return answers.from_wire(reply.body)
+        fault = FaultReply.from_wire(reply.body)
+    except BadRequest as unreadable:
+        raise InternalFault(f"The answer cannot be read ({unreadable.message})", charged=True) from None
+    raise fault.raised()
