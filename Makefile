@@ -1,6 +1,6 @@
 # The words of this project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test bench lock dist clean
+.PHONY: help setup demo check test faults bench lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -19,6 +19,8 @@ check: $(ready)  ## format, lint, types and the import rules
 	$(bin)/lint-imports
 test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" narrows)
 	$(bin)/pytest $(ARGS)
+faults: $(ready) ## break real processes on purpose, and hold the books against it
+	$(bin)/pytest tests/faults $(ARGS)
 bench: $(ready)  ## calls per second over RabbitMQ, beside a raw loop
 	$(bin)/python benchmarks/calls.py
 dist: $(ready)   ## build the wheel and the source archive into dist/

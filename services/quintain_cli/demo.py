@@ -24,12 +24,13 @@ def demo(
 ) -> None:
     """Grade a dozen cases with three targets and two graders, in this process: no key, no broker."""
     unpack(folder)
-    # A demo starts afresh; a run of one's own keeps what it has.
-    shutil.rmtree(folder / "results", ignore_errors=True)
+    # A demo starts afresh, in a folder only it writes to; a run of one's own keeps what it has.
+    results = folder / "demo-results"
+    shutil.rmtree(results, ignore_errors=True)
     if not as_json:
         tell(f"demo     everything it runs is in {folder}: change it, and run it again")
-    options = RunOptions(path=folder / "eval.yaml", output=folder / "results", as_json=as_json)
-    raise typer.Exit(conduct(options, f"quintain run {folder / 'eval.yaml'} --output {folder / 'results'}"))
+    options = RunOptions(path=folder / "eval.yaml", config=folder / "quintain.yaml", output=results, as_json=as_json)
+    raise typer.Exit(conduct(options, f"quintain run {folder / 'eval.yaml'} --output {results}"))
 
 
 def unpack(folder: Path) -> None:

@@ -14,7 +14,7 @@ import typer
 from quintain.config import Config
 from quintain.errors import ConfigError
 from quintain.settings import MEMORY_URL, Settings, environment, read_settings
-from quintain_cli.config import configuration
+from quintain_cli.config import configuration, configuration_path
 from quintain_cli.run_session import RunBudget, run_client
 from quintain_cli.screen import err, out, print_json, run_command, tell
 from quintain_cli.standing import standing
@@ -140,13 +140,11 @@ def _on_fleet(settings: Settings) -> bool:
 
 
 def _config(settings: Settings, options: RunOptions, evaluation: Evaluation) -> Config | None:
-    try:
-        return configuration(settings, options.config, start=evaluation.folder)
-    except ConfigError:
-        # On a fleet the workers have the configuration; here it only adds judge targets.
-        if _on_fleet(settings) and options.config is None and settings.config_path is None:
-            return None
-        raise
+    """The configuration; on a fleet the workers have it, and here it may be missing, but not be wrong: what it names
+    is what graders must not see."""
+    if _on_fleet(settings) and configuration_path(settings, options.config, start=evaluation.folder) is None:
+        return None
+    return configuration(settings, options.config, start=evaluation.folder)
 
 
 def _targets(settings: Settings, options: RunOptions, evaluation: Evaluation, config: Config | None) -> tuple[str, ...]:

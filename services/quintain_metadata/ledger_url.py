@@ -1,0 +1,40 @@
+"""``QUINTAIN_LEDGER_URL``: what may be read from it and what may be shown of it, before any store is opened."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from quintain.errors import ConfigError
+
+#: What names a PostgreSQL ledger; libpq knows both words.
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+
+
+def sqlite_path(url: str) -> str:
+    """The path of a ``sqlite:///`` URL; ``sqlite://`` alone is a ledger in memory. Raises `ConfigError`."""
+    if url == "sqlite://":
+        return ":memory:"
+    path = url.removeprefix("sqlite://")
+    if path == url or not path.startswith("/"):
+        raise ConfigError(
+            f"QUINTAIN_LEDGER_URL is {url.partition(':')[0]!r}: use sqlite:// and three slashes with an absolute "
+            "path, or postgresql://user:password@host/database"
+        )
+    return path
+
+
+def shown(url: str) -> str:
+    """The URL without what opens the ledger: no password, no options. Raises `ConfigError` where it is no URL."""
+    if url.startswith("sqlite:"):
+        return url
+    try:
+        parts = urlsplit(url)
+        user = "" if parts.username is None else f"{parts.username}@"
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        # Its own message may show a piece of the password.
+        raise ConfigError(
+            "QUINTAIN_LEDGER_URL cannot be read: write postgresql://user:password@host:port/database, "
+            "with @, : and / of the password as %40, %3A and %2F"
+        ) from None
+    return f"{parts.scheme}://{user}{parts.hostname or ''}{port}{parts.path}"
