@@ -41,6 +41,8 @@ class RunOptions:
     concurrency: int = DEFAULT_CONCURRENCY
     graders: int = DEFAULT_GRADERS_AT_ONCE
     as_json: bool = False
+    #: In this process, whatever fleet the environment names.
+    embedded: bool = False
 
     @property
     def folder(self) -> Path:
@@ -114,7 +116,7 @@ async def _run(options: RunOptions) -> RunSummary:
         label=f"run {evaluation.name}",
         kept_in=options.folder / "session-token",
     )
-    plan = None if config is None or _on_fleet(settings) else _plan(settings, options, config)
+    plan = None if config is None or _on_fleet(settings, options) else _plan(settings, options, config)
     async with standing(settings, plan) as ground, run_client(ground, budget) as client:
         _announce(options, evaluation, targets, facts.cases, budget)
         return await run_evaluation(
@@ -135,14 +137,16 @@ async def _run(options: RunOptions) -> RunSummary:
         )
 
 
-def _on_fleet(settings: Settings) -> bool:
+def _on_fleet(settings: Settings, options: RunOptions) -> bool:
+    if options.embedded:
+        return False
     return settings.broker_url is not None and not settings.broker_url.startswith(MEMORY_URL)
 
 
 def _config(settings: Settings, options: RunOptions, evaluation: Evaluation) -> Config | None:
     """The configuration; on a fleet the workers have it, and here it may be missing, but not be wrong: what it names
     is what graders must not see."""
-    if _on_fleet(settings) and configuration_path(settings, options.config, start=evaluation.folder) is None:
+    if _on_fleet(settings, options) and configuration_path(settings, options.config, start=evaluation.folder) is None:
         return None
     return configuration(settings, options.config, start=evaluation.folder)
 
@@ -150,7 +154,7 @@ def _config(settings: Settings, options: RunOptions, evaluation: Evaluation) -> 
 def _targets(settings: Settings, options: RunOptions, evaluation: Evaluation, config: Config | None) -> tuple[str, ...]:
     """The systems under test. On a fleet its own list decides, before the first call, what is known."""
     configured = [] if config is None else list(config.targets)
-    if _on_fleet(settings):
+    if _on_fleet(settings, options):
         configured += [*(evaluation.spec.targets or ()), *options.targets]
     return choose_targets(evaluation, list(dict.fromkeys(configured)), options.targets)
 
@@ -184,8 +188,12 @@ def _announce(
         return
     spec = evaluation.spec
     names = ", ".join(grader.name for grader in spec.graders)
-    tell(
-        f"run      {evaluation.name}: {cases} cases × {len(targets)} targets × {spec.repeats} repeats, graders {names}"
-    )
+    sizes = " × ".join((many(cases, "case"), many(len(targets), "target"), many(spec.repeats, "repeat")))
+    tell(f"run      {evaluation.name}: {sizes}, graders {names}")
     tell(f"budget   {budget.max_calls} calls, graders included")
     tell(f"results  {options.folder}")
+
+
+def many(number: int, thing: str) -> str:
+    """So many of a thing, in words."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

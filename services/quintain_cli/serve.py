@@ -22,6 +22,9 @@ from quintain_cli.stop import stopping
 app = typer.Typer(no_args_is_help=True, help="Run one service until SIGTERM.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")]
+#: A service that waits for its broker says so this often.
+SAY_SECONDS = 5.0
+
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
@@ -85,7 +88,7 @@ async def broker(settings: Settings, name: str) -> AsyncIterator[Bus]:
     url = settings.require_broker_url()
     while True:
         try:
-            bus = await connect_bus(url, name)
+            bus = await connect_bus(url, name, timeout_seconds=SAY_SECONDS)
         except BrokerUnavailable as error:
             tell(f"waiting  {error.message}")
         else:

@@ -1,0 +1,248 @@
+"""Bad input gets a sentence that names the file, the place and the mend; and what was written so far stays."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from quintain.contracts.token import SessionToken
+from support.command_line import CommandLine
+from support.evaluations import rows_of, totals_of, write_files
+
+CONFIG = "targets: {bot: {provider: mock}, judge: {provider: mock}}\n"
+EVALUATION = "dataset: cases.jsonl\ntargets: [bot]\ngraders: [{name: same, builtin: exact}]\n"
+
+#: Misbehaves as the question tells it to.
+GRADER = """
+import json, sys, time
+case = json.load(sys.stdin)
+if case["question"] == "crash":
+    sys.exit("I fell \\x1b[31mover\\x1b[0m")
+if case["question"] == "noise":
+    print("I think it is fine \\x1b]0;title\\x07")
+elif case["question"] == "hang":
+    time.sleep(600)
+else:
+    print(json.dumps({"score": 1}))
+"""
+MENDED = "print('{\"score\": 1}')\n"
+
+
+@pytest.fixture
+def written(shell: CommandLine) -> CommandLine:
+    """A shell in a folder with an evaluation in which nothing is wrong yet."""
+    write_files(shell.folder, quintain_yaml=CONFIG, eval_yaml=EVALUATION)
+    return shell
+
+
+def refusal(shell: CommandLine, *words: str) -> list[str]:
+    """The lines of an error of usage; nothing was run, and with ``--json`` the same is one object."""
+    refused = shell.run(*words, code=2)
+    assert refused.stdout == ""
+    assert refused.stderr.startswith("error  ")
+    told = shell.run(*words, "--json", code=2)
+    assert told.json["code"] == "config_error"
+    assert refused.stderr == f"error  {told.json['error']}\n"
+    assert rows_of(shell.folder / "runs" / "eval") == []
+    return refused.stderr.removeprefix("error  ").splitlines()
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+#: What was mistyped: in which file, what is there, what is written instead, and what is said of it.
+MISTAKES = {
+    "a key of a target": (
+        "quintain.yaml",
+        ("{provider: mock}, j", "{provider: mock, respnse: x}, j"),
+        "targets.bot: unknown key 'respnse'; did you mean 'response'?",
+    ),
+    "a key at the top": ("quintain.yaml", ("targets", "target"), "unknown key 'target'; did you mean 'targets'?"),
+    "a provider": (
+        "quintain.yaml",
+        ("bot: {provider: mock}", "bot: {provider: mok}"),
+        "targets.bot.provider: unknown provider 'mok'; did you mean 'mock'?",
+    ),
+    "a key of the evaluation": ("eval.yaml", ("dataset:", "datset:"), "unknown key 'datset'; did you mean 'dataset'?"),
+    "a key of a grader": (
+        "eval.yaml",
+        ("builtin: exact", "builtin: exact, timeout: 3"),
+        "graders[0]: unknown key 'timeout'; did you mean 'timeout_seconds'?",
+    ),
+    "a target": ("eval.yaml", ("[bot]", "[bto]"), "unknown target 'bto'; did you mean 'bot'?"),
+    "what is no YAML": ("eval.yaml", ("[bot]", "[bot"), "line 3, column "),
+    "a value": ("eval.yaml", ("builtin: exact", "builtin: exactly"), "graders[0].builtin: "),
+}
+
+
+@pytest.mark.parametrize(("file", "change", "sentence"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_a_file_is_told_with_its_place_and_the_nearest_known_word(
+    written: CommandLine, file: str, change: tuple[str, str], sentence: str
+) -> None:
+    replace(written.folder / file, *change)
+    told = refusal(written, "run", "eval.yaml")
+    assert any(file in line.partition(": ")[0] and sentence in line for line in told), told
+
+
+def test_an_unknown_judge_is_told_before_anything_is_called(written: CommandLine) -> None:
+    replace(written.folder / "eval.yaml", "builtin: exact", "command: [python, grader.py], judge_target: juge")
+    refused = written.run("run", "eval.yaml", code=2)
+    assert "eval.yaml: graders[0].judge_target: unknown target 'juge'; did you mean 'judge'?" in refused.stderr
+    assert rows_of(written.folder / "runs" / "eval") == []
+
+
+def test_every_missing_variable_is_named_at_once(written: CommandLine) -> None:
+    (written.folder / "quintain.yaml").write_text(
+        "targets:\n"
+        "  bot: {provider: mock, response: '${{ NOT_THIS }}'}\n"
+        "  judge: {provider: mock, response: '${{ NOR_THAT }}'}\n"
+    )
+    first, second = refusal(written, "run", "eval.yaml")
+    assert "quintain.yaml: targets.bot.response: the environment variable NOT_THIS is not set" in first
+    assert "quintain.yaml: targets.judge.response: the environment variable NOR_THAT is not set" in second
+
+
+def test_every_wrong_line_of_a_dataset_is_told_with_its_number(written: CommandLine) -> None:
+    with (written.folder / "cases.jsonl").open("a") as dataset:
+        dataset.write('{"id": "torn", "question": \n{"id": "case-1", "question": "again"}\n{"id": "silent"}\n[]\n')
+    lines = refusal(written, "run", "eval.yaml")
+    assert [line.partition("cases.jsonl: ")[2].partition(":")[0] for line in lines] == [
+        f"line {n}" for n in (4, 5, 6, 7)
+    ]
+    assert "it is not JSON" in lines[0]
+    assert "'case-1' is used before" in lines[1]
+    assert "question" in lines[2]
+    assert "not an object" in lines[3]
+
+
+#: What is missing: the files that are written or (None) taken away, what is run, and what is said.
+MISSING: dict[str, tuple[dict[str, str | None], str, str]] = {
+    "the dataset": ({"cases.jsonl": None}, "run eval.yaml", "cases.jsonl: the dataset cannot be read"),
+    "every case": ({"cases.jsonl": "\n\n"}, "run eval.yaml", "cases.jsonl: the dataset has no cases"),
+    "the evaluation": ({"eval.yaml": None}, "run eval.yaml", "eval.yaml: there is no such file"),
+    "the configuration": ({"quintain.yaml": None}, "run eval.yaml", "there is no quintain.yaml"),
+    "the target": ({}, "run eval.yaml --target judg", "unknown target 'judg'"),
+    "a place for results": ({"taken": "a file"}, "run eval.yaml --output taken/results", "taken/results"),
+}
+
+
+@pytest.mark.parametrize(("prepare", "command", "says"), MISSING.values(), ids=MISSING)
+def test_what_is_not_there_is_named(
+    written: CommandLine, prepare: dict[str, str | None], command: str, says: str
+) -> None:
+    for name, text in prepare.items():
+        (written.folder / name).unlink() if text is None else (written.folder / name).write_text(text)
+    assert says in refusal(written, *command.split())[0]
+
+
+def test_results_of_another_evaluation_are_not_written_over(written: CommandLine) -> None:
+    written.run("run", "eval.yaml")
+    rows = rows_of(written.folder / "runs" / "eval")
+    replace(written.folder / "eval.yaml", "exact", "contains")
+    refused = written.run("run", "eval.yaml", code=2)
+    assert "--output" in refused.stderr
+    assert rows_of(written.folder / "runs" / "eval") == rows
+
+
+def test_a_grader_that_misbehaves_costs_its_own_cases_alone(written: CommandLine) -> None:
+    questions = ["fine", "crash", "noise", "hang", "also fine"]
+    (written.folder / "cases.jsonl").write_text("".join(json.dumps({"id": q, "question": q}) + "\n" for q in questions))
+    (written.folder / "grader.py").write_text(GRADER)
+    replace(written.folder / "eval.yaml", "builtin: exact", "command: [python, grader.py], timeout_seconds: 4")
+    ended = written.run("run", "eval.yaml", code=1)
+    output = written.folder / "runs" / "eval"
+    rows = {str(row["caseId"]): row for row in rows_of(output)}
+    assert {case: row["status"] for case, row in rows.items()} == {
+        case: "graded" if "fine" in case else "error" for case in questions
+    }
+    for case, says in {
+        "crash": "It crashed (exit code 1): I fell",
+        "noise": "It printed no JSON",
+        "hang": "It hung past its timeout of 4 s",
+    }.items():
+        error = rows[case]["error"]
+        assert isinstance(error, dict)
+        assert (error["code"], rows[case]["output"], rows[case]["score"]) == ("grader_failed", case, None)
+        assert f"grader same: {says}" in str(error["error"])
+        assert f"error: {case} · bot: grader same: {says}" in ended.stderr
+    assert "\x1b" not in ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("exit 1: 3 of 5 trials erred. The same command again")
+
+    kept = [row for row in rows_of(output) if row["status"] == "graded"]
+    (written.folder / "grader.py").write_text(MENDED)
+    written.run("run", "eval.yaml")
+    assert {row["status"] for row in rows_of(output)} == {"graded"}
+    assert all(row in rows_of(output) for row in kept)
+    # The target had answered: what is graded again is not asked again.
+    assert totals_of(output)["calls"] == len(questions)
+
+
+@pytest.fixture
+def evaluator(written: CommandLine) -> CommandLine:
+    """A shell with tokens of the right shape; which broker, the test says."""
+    return written.within(
+        {"QUINTAIN_ADMIN_TOKEN": "an admin token for tests", "QUINTAIN_SESSION_TOKEN": SessionToken.mint().text}
+    )
+
+
+def test_a_broker_that_is_not_there_is_told_with_what_was_tried_and_for_how_long(evaluator: CommandLine) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"amqp://127.0.0.1:{closed.getsockname()[1]}/"
+        began = time.monotonic()
+        services = [evaluator.start("serve", name, env={"QUINTAIN_BROKER_URL": url}) for name in ("metadata", "worker")]
+        commands = [
+            evaluator.start(*words, env={"QUINTAIN_BROKER_URL": url})
+            for words in (("run", "eval.yaml"), ("invoke", "hi"), ("info",), ("session", "list", "--json"))
+        ]
+        ended = [command.ended(seconds=45) for command in commands]
+        for service in services:
+            service.until(lambda one: "waiting" in one.stderr, seconds=15)
+        took = time.monotonic() - began
+    assert took < 45
+    for command in ended:
+        assert command.code == 1
+        said = str(command.json["error"]) if "--json" in command.words else command.stderr.removeprefix("error  ")
+        assert said.startswith(f"No broker at {url} within ")
+        assert "refused" in said or "Connect call failed" in said
+        assert "start one, or set QUINTAIN_BROKER_URL" in said
+        assert len((command.stdout + command.stderr).splitlines()) == 1, "one sentence, and nothing of the library's"
+    # A service waits on, and stops when it is told.
+    for service in services:
+        assert service.stop().code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("info",), ("run", "eval.yaml"), ("serve", "metadata"), ("serve", "worker")], ids=" ".join
+)
+def test_a_wrong_password_is_refused_at_once_and_not_shown(
+    evaluator: CommandLine, broker_url: str, words: tuple[str, ...]
+) -> None:
+    url = f"amqp://guest:not-the-password@{broker_url.rpartition('@')[2]}"
+    began = time.monotonic()
+    refused = evaluator.run(*words, code=1, env={"QUINTAIN_BROKER_URL": url})
+    assert time.monotonic() - began < 8
+    assert "the broker refused the user or password: check the URL" in refused.stderr
+    assert "not-the-password" not in refused.stderr
+
+
+def test_a_virtual_host_that_is_not_there_is_refused_at_once(evaluator: CommandLine, broker_url: str) -> None:
+    began = time.monotonic()
+    url = f"{broker_url.rstrip('/').removesuffix('/%2F')}/nobody-made-this"
+    refused = evaluator.run("info", code=1, env={"QUINTAIN_BROKER_URL": url})
+    assert time.monotonic() - began < 8
+    assert "virtual host" in refused.stderr
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:15672/", "memory://"])
+def test_a_broker_url_that_cannot_be_used_is_refused(evaluator: CommandLine, url: str) -> None:
+    refused = evaluator.run("info", code=2, env={"QUINTAIN_BROKER_URL": url})
+    assert "QUINTAIN_BROKER_URL" in refused.stderr
+    assert "amqp://" in refused.stderr

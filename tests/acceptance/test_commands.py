@@ -1,0 +1,280 @@
+"""Every command by the words a user types: what it prints where, and its exit code. Real processes, a real broker."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import unicodedata
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from quintain_cli.__main__ import app
+from support.command_line import CommandLine, Ended, command_line
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+REPOSITORY = Path(__file__).parents[2]
+
+CONFIG = r"""
+targets:
+  echo: {provider: mock}
+  sage: {provider: mock, response: "42", token_usage: {input: 7, output: 2}}
+  rogue: {provider: mock, response: "\e[31mred\e[0m \e]0;title\a \x9b31m \u202Eright to left [bold]plain[/bold]"}
+"""
+TARGETS = ["echo", "rogue", "sage"]
+
+#: Each command, and a word of what its help says it does.
+HELP = {
+    (): "under one budget",
+    ("demo",): "no key",
+    ("run",): "takes it up where it stopped",
+    ("up",): "every service in this process",
+    ("invoke",): "Ask a target",
+    ("info",): "counters",
+    ("session",): "sessions",
+    ("session", "open"): "Open a session",
+    ("session", "list"): "newest first",
+    ("session", "show"): "One session",
+    ("session", "close"): "Close a session for ever",
+    ("serve",): "until SIGTERM",
+    ("serve", "metadata"): "the ledger",
+    ("serve", "worker"): "Serve the configured targets",
+}
+GROUPS = {(), ("session",), ("serve",)}
+
+
+@pytest.fixture(scope="module")
+def shell(broker_url: str) -> Iterator[CommandLine]:
+    """A shell before a fleet whose worker was started before its metadata service."""
+    with process_fleet(broker_url, CONFIG, targets=TARGETS) as fleet:
+        worker = fleet.start("serve", "worker")
+        fleet.start_service("metadata")
+        worker.until("ready  worker")
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, ...], Ended]]:
+    """What each command says of itself."""
+    with command_line(tmp_path_factory.mktemp("help")) as shell, ThreadPoolExecutor(2) as two:
+        told = two.map(lambda words: shell.run(*words, "--help"), HELP)
+        yield dict(zip(HELP, told, strict=True))
+
+
+@pytest.fixture(scope="module")
+def caller(shell: CommandLine) -> CommandLine:
+    """A shell with the token of a session whose default target is sage."""
+    return with_session(shell, "sage", 50)[1]
+
+
+def with_session(shell: CommandLine, target: str, max_calls: int) -> tuple[str, CommandLine]:
+    """A new session's id, and a shell with its token."""
+    opened = shell.run("session", "open", "--default-target", target, "--max-calls", str(max_calls), "--json").json
+    return str(opened["sessionId"]), shell.within({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
+
+
+def steers_a_terminal(text: str) -> list[str]:
+    """The characters of a text that a terminal would obey, or that turn the line's direction."""
+    return [one for one in text if unicodedata.category(one) in {"Cc", "Cf"} and one not in "\n\t"]
+
+
+def commands_of(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands_of(child, (*words, name))
+
+
+def test_this_file_knows_every_command() -> None:
+    assert set(commands_of(typer.main.get_command(app))) == set(HELP)
+
+
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_the_help_of_a_command_names_what_it_does(helps: dict[tuple[str, ...], Ended], words: tuple[str, ...]) -> None:
+    told = helps[words]
+    assert HELP[words] in " ".join(told.stdout.split())
+    assert told.stderr == ""
+    assert ("--json" in told.stdout) == (words not in GROUPS)
+
+
+def test_the_version_is_the_distributions(shell: CommandLine) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert shell.run("--version").stdout == f"{project['version']}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("invoice",), "No such command 'invoice'"),
+        (("session", "opens"), "No such command 'opens'"),
+        (("invoke", "--targets", "sage", "hi"), "No such option: --targets"),
+        (("invoke",), "Missing argument"),
+        (("session", "show"), "Missing argument"),
+        (("session", "open"), "name one of echo, sage, rogue"),
+        (("session", "open", "--default-target", "two words"), "default_target"),
+        (("session", "open", "--default-target", "echo", "--max-calls", "many"), "--max-calls"),
+        (("up", "--port", "70000"), "--port"),
+        (("run", "eval.yaml", "--concurrency", "0"), "--concurrency"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_is_no_command_or_option_is_a_usage_error(shell: CommandLine, words: tuple[str, ...], says: str) -> None:
+    refused = shell.run(*words, code=2)
+    assert says in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_session_open_with_json_prints_the_answer_and_nothing_else(shell: CommandLine) -> None:
+    opened = shell.run("session", "open", "--default-target", "sage", "--json")
+    assert opened.json.keys() == {"sessionId", "token"}
+    assert str(opened.json["token"]).startswith(f"qtn_ses_{opened.json['sessionId']}_")
+    assert opened.stderr == ""
+
+
+def test_session_open_shows_the_token_and_the_next_step(shell: CommandLine) -> None:
+    opened = shell.run("session", "open", "--default-target", "not-registered-yet", "--expires-in", "60")
+    facts = dict(line.split() for line in opened.stdout.splitlines())
+    assert facts["token"].startswith(f"qtn_ses_{facts['session']}_")
+    assert "QUINTAIN_SESSION_TOKEN" in opened.stderr
+
+
+def test_where_one_target_is_configured_none_needs_a_name(shell: CommandLine) -> None:
+    alone = shell.folder / "alone.yaml"
+    alone.write_text("targets: {echo: {provider: mock}}\n")
+    opened = shell.run("session", "open", "--json", env={"QUINTAIN_CONFIG": str(alone)}).json
+    answer = shell.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
+    assert answer.stdout == "hi\n"
+
+
+def test_session_list_shows_every_session_as_its_opener_wrote_it(shell: CommandLine) -> None:
+    label = "[/no] :smile:"
+    words = ("session", "open", "--default-target", "echo", "--max-calls", "7", "--label", label, "--json")
+    session_id = str(shell.run(*words).json["sessionId"])
+    (row,) = [line for line in shell.run("session", "list").stdout.splitlines() if session_id in line]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [session_id, "open", "echo", "0/7", label]
+    listed = shell.run("session", "list", "--state", "open", "--json").json["sessions"]
+    assert isinstance(listed, list)
+    (told,) = [one for one in listed if one["sessionId"] == session_id]
+    assert (told["targetName"], told["maxCalls"], told["label"]) == ("echo", 7, label)
+    assert not any("token" in one for one in listed)
+
+
+def test_session_show_tells_one_session(shell: CommandLine) -> None:
+    session_id, _ = with_session(shell, "sage", 3)
+    told = shell.run("session", "show", session_id, "--json").json
+    assert (told["sessionId"], told["callCount"], told["maxCalls"], told["state"]) == (session_id, 0, 3, "open")
+    shown = shell.run("session", "show", session_id).stdout
+    assert session_id in shown
+    assert "0 of 3" in shown
+
+
+def test_a_session_that_is_not_there_is_said_with_where_to_look(shell: CommandLine) -> None:
+    refused = shell.run("session", "show", "nobody", code=1)
+    assert "'nobody'" in refused.stderr
+    assert "quintain session list" in refused.stderr
+    assert shell.run("session", "show", "nobody", "--json", code=1).json["code"] == "bad_request"
+
+
+def test_a_closed_session_opens_nothing_any_more(shell: CommandLine) -> None:
+    session_id, evaluator = with_session(shell, "sage", 3)
+    assert "closed" in shell.run("session", "close", session_id).stdout
+    assert shell.run("session", "close", session_id, "--json").json["state"] == "closed"
+    refused = evaluator.run("invoke", "hi", code=1)
+    assert refused.stderr.startswith("error  Unauthorized\n")
+    assert "QUINTAIN_SESSION_TOKEN" in refused.stderr
+    assert evaluator.run("info", "--json", code=1).json["code"] == "unauthorized"
+
+
+def test_invoke_prints_the_answer_alone_and_its_cost_beside_it(caller: CommandLine) -> None:
+    answered = caller.run("invoke", "What is six times seven?")
+    assert answered.stdout == "42\n"
+    assert answered.stderr.startswith("sage  ")
+    assert "7+2 tokens" in answered.stderr
+    assert " of 50" in answered.stderr
+
+
+def test_invoke_asks_the_target_it_is_told(caller: CommandLine) -> None:
+    assert caller.run("invoke", "--target", "echo", "say this").stdout == "say this\n"
+
+
+def test_invoke_reads_the_question_from_standard_input(caller: CommandLine) -> None:
+    question = "a question\nof two lines, and ümläüts"
+    assert caller.run("invoke", "-", "--target", "echo", stdin=question).stdout == f"{question}\n"
+
+
+def test_invoke_with_json_prints_the_result_of_the_protocol(caller: CommandLine) -> None:
+    answered = caller.run("invoke", "hi", "--json")
+    result = answered.json
+    assert (result["rawText"], result["target"], result["attempts"], result["maxCalls"]) == ("42", "sage", 1, 50)
+    assert result["output"] == [{"role": "assistant", "content": "42"}]
+    assert result["tokenUsage"] == {"input": 7, "output": 2}
+    assert answered.stderr == ""
+
+
+def test_info_tells_the_session_its_counters_and_its_targets(shell: CommandLine) -> None:
+    session_id, evaluator = with_session(shell, "sage", 9)
+    evaluator.run("invoke", "hi")
+    told = evaluator.run("info", "--json").json
+    assert (told["sessionId"], told["targetName"]) == (session_id, "sage")
+    assert (told["callCount"], told["committed"], told["maxCalls"]) == (1, 1, 9)
+    assert told["availableTargets"] == TARGETS
+    shown = " ".join(evaluator.run("info").stdout.split())
+    assert "calls 1 of 9" in shown
+    assert "targets echo, rogue, sage" in shown
+
+
+def test_an_unknown_target_is_a_fault_with_the_list(caller: CommandLine) -> None:
+    refused = caller.run("invoke", "--target", "nobody", "hi", code=1)
+    assert refused.stderr == "error  Unknown target 'nobody'. Available: echo, rogue, sage\n"
+    assert refused.stdout == ""
+    told = caller.run("invoke", "--target", "nobody", "hi", "--json", code=1)
+    assert (told.json["code"], told.json["availableTargets"], told.stderr) == ("unknown_target", TARGETS, "")
+
+
+def test_a_spent_budget_has_an_exit_code_of_its_own(shell: CommandLine) -> None:
+    _, evaluator = with_session(shell, "sage", 1)
+    evaluator.run("invoke", "hi")
+    refused = evaluator.run("invoke", "hi", code=4)
+    assert "Max calls exceeded (limit: 1)" in refused.stderr
+    assert "quintain info" in refused.stderr
+    assert evaluator.run("invoke", "hi", "--json", code=4).json["code"] == "budget_exhausted"
+    assert evaluator.run("info", "--json").json["callCount"] == 1
+
+
+@pytest.mark.parametrize(
+    ("unset", "words", "mend"),
+    [
+        ("QUINTAIN_SESSION_TOKEN", ("invoke", "hi"), "quintain session open"),
+        ("QUINTAIN_BROKER_URL", ("info",), "amqp://"),
+        ("QUINTAIN_BROKER_URL", ("session", "list"), "amqp://"),
+        ("QUINTAIN_ADMIN_TOKEN", ("session", "list"), "the metadata service"),
+    ],
+)
+def test_a_variable_that_is_needed_and_not_set_is_named_with_the_mend(
+    caller: CommandLine, unset: str, words: tuple[str, ...], mend: str
+) -> None:
+    refused = caller.run(*words, code=2, env={unset: ""})
+    assert unset in refused.stderr
+    assert mend in refused.stderr
+    told = caller.run(*words, "--json", code=2, env={unset: ""})
+    assert (told.json["code"], told.stderr) == ("config_error", "")
+
+
+def test_the_wrong_admin_token_opens_nothing(shell: CommandLine) -> None:
+    refused = shell.run("session", "list", code=1, env={"QUINTAIN_ADMIN_TOKEN": "not the one of this fleet"})
+    assert "Unauthorized" in refused.stderr
+    assert "QUINTAIN_ADMIN_TOKEN" in refused.stderr
+
+
+def test_what_a_model_wrote_never_steers_the_terminal(caller: CommandLine) -> None:
+    answered = caller.run("invoke", "hi", "--target", "rogue")
+    assert "red" in answered.stdout
+    assert "[bold]plain[/bold]" in answered.stdout
+    assert steers_a_terminal(answered.stdout + answered.stderr) == []
+    told = caller.run("invoke", "hi", "--target", "rogue", "--json")
+    assert steers_a_terminal(told.stdout) == []
+    assert json.loads(told.stdout)["rawText"].startswith("\x1b[31mred")

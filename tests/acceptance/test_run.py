@@ -1,0 +1,239 @@
+"""``quintain run``, the main job: the example graded, resumed, narrowed, cut short; in memory and on a fleet."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.command_line import CommandLine, Ended, Running, command_line, command_of
+from support.evaluations import by_trial, copy_capitals, rows_of, totals_of, write_files
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+#: Answers late, and writes down what it was asked.
+SLOW_BOT = """
+import asyncio
+from pathlib import Path
+
+async def answer(request):
+    with (Path(__file__).parent / "asked.txt").open("a") as asked:
+        asked.write(request.eval_case_id + "\\n")
+    await asyncio.sleep(0.3)
+    return request.question
+"""
+
+ROW = {"schemaVersion", "caseId", "target", "repeat", "status", "output", "score", "graders", "calls", "tokenUsage"}
+
+
+@pytest.fixture
+def capitals(shell: CommandLine) -> CommandLine:
+    """A shell in a folder with the example."""
+    copy_capitals(shell.folder)
+    return shell
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ended, Path]]:
+    """The example run once, in memory, with nothing in its way: how it ended, and its results."""
+    with command_line(tmp_path_factory.mktemp("undisturbed")) as shell:
+        copy_capitals(shell.folder)
+        yield shell.run("run", "eval.yaml"), shell.folder / "runs" / "eval"
+
+
+def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[Ended, Path]) -> None:
+    ended, _ = undisturbed
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in ended.stdout.splitlines() if "│" in line]
+    assert rows == [
+        ["scholar", "12", "12/12", "1.000", "0", "0", "24", "0/0"],
+        ["guesser", "12", "7/12", "0.625", "0", "0", "24", "0/0"],
+        ["all", "12 x 2", "19/24", "0.812", "0", "0", "48", "0/0"],
+    ]
+    assert ended.stdout.splitlines()[-1] == (
+        "exit 0: mean score 0.812, threshold 0.7. Every row: runs/eval/results.jsonl"
+    )
+
+
+def test_where_nobody_watches_a_terminal_the_progress_is_plain_lines(undisturbed: tuple[Ended, Path]) -> None:
+    ended, _ = undisturbed
+    assert "\x1b" not in ended.stdout + ended.stderr
+    assert "24 trials: 12 cases for scholar, guesser" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("24/24 ")
+
+
+def test_every_row_is_what_the_protocol_says(undisturbed: tuple[Ended, Path]) -> None:
+    rows = rows_of(undisturbed[1])
+    assert Counter(row["target"] for row in rows) == {"scholar": 12, "guesser": 12}
+    for row in rows:
+        assert row.keys() == ROW | {"durationMs"}
+        assert (row["schemaVersion"], row["repeat"], row["status"], row["calls"]) == (1, 1, "graded", 2)
+        assert isinstance(row["graders"], dict)
+        assert row["graders"].keys() == {"same", "judged"}
+        for verdict in row["graders"].values():
+            assert verdict.keys() == {"score", "pass", "reason", "checks", "calls"}
+    italy = by_trial(undisturbed[1])["it", "guesser"]
+    assert (italy["output"], italy["score"]) == ("I think it is Rome.", 0.5)
+
+
+def test_the_record_is_what_the_protocol_says(undisturbed: tuple[Ended, Path]) -> None:
+    record = json.loads((undisturbed[1] / "run.json").read_text())
+    assert record["configuration"]["targets"] == ["scholar", "guesser"]
+    assert record["versions"].keys() == {"quintain", "python"}
+    totals = {"cases": 12, "graded": 24, "errors": 0, "inDoubt": 0, "meanScore": 0.8125, "calls": 48, "maxCalls": 100}
+    assert record["totals"].items() >= totals.items()
+    assert {name: one["meanScore"] for name, one in record["targets"].items()} == {"scholar": 1.0, "guesser": 0.625}
+
+
+def test_the_same_command_again_asks_nothing_and_with_json_prints_the_totals_alone(capitals: CommandLine) -> None:
+    capitals.run("run", "eval.yaml")
+    before = (capitals.folder / "runs" / "eval" / "results.jsonl").read_bytes()
+    again = capitals.run("run", "eval.yaml", "--json")
+    assert again.json["totals"] == totals_of(capitals.folder / "runs" / "eval")
+    assert again.stderr == ""
+    assert totals_of(capitals.folder / "runs" / "eval")["calls"] == 48
+    assert (capitals.folder / "runs" / "eval" / "results.jsonl").read_bytes() == before
+
+
+def test_one_target_alone_can_be_run(capitals: CommandLine) -> None:
+    ended = capitals.run("run", "eval.yaml", "--target", "scholar", "--output", "scholar", "--json")
+    assert {row["target"] for row in rows_of(capitals.folder / "scholar")} == {"scholar"}
+    assert isinstance(ended.json["targets"], dict)
+    assert ended.json["targets"].keys() == {"scholar"}
+
+
+def test_a_mean_below_the_threshold_has_an_exit_code_of_its_own(capitals: CommandLine) -> None:
+    ended = capitals.run("run", "eval.yaml", "--target", "guesser", code=3)
+    assert ended.stdout.splitlines()[-1].startswith("exit 3: mean score 0.625 is below the threshold 0.7.")
+
+
+def test_a_run_out_of_budget_keeps_everything_and_the_commands_it_prints_finish_it(
+    capitals: CommandLine, undisturbed: tuple[Ended, Path]
+) -> None:
+    output = capitals.folder / "the results"
+    ended = capitals.run(
+        "run", "eval.yaml", "--output", "the results", "--max-calls", "30", "--concurrency", "4", code=4
+    )
+    assert "(30 of 30 calls)" in ended.stdout
+    graded = {trial: row for trial, row in by_trial(output).items() if row["status"] == "graded"}
+    assert 0 < len(graded) < 24
+    for _ in range(4):
+        program, *words = shlex.split(ended.stdout.splitlines()[-1].partition("To finish: ")[2])
+        assert program == "quintain"
+        ended = capitals.run(*words, code=None)
+        if ended.code != 4:
+            break
+    assert ended.code == 0, ended
+    assert by_trial(output) == by_trial(undisturbed[1])
+    assert by_trial(output).items() >= graded.items()
+    assert totals_of(output)["calls"] == totals_of(undisturbed[1])["calls"]
+
+
+def test_a_run_killed_in_the_middle_resumes_and_asks_no_kept_row_again(shell: CommandLine) -> None:
+    output = shell.folder / "runs" / "eval"
+    running = start_slow_run(shell)
+    running.kill()
+    kept = [row["caseId"] for row in rows_of(output)]
+    assert 4 <= len(kept) < 12
+    ended = shell.run(*running.words)
+    assert f"{len(kept)} kept from before" in ended.stderr
+    asked = Counter((shell.folder / "asked.txt").read_text().split())
+    assert len(asked) == 12
+    assert {case: asked[str(case)] for case in kept} == dict.fromkeys(kept, 1)
+    # What was in flight may have reached the provider twice, and is charged once.
+    assert sum(asked.values()) <= 12 + 2
+    assert [row["score"] for row in rows_of(output)] == [1.0] * 12
+    assert totals_of(output)["calls"] == 12
+
+
+def test_a_run_that_its_user_interrupts_says_how_to_go_on_and_then_asks_nothing_twice(shell: CommandLine) -> None:
+    output = shell.folder / "runs" / "eval"
+    # A shell's background job ignores ctrl-c, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        running = start_slow_run(shell)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ended = running.stop(signal.SIGINT, seconds=10)
+    assert ended.code == 130
+    assert len(rows_of(output)) < 12
+    interrupted, resumes = ended.stderr.splitlines()[-2:]
+    assert interrupted == "interrupted"
+    program, *words = shlex.split(resumes.partition("resumes: ")[2])
+    assert (program, tuple(words)) == ("quintain", running.words)
+    shell.run(*words)
+    asked = Counter((shell.folder / "asked.txt").read_text().split())
+    assert set(asked.values()) == {1}
+    assert [row["score"] for row in rows_of(output)] == [1.0] * 12
+
+
+def start_slow_run(shell: CommandLine) -> Running:
+    """A run of twelve cases, two at a time, of which four are done and written."""
+    write_files(
+        shell.folder,
+        cases=12,
+        bot_py=SLOW_BOT,
+        quintain_yaml='targets: {bot: {provider: python, callable: "bot:answer"}}\n',
+        eval_yaml="dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n",
+    )
+    running = shell.start("run", "eval.yaml", "--concurrency", "2")
+    running.until(lambda _: len(rows_of(shell.folder / "runs" / "eval")) >= 4)
+    return running
+
+
+def test_on_a_terminal_the_progress_is_a_live_table(capitals: CommandLine) -> None:
+    master, slave = pty.openpty()
+    env = {**capitals.env, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        command_of(("run", "eval.yaml")), env=env, cwd=capitals.folder, stdout=subprocess.PIPE, stderr=slave
+    ) as running:
+        os.close(slave)
+        drawn = b"".join(read_to_the_end(master))
+        assert running.stdout is not None
+        table = running.stdout.read().decode()
+    assert running.returncode == 0
+    assert b"calls/min" in drawn
+    assert b"\x1b[" in drawn
+    assert "19/24" in table
+    assert "\x1b" not in table
+
+
+def read_to_the_end(terminal: int) -> Iterator[bytes]:
+    """What is written to a terminal until its last writer has gone, which the kernel tells as an error."""
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        try:
+            while text := screen.read(65536):
+                yield text
+        except OSError:
+            return
+
+
+def test_a_fleets_results_are_those_of_a_laptop_also_when_the_run_is_killed(
+    broker_url: str, undisturbed: tuple[Ended, Path]
+) -> None:
+    with process_fleet(broker_url, "", targets=["scholar", "guesser", "judge"]) as fleet:
+        copy_capitals(fleet.folder)
+        fleet.start_service("metadata")
+        fleet.start_service("worker")
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            ended = shell.run("run", "eval.yaml", "--json")
+            assert by_trial(shell.folder / "runs" / "eval") == by_trial(undisturbed[1])
+            assert ended.json["totals"] == totals_of(undisturbed[1])
+            words = ("run", "eval.yaml", "--output", "killed", "--concurrency", "2", "--graders", "1")
+            running = shell.start(*words)
+            running.until(lambda _: len(rows_of(shell.folder / "killed")) >= 3)
+            running.kill()
+            kept = rows_of(shell.folder / "killed")
+            assert 3 <= len(kept) < 24
+            shell.run(*words)
+            assert rows_of(shell.folder / "killed")[: len(kept)] == kept
+            assert by_trial(shell.folder / "killed") == by_trial(undisturbed[1])
+            # A grader that was under way when its run was killed may have called, and is asked again.
+            assert totals_of(shell.folder / "killed")["calls"] in {48, 49}

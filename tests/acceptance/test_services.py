@@ -1,0 +1,114 @@
+"""``quintain serve``: services start in any order, wait and say for what, refuse what cannot work, stop when told."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from support.command_line import CommandLine, Running, command_line
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+CONFIG = "targets: {echo: {provider: mock}}\n"
+
+
+@pytest.fixture
+def shell(broker_url: str) -> Iterator[CommandLine]:
+    """A shell before a broker with no service on it."""
+    with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
+
+
+def ready(running: Running) -> bool:
+    return "ready  " in running.stderr
+
+
+def test_a_worker_started_first_waits_for_the_metadata_service_and_says_so(shell: CommandLine) -> None:
+    worker = shell.start("serve", "worker")
+    worker.until(lambda one: "quintain serve metadata" in one.stderr)
+    assert not ready(worker)
+    metadata = shell.start("serve", "metadata")
+    worker.until(ready)
+    opened = shell.run("session", "open", "--json").json
+    evaluator = shell.within({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
+    assert evaluator.run("invoke", "hi").stdout == "hi\n"
+    assert worker.stop().code == 0
+    # The other way round: the service is there before its worker, and before the call's answer the worker is too.
+    again = shell.start("serve", "worker")
+    assert evaluator.run("invoke", "hi again").stdout == "hi again\n"
+    assert again.stop().code == 0
+    assert metadata.stop().code == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_metadata_service_stops_when_told(shell: CommandLine, how: signal.Signals) -> None:
+    metadata = shell.start("serve", "metadata")
+    metadata.until(ready)
+    ended = metadata.stop(how, seconds=10)
+    assert ended.code == 0
+    assert ended.stdout == ""
+    assert re.fullmatch(r"ready  metadata  ledger sqlite://\S+\n", ended.stderr)
+
+
+def test_a_second_metadata_service_on_the_same_ledger_is_refused(shell: CommandLine) -> None:
+    first = shell.start("serve", "metadata")
+    first.until(ready)
+    refused = shell.run("serve", "metadata", code=2)
+    assert "is open in another process" in refused.stderr
+    assert "QUINTAIN_LEDGER_URL" in refused.stderr
+    assert str(shell.folder / "state" / "ledger.sqlite3") in refused.stderr
+    # The first one still answers.
+    assert shell.run("session", "list", "--json").json == {"sessions": []}
+
+
+def test_with_json_a_service_says_that_it_is_ready_in_one_object(shell: CommandLine) -> None:
+    metadata, worker = (shell.start("serve", name, "--json") for name in ("metadata", "worker"))
+    for service in (metadata, worker):
+        service.until(lambda one: "\n" in one.stdout)
+    said = json.loads(worker.stdout)
+    assert (said["service"], said["state"], said["targets"]) == ("worker", "ready", ["echo"])
+    assert json.loads(metadata.stdout)["service"] == "metadata"
+
+
+@pytest.mark.parametrize(
+    ("words", "unset", "mend"),
+    [
+        (("serve", "metadata"), "QUINTAIN_BROKER_URL", "amqp://"),
+        (("serve", "worker"), "QUINTAIN_BROKER_URL", "amqp://"),
+        (("serve", "metadata"), "QUINTAIN_ADMIN_TOKEN", "16 characters or more"),
+    ],
+)
+def test_a_service_names_the_variable_it_needs(
+    shell: CommandLine, words: tuple[str, ...], unset: str, mend: str
+) -> None:
+    refused = shell.run(*words, code=2, env={unset: ""})
+    assert unset in refused.stderr
+    assert mend in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "metadata"),
+        ("serve", "worker"),
+        ("up",),
+        ("session", "list"),
+        ("session", "open", "--default-target", "echo"),
+    ],
+    ids=" ".join,
+)
+def test_an_admin_token_that_is_too_short_is_refused(shell: CommandLine, words: tuple[str, ...]) -> None:
+    refused = shell.run(*words, code=2, env={"QUINTAIN_ADMIN_TOKEN": "too short"})
+    assert "QUINTAIN_ADMIN_TOKEN is too short" in refused.stderr
+    assert "16 characters" in refused.stderr
+
+
+def test_a_ledger_of_another_kind_is_refused(shell: CommandLine) -> None:
+    refused = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": "mysql://somewhere"})
+    assert "QUINTAIN_LEDGER_URL" in refused.stderr
+    assert "sqlite://" in refused.stderr

@@ -1,0 +1,115 @@
+"""``quintain up``: every service in one process, no broker, and a line to try it that works as it is printed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from urllib.request import Request, urlopen
+
+import pytest
+
+from support.command_line import CommandLine, Running, clean_environment
+
+CONFIG = "targets: {parrot: {provider: mock}, sage: {provider: mock, response: '42'}}\n"
+
+
+@pytest.fixture
+def configured(shell: CommandLine) -> CommandLine:
+    """A shell in a folder with a configuration."""
+    (shell.folder / "quintain.yaml").write_text(CONFIG)
+    return shell
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port of the loopback that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def greeted(running: Running) -> bool:
+    return "stop     " in running.stderr
+
+
+def facts_of(running: Running) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in running.stdout.splitlines())
+
+
+def run_as_printed(line: str) -> dict[str, object]:
+    """What the printed line gets. Where there is no curl, the same request is sent without it."""
+    words = shlex.split(line)
+    assert words[:2] == ["curl", "-s"]
+    if shutil.which("curl") is not None:
+        said = subprocess.run(["sh", "-c", line], env=clean_environment(), capture_output=True, timeout=30, check=True)
+        return dict(json.loads(said.stdout))
+    name, _, value = words[words.index("-H") + 1].partition(": ")
+    with urlopen(Request(words[2], words[words.index("-d") + 1].encode(), {name: value}), timeout=30) as response:
+        return dict(json.load(response))
+
+
+def test_up_greets_with_a_line_that_works_as_printed_and_stops_when_told(configured: CommandLine) -> None:
+    up = configured.start("up", "--port", "0", "--max-calls", "3")
+    up.until(greeted)
+    facts = facts_of(up)
+    assert facts["gateway"].startswith("http://127.0.0.1:")
+    assert facts["broker"] == "memory://"
+    assert facts["targets"] == "parrot, sage"
+    answer = run_as_printed(facts["try"])
+    assert (answer["rawText"], answer["target"], answer["callCount"], answer["maxCalls"]) == ("Hello?", "parrot", 1, 3)
+    ended = up.stop()
+    assert ended.code == 0
+    assert "Traceback" not in ended.stderr
+
+
+def test_up_with_json_prints_one_object_and_keeps_its_admin_token_for_this_user_alone(configured: CommandLine) -> None:
+    up = configured.start("up", "--port", "0", "--json")
+    up.until(lambda one: "\n" in one.stdout)
+    facts = json.loads(up.stdout)
+    assert facts["targets"] == ["parrot", "sage"]
+    assert facts["token"].startswith(f"qtn_ses_{facts['sessionId']}_")
+    kept = configured.folder / "state" / "admin-token"
+    assert kept.stat().st_mode & 0o077 == 0
+    assert up.stop(signal.SIGINT).code == 0
+    assert up.stdout.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said_with_the_mend(configured: CommandLine, taken_port: int) -> None:
+    refused = configured.run("up", "--port", str(taken_port), code=2)
+    assert f"Port {taken_port} of 127.0.0.1" in refused.stderr
+    assert "--port" in refused.stderr
+    assert configured.run("up", "--port", str(taken_port), "--json", code=2).json["code"] == "config_error"
+
+
+def test_every_variable_that_is_missing_is_named_at_once(shell: CommandLine) -> None:
+    (shell.folder / "quintain.yaml").write_text(
+        "targets:\n"
+        "  first: {provider: mock, response: '${{ FIRST_OF_THEM }}'}\n"
+        "  second: {provider: mock, response: '${{ SECOND_OF_THEM }} ${{ HAS_A_DEFAULT:-x }}'}\n"
+        "  third: {provider: mock, response: '${{ THIRD_IS_EMPTY }}'}\n"
+    )
+    refused = shell.run("up", code=2, env={"THIRD_IS_EMPTY": ""})
+    for line, name in zip(
+        refused.stderr.splitlines(), ("FIRST_OF_THEM", "SECOND_OF_THEM", "THIRD_IS_EMPTY"), strict=True
+    ):
+        assert name in line
+        assert f"{shell.folder / 'quintain.yaml'}: targets." in line
+    assert refused.stdout == ""
+
+
+def test_without_a_configuration_it_says_what_to_write(shell: CommandLine) -> None:
+    refused = shell.run("up", code=2)
+    assert "there is no quintain.yaml" in refused.stderr
+    assert "QUINTAIN_CONFIG" in refused.stderr
+    missing = shell.run("up", code=2, env={"QUINTAIN_CONFIG": "elsewhere.yaml"})
+    assert "elsewhere.yaml" in missing.stderr
+
+
+def test_a_second_up_beside_the_first_is_refused(configured: CommandLine) -> None:
+    up = configured.start("up", "--port", "0")
+    up.until(greeted)
+    assert "is open in another process" in configured.run("up", "--port", "0", code=2).stderr

@@ -1,0 +1,154 @@
+"""The command line as a user meets it: each command a real process, in a folder, with an environment of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quintain.settings import environment
+
+#: What of this machine's environment would change what a command does or shows.
+_FOREIGN = ("QUINTAIN_", "AGENTV_", "OPENAI_", "ANTHROPIC_", "PYTHONDONT")
+_SHOWING = frozenset({"CI", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "TTY_COMPATIBLE"})
+
+#: How often a file or a process is looked at, in seconds.
+_LOOK_SECONDS = 0.05
+
+
+def clean_environment() -> dict[str, str]:
+    """This machine's environment, without what it says of Quintain, of keys, of terminals and of proxies."""
+    return {
+        name: value
+        for name, value in environment().items()
+        if not name.startswith(_FOREIGN) and name not in _SHOWING and not name.lower().endswith("_proxy")
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that ended: its exit code and its two outputs."""
+
+    words: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> dict[str, object]:
+        """The one JSON object on stdout, beside which there must be nothing."""
+        said = json.loads(self.stdout)
+        assert isinstance(said, dict), self
+        assert self.stdout.count("\n") == 1, f"more than one line of JSON: {self}"
+        return said
+
+
+class Running:
+    """A command that goes on, with its outputs in files, so that no pipe ever blocks it."""
+
+    def __init__(self, words: tuple[str, ...], env: Mapping[str, str], folder: Path, number: int) -> None:
+        self.words = words
+        self._files = [folder / f".{number}-{stream}" for stream in ("stdout", "stderr")]
+        with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
+            self._popen = subprocess.Popen(
+                command_of(words), env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+
+    @property
+    def stdout(self) -> str:
+        return self._files[0].read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._files[1].read_text(errors="replace")
+
+    def until(self, reached: Callable[[Running], bool], *, seconds: float = 30) -> None:
+        """Wait until it has come this far; an end before that is a failure."""
+        ends = time.monotonic() + seconds
+        while not reached(self):
+            assert self._popen.poll() is None or reached(self), f"it ended with {self._popen.returncode}: {self}"
+            assert time.monotonic() < ends, f"not within {seconds} s: {self}"
+            time.sleep(_LOOK_SECONDS)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM, *, seconds: float = 30) -> Ended:
+        """Send the signal and wait for the end."""
+        self._popen.send_signal(how)
+        return self.ended(seconds=seconds)
+
+    def ended(self, *, seconds: float = 60) -> Ended:
+        """Wait for its end."""
+        try:
+            code = self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end within {seconds} s: {self}") from None
+        return Ended(self.words, code, self.stdout, self.stderr)
+
+    def kill(self) -> None:
+        """SIGKILL: no last word."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def __repr__(self) -> str:
+        return f"Running({self.words}, stdout={self.stdout!r}, stderr={self.stderr!r})"
+
+
+@dataclass
+class CommandLine:
+    """A shell in a folder: runs commands to their end, or starts them."""
+
+    folder: Path
+    env: dict[str, str]
+    _started: list[Running] = field(default_factory=list)
+
+    def run(self, *words: str, code: int | None = 0, env: Mapping[str, str] | None = None, stdin: str = "") -> Ended:
+        """Run a command to its end, with this exit code (None: any); an error is a sentence, never a traceback."""
+        done = subprocess.run(
+            command_of(words),
+            env={**self.env, **(env or {})},
+            cwd=self.folder,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        ended = Ended(words, done.returncode, done.stdout, done.stderr)
+        assert not any(line.startswith("Traceback") for line in done.stderr.splitlines()), f"{words}:\n{done.stderr}"
+        assert code in {None, ended.code}, ended
+        return ended
+
+    def start(self, *words: str, env: Mapping[str, str] | None = None) -> Running:
+        """Start a command; it is ended with the test."""
+        running = Running(words, {**self.env, **(env or {})}, self.folder, len(self._started))
+        self._started.append(running)
+        return running
+
+    def within(self, env: Mapping[str, str]) -> CommandLine:
+        """The same shell with more in its environment."""
+        return CommandLine(self.folder, {**self.env, **env}, self._started)
+
+    def end_all(self) -> None:
+        """End what was started and still runs."""
+        for running in self._started:
+            running.kill()
+
+
+def command_of(words: tuple[str, ...]) -> list[str]:
+    """The command ``quintain`` with these words, as this interpreter runs it."""
+    return [sys.executable, "-m", "quintain_cli", *words]
+
+
+@contextlib.contextmanager
+def command_line(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[CommandLine]:
+    """A shell in this folder; its state folder is beneath it. What it started ends with it."""
+    shell = CommandLine(folder, {**clean_environment(), "QUINTAIN_STATE_DIR": str(folder / "state"), **(env or {})})
+    try:
+        yield shell
+    finally:
+        shell.end_all()

@@ -1,0 +1,149 @@
+"""The house rules that no linter holds: how long things may be, what is public, and that what is written is run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import quintain
+from quintain_cli.__main__ import app
+from support.command_line import clean_environment
+
+REPOSITORY = Path(__file__).parents[1]
+MODULES = sorted(path for folder in ("shared", "services") for path in (REPOSITORY / folder).rglob("*.py"))
+PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *REPOSITORY.glob("examples/*.md")])
+
+MOST_MODULE_LINES = 300
+MOST_FUNCTION_LINES = 45
+
+#: Every command that a page may show, and the place that runs it.
+RUN_BY = {
+    "make check": ".ci/run",
+    "make demo": ".ci/run",
+    "make test": ".ci/run",
+    "make bench": "Makefile",
+    "quintain demo": "tests/acceptance/test_demo.py",
+    "quintain run": "tests/acceptance/test_run.py",
+    "quintain up": "tests/acceptance/test_up.py",
+    "quintain serve metadata": "tests/acceptance/test_services.py",
+    "quintain serve worker": "tests/acceptance/test_services.py",
+    "quintain session open": "tests/acceptance/test_commands.py",
+    "quintain session list": "tests/acceptance/test_commands.py",
+    "quintain session show": "tests/acceptance/test_commands.py",
+    "quintain session close": "tests/acceptance/test_commands.py",
+    "quintain invoke": "tests/acceptance/test_commands.py",
+    "quintain info": "tests/acceptance/test_commands.py",
+}
+
+#: Words of a shell that start no program of ours.
+_BUILT_IN = {"cd", "export"}
+
+_FENCED = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def shell_lines() -> Iterator[tuple[str, str]]:
+    """Every line of every page's shell blocks, with the page's name."""
+    for page in PAGES:
+        for block in _FENCED.findall(page.read_text()):
+            for line in block.replace("\\\n", " ").splitlines():
+                text = line.partition(" #")[0].removeprefix("$ ").strip()
+                if text and not text.startswith("#"):
+                    yield named(page), text
+
+
+LINES = list(shell_lines())
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a line's command, without the variables set before it."""
+    words = shlex.split(line)
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    return words
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_a_module_is_short_and_says_what_it_is_for(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "its first words say what it is for"
+    assert len(text.splitlines()) <= MOST_MODULE_LINES
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES} == {}
+
+
+def test_the_public_names_are_sorted_and_there() -> None:
+    assert list(quintain.__all__) == sorted(set(quintain.__all__))
+    assert [name for name in quintain.__all__ if not hasattr(quintain, name)] == []
+    everything: dict[str, object] = {}
+    exec("from quintain import *", everything)
+    assert set(quintain.__all__) <= everything.keys()
+
+
+def test_everything_public_says_what_it_is_for() -> None:
+    assert [name for name in quintain.__all__ if not getattr(quintain, name).__doc__] == []
+
+
+def test_every_word_that_make_lists_is_one_that_it_knows() -> None:
+    # Started by `make test`, this make would take itself for a part of that one.
+    env = {name: value for name, value in clean_environment().items() if not name.startswith(("MAKE", "MFLAGS"))}
+
+    def make(*words: str) -> str:
+        return subprocess.run(
+            ["make", *words], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True, timeout=30
+        ).stdout
+
+    listed = re.findall(r"^  (\w+) +\S", make(), re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    assert {*listed, "help"} == set(phony[1].split())
+    for word in listed:
+        make("--dry-run", word)
+
+
+def test_the_pages_show_commands() -> None:
+    assert {"make demo", "make test"} <= {line for page, line in LINES if page == "README.md"}
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_a_command_that_a_page_shows_is_one_that_is_run(page: str, line: str) -> None:
+    words = words_of(line)
+    if not words or words[0] in _BUILT_IN:
+        return
+    shown = [command for command in RUN_BY if words[: len(command.split())] == command.split()]
+    assert shown, f"{page} shows {line!r}: say in RUN_BY what runs it"
+    place = (REPOSITORY / RUN_BY[shown[0]]).read_text()
+    program, *rest = shown[0].split()
+    if program == "make":
+        assert re.search(rf"^(make {rest[0]}$|{rest[0]}:)", place, re.MULTILINE)
+    else:
+        assert ", ".join(f'"{word}"' for word in rest) in place
+
+
+@pytest.mark.parametrize(("page", "line"), [pair for pair in LINES if words_of(pair[1])[:1] == ["quintain"]])
+def test_an_option_that_a_page_shows_is_one_of_its_command(page: str, line: str) -> None:
+    command: object = typer.main.get_command(app)
+    words = words_of(line)[1:]
+    while words and words[0] in getattr(command, "commands", {}):
+        command = getattr(command, "commands")[words.pop(0)]  # noqa: B009 -- the class is not typer's public one
+    known = {option for parameter in getattr(command, "params", []) for option in parameter.opts}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, page
+
+
+@pytest.mark.parametrize(("page", "line"), [pair for pair in LINES if pair[1].startswith("export QUINTAIN_")])
+def test_a_variable_that_a_page_sets_is_one_that_is_read(page: str, line: str) -> None:
+    name = line.removeprefix("export ").partition("=")[0]
+    read = (REPOSITORY / "shared" / "quintain" / "settings.py").read_text()
+    assert f'"{name}"' in read, page
