@@ -29,6 +29,7 @@ RUN_BY = {
     "make demo": ".ci/run",
     "make test": ".ci/run",
     "make bench": "Makefile",
+    "make faults": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
     "quintain run": "tests/acceptance/test_run.py",
     "quintain up": "tests/acceptance/test_up.py",
