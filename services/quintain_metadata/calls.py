@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import zlib
-from dataclasses import dataclass
-
-from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, Outcome, Settle
 from quintain.contracts.token import SessionToken
 from quintain.errors import (
@@ -18,13 +14,10 @@ from quintain.errors import (
     ProviderFailed,
     ReplyExpired,
     RequestConflict,
-    TimedOut,
-    WorkerLost,
 )
 from quintain_metadata import sessions
 from quintain_metadata.lifecycle import (
     COUNTED,
-    MOST_ATTEMPTS,
     Effect,
     Event,
     State,
@@ -33,68 +26,13 @@ from quintain_metadata.lifecycle import (
     refund_event,
     transition,
 )
+from quintain_metadata.records import Call, Held, Moment, holder_alive, load, lose, move
+from quintain_metadata.replies import keep_reply, kept_reply
 from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps, lock, one, run
 
 #: Deadlines are at most this far ahead: below the broker's consumer timeout of 30 minutes.
 MOST_AHEAD_MS = 25 * 60_000
-
-#: Replies are kept this long, and not at all when larger than a mebibyte once compressed.
-REPLY_KEPT_MS = 24 * 60 * 60_000
-REPLY_MOST_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When an operation happens. Nobody's lease is taken for lapsed before ``mourn_from``: after a gap in this
-    service's own running the workers had no chance to renew."""
-
-    now: int
-    mourn_from: int = 0
-
-    @property
-    def lapsed(self) -> int:
-        """Leases that ran until then, or less, have lapsed."""
-        return self.now if self.mourn_from <= self.now else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """No answer yet: another attempt runs the call, or the target is at its limit over the fleet."""
-
-    session_id: str
-    request_id: str
-    target: str
-    joined: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A row of ``call``."""
-
-    session_id: str
-    request_id: str
-    body_sha256: str
-    target: str
-    state: State
-    attempts: int
-    attempt_id: str | None
-    incarnation: str | None
-    deadline: int
-    call_count: int
-    fault: str | None
-
-
-_COLUMNS = ", ".join(field.name for field in dataclasses.fields(Call))
-
-
-def load(session_id: str, request_id: str) -> Steps[Call | None]:
-    """A call, or None where nobody has heard of it."""
-    row = yield from one(f"SELECT {_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?", session_id, request_id)
-    if row is None:
-        return None
-    call = Call(*row)
-    return dataclasses.replace(call, state=State(call.state))
 
 
 def admit(moment: Moment, ask: Admit, incarnation: str) -> Steps[Admission | Held]:
@@ -196,7 +134,7 @@ def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]
     yield from lock("call", ask.session_id, ask.request_id)
     call = yield from load(ask.session_id, ask.request_id)
     known = yield from one("SELECT state FROM attempt WHERE id = ?", ask.attempt_id)
-    if call is None or known is None:
+    if call is None or known is None or known[0] == "void":
         change = Transition(State.NONE, effect=Effect.NOTED)
         if ask.outcome is Outcome.NEVER_SENT:
             yield from _entomb(moment, ask)
@@ -213,32 +151,10 @@ def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]
     assert session is not None
     yield from move(moment, session, call, change, _kept_fault(ask, change))
     if ask.outcome is Outcome.RESULT and ask.reply is not None and session.store_replies:
-        yield from _keep_reply(moment, ask, ask.reply)
+        yield from keep_reply(moment, call, ask.reply)
     if ask.token_usage is not None:
         yield from sessions.add_tokens(session, ask.token_usage)
     return call, change
-
-
-def move(moment: Moment, session: Session, call: Call, change: Transition, fault: str | None) -> Steps[None]:
-    """Apply a transition, on the condition that the call is still in the state it was decided for."""
-    moved = yield from run(
-        "UPDATE call SET state = ?, fault = ?, updated_at = ? WHERE session_id = ? AND request_id = ? AND state = ?"
-        " RETURNING 1",
-        *(change.to, fault, moment.now, call.session_id, call.request_id, call.state),
-    )
-    if moved and change.used < 0:
-        yield from sessions.give_back(session, -change.used)
-
-
-def lose(moment: Moment, call: Call) -> Steps[Fault]:
-    """A running call whose holder is gone and that nobody may follow: in doubt. Returns the fault it is kept with."""
-    yield from lock("call", call.session_id, call.request_id)
-    change = transition(call.state, Event.LOST)
-    fault: Fault = WorkerLost() if call.attempts >= MOST_ATTEMPTS else TimedOut()
-    session = yield from sessions.load(call.session_id)
-    assert session is not None
-    yield from move(moment, session, call, change, FaultReply.of(fault).to_wire().decode())
-    return fault
 
 
 def reserve(now: int, session: Session, request_ids: list[str], deadline: int) -> Steps[int]:
@@ -318,16 +234,6 @@ def _grant(session: Session, call: Call, attempt_id: str) -> Admission:
     )
 
 
-def kept_reply(call: Call) -> Steps[Result | None]:
-    """The stored reply of a committed call, marked as replayed; None where it is no longer kept."""
-    row = yield from one(
-        "SELECT body FROM reply WHERE session_id = ? AND request_id = ?", call.session_id, call.request_id
-    )
-    if row is None:
-        return None
-    return Result.from_wire(zlib.decompress(row[0])).model_copy(update={"replayed": True})
-
-
 def _stored_answer(session: Session, call: Call, attempt_id: str) -> Steps[Admission]:
     if call.fault is not None:
         return Admission(attempt_id=attempt_id, fault=FaultReply.from_wire(call.fault))
@@ -339,12 +245,13 @@ def _stored_answer(session: Session, call: Call, attempt_id: str) -> Steps[Admis
 
 def _kept_fault(ask: Settle, change: Transition) -> str | None:
     """The fault a call is kept with. What counts is kept with a fault that says so, whatever its worker knew."""
-    if ask.outcome is Outcome.RESULT or ask.fault is None:
+    if ask.outcome is Outcome.RESULT:
         return None
     fault = ask.fault
-    if change.to in COUNTED and not fault.charged:
-        fault = FaultReply.of(ProviderFailed(f"{fault.error} (an earlier attempt may have been billed)", charged=True))
-    return fault.to_wire().decode()
+    if change.to in COUNTED and (fault is None or not fault.charged):
+        said = "The call was not brought to its end" if fault is None else fault.error
+        fault = FaultReply.of(ProviderFailed(f"{said} (an earlier attempt may have been billed)", charged=True))
+    return None if fault is None else fault.to_wire().decode()
 
 
 def _settle_event(ask: Settle, call: Call) -> Steps[Event]:
@@ -377,12 +284,6 @@ def _void(attempt_id: str) -> Steps[bool]:
     return (yield from one("SELECT 1 FROM attempt WHERE id = ?", attempt_id)) is not None
 
 
-def holder_alive(moment: Moment, call: Call) -> Steps[bool]:
-    """Whether the lease of the worker that holds this call runs."""
-    row = yield from one("SELECT lease_until FROM worker WHERE incarnation = ?", call.incarnation)
-    return row is not None and row[0] > moment.lapsed
-
-
 def _at_limit(moment: Moment, target: str) -> Steps[bool]:
     """Whether the target's calls in flight, over all living workers, have reached its limit."""
     row = yield from one(
@@ -393,14 +294,3 @@ def _at_limit(moment: Moment, target: str) -> Steps[bool]:
         target,
     )
     return row is not None and bool(row[0])
-
-
-def _keep_reply(moment: Moment, ask: Settle, reply: Result) -> Steps[None]:
-    body = zlib.compress(reply.to_wire(), level=1)
-    if len(body) > REPLY_MOST_BYTES:
-        return
-    yield from run(
-        "INSERT INTO reply (session_id, request_id, body, expires_at) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (session_id, request_id) DO NOTHING",
-        *(ask.session_id, ask.request_id, body, moment.now + REPLY_KEPT_MS),
-    )

@@ -16,10 +16,11 @@ from quintain.errors import BudgetUnavailable, Expired, Fault, InternalFault, Re
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.service import defect, reply
 from quintain.topology import POISON
-from quintain_metadata import calls, sessions
-from quintain_metadata.calls import Moment
+from quintain_metadata import records, sessions
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import Event, State, transition
+from quintain_metadata.records import Moment
+from quintain_metadata.replies import kept_reply
 from quintain_metadata.routing import headers_of, request_id_of
 from quintain_metadata.steps import Steps
 
@@ -61,14 +62,14 @@ class Undertaker:
 
         def steps(moment: Moment) -> Steps[Message]:
             session = yield from sessions.prove(moment.now, token)
-            call = yield from calls.load(session.id, request_id)
+            call = yield from records.load(session.id, request_id)
             if call is None or call.state in {State.RELEASED, State.REFUNDED}:
                 return FaultReply.of(uncalled(reason))
             if call.state is State.RESERVED:
-                yield from calls.move(moment, session, call, transition(call.state, Event.RELEASED), None)
+                yield from records.move(moment, session, call, transition(call.state, Event.RELEASED), None)
                 return FaultReply.of(uncalled(reason))
-            if call.state is State.RUNNING and not (yield from calls.holder_alive(moment, call)):
-                return FaultReply.of((yield from calls.lose(moment, call)))
+            if call.state is State.RUNNING and not (yield from records.holder_alive(moment, call)):
+                return FaultReply.of((yield from records.lose(moment, call)))
             if call.state is State.RUNNING:
                 # A copy died while the call runs: the worker that runs it answers, or the sweep ends it.
                 return FaultReply.of(Expired("The deadline passed while the call was running", charged=True))
@@ -106,9 +107,9 @@ def public_part(offered: object) -> str:
         return "…"
 
 
-def stored(call: calls.Call) -> Steps[Message]:
+def stored(call: records.Call) -> Steps[Message]:
     """The kept answer of a call that has ended."""
     if call.fault is not None:
         return FaultReply.from_wire(call.fault)
-    kept: Result | None = yield from calls.kept_reply(call)
+    kept: Result | None = yield from kept_reply(call)
     return FaultReply.of(ReplyExpired()) if kept is None else kept

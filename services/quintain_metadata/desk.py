@@ -20,9 +20,9 @@ from quintain.contracts.ledger import LEASE_SECONDS, Admission, Admit, AdmitBatc
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.service import defect
 from quintain_metadata import calls
-from quintain_metadata.calls import Held
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import MOST_HELD
+from quintain_metadata.records import Held
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from quintain_metadata.calls import Moment
+from quintain_metadata.records import Moment
 from quintain_metadata.steps import Steps
 
 Returned = TypeVar("Returned")

@@ -14,8 +14,8 @@ from quintain.errors import BadRequest, Fault, Unauthorized
 from quintain.routes import AMEND, INFO, LIST, OPEN, RELEASE, RESERVE, SHOW, TOKEN_HEADER, Answer, Ask, Route
 from quintain.service import defect, reply
 from quintain_metadata import calls, sessions
-from quintain_metadata.calls import Moment
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.records import Moment
 from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps
 

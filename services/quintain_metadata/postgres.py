@@ -11,23 +11,23 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from quintain.errors import BudgetUnavailable
-from quintain_metadata.calls import Moment
 from quintain_metadata.ledger import Operation
 from quintain_metadata.ledger_url import shown
 from quintain_metadata.postgres_faults import is_repeated, told, told_at_start, trouble_of
 from quintain_metadata.postgres_schema import migrate
+from quintain_metadata.records import Moment
 from quintain_metadata.steps import Lock, Row, Statement, Steps
 
 Returned = TypeVar("Returned")
 
-Connection = PoolConnectionProxy[asyncpg.Record]
+Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"  # in quotes: it takes no parameter at run time
 
 #: How many operations run at once; more of them wait for one another's rows, and not for a connection.
 CONNECTIONS = 8
@@ -117,19 +117,13 @@ class PostgresLedger:
             try:
                 return await self._transact(connection, operation)
             except BaseException as error:
-                if not isinstance(error, Exception) or trouble_of(error) is not None:
-                    # Cut off in the middle: nobody knows what this connection would answer next.
-                    connection.terminate()
+                await _leave(connection, error)
                 raise
 
     async def _transact(self, connection: Connection, operation: Operation[Returned]) -> Returned:
         await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        try:
-            moment = Moment(await connection.fetchval(_NOW), self._mourn_from)
-            returned = await _drive(connection, operation(moment))
-        except Exception:
-            await connection.execute("ROLLBACK")
-            raise
+        moment = Moment(await connection.fetchval(_NOW), self._mourn_from)
+        returned = await _drive(connection, operation(moment))
         # A connection that ends here leaves it open whether this was committed, and no second look would settle it:
         # the server may still be at it. The caller hears `BudgetUnavailable`, as for what certainly did not happen,
         # and asks again. That is safe because it asks for a state, not for a step: the same attempt gets the same
@@ -137,6 +131,17 @@ class PostgresLedger:
         # is. A session opened unseen has a token nobody was told: it can never spend.
         await connection.execute("COMMIT")
         return returned
+
+
+async def _leave(connection: Connection, error: BaseException) -> None:
+    """Undo what was begun on a connection."""
+    if isinstance(error, Exception) and (is_repeated(error) or trouble_of(error) is None):
+        await connection.execute("ROLLBACK")
+        return
+    # Cut off in the middle, by its caller or by the server: nobody knows what the connection would say next. One that
+    # ended by itself is not ours any more.
+    with contextlib.suppress(asyncpg.InterfaceError):
+        connection.terminate()
 
 
 async def _drive(connection: Connection, steps: Steps[Returned]) -> Returned:

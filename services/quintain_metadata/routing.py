@@ -12,8 +12,8 @@ from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.service import defect, reply
 from quintain.topology import INVOKE, target_topology
 from quintain_metadata import calls, sessions, upkeep
-from quintain_metadata.calls import Moment
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.records import Moment
 from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps
 

@@ -36,6 +36,7 @@ from quintain_metadata.dead import Undertaker
 from quintain_metadata.desk import Desk
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.operations import Operations
+from quintain_metadata.records import Call
 from quintain_metadata.routing import Router
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class MetadataService:
         for target in {call.target for call in settled if call is not None}:
             await self._desk.try_again(target)
 
-    async def _settled(self, item: Settle) -> calls.Call | None:
+    async def _settled(self, item: Settle) -> Call | None:
         """Apply one settle, however long the ledger is out of reach: to give it back would count as a delivery,
         and a queue drops what is delivered too often. Returns the call as it was."""
         while True:

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 import apsw
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain_metadata.calls import Moment
 from quintain_metadata.ledger import Operation
+from quintain_metadata.records import Moment
 from quintain_metadata.schema import MIGRATIONS, VERSION
 from quintain_metadata.steps import Lock, Row, Statement, Steps
 

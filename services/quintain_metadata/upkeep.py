@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quintain.contracts.ledger import LEASE_SECONDS, Heartbeat, LeaseRenewed, Register
-from quintain_metadata import calls, sessions
-from quintain_metadata.calls import Moment
+from quintain_metadata import records, sessions
 from quintain_metadata.lifecycle import Event, State, transition
+from quintain_metadata.records import Moment
 from quintain_metadata.steps import Steps, one, run
 
 #: How many calls one sweep moves at most, so that it never holds the writer for long.
@@ -67,14 +67,14 @@ def sweep(moment: Moment) -> Steps[int]:
         *(moment.now, moment.lapsed, SWEEP_MOST),
     )
     for session_id, request_id in overdue:
-        call = yield from calls.load(session_id, request_id)
+        call = yield from records.load(session_id, request_id)
         assert call is not None
         if call.state is State.RESERVED:
             session = yield from sessions.load(session_id)
             assert session is not None
-            yield from calls.move(moment, session, call, transition(call.state, Event.RELEASED), None)
+            yield from records.move(moment, session, call, transition(call.state, Event.RELEASED), None)
         else:
-            yield from calls.lose(moment, call)
+            yield from records.lose(moment, call)
     yield from run("DELETE FROM reply WHERE expires_at <= ?", moment.now)
     yield from run("DELETE FROM worker WHERE lease_until <= ?", moment.now - FORGET_MS)
     return len(overdue)

@@ -26,7 +26,7 @@ from quintain.errors import (
 from quintain_metadata import calls, sessions, upkeep
 from quintain_metadata.calls import Held, Moment
 from quintain_metadata.ledger import Ledger
-from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.steps import Steps
 
 
@@ -124,9 +124,11 @@ def result(text: str) -> Result:
     return Result(output=[OutputMessage(content=text)], raw_text=text, target="a", call_count=1, max_calls=1)
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgres"])
 async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
-    ledger = SqliteLedger(str(tmp_path / "ledger.sqlite3"), asyncio.get_running_loop())
+    on_postgres = request.param == "postgres"
+    url = request.getfixturevalue("fresh_postgres_url") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
+    ledger = await open_ledger(url)
     desk = Desk(ledger)
     await desk.register()
     yield desk

@@ -1,0 +1,123 @@
+"""A PostgreSQL in a container, through testcontainers, where a Docker engine answers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from quintain.errors import BrokerUnavailable, QuintainError
+from quintain.testing.commands import run_command
+from quintain.testing.ports import LOOPBACK, free_port
+from quintain.testing.postgres_under_test import PostgresAdmin, PostgresUnderTest, run_sql, wait_for_version
+from quintain.testing.rabbitmq_container import require_engine
+from quintain.testing.watcher import Watcher
+
+if TYPE_CHECKING:
+    from testcontainers.core.container import DockerContainer
+
+IMAGE = "postgres:17"
+
+_ENGINE_SECONDS = 10.0
+_PULL_SECONDS = 300.0
+_START_SECONDS = 120.0
+_CONTROL_SECONDS = 60.0
+_PORT = 5432
+_LOGIN = "quintain"
+
+
+@contextlib.contextmanager
+def container(environment: Mapping[str, str], say: Callable[[str], None]) -> Iterator[PostgresUnderTest]:
+    """A container of `IMAGE`, until left. Raises `QuintainError` without an engine, an image, an answer."""
+    require_engine(environment)
+    _require_image(environment, say)
+    password = secrets.token_urlsafe(12)
+    port = free_port()
+    started = _new_container(password, port)
+    # testcontainers would leave this to an image of its own, which a machine without a registry has not.
+    watcher = Watcher('read -r container; cat; docker rm --force --volumes "$container"')
+    try:
+        identity = _start(started, watcher)
+        url = f"postgresql://{_LOGIN}:{password}@{_host_of(started, port)}:{port}/postgres"
+        yield _under_test(url, identity, environment)
+    finally:
+        started.stop()
+        watcher.finish()
+
+
+def _require_image(environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+    with contextlib.suppress(BrokerUnavailable):
+        run_command(["docker", "image", "inspect", IMAGE], environment=environment, timeout_seconds=_ENGINE_SECONDS)
+        return
+    say(f"pulling {IMAGE} (at most {_PULL_SECONDS:g} s)")
+    run_command(["docker", "pull", "--quiet", IMAGE], environment=environment, timeout_seconds=_PULL_SECONDS)
+
+
+def _new_container(password: str, port: int) -> DockerContainer:
+    try:
+        # By name, and only now: testcontainers is for development, and the library must import without it.
+        importlib.import_module("testcontainers.core.config").testcontainers_config.ryuk_disabled = True
+        module = importlib.import_module("testcontainers.core.container")
+    except ImportError as error:
+        raise QuintainError(
+            f"a container needs the package testcontainers (pip install testcontainers): {error}"
+        ) from error
+    try:
+        new: DockerContainer = module.DockerContainer(IMAGE)
+    except Exception as error:  # the errors of docker, testcontainers and requests have no common root
+        raise QuintainError(f"testcontainers cannot use this Docker engine: {error}") from error
+    new.with_envs(POSTGRES_USER=_LOGIN, POSTGRES_PASSWORD=password, POSTGRES_DB="postgres")
+    # A port that we choose: one that the engine chooses is another one after a crash.
+    return new.with_bind_ports(_PORT, port)
+
+
+def _start(started: DockerContainer, watcher: Watcher) -> str:
+    try:
+        started.start()
+        identity = started.get_container_id()
+    except Exception as error:  # as above
+        raise QuintainError(f"the container did not start: {error}") from error
+    watcher.tell(identity)
+    return identity
+
+
+def _under_test(url: str, identity: str, environment: Mapping[str, str]) -> PostgresUnderTest:
+    def docker(*arguments: str) -> str:
+        return run_command(["docker", *arguments], environment=environment, timeout_seconds=_CONTROL_SECONDS)
+
+    def runs() -> bool:
+        return docker("inspect", "--format", "{{.State.Running}}", identity) == "true"
+
+    def crash() -> None:
+        docker("kill", "--signal", "QUIT", identity)
+        docker("wait", identity)
+
+    def start() -> None:
+        docker("start", identity)
+        wait_for_version(url, timeout_seconds=_START_SECONDS, alive=runs)
+
+    try:
+        version = wait_for_version(url, timeout_seconds=_START_SECONDS, alive=runs)
+    except QuintainError as error:
+        last_words = docker("logs", "--tail", "5", identity)
+        raise QuintainError(f"{error}; the container's last words: {last_words}") from error
+    # Durability is PostgreSQL's own promise, not ours to test: a crash of the server alone loses nothing without it.
+    run_sql(url, "ALTER SYSTEM SET fsync = off")
+    run_sql(url, "SELECT pg_reload_conf()")
+    address = url.rpartition("@")[2].partition("/")[0]
+    return PostgresUnderTest(
+        url=url,
+        how=f"PostgreSQL {version}, a container of {IMAGE} at {address}",
+        admin=PostgresAdmin(crash=crash, start=start),
+    )
+
+
+def _host_of(started: DockerContainer, port: int) -> str:
+    """Where the engine's ports are from here: a port that is open on the loopback is no guess."""
+    with socket.socket() as probe:
+        if probe.connect_ex((LOOPBACK, port)) == 0:
+            return LOOPBACK
+    return started.get_container_host_ip()

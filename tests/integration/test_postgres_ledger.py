@@ -1,0 +1,504 @@
+"""The ledger on a real PostgreSQL: several services on one database, and a server that goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
+from quintain.contracts.ledger import Admission, Admit, Outcome, Register, Settle, TargetCard
+from quintain.contracts.metadata import Info, OpenSession, SessionOpened
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
+from quintain.testing.postgres import PostgresUnderTest
+from quintain.testing.postgres_under_test import run_sql
+from quintain_metadata import audit, calls, sessions, upkeep
+from quintain_metadata.ledger import Ledger
+from quintain_metadata.ledger_url import shown
+from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.postgres import MOST_TRIES, PostgresLedger, numbered
+from quintain_metadata.records import Held, Moment
+from quintain_metadata.schema import VERSION
+from quintain_metadata.steps import Steps, lock, one, run
+
+SERVICES = 3
+CLIENTS = 64
+LAST_CALLS = 1_000
+SPENT_BEFORE = 200
+
+
+@pytest.fixture
+async def services(fresh_postgres_url: str) -> AsyncIterator[list[Ledger]]:
+    """Three ledgers on one database, as three metadata services have them."""
+    async with contextlib.AsyncExitStack() as stack:
+        ledgers = [await open_ledger(fresh_postgres_url) for _ in range(SERVICES)]
+        for ledger in ledgers:
+            stack.push_async_callback(ledger.close)
+        await register(ledgers[0])
+        yield ledgers
+
+
+@pytest.fixture
+async def ledger(services: list[Ledger]) -> Ledger:
+    return services[0]
+
+
+async def register(ledger: Ledger) -> None:
+    card = TargetCard(name="a", provider="mock", max_concurrency=10_000)
+    ask = Register(worker_id="w1", incarnation="w1", targets=[card])
+    await ledger.do(lambda moment: upkeep.register(moment.now, ask))
+
+
+async def open_session(ledger: Ledger, max_calls: int) -> SessionOpened:
+    ask = OpenSession(default_target="a", max_calls=max_calls)
+    return await ledger.do(lambda moment: sessions.open_session(moment.now, ask, SessionToken.mint(), None))
+
+
+async def admit(ledger: Ledger, session: SessionOpened, request_id: str, attempt_id: str) -> Admission | Held:
+    ask = Admit(
+        token=session.token, request_id=request_id, attempt_id=attempt_id, target="a", body_sha256=f"of {request_id}"
+    )
+    return await ledger.do(lambda moment: calls.admit(moment, ask, "w1"))
+
+
+async def settle(ledger: Ledger, session: SessionOpened, request_id: str, attempt_id: str, outcome: Outcome) -> None:
+    reply = Result(output=[OutputMessage(content="yes")], raw_text="yes", target="a", call_count=1, max_calls=1)
+    ask = Settle(
+        session_id=session.session_id,
+        request_id=request_id,
+        attempt_id=attempt_id,
+        outcome=outcome,
+        reply=reply if outcome is Outcome.RESULT else None,
+        token_usage=TokenUsage(input=3, output=2) if outcome is Outcome.RESULT else None,
+    )
+    await ledger.do(lambda moment: calls.settle(moment, ask))
+
+
+async def reserve(ledger: Ledger, session: SessionOpened, request_ids: list[str]) -> int:
+    def steps(moment: Moment) -> Steps[int]:
+        owner = yield from sessions.prove(moment.now, SessionToken.parse(session.token))
+        return (yield from calls.reserve(moment.now, owner, request_ids, moment.now + 600_000))
+
+    return await ledger.do(steps)
+
+
+async def info(ledger: Ledger, session: SessionOpened) -> Info:
+    return await ledger.do(lambda moment: sessions.show(moment.now, session.session_id))
+
+
+async def assert_the_books_agree(ledger: Ledger) -> None:
+    assert (await ledger.do(lambda _: audit.verify())).findings == ()
+
+
+def granted(verdict: object) -> bool:
+    return isinstance(verdict, Admission) and verdict.fault is None and verdict.replay is None
+
+
+async def test_three_services_grant_a_sessions_last_thousand_calls_to_sixty_four_racing_clients_exactly(
+    services: list[Ledger],
+) -> None:
+    session = await open_session(services[0], SPENT_BEFORE + LAST_CALLS)
+    await reserve(services[0], session, [f"spent {number}" for number in range(SPENT_BEFORE)])
+    chance = random.Random(20)
+    fresh = [f"call {number}" for number in range(LAST_CALLS + 200)]
+    asked = fresh + chance.choices(fresh, k=len(fresh) // 4)  # of all that is asked, one in five is a duplicate
+    chance.shuffle(asked)
+    queue = list(enumerate(asked))
+    told: Counter[str] = Counter()
+    grants: Counter[str] = Counter()
+
+    async def client(ledger: Ledger) -> None:
+        while queue:
+            number, request_id = queue.pop()
+            try:
+                verdict = await admit(ledger, session, request_id, f"attempt {number}")
+            except BudgetExhausted:
+                told["refused"] += 1
+                continue
+            if granted(verdict):
+                grants[request_id] += 1
+                await settle(ledger, session, request_id, f"attempt {number}", Outcome.RESULT)
+            told["granted" if granted(verdict) else "held" if isinstance(verdict, Held) else "replayed"] += 1
+
+    started = time.perf_counter()
+    await asyncio.gather(*(client(services[number % SERVICES]) for number in range(CLIENTS)))
+    seconds = time.perf_counter() - started
+
+    operations = len(asked) + told["granted"]
+    print(f"{operations} operations in {seconds:.2f} s: {operations / seconds:.0f}/s; {dict(told)}")
+    assert told["granted"] == LAST_CALLS
+    assert set(grants.values()) == {1}
+    assert told.total() == len(asked) == 1_500
+    assert told["refused"] >= len(fresh) - LAST_CALLS
+    known = await info(services[1], session)
+    assert (known.call_count, known.committed, known.running) == (SPENT_BEFORE + LAST_CALLS, LAST_CALLS, 0)
+    await assert_the_books_agree(services[2])
+
+
+async def test_duplicates_admitted_through_two_services_at_once_are_granted_once(services: list[Ledger]) -> None:
+    session = await open_session(services[0], 200)
+    for number in range(50):
+        verdicts = await asyncio.gather(
+            *(admit(services[way % 2], session, f"call {number}", f"attempt {number} {way}") for way in range(4))
+        )
+        assert sorted(map(granted, verdicts)) == [False, False, False, True]
+        assert sum(isinstance(verdict, Held) and verdict.joined for verdict in verdicts) == 3
+    assert (await info(services[0], session)).call_count == 50
+    await assert_the_books_agree(services[2])
+
+
+async def test_an_attempt_that_asks_two_services_at_once_gets_one_grant_and_is_charged_once(
+    services: list[Ledger],
+) -> None:
+    session = await open_session(services[0], 10)
+    for number in range(10):
+        first, second = await asyncio.gather(
+            *(admit(service, session, f"call {number}", f"attempt {number}") for service in services[:2])
+        )
+        assert granted(first)
+        assert first == second
+    assert (await info(services[0], session)).call_count == 10
+
+
+async def test_a_result_that_is_told_to_three_services_counts_once(services: list[Ledger]) -> None:
+    session = await open_session(services[0], 5)
+    for number in range(5):
+        assert granted(await admit(services[0], session, f"call {number}", f"attempt {number}"))
+    await asyncio.gather(
+        *(
+            settle(service, session, f"call {number}", f"attempt {number}", Outcome.RESULT)
+            for number in range(5)
+            for service in services
+        )
+    )
+    known = await info(services[0], session)
+    assert (known.call_count, known.committed) == (5, 5)
+    assert known.token_usage == TokenUsage(input=15, output=10)
+    await assert_the_books_agree(services[0])
+
+
+async def test_batches_that_overlap_in_opposite_order_are_all_reserved_and_no_call_twice(
+    services: list[Ledger],
+) -> None:
+    session = await open_session(services[0], 300)
+    names = [f"call {number}" for number in range(200)]
+    fresh = await asyncio.gather(
+        reserve(services[0], session, names),
+        reserve(services[1], session, names[::-1]),
+        reserve(services[2], session, names[100:] + names[:100]),
+    )
+    assert sum(fresh) == 200
+    assert (await info(services[0], session)).reserved == 200
+    await assert_the_books_agree(services[0])
+
+
+async def test_operations_that_wait_for_one_another_in_a_circle_are_run_again(services: list[Ledger]) -> None:
+    met = asyncio.Barrier(2)
+    runs: Counter[str] = Counter()
+
+    async def both_hold_one(first: str, second: str, ledger: Ledger) -> str:
+        # The first run of each waits until both hold what the other wants; the server then undoes one of them.
+        async def steps_of(number: int) -> str:
+            return f"{first} then {second}, run {number}"
+
+        def steps(_: Moment) -> Steps[int]:
+            runs[first] += 1
+            yield from lock(first)
+            yield from run("SELECT pg_sleep(0.3)")
+            yield from lock(second)
+            return runs[first]
+
+        await met.wait()
+        return await steps_of(await ledger.do(steps))
+
+    told = await asyncio.gather(
+        both_hold_one("left", "right", services[0]), both_hold_one("right", "left", services[1])
+    )
+    assert sorted(runs.values()) == [1, 2], told
+
+
+async def test_an_operation_that_is_always_undone_is_given_up_and_says_so(ledger: Ledger) -> None:
+    runs = 0
+
+    def steps(_: Moment) -> Steps[None]:
+        nonlocal runs
+        runs += 1
+        yield from run("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
+
+    with pytest.raises(BudgetUnavailable, match="wait for one another"):
+        await ledger.do(steps)
+    assert runs == MOST_TRIES
+
+
+async def test_a_fault_undoes_its_operation(ledger: Ledger) -> None:
+    session = await open_session(ledger, 1)
+
+    def steps(moment: Moment) -> Steps[None]:
+        yield from run("UPDATE session SET max_calls = 7 WHERE id = ?", session.session_id)
+        raise BadRequest("no")
+
+    with pytest.raises(BadRequest, match="^no$"):
+        await ledger.do(steps)
+    assert (await info(ledger, session)).max_calls == 1
+
+
+async def test_what_the_schema_forbids_is_a_defect_and_undone(ledger: Ledger) -> None:
+    session = await open_session(ledger, 1)
+
+    def overspend(_: Moment) -> Steps[None]:
+        yield from run("UPDATE session SET used = used + 2 WHERE id = ?", session.session_id)
+
+    with pytest.raises(AssertionError, match="invariant"):
+        await ledger.do(overspend)
+    assert (await info(ledger, session)).call_count == 0
+
+
+async def test_a_text_that_postgresql_cannot_keep_is_a_bad_request(ledger: Ledger) -> None:
+    session = await open_session(ledger, 1)
+    with pytest.raises(BadRequest, match=r"U\+0000"):
+        await admit(ledger, session, "a\0b", "attempt")
+    assert (await info(ledger, session)).call_count == 0
+
+
+async def test_the_moment_and_now_are_on_the_servers_clock(ledger: Ledger, fresh_postgres_url: str) -> None:
+    def steps(moment: Moment) -> Steps[tuple[int, int]]:
+        row = yield from one("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)")
+        assert row is not None
+        return moment.now, int(row[0])
+
+    ledger.mourn_from(77)
+    assert await ledger.do(lambda moment: answer(moment.mourn_from)) == 77
+    before = await ledger.now()
+    moment, during = await ledger.do(steps)
+    assert before <= moment <= during + 1 <= await ledger.now() + 1
+
+
+def answer(value: int) -> Steps[int]:
+    yield from ()
+    return value
+
+
+def test_only_parameters_are_numbered() -> None:
+    assert numbered("SELECT '?', a FROM b WHERE c = ? AND d IN (?, 'it''s ?')") == (
+        "SELECT '?', a FROM b WHERE c = $1 AND d IN ($2, 'it''s ?')"
+    )
+
+
+async def test_every_commit_is_on_the_disk_before_it_is_answered(ledger: Ledger) -> None:
+    assert await ledger.do(lambda _: one("SHOW synchronous_commit")) == ("on",)
+    assert await ledger.do(lambda _: one("SHOW transaction_isolation")) == ("read committed",)
+
+
+# Starting: several at once, an older release, a database that is not ours to change.
+
+
+async def test_many_services_that_start_at_once_migrate_once(fresh_postgres_url: str) -> None:
+    ledgers = await asyncio.gather(*(open_ledger(fresh_postgres_url) for _ in range(8)))
+    try:
+        assert run_sql(fresh_postgres_url, "SELECT count(*) FROM ledger_version") == 1
+        assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == VERSION
+        await register(ledgers[0])
+        assert await ledgers[7].do(lambda _: upkeep.targets()) == ["a"]
+    finally:
+        await asyncio.gather(*(ledger.close() for ledger in ledgers))
+
+
+async def test_a_ledger_that_is_opened_again_has_what_it_had(fresh_postgres_url: str) -> None:
+    first = await open_ledger(fresh_postgres_url)
+    session = await open_session(first, 3)
+    await first.close()
+    again = await open_ledger(fresh_postgres_url)
+    assert (await info(again, session)).max_calls == 3
+    await again.close()
+
+
+async def test_a_newer_schema_is_refused_and_left_as_it_is(services: list[Ledger], fresh_postgres_url: str) -> None:
+    run_sql(fresh_postgres_url, f"UPDATE ledger_version SET version = {VERSION + 1}")
+    with pytest.raises(ConfigError) as refusal:
+        await open_ledger(fresh_postgres_url)
+    address = urlsplit(fresh_postgres_url)
+    assert refusal.value.message == (
+        f"The ledger postgresql://{address.username}@{address.hostname}:{address.port}{address.path} has schema "
+        f"{VERSION + 1}, and this release knows {VERSION}: upgrade quintain, or use another QUINTAIN_LEDGER_URL"
+    )
+    assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == VERSION + 1
+
+
+async def test_a_migration_that_fails_leaves_nothing(fresh_postgres_url: str) -> None:
+    run_sql(fresh_postgres_url, "CREATE TABLE worker (theirs text)")
+    with pytest.raises(ConfigError, match="its tables are not to be used"):
+        await open_ledger(fresh_postgres_url)
+    assert run_sql(fresh_postgres_url, "SELECT to_regclass('session')") is None
+
+
+def changed(url: str, **parts: str) -> str:
+    return urlsplit(url)._replace(**parts).geturl()
+
+
+async def test_what_the_operator_must_mend_is_said_without_the_password(fresh_postgres_url: str) -> None:
+    address = urlsplit(fresh_postgres_url)
+    port = address.port
+    wrong = changed(fresh_postgres_url, netloc=f"{address.username}:se-cret@{address.hostname}:{port}")
+    cases = {
+        wrong: "refuses the login",
+        changed(fresh_postgres_url, path="/no_such_database"): "has no such database",
+        f"{fresh_postgres_url}?sslmode=se-cret": "options in QUINTAIN_LEDGER_URL",
+        f"postgresql://u:se-cret/x@{address.hostname}/db": "cannot be read",
+    }
+    for url, sentence in cases.items():
+        with pytest.raises(ConfigError, match=sentence) as refusal:
+            await open_ledger(url)
+        assert "cret" not in refusal.value.message
+        assert (address.password or "-") not in refusal.value.message
+
+
+async def test_a_server_that_is_not_there_may_come_yet() -> None:
+    with pytest.raises(
+        BudgetUnavailable, match=r"postgresql://me@127\.0\.0\.1:9/db cannot be used.*start it"
+    ) as refusal:
+        await open_ledger("postgresql://me:se-cret@127.0.0.1:9/db")
+    assert "cret" not in refusal.value.message
+
+
+# Going away and coming back.
+
+
+@pytest.fixture
+def breakable_url(breakable_postgres: PostgresUnderTest) -> Iterator[str]:
+    with breakable_postgres.fresh_database() as url:
+        yield url
+
+
+async def test_a_server_that_dies_in_the_middle_is_an_answer_and_is_used_again_when_it_is_back(
+    breakable_postgres: PostgresUnderTest, breakable_url: str
+) -> None:
+    admin = breakable_postgres.admin
+    assert admin is not None
+    ledger = await open_ledger(breakable_url)
+    await register(ledger)
+    session = await open_session(ledger, 500)
+    answers: Counter[str] = Counter()
+    said: set[str] = set()
+    granted_once = asyncio.Event()
+    stop = False
+
+    async def client(name: str) -> None:
+        number = 0
+        while not stop:
+            try:
+                verdict = await admit(ledger, session, f"{name} {number}", f"attempt {name} {number}")
+            except BudgetUnavailable as unavailable:
+                answers["unavailable"] += 1
+                said.add(unavailable.message.partition(" cannot be used")[0])
+                await asyncio.sleep(0.02)
+                continue  # the same attempt again: nobody knows whether it was granted
+            assert granted(verdict)
+            answers["granted"] += 1
+            granted_once.set()
+            number += 1
+
+    clients = [asyncio.create_task(client(str(number))) for number in range(8)]
+    try:
+        await granted_once.wait()
+        await asyncio.to_thread(admin.crash)
+        with pytest.raises(BudgetUnavailable, match="does not answer"):
+            await ledger.now()
+    finally:
+        await asyncio.to_thread(admin.start)
+    at_start = answers["granted"]
+    while answers["granted"] < at_start + 20:
+        await asyncio.sleep(0.01)
+    stop = True
+    await asyncio.gather(*clients)
+    assert answers["unavailable"] > 0
+    assert said == {f"The ledger {shown(breakable_url)}"}
+    assert (await info(ledger, session)).call_count == answers["granted"]
+    await assert_the_books_agree(ledger)
+    await ledger.close()
+
+
+async def test_a_connection_cut_in_mid_operation_undoes_it_and_says_so(ledger: Ledger, fresh_postgres_url: str) -> None:
+    session = await open_session(ledger, 1)
+    cutting = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'quintain-ledger' AND state = 'active' AND query LIKE '%pg_sleep%'"
+    )
+
+    def steps(_: Moment) -> Steps[None]:
+        yield from run("UPDATE session SET max_calls = 7 WHERE id = ?", session.session_id)
+        yield from run("SELECT pg_sleep(60)")
+
+    async def cut() -> None:
+        while not await asyncio.to_thread(run_sql, fresh_postgres_url, cutting):
+            await asyncio.sleep(0.02)
+
+    cutter = asyncio.create_task(cut())
+    with pytest.raises(BudgetUnavailable, match="cannot be used"):
+        await ledger.do(steps)
+    await cutter
+    assert (await info(ledger, session)).max_calls == 1
+
+
+async def test_an_operation_whose_caller_goes_away_is_undone_and_leaves_no_lock(services: list[Ledger]) -> None:
+    holds = asyncio.Event()
+
+    def hold(_: Moment) -> Steps[None]:
+        yield from lock("left")
+        holds.set()
+        yield from run("SELECT pg_sleep(60)")
+
+    def take(_: Moment) -> Steps[bool]:
+        yield from lock("left")
+        return True
+
+    holder = asyncio.create_task(services[0].do(hold))
+    await holds.wait()
+    holder.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holder
+    assert await services[1].do(take)
+
+
+async def test_a_closed_ledger_is_unavailable_and_closing_it_finishes_what_runs(fresh_postgres_url: str) -> None:
+    ledger = await open_ledger(fresh_postgres_url)
+    begun = asyncio.Event()
+
+    def steps(_: Moment) -> Steps[int]:
+        begun.set()
+        yield from run("SELECT pg_sleep(0.2)")
+        return 5
+
+    running = asyncio.create_task(ledger.do(steps))
+    await begun.wait()
+    await ledger.close()
+    assert await running == 5
+    with pytest.raises(BudgetUnavailable, match="closed"):
+        await ledger.do(steps)
+    await ledger.close()
+
+
+async def test_a_ledger_that_is_not_committed_by_somebody_else_is_not_waited_for_without_end(
+    fresh_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quintain_metadata import postgres
+
+    monkeypatch.setitem(postgres.SETTINGS, "statement_timeout", "300ms")
+    ledger = await PostgresLedger.open(fresh_postgres_url)
+    session = await open_session(ledger, 1)
+    theirs = await asyncpg.connect(fresh_postgres_url)
+    async with theirs.transaction():
+        await theirs.execute("SELECT 1 FROM session FOR UPDATE")
+        await register(ledger)
+        with pytest.raises(BudgetUnavailable, match="takes too long"):
+            await admit(ledger, session, "call", "attempt")
+    await theirs.close()
+    assert granted(await admit(ledger, session, "call", "attempt"))
+    await ledger.close()

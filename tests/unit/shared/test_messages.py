@@ -1,0 +1,221 @@
+"""What every message promises: ``null`` is absent, the unknown ignored, camelCase, frozen, sentences without values."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from quintain.contracts import invoke, ledger, metadata
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage, text_of
+from quintain.contracts.message import Message
+from quintain.errors import BadRequest
+
+SECRET = "hunter2 and its prompt"
+
+EVERY_MESSAGE = sorted(
+    {
+        kind
+        for module in (invoke, ledger, metadata)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+    },
+    key=lambda kind: kind.__name__,
+)
+
+
+@pytest.mark.parametrize("kind", EVERY_MESSAGE)
+def test_every_key_of_every_message_is_camel_case(kind: type[Message]) -> None:
+    keys = [field.alias or name for name, field in kind.model_fields.items()]
+    assert keys == [key for key in keys if "_" not in key and key[0].islower()]
+
+
+@pytest.mark.parametrize("kind", EVERY_MESSAGE)
+def test_every_message_is_frozen_and_has_a_docstring(kind: type[Message]) -> None:
+    assert kind.model_config["frozen"]
+    assert kind.__doc__
+
+
+def test_a_message_cannot_be_changed() -> None:
+    request = InvokeRequest(question="x")
+    with pytest.raises(ValidationError):
+        request.question = "y"  # type: ignore[misc]
+
+
+def test_null_means_absent() -> None:
+    nothing = json.dumps({"question": "x", **dict.fromkeys(("systemPrompt", "target", "settings", "metadata"))})
+    assert InvokeRequest.from_wire(nothing) == InvokeRequest(question="x")
+    ask = b'{"defaultTarget": "a", "maxCalls": null, "allowedTargets": null, "label": null}'
+    assert metadata.OpenSession.from_wire(ask) == metadata.OpenSession(default_target="a")
+
+
+def test_what_is_absent_is_not_written() -> None:
+    assert json.loads(InvokeRequest(question="x", system_prompt="y").to_wire()) == {
+        "question": "x",
+        "systemPrompt": "y",
+    }
+
+
+def test_null_inside_the_providers_own_objects_is_kept() -> None:
+    schema = {"enum": ["a", None], "default": None, "more": [{"x": None}]}
+    settings = InvokeSettings(response_format={"type": "json_schema", "json_schema": schema})
+    assert InvokeSettings.from_wire(settings.to_wire()) == settings
+
+
+def test_unknown_keys_are_ignored_at_every_depth() -> None:
+    body = {
+        "question": "x",
+        "somethingNew": {"deep": [1]},
+        "settings": {"temperature": 0.5, "newSetting": True},
+    }
+    assert InvokeRequest.from_wire(json.dumps(body)) == InvokeRequest(
+        question="x", settings=InvokeSettings(temperature=0.5)
+    )
+
+
+def test_text_travels_as_utf_8() -> None:
+    wire = InvokeRequest(question="grüße 🎯").to_wire()
+    assert "grüße 🎯".encode() in wire
+    assert InvokeRequest.from_wire(wire).question == "grüße 🎯"
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(min_size=1), st.one_of(st.none(), st.text()), st.dictionaries(st.text(), st.text(), max_size=3))
+def test_any_request_arrives_as_it_was_sent(question: str, prompt: str | None, more: dict[str, str]) -> None:
+    request = InvokeRequest(question=question, system_prompt=prompt, metadata=more)
+    assert InvokeRequest.from_wire(request.to_wire()) == request
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "sentence"),
+    [
+        (InvokeRequest, "{}", "Missing required field: question"),
+        (InvokeRequest, '{"question": ""}', "Missing required field: question"),
+        (InvokeRequest, '{"messages": []}', "Missing required field: question"),
+        (
+            InvokeRequest,
+            f'{{"question": "{SECRET}", "messages": [{{"role": "user", "content": "{SECRET}"}}]}}',
+            "question and messages: give one of them",
+        ),
+        (
+            InvokeRequest,
+            '{"question": "x", "target": "a", "provider": "b"}',
+            "target and provider: they name different targets",
+        ),
+        (InvokeRequest, f'{{"question": {{"a": "{SECRET}"}}}}', "question: Input should be a valid string"),
+        (
+            InvokeRequest,
+            f'{{"messages": [{{"role": "user"}}, {{"role": "{SECRET}", "content": "x"}}]}}',
+            "Missing required field: messages.0.content",
+        ),
+        (
+            InvokeRequest,
+            '{"question": "x", "settings": {"maxTokens": 0}}',
+            "settings.maxTokens: Input should be greater than 0",
+        ),
+        (InvokeRequest, '{"question": "x", "attempt": -1}', "attempt: Input should be greater than or equal to 0"),
+        (InvokeRequest, f'["{SECRET}"]', "Input should be an object"),
+        (InvokeRequest, "null", "Input should be an object"),
+        (InvokeRequest, f"{SECRET}", "The body is not JSON: "),
+        (InvokeRequest, b"\xff\xfe", "The body is not JSON: "),
+        (InvokeRequest, b"", "The body is not JSON: "),
+        (InvokeRequest, "[" * 100_000, "The body is not JSON: "),
+        (metadata.OpenSession, "{}", "Missing required field: defaultTarget"),
+        (
+            metadata.OpenSession,
+            '{"defaultTarget": "a", "expiresInSeconds": 0}',
+            "expiresInSeconds: Input should be greater than 0",
+        ),
+        (
+            metadata.OpenSession,
+            '{"defaultTarget": "a", "deadlineSeconds": 1501}',
+            "deadlineSeconds: Input should be less than or equal to 1500",
+        ),
+        (
+            metadata.OpenSession,
+            '{"defaultTarget": "a", "maxCalls": -1}',
+            "maxCalls: Input should be greater than or equal to 0",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_field(kind: type[Message], body: str | bytes, sentence: str) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        kind.from_wire(body)
+    # What a JSON parser says after "The body is not JSON" is its own.
+    assert refusal.value.message == sentence or (sentence.endswith(": ") and refusal.value.message.startswith(sentence))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f'{{"question": "x", "attempt": "{SECRET}"}}',
+        f'{{"question": ["{SECRET}"]}}',
+        f'{{"question": "x", "settings": "{SECRET}"}}',
+        f'{{"question": "x", "settings": {{"temperature": "{SECRET}"}}}}',
+        f'{{"messages": [{{"role": "{SECRET}", "content": "{SECRET}"}}]}}',
+        f'{{"messages": [{{"role": "user", "content": {{"{SECRET}": 1}}}}]}}',
+        f'{{"question": "{SECRET}"',
+        SECRET,
+    ],
+)
+def test_a_sentence_never_shows_what_was_written(body: str) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        InvokeRequest.from_wire(body)
+    for word in SECRET.split():
+        assert word not in refusal.value.message
+    assert refusal.value.__cause__ is None
+
+
+@pytest.mark.parametrize("name", ["a", "A9", "gpt-4o.mini_1", "x" * 63])
+def test_a_targets_name_may_be_what_the_protocol_says(name: str) -> None:
+    assert metadata.OpenSession(default_target=name).default_target == name
+
+
+@pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "ä", "x" * 64, "a\n", "#", "*", "a.#"])
+def test_a_targets_name_may_be_nothing_else(name: str) -> None:
+    with pytest.raises(BadRequest, match="defaultTarget"):
+        metadata.OpenSession.from_wire(json.dumps({"defaultTarget": name}))
+
+
+@pytest.mark.parametrize(("length", "ok"), [(0, False), (1, True), (128, True), (129, False)])
+def test_a_request_id_has_1_to_128_characters(length: int, ok: bool) -> None:
+    body = json.dumps({"requestIds": ["x" * length], "deadline": 1})
+    if ok:
+        assert metadata.ReserveCalls.from_wire(body).request_ids == ["x" * length]
+    else:
+        with pytest.raises(BadRequest, match=r"requestIds\.0"):
+            metadata.ReserveCalls.from_wire(body)
+
+
+@pytest.mark.parametrize(
+    ("target", "provider", "names"),
+    [(None, None, None), ("a", None, "a"), (None, "b", "b"), ("a", "a", "a"), ("", None, "")],
+)
+def test_a_target_may_be_named_in_either_spelling(target: str | None, provider: str | None, names: str | None) -> None:
+    assert InvokeRequest(question="x", target=target, provider=provider).names == names
+
+
+def test_a_question_is_a_conversation_of_one_with_the_system_prompt_first() -> None:
+    turns = InvokeRequest(question="why?", system_prompt="be brief").conversation()
+    assert [(turn.role, turn.content) for turn in turns] == [("system", "be brief"), ("user", "why?")]
+    told = [ChatMessage(role="user", content="a"), ChatMessage(role="assistant", content="b")]
+    assert InvokeRequest(messages=told).conversation() == told
+
+
+def test_the_text_of_parts_is_the_text_parts_joined() -> None:
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": "u"}},
+        {"text": "b"},
+        {"text": 7},
+    ]
+    assert text_of(parts) == "ab"
+    assert text_of("as it is") == "as it is"
+
+
+def test_token_counts_add_up_and_stay_unknown_where_nobody_counted() -> None:
+    total = TokenUsage(input=1, output=2) + TokenUsage(input=3, output=4, cached=5)
+    assert total == TokenUsage(input=4, output=6, cached=5, reasoning=None)

@@ -1,0 +1,75 @@
+"""The environment: read once, wrong values named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintain.errors import ConfigError
+from quintain.settings import Settings, read_settings
+
+
+def test_an_empty_environment_says_nothing() -> None:
+    assert read_settings({"HOME": "/home/a"}) == Settings(
+        broker_url=None,
+        ledger_url=None,
+        config_path=None,
+        admin_token=None,
+        session_token=None,
+        gateway_url=None,
+        state_dir=Path("/home/a/.local/state/quintain"),
+    )
+
+
+def test_every_variable_is_read() -> None:
+    settings = read_settings(
+        {
+            "QUINTAIN_BROKER_URL": "amqp://b",
+            "QUINTAIN_LEDGER_URL": "sqlite:///l",
+            "QUINTAIN_CONFIG": "dir/q.yaml",
+            "QUINTAIN_ADMIN_TOKEN": "sixteen letters!",
+            "QUINTAIN_SESSION_TOKEN": "s",
+            "QUINTAIN_GATEWAY_URL": "http://g",
+            "QUINTAIN_STATE_DIR": "/state",
+        }
+    )
+    assert settings == Settings(
+        broker_url="amqp://b",
+        ledger_url="sqlite:///l",
+        config_path=Path("dir/q.yaml"),
+        admin_token="sixteen letters!",
+        session_token="s",
+        gateway_url="http://g",
+        state_dir=Path("/state"),
+    )
+
+
+def test_an_empty_variable_is_an_absent_one() -> None:
+    names = ("BROKER_URL", "LEDGER_URL", "CONFIG", "ADMIN_TOKEN", "SESSION_TOKEN", "GATEWAY_URL", "STATE_DIR")
+    empty = {f"QUINTAIN_{name}": "" for name in names}
+    assert read_settings({**empty, "HOME": "/h"}) == read_settings({"HOME": "/h"})
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({"QUINTAIN_STATE_DIR": "/q", "XDG_STATE_HOME": "/x", "HOME": "/h"}, "/q"),
+        ({"XDG_STATE_HOME": "/x", "HOME": "/h"}, "/x/quintain"),
+        ({"HOME": "/h"}, "/h/.local/state/quintain"),
+    ],
+)
+def test_the_state_folder_is_the_nearest_named(env: dict[str, str], folder: str) -> None:
+    assert read_settings(env).state_dir == Path(folder)
+
+
+def test_a_short_admin_token_is_refused_and_not_quoted() -> None:
+    with pytest.raises(ConfigError, match="QUINTAIN_ADMIN_TOKEN is too short") as refusal:
+        read_settings({"QUINTAIN_ADMIN_TOKEN": "hunter2"})
+    assert "hunter2" not in refusal.value.message
+
+
+def test_a_missing_broker_is_named_with_its_mend() -> None:
+    with pytest.raises(ConfigError, match=r"QUINTAIN_BROKER_URL is not set: .*amqp://"):
+        read_settings({"HOME": "/h"}).require_broker_url()
+    assert read_settings({"HOME": "/h", "QUINTAIN_BROKER_URL": "memory://"}).require_broker_url() == "memory://"

@@ -1,0 +1,105 @@
+"""Session tokens: junk is refused with no I/O, and no secret ever shows."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintain.contracts.token import SessionToken, digest, mask, same_secret
+from quintain.errors import Unauthorized
+
+DIGITS = string.digits + string.ascii_letters
+
+#: It looks like a token; the checksum of none of these is right but by a chance of one in four billion.
+SHAPED = r"qtn_[a-z]{2,8}_[0-9A-Za-z]{12}_[0-9A-Za-z]{43}_[0-9A-Za-z]{6}\s?"
+
+KINDS = st.text(string.ascii_lowercase, min_size=2, max_size=8)
+
+
+def secret_of(token: SessionToken) -> str:
+    return token.text.split("_")[3]
+
+
+@settings(deadline=None)
+@given(KINDS)
+def test_what_is_minted_is_parsed_back(kind: str) -> None:
+    minted = SessionToken.mint(kind)
+    parsed = SessionToken.parse(minted.text)
+    assert (parsed.kind, parsed.id, parsed.text, parsed.sha256) == (kind, minted.id, minted.text, minted.sha256)
+
+
+def test_a_token_has_the_protocols_shape() -> None:
+    name, kind, token_id, secret, checksum = SessionToken.mint().text.split("_")
+    assert (name, kind) == ("qtn", "ses")
+    assert (len(token_id), len(secret), len(checksum)) == (12, 43, 6)
+    assert set(token_id + secret + checksum) <= set(DIGITS)
+
+
+def test_two_tokens_are_never_the_same() -> None:
+    assert len({SessionToken.mint().text for _ in range(100)}) == 100
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_single_character_changed_is_refused(data: st.DataObject) -> None:
+    text = SessionToken.mint().text
+    at = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.one_of(st.sampled_from(DIGITS + "_"), st.characters()).filter(lambda c: c != text[at]))
+    with pytest.raises(Unauthorized):
+        SessionToken.parse(text[:at] + other + text[at + 1 :])
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_two_neighbours_that_changed_places_are_refused(data: st.DataObject) -> None:
+    text = SessionToken.mint().text
+    at = data.draw(st.integers(0, len(text) - 2).filter(lambda i: text[i] != text[i + 1]))
+    with pytest.raises(Unauthorized):
+        SessionToken.parse(text[:at] + text[at + 1] + text[at] + text[at + 2 :])
+
+
+@settings(deadline=None)
+@given(st.one_of(st.none(), st.text(), st.from_regex(SHAPED)))
+def test_junk_is_refused_with_the_one_sentence(junk: str | None) -> None:
+    with pytest.raises(Unauthorized, match="^Unauthorized$"):
+        SessionToken.parse(junk)
+
+
+@pytest.mark.parametrize("around", ["{}\n", " {}", "{} ", "{}x", "x{}", "{}\x00"])
+def test_a_token_with_something_around_it_is_refused(around: str) -> None:
+    with pytest.raises(Unauthorized):
+        SessionToken.parse(around.format(SessionToken.mint().text))
+
+
+def test_printing_a_token_shows_its_id_and_nothing_of_its_secret() -> None:
+    token = SessionToken.mint()
+    for shown in (repr(token), str(token), f"{token}", f"{[token]}"):
+        assert token.id in shown
+        assert secret_of(token) not in shown
+
+
+@settings(deadline=None)
+@given(st.text(), st.text(), st.lists(KINDS, min_size=1, max_size=4))
+def test_masking_takes_every_secret_out_of_a_text(before: str, after: str, kinds: list[str]) -> None:
+    tokens = [SessionToken.mint(kind) for kind in kinds]
+    text = before + " and ".join(token.text for token in tokens) + after
+    masked = mask(text)
+    for token in tokens:
+        assert secret_of(token) not in masked
+        assert f"qtn_{token.kind}_{token.id}_…" in masked
+
+
+def test_masking_leaves_other_text_alone() -> None:
+    assert mask("qtn_ses_short and amqp://user@host/qtn") == "qtn_ses_short and amqp://user@host/qtn"
+
+
+def test_the_ledger_keeps_a_digest_that_only_the_whole_token_matches() -> None:
+    token = SessionToken.mint()
+    assert token.sha256 == hashlib.sha256(token.text.encode()).digest() == digest(token.text)
+    assert same_secret(token.text, token.sha256)
+    assert not same_secret(token.text[:-1], token.sha256)
+    assert not same_secret("", token.sha256)
