@@ -214,7 +214,8 @@ def _migrated(path: str) -> apsw.Connection:
     if version < OLDEST_SQLITE:
         raise ConfigError(f"SQLite {apsw.sqlite_lib_version()} is too old for a ledger: upgrade apsw")
     connection = apsw.Connection(path)
-    connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON")
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}").fetchall()
     (found,) = next(iter(connection.execute("PRAGMA user_version")))
     if found > VERSION:
         connection.close()

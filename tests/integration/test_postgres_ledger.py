@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections import Counter
@@ -13,21 +12,30 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
-from quintain.contracts.ledger import Admission, Admit, Outcome, Register, Settle, TargetCard
-from quintain.contracts.metadata import Info, OpenSession, SessionOpened
-from quintain.contracts.token import SessionToken
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.ledger import Outcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
 from quintain.testing.postgres import PostgresUnderTest
 from quintain.testing.postgres_under_test import run_sql
-from quintain_metadata import audit, calls, sessions, upkeep
+from quintain_metadata import postgres, upkeep
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.ledger_url import shown
 from quintain_metadata.open_ledger import open_ledger
-from quintain_metadata.postgres import MOST_TRIES, PostgresLedger, numbered
+from quintain_metadata.postgres import MOST_TRIES, numbered
 from quintain_metadata.records import Held, Moment
 from quintain_metadata.schema import VERSION
 from quintain_metadata.steps import Steps, lock, one, run
+from support.ledger_asks import (
+    admit,
+    assert_the_books_agree,
+    granted,
+    info,
+    open_session,
+    register,
+    reserve,
+    services_on,
+    settle,
+)
 
 SERVICES = 3
 CLIENTS = 64
@@ -37,69 +45,13 @@ SPENT_BEFORE = 200
 
 @pytest.fixture
 async def services(fresh_postgres_url: str) -> AsyncIterator[list[Ledger]]:
-    """Three ledgers on one database, as three metadata services have them."""
-    async with contextlib.AsyncExitStack() as stack:
-        ledgers = [await open_ledger(fresh_postgres_url) for _ in range(SERVICES)]
-        for ledger in ledgers:
-            stack.push_async_callback(ledger.close)
-        await register(ledgers[0])
+    async with services_on(fresh_postgres_url, SERVICES) as ledgers:
         yield ledgers
 
 
 @pytest.fixture
 async def ledger(services: list[Ledger]) -> Ledger:
     return services[0]
-
-
-async def register(ledger: Ledger) -> None:
-    card = TargetCard(name="a", provider="mock", max_concurrency=10_000)
-    ask = Register(worker_id="w1", incarnation="w1", targets=[card])
-    await ledger.do(lambda moment: upkeep.register(moment.now, ask))
-
-
-async def open_session(ledger: Ledger, max_calls: int) -> SessionOpened:
-    ask = OpenSession(default_target="a", max_calls=max_calls)
-    return await ledger.do(lambda moment: sessions.open_session(moment.now, ask, SessionToken.mint(), None))
-
-
-async def admit(ledger: Ledger, session: SessionOpened, request_id: str, attempt_id: str) -> Admission | Held:
-    ask = Admit(
-        token=session.token, request_id=request_id, attempt_id=attempt_id, target="a", body_sha256=f"of {request_id}"
-    )
-    return await ledger.do(lambda moment: calls.admit(moment, ask, "w1"))
-
-
-async def settle(ledger: Ledger, session: SessionOpened, request_id: str, attempt_id: str, outcome: Outcome) -> None:
-    reply = Result(output=[OutputMessage(content="yes")], raw_text="yes", target="a", call_count=1, max_calls=1)
-    ask = Settle(
-        session_id=session.session_id,
-        request_id=request_id,
-        attempt_id=attempt_id,
-        outcome=outcome,
-        reply=reply if outcome is Outcome.RESULT else None,
-        token_usage=TokenUsage(input=3, output=2) if outcome is Outcome.RESULT else None,
-    )
-    await ledger.do(lambda moment: calls.settle(moment, ask))
-
-
-async def reserve(ledger: Ledger, session: SessionOpened, request_ids: list[str]) -> int:
-    def steps(moment: Moment) -> Steps[int]:
-        owner = yield from sessions.prove(moment.now, SessionToken.parse(session.token))
-        return (yield from calls.reserve(moment.now, owner, request_ids, moment.now + 600_000))
-
-    return await ledger.do(steps)
-
-
-async def info(ledger: Ledger, session: SessionOpened) -> Info:
-    return await ledger.do(lambda moment: sessions.show(moment.now, session.session_id))
-
-
-async def assert_the_books_agree(ledger: Ledger) -> None:
-    assert (await ledger.do(lambda _: audit.verify())).findings == ()
-
-
-def granted(verdict: object) -> bool:
-    return isinstance(verdict, Admission) and verdict.fault is None and verdict.replay is None
 
 
 async def test_three_services_grant_a_sessions_last_thousand_calls_to_sixty_four_racing_clients_exactly(
@@ -488,10 +440,8 @@ async def test_a_closed_ledger_is_unavailable_and_closing_it_finishes_what_runs(
 async def test_a_ledger_that_is_not_committed_by_somebody_else_is_not_waited_for_without_end(
     fresh_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quintain_metadata import postgres
-
     monkeypatch.setitem(postgres.SETTINGS, "statement_timeout", "300ms")
-    ledger = await PostgresLedger.open(fresh_postgres_url)
+    ledger = await open_ledger(fresh_postgres_url)
     session = await open_session(ledger, 1)
     theirs = await asyncpg.connect(fresh_postgres_url)
     async with theirs.transaction():

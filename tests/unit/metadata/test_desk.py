@@ -52,7 +52,8 @@ class Worker:
 @pytest.fixture
 async def kept() -> AsyncIterator[Books]:
     async with books() as kept:
-        await kept.register("a", "b")
+        for worker in ("w1", "w2"):
+            await kept.register("a", "b", incarnation=worker)
         yield kept
 
 
@@ -104,7 +105,6 @@ async def test_one_held_duplicate_takes_over_a_refunded_call_and_the_others_wait
 async def test_a_held_duplicate_takes_over_when_the_holders_lease_lapses(
     desk: Desk, kept: Books, session: SessionOpened
 ) -> None:
-    await kept.register("a", incarnation="w2")
     dead, living = Worker(desk, "w1"), Worker(desk, "w2")
     await dead.ask(asked(session, "r1"))
     heir = asked(session, "r1")
@@ -265,7 +265,7 @@ async def test_a_defect_at_one_admit_is_no_answer_to_its_neighbours(
     desk: Desk, session: SessionOpened, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker(desk)
-    unkeepable, fine = asked(session, "half a character: \ud83d"), asked(session, "r2")
+    unkeepable, fine = asked(session, "r1", target="half a character: \ud83d"), asked(session, "r2")
     await worker.ask(unkeepable, fine)
     assert (worker.word(unkeepable), worker.word(fine)) == ("internal", "granted")
     assert "A defect" in caplog.text

@@ -1,0 +1,270 @@
+"""The SQLite store: one process, one writer, group commit; it survives, or it says that it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from quintain.contracts.ledger import Outcome
+from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
+from quintain_metadata import sqlite
+from quintain_metadata.records import Moment
+from quintain_metadata.schema import VERSION
+from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.steps import Steps, run
+from support.books import Books, asked
+
+SECOND_PROCESS = """
+import asyncio, sys
+from quintain.errors import ConfigError
+from quintain_metadata.sqlite import SqliteLedger
+try:
+    SqliteLedger(sys.argv[1], asyncio.new_event_loop())
+except ConfigError as refusal:
+    print(refusal.message)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "deep" / "ledger.sqlite3")
+
+
+@pytest.fixture
+async def ledger(path: str) -> AsyncIterator[SqliteLedger]:
+    ledger = SqliteLedger(path, asyncio.get_running_loop())
+    yield ledger
+    await ledger.close()
+
+
+def labelled(name: str) -> Callable[[Moment], Steps[None]]:
+    """Write one row that is easy to find again."""
+
+    def steps(_: Moment) -> Steps[None]:
+        yield from run("INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (?, ?, 0)", name, name)
+
+    return steps
+
+
+def breaking(error: Exception) -> Callable[[Moment], Steps[None]]:
+    """Write a row, then break."""
+
+    def steps(moment: Moment) -> Steps[None]:
+        yield from labelled("broken")(moment)
+        raise error
+
+    return steps
+
+
+async def names(ledger: SqliteLedger) -> list[str]:
+    rows = await ledger.do(lambda _: run("SELECT incarnation FROM worker ORDER BY incarnation"))
+    return [row[0] for row in rows]
+
+
+async def test_a_file_survives_its_process_with_every_counter(path: str) -> None:
+    first = SqliteLedger(path, asyncio.get_running_loop())
+    books = Books(first)
+    await books.register("a")
+    session = await books.open(max_calls=3)
+    kept, doubted = asked(session, "r1"), asked(session, "r2")
+    for ask in (kept, doubted):
+        await books.admit(ask)
+    await books.settle(session, kept)
+    await books.settle(session, doubted, Outcome.DOUBT)
+    await books.reserve(session, "r3")
+    before = await books.info(session)
+    await first.close()
+    second = SqliteLedger(path, asyncio.get_running_loop())
+    after = await Books(second).info(session)
+    assert after.model_copy(update={"now": before.now}) == before
+    assert (after.call_count, after.committed, after.in_doubt, after.reserved) == (3, 1, 1, 1)
+    with pytest.raises(BudgetExhausted):
+        await Books(second).admit(asked(session, "r4"))
+    await second.close()
+
+
+async def test_a_second_process_on_the_file_is_refused_with_the_mend(ledger: SqliteLedger, path: str) -> None:
+    def second() -> str:
+        words = [sys.executable, "-c", SECOND_PROCESS, path]
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout
+
+    said = await asyncio.to_thread(second)
+    assert "is open in another process" in said
+    assert "QUINTAIN_LEDGER_URL" in said
+    await ledger.do(labelled("still ours"))
+
+
+async def test_a_second_ledger_of_the_same_process_is_refused_too(ledger: SqliteLedger, path: str) -> None:
+    with pytest.raises(ConfigError, match="open in another process"):
+        SqliteLedger(path, asyncio.get_running_loop())
+    await ledger.do(labelled("still ours"))
+
+
+async def test_a_newer_schema_is_refused_and_the_file_is_let_go(path: str) -> None:
+    await SqliteLedger(path, asyncio.get_running_loop()).close()
+    with apsw.Connection(path) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    connection.close()
+    for _ in range(2):  # a lock left behind would be the second refusal's reason
+        with pytest.raises(ConfigError, match=rf"has schema {VERSION + 1}, and this release knows {VERSION}: upgrade"):
+            SqliteLedger(path, asyncio.get_running_loop())
+
+
+async def test_a_file_that_is_no_ledger_is_said_and_left_alone(path: str) -> None:
+    Path(path).parent.mkdir()
+    Path(path).write_text("these are my notes, not a database, and I would like to keep them as they are" * 20)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"cannot be opened \(NotADBError"):
+            SqliteLedger(path, asyncio.get_running_loop())
+    assert Path(path).read_text().startswith("these are my notes")
+
+
+async def test_a_place_where_no_file_can_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be kept there .*QUINTAIN_LEDGER_URL"):
+        SqliteLedger(str(tmp_path / "file" / "ledger.sqlite3"), asyncio.get_running_loop())
+
+
+async def test_the_file_and_its_folder_are_the_users_own(ledger: SqliteLedger, path: str) -> None:
+    assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+    assert Path(f"{path}.lock").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_failing_operation_is_undone_and_harms_no_other_of_its_group(ledger: SqliteLedger) -> None:
+    outcomes = await asyncio.gather(
+        ledger.do(labelled("before")),
+        ledger.do(breaking(BadRequest("no"))),
+        ledger.do(breaking(ZeroDivisionError("a defect"))),
+        ledger.do(labelled("between")),
+        ledger.do(lambda _: run("INSERT INTO session (id) VALUES (NULL)")),
+        ledger.do(lambda _: run("SELECT ?", 10**30)),
+        ledger.do(labelled("after")),
+        return_exceptions=True,
+    )
+    kinds = [type(outcome) for outcome in outcomes]
+    nothing = type(None)
+    assert kinds == [nothing, BadRequest, ZeroDivisionError, nothing, AssertionError, OverflowError, nothing]
+    assert await names(ledger) == ["after", "before", "between"]
+
+
+async def test_what_waits_together_is_committed_together_and_answered_after(
+    ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    go_on = threading.Event()
+    commit = SqliteLedger._commit
+
+    def watched(self: SqliteLedger, group: list[sqlite._Asked]) -> None:
+        groups.append(len(group))
+        go_on.wait(10)
+        commit(self, group)
+
+    monkeypatch.setattr(SqliteLedger, "_commit", watched)
+    asking = [asyncio.get_running_loop().create_task(ledger.do(labelled(f"{number:03}"))) for number in range(300)]
+    while not groups:
+        await asyncio.sleep(0)
+    assert not any(one.done() for one in asking)
+    go_on.set()
+    await asyncio.gather(*asking)
+    assert sum(groups) == 300
+    assert max(groups) == sqlite.GROUP_MOST
+    assert len(groups) <= 5
+    monkeypatch.undo()
+    assert len(await names(ledger)) == 300
+
+
+async def test_operations_are_run_in_the_order_they_were_asked(ledger: SqliteLedger) -> None:
+    order: list[int] = []
+
+    def noting(number: int) -> Callable[[Moment], Steps[None]]:
+        def steps(_: Moment) -> Steps[None]:
+            order.append(number)
+            yield from run("SELECT 1")
+
+        return steps
+
+    await asyncio.gather(*(ledger.do(noting(number)) for number in range(50)))
+    assert order == list(range(50))
+
+
+async def test_a_disk_that_is_full_makes_the_budget_unavailable_until_it_is_not(ledger: SqliteLedger) -> None:
+    await ledger.do(labelled("before"))
+    pages = next(iter(ledger._connection.execute("PRAGMA page_count")))[0]
+    ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+    big = "x" * 100_000
+    outcomes = await asyncio.gather(
+        ledger.do(lambda _: run("INSERT INTO worker VALUES ('big', ?, 0)", big)),
+        ledger.do(lambda _: run("INSERT INTO worker VALUES ('big too', ?, 0)", big)),
+        return_exceptions=True,
+    )
+    for outcome in outcomes:
+        assert isinstance(outcome, BudgetUnavailable)
+        assert "FullError" in outcome.message
+    assert outcomes[0] is not outcomes[1]
+    ledger._connection.execute("PRAGMA max_page_count = 1000000")
+    await ledger.do(labelled("after"))
+    assert await names(ledger) == ["after", "before"]
+
+
+async def test_a_ledger_that_is_gone_says_so_to_everyone_who_asks(ledger: SqliteLedger) -> None:
+    ledger._connection.close()
+    for _ in range(3):
+        async with asyncio.timeout(5):
+            with pytest.raises(BudgetUnavailable, match="ConnectionClosedError"):
+                await ledger.do(labelled("lost"))
+
+
+async def test_what_was_asked_before_the_close_is_done_and_what_comes_after_is_refused(path: str) -> None:
+    ledger = SqliteLedger(path, asyncio.get_running_loop())
+    asking = [asyncio.get_running_loop().create_task(ledger.do(labelled(f"{number}"))) for number in range(9)]
+    await asyncio.sleep(0)
+    await ledger.close()
+    await asyncio.gather(*asking)
+    async with asyncio.timeout(5):
+        with pytest.raises(BudgetUnavailable, match="closed"):
+            await ledger.do(labelled("late"))
+    await ledger.close()
+    again = SqliteLedger(path, asyncio.get_running_loop())
+    assert len(await names(again)) == 9
+    await again.close()
+
+
+async def test_whoever_stops_waiting_leaves_what_was_decided(ledger: SqliteLedger) -> None:
+    asking = asyncio.get_running_loop().create_task(ledger.do(labelled("decided")))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await names(ledger) == ["decided"]
+
+
+async def test_a_closed_ledger_holds_neither_file_nor_lock(path: str) -> None:
+    await SqliteLedger(path, asyncio.get_running_loop()).close()
+    with Path(f"{path}.lock").open() as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+async def test_the_file_keeps_what_it_promises_about_the_disk(ledger: SqliteLedger) -> None:
+    modes = [
+        next(iter(ledger._connection.execute(f"PRAGMA {name}")))[0]
+        for name in ("journal_mode", "synchronous", "foreign_keys", "user_version")
+    ]
+    assert modes == ["wal", 2, 1, VERSION]
+
+
+async def test_a_counter_out_of_its_bounds_cannot_be_written(ledger: SqliteLedger) -> None:
+    session = await Books(ledger).open(max_calls=1)
+    for used in (-1, 2):
+        with pytest.raises(AssertionError, match="invariant"):
+            await ledger.do(
+                lambda _, used=used: run("UPDATE session SET used = ? WHERE id = ?", used, session.session_id)  # type: ignore[misc]
+            )
+    assert (await Books(ledger).info(session)).call_count == 0
