@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli import demo, invoke, run, serve, session, up
+from quintain_cli import demo, invoke, ledger, run, serve, session, up
 from quintain_cli.screen import set_up_logging
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("invoke")(invoke.invoke)
 app.command("info")(invoke.info)
 app.add_typer(session.app, name="session")
 app.add_typer(serve.app, name="serve")
+app.add_typer(ledger.app, name="ledger")
 
 
 def _version(asked: bool) -> None:

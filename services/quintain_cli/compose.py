@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 
@@ -13,11 +12,10 @@ from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.config import Config, card_of
 from quintain.contracts.token import digest
-from quintain.errors import ConfigError
 from quintain_gateway.app import Gateway
 from quintain_gateway.server import serving
+from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.service import MetadataService
-from quintain_metadata.sqlite import SqliteLedger
 from quintain_worker.handler import Served
 from quintain_worker.providers.build import Surroundings, build_provider
 from quintain_worker.worker import Worker
@@ -38,7 +36,7 @@ async def connected(
 @contextlib.asynccontextmanager
 async def metadata(bus: Bus, ledger_url: str, admin_token: str | None) -> AsyncIterator[MetadataService]:
     """A running metadata service on its ledger."""
-    ledger = SqliteLedger(sqlite_path(ledger_url), asyncio.get_running_loop())
+    ledger = await open_ledger(ledger_url)
     service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token))
     try:
         await service.start()
@@ -87,14 +85,3 @@ async def gateway(bus: Bus, *, port: int = 0) -> AsyncIterator[str]:
             yield url
     finally:
         await caller.close()
-
-
-def sqlite_path(url: str) -> str:
-    """The path of a ``sqlite:///`` URL; ``sqlite://`` alone is a ledger in memory. Raises `ConfigError`."""
-    if url == "sqlite://":
-        return ":memory:"
-    path = url.removeprefix("sqlite://")
-    if path == url or not path.startswith("/"):
-        scheme = url.partition(":")[0]
-        raise ConfigError(f"QUINTAIN_LEDGER_URL is {scheme!r}: use sqlite:// and three slashes with an absolute path")
-    return path

@@ -26,7 +26,7 @@ from quintain_metadata.lifecycle import (
     refund_event,
     transition,
 )
-from quintain_metadata.records import Call, Held, Moment, holder_alive, load, lose, move
+from quintain_metadata.records import Call, Held, Moment, hold, hold_reservations, holder_alive, load, lose, move
 from quintain_metadata.replies import keep_reply, kept_reply
 from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps, lock, one, run
@@ -42,8 +42,7 @@ def admit(moment: Moment, ask: Admit, incarnation: str) -> Steps[Admission | Hel
     id, what is known of the call, the deadline, the budget. A refusal ends a reservation.
     """
     session = yield from sessions.prove(moment.now, SessionToken.parse(ask.token))
-    yield from lock("call", session.id, ask.request_id)
-    call = yield from load(session.id, ask.request_id)
+    call = yield from hold(session.id, ask.request_id)
     if call is None or call.state is not State.RESERVED:
         return (yield from _admitted(moment, ask, incarnation, session, call))
     try:
@@ -105,22 +104,27 @@ def _start(
     yield from lock("target", ask.target)
     if (yield from _at_limit(moment, ask.target)):
         return Held(session.id, ask.request_id, ask.target, joined=False)
-    count = (yield from sessions.charge(session)) if change.used else session.used
     attempts = (0 if call is None else call.attempts) + change.attempts
-    started = Call(
-        session.id, ask.request_id, ask.body_sha256, ask.target, change.to, attempts, ask.attempt_id, incarnation,
-        deadline, count, None,
-    )  # fmt: skip
-    yield from run(
+    begun = yield from run(
         "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
-        " deadline, call_count, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " deadline, call_count, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)"
         " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
         " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
         " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
-        " call_count = excluded.call_count, fault = NULL, updated_at = excluded.updated_at",
+        " fault = NULL, updated_at = excluded.updated_at WHERE call.state = ? RETURNING 1",
         *(session.id, ask.request_id, ask.body_sha256, ask.target, change.to, attempts, ask.attempt_id, incarnation),
-        *(deadline, count, moment.now, moment.now),
+        *(deadline, moment.now, moment.now, State.NONE if call is None else call.state),
     )
+    if not begun:
+        # It was reserved between the look and the word: what it is now decides.
+        return (yield from admit(moment, ask, incarnation))
+    # The row first, the counter last: its row is the one everybody waits for.
+    count = (yield from sessions.charge(session)) if change.used else session.used
+    yield from run(
+        "UPDATE call SET call_count = ? WHERE session_id = ? AND request_id = ?", count, session.id, ask.request_id
+    )
+    names = (session.id, ask.request_id, ask.body_sha256, ask.target)
+    started = Call(*names, change.to, attempts, ask.attempt_id, incarnation, deadline, count, None)
     yield from run(
         "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
         " VALUES (?, ?, ?, ?, ?, 'running', ?)",
@@ -131,8 +135,7 @@ def _start(
 
 def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]:
     """Record what became of an attempt; any attempt's result counts, whoever else was told to go on."""
-    yield from lock("call", ask.session_id, ask.request_id)
-    call = yield from load(ask.session_id, ask.request_id)
+    call = yield from hold(ask.session_id, ask.request_id)
     known = yield from one("SELECT state FROM attempt WHERE id = ?", ask.attempt_id)
     if call is None or known is None or known[0] == "void":
         change = Transition(State.NONE, effect=Effect.NOTED)
@@ -184,6 +187,7 @@ def reserve(now: int, session: Session, request_ids: list[str], deadline: int) -
 
 def release(moment: Moment, session: Session, request_ids: list[str]) -> Steps[int]:
     """Give back those that are still only reserved; returns how many."""
+    yield from hold_reservations(session.id)
     released = 0
     for request_id in dict.fromkeys(request_ids):
         call = yield from load(session.id, request_id)
@@ -195,14 +199,14 @@ def release(moment: Moment, session: Session, request_ids: list[str]) -> Steps[i
 
 def release_all(moment: Moment, session: Session) -> Steps[int]:
     """Give back every reservation of a session and its descendants: it is being closed."""
-    rows = yield from run(
-        f"{sessions.FAMILY} SELECT session_id, request_id FROM call JOIN family ON session_id = family.id"
-        " WHERE state = 'reserved'",
-        session.id,
-    )
-    for session_id, request_id in rows:
-        yield from _released(moment, (yield from load(session_id, request_id)))
-    return len(rows)
+    released = 0
+    for (session_id,) in (yield from run(f"{sessions.FAMILY} SELECT id FROM family ORDER BY id", session.id)):
+        yield from hold_reservations(session_id)
+        rows = yield from run("SELECT request_id FROM call WHERE session_id = ? AND state = 'reserved'", session_id)
+        for (request_id,) in rows:
+            yield from _released(moment, (yield from load(session_id, request_id)))
+        released += len(rows)
+    return released
 
 
 def _released(moment: Moment, call: Call | None) -> Steps[Transition]:

@@ -62,7 +62,7 @@ class Undertaker:
 
         def steps(moment: Moment) -> Steps[Message]:
             session = yield from sessions.prove(moment.now, token)
-            call = yield from records.load(session.id, request_id)
+            call = yield from records.hold(session.id, request_id)
             if call is None or call.state in {State.RELEASED, State.REFUNDED}:
                 return FaultReply.of(uncalled(reason))
             if call.state is State.RESERVED:
@@ -86,7 +86,7 @@ class Undertaker:
         headers = {key: mask(value) if isinstance(value, str) else value for key, value in headers_of(delivery).items()}
         headers["x-quintain-reason"] = reason
         if TOKEN_HEADER in headers:
-            headers[TOKEN_HEADER] = public_part(headers[TOKEN_HEADER])
+            headers[TOKEN_HEADER] = public_part(delivery.headers[TOKEN_HEADER])
         log.warning("A message nobody can answer is kept in %s: %s", POISON.name, reason)
         envelope = Envelope(body=delivery.body, type=delivery.type, headers=headers)
         await self._bus.publish(POISON, delivery.routing_key, envelope)

@@ -1,4 +1,4 @@
-"""The ledger that a URL names. Only the store that is named is imported: asyncpg is an extra."""
+"""The ledger that a URL names. PostgreSQL's is imported only where it is named: asyncpg is an extra."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 from quintain.errors import ConfigError
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.ledger_url import POSTGRES_SCHEMES, sqlite_path
+from quintain_metadata.sqlite import SqliteLedger
 
 
 async def open_ledger(url: str) -> Ledger:
@@ -18,10 +19,7 @@ async def open_ledger(url: str) -> Ledger:
     """
     if url.partition(":")[0] in POSTGRES_SCHEMES:
         return await _open_postgres(url)
-    # Here and not above: a service on PostgreSQL needs no APSW.
-    module = importlib.import_module("quintain_metadata.sqlite")
-    ledger: Ledger = module.SqliteLedger(sqlite_path(url), asyncio.get_running_loop())
-    return ledger
+    return SqliteLedger(sqlite_path(url), asyncio.get_running_loop())
 
 
 async def _open_postgres(url: str) -> Ledger:

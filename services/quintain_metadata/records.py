@@ -58,12 +58,28 @@ _COLUMNS = ", ".join(field.name for field in dataclasses.fields(Call))
 
 
 def load(session_id: str, request_id: str) -> Steps[Call | None]:
-    """A call, or None where nobody has heard of it."""
+    """A call as it stands, or None where nobody has heard of it."""
     row = yield from one(f"SELECT {_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?", session_id, request_id)
     if row is None:
         return None
     call = Call(*row)
     return dataclasses.replace(call, state=State(call.state))
+
+
+def hold(session_id: str, request_id: str) -> Steps[Call | None]:
+    """A call that nobody else moves until this operation ends: what is decided about it is true when it is written."""
+    yield from lock("call", session_id, request_id)
+    call = yield from load(session_id, request_id)
+    if call is None or call.state is not State.RESERVED:
+        return call
+    yield from hold_reservations(session_id)
+    return (yield from load(session_id, request_id))
+
+
+def hold_reservations(session_id: str) -> Steps[None]:
+    """Nobody else begins or ends a reservation of this session until this operation ends. They are given back by the
+    thousand, and a lock for each would be more than a store has."""
+    yield from lock("reservations", session_id)
 
 
 def move(moment: Moment, session: Session, call: Call, change: Transition, fault: str | None) -> Steps[None]:
@@ -79,7 +95,6 @@ def move(moment: Moment, session: Session, call: Call, change: Transition, fault
 
 def lose(moment: Moment, call: Call) -> Steps[Fault]:
     """A running call whose holder is gone and that nobody may follow: in doubt. Returns the fault it is kept with."""
-    yield from lock("call", call.session_id, call.request_id)
     change = transition(call.state, Event.LOST)
     fault: Fault = WorkerLost() if call.attempts >= MOST_ATTEMPTS else TimedOut()
     session = yield from sessions.load(call.session_id)

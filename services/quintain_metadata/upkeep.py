@@ -67,14 +67,20 @@ def sweep(moment: Moment) -> Steps[int]:
         *(moment.now, moment.lapsed, SWEEP_MOST),
     )
     for session_id, request_id in overdue:
-        call = yield from records.load(session_id, request_id)
-        assert call is not None
-        if call.state is State.RESERVED:
-            session = yield from sessions.load(session_id)
-            assert session is not None
-            yield from records.move(moment, session, call, transition(call.state, Event.RELEASED), None)
-        else:
-            yield from records.lose(moment, call)
+        yield from _end(moment, session_id, request_id)
     yield from run("DELETE FROM reply WHERE expires_at <= ?", moment.now)
     yield from run("DELETE FROM worker WHERE lease_until <= ?", moment.now - FORGET_MS)
     return len(overdue)
+
+
+def _end(moment: Moment, session_id: str, request_id: str) -> Steps[None]:
+    """End a call that was found overdue, where it still is: somebody may have come between."""
+    call = yield from records.hold(session_id, request_id)
+    if call is None or call.deadline > moment.now:
+        return
+    if call.state is State.RESERVED:
+        session = yield from sessions.load(session_id)
+        assert session is not None
+        yield from records.move(moment, session, call, transition(call.state, Event.RELEASED), None)
+    elif call.state is State.RUNNING and not (yield from records.holder_alive(moment, call)):
+        yield from records.lose(moment, call)

@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 #: The pause before another try to register, in seconds.
 PAUSE_SECONDS = 0.5
 
+#: How long a registration may take before it is tried again, in seconds.
+REGISTER_SECONDS = 10.0
+
 
 class Lease:
     """One worker process's lease."""
@@ -71,7 +74,7 @@ class Lease:
 
     async def _register(self) -> LeaseRenewed:
         card = Register(worker_id=self._worker_id, incarnation=self._incarnation, targets=self._cards)
-        return await self._caller.request(REGISTER, card, {}, timeout_seconds=10.0)
+        return await self._caller.request(REGISTER, card, {}, timeout_seconds=REGISTER_SECONDS)
 
     def _learn(self, renewed: LeaseRenewed) -> None:
         self._clock.learn(renewed.now)

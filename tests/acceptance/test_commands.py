@@ -42,8 +42,11 @@ HELP = {
     ("serve",): "until SIGTERM",
     ("serve", "metadata"): "the ledger",
     ("serve", "worker"): "Serve the configured targets",
+    ("ledger",): "nothing is changed",
+    ("ledger", "verify"): "Recompute every counter",
+    ("ledger", "export"): "as a line of JSON",
 }
-GROUPS = {(), ("session",), ("serve",)}
+GROUPS = {(), ("session",), ("serve",), ("ledger",)}
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,12 @@ from quintain.contracts.ledger import LEASE_SECONDS, Admission, Admit, Heartbeat
 from quintain.contracts.metadata import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, ProviderFailed, Throttled
+from quintain.testing.postgres_under_test import run_sql
 from quintain_metadata import audit, calls, sessions, upkeep
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import COUNTED, MOST_ATTEMPTS, State
+from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.records import Held, Moment
-from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.steps import Steps, run
 
 NAMES = ("parent", "left", "right")
@@ -386,12 +387,25 @@ def kept_result() -> Result:
 
 
 def in_memory(loop: asyncio.AbstractEventLoop) -> Ledger:
-    return SqliteLedger(":memory:", loop)
+    return loop.run_until_complete(open_ledger("sqlite://"))
 
-
-STORES = pytest.mark.parametrize("store", [in_memory], ids=["sqlite"])
 
 Store = Callable[[asyncio.AbstractEventLoop], Ledger]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Opens an empty ledger, as often as it is asked."""
+    if request.param == "sqlite":
+        return in_memory
+    url = request.getfixturevalue("fresh_postgres_url")
+
+    def emptied(loop: asyncio.AbstractEventLoop) -> Ledger:
+        run_sql(url, "DROP SCHEMA public CASCADE")
+        run_sql(url, "CREATE SCHEMA public")
+        return loop.run_until_complete(open_ledger(url))
+
+    return emptied
 
 
 def machine_on(store: Store) -> type[LedgerAgainstItsModel]:
@@ -401,12 +415,11 @@ def machine_on(store: Store) -> type[LedgerAgainstItsModel]:
     return Machine
 
 
-@STORES
 def test_the_ledger_does_what_its_model_does(store: Store) -> None:
     run_state_machine_as_test(
         machine_on(store),
         settings=settings(
-            max_examples=60,
+            max_examples=60 if store is in_memory else 10,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -439,9 +452,9 @@ class Told:
         return self.machine.model.calls[name, request].state
 
 
-@pytest.fixture(params=[in_memory], ids=["sqlite"])
-def ledger(request: pytest.FixtureRequest) -> Iterator[Told]:
-    machine = machine_on(request.param)()
+@pytest.fixture
+def ledger(store: Store) -> Iterator[Told]:
+    machine = machine_on(store)()
     yield Told(machine)
     machine.teardown()
 

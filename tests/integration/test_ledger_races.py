@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import asyncpg
@@ -16,6 +18,7 @@ import pytest
 
 from quintain.contracts.ledger import LEASE_SECONDS, Admission, Heartbeat, Outcome
 from quintain.contracts.metadata import SessionOpened
+from quintain.errors import Fault
 from quintain_metadata import upkeep
 from quintain_metadata.ledger import Ledger, Operation, Returned
 from quintain_metadata.records import Moment
@@ -220,3 +223,69 @@ async def test_a_call_that_is_taken_over_while_it_is_swept_is_not_lost(
     known = await info(services[2], session)
     assert (known.running, known.in_doubt) == (1, 0)
     await assert_the_books_agree(services[2])
+
+
+class Scramble:
+    """Clients of three services that do what they like to the same few calls. Each attempt ends in one way only,
+    told as often as anybody likes."""
+
+    def __init__(self, services: list[Ledger], sessions: list[SessionOpened], seed: int) -> None:
+        self.services, self.sessions, self.chance = services, sessions, random.Random(seed)
+        self.ahead_ms = 0
+        self.attempts: list[tuple[SessionOpened, str, str]] = []
+        self.refusals: Counter[str] = Counter()
+
+    async def client(self, steps: int) -> None:
+        for _ in range(steps):
+            operation = self.operation()
+            ahead_ms = self.ahead_ms
+            try:
+                await self.chance.choice(self.services).do(
+                    lambda moment, operation=operation, ahead_ms=ahead_ms: operation(Moment(moment.now + ahead_ms))
+                )
+            except Fault as fault:
+                self.refusals[fault.code] += 1
+
+    def operation(self) -> Operation[object]:
+        names = [f"call {number}" for number in range(6)]
+        session = self.chance.choice(self.sessions)
+        kind = self.chance.choices(
+            ["admit", "settle", "reserve", "release", "renew", "sweep", "later", "close"], [30, 30, 8, 5, 8, 8, 3, 1]
+        )[0]
+        match kind:
+            case "settle" if self.attempts:
+                attempt = self.chance.choice(self.attempts[-10:])
+                return settling(*attempt, self.end_of(attempt[2]))
+            case "reserve":
+                return reserving(session, self.chance.sample(names, 3))
+            case "release":
+                return releasing(session, self.chance.sample(names, 3))
+            case "renew":
+                beat = Heartbeat(worker_id="w2", incarnation=self.chance.choice([WORKER, "w2"]))
+                return lambda moment: upkeep.renew(moment.now, beat)
+            case "sweep":
+                return upkeep.sweep
+            case "close":
+                return closing(session)
+            case "later":
+                self.ahead_ms += self.chance.choice([16_000, 700_000])
+        attempt = session, self.chance.choice(names), f"attempt {len(self.attempts)}"
+        self.attempts.append(attempt)
+        return admitting(*attempt, self.chance.choice([WORKER, "w2"]))
+
+    def end_of(self, attempt_id: str) -> Outcome:
+        return random.Random(attempt_id).choice(list(Outcome))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_three_services_do_to_the_same_few_calls_at_once_the_books_agree(
+    services: list[Ledger], seed: int
+) -> None:
+    parent = await open_session(services[0], 9)
+    sessions = [parent, *[await open_session(services[0], 5, parent) for _ in range(2)]]
+    scramble = Scramble(services, sessions, seed)
+    await asyncio.gather(*(scramble.client(60) for _ in range(16)))
+    await assert_the_books_agree(services[0])
+    # Everything but the servers' own trouble is among what may be said.
+    assert set(scramble.refusals) <= {"budget_exhausted", "cancelled", "expired", "reply_expired"}
+    assert scramble.refusals["budget_exhausted"] > 0

@@ -153,28 +153,23 @@ async def test_batches_that_overlap_in_opposite_order_are_all_reserved_and_no_ca
 
 
 async def test_operations_that_wait_for_one_another_in_a_circle_are_run_again(services: list[Ledger]) -> None:
-    met = asyncio.Barrier(2)
+    holding: set[str] = set()
     runs: Counter[str] = Counter()
 
-    async def both_hold_one(first: str, second: str, ledger: Ledger) -> str:
-        # The first run of each waits until both hold what the other wants; the server then undoes one of them.
-        async def steps_of(number: int) -> str:
-            return f"{first} then {second}, run {number}"
-
-        def steps(_: Moment) -> Steps[int]:
-            runs[first] += 1
-            yield from lock(first)
-            yield from run("SELECT pg_sleep(0.3)")
-            yield from lock(second)
-            return runs[first]
-
-        await met.wait()
-        return await steps_of(await ledger.do(steps))
+    def both(first: str, second: str) -> Steps[str]:
+        runs[first] += 1
+        yield from lock(first)
+        holding.add(first)
+        while len(holding) < 2:  # each has what the other wants; the server then undoes one of them
+            yield from run("SELECT pg_sleep(0.01)")
+        yield from lock(second)
+        return first
 
     told = await asyncio.gather(
-        both_hold_one("left", "right", services[0]), both_hold_one("right", "left", services[1])
+        services[0].do(lambda _: both("left", "right")), services[1].do(lambda _: both("right", "left"))
     )
-    assert sorted(runs.values()) == [1, 2], told
+    assert told == ["left", "right"]
+    assert sorted(runs.values()) == [1, 2]
 
 
 async def test_an_operation_that_is_always_undone_is_given_up_and_says_so(ledger: Ledger) -> None:

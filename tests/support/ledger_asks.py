@@ -35,9 +35,14 @@ async def register(ledger: Ledger, worker: str = WORKER) -> None:
     await ledger.do(lambda moment: upkeep.register(moment.now, ask))
 
 
-async def open_session(ledger: Ledger, max_calls: int) -> SessionOpened:
+async def open_session(ledger: Ledger, max_calls: int, parent: SessionOpened | None = None) -> SessionOpened:
     ask = OpenSession(default_target="a", max_calls=max_calls)
-    return await ledger.do(lambda moment: sessions.open_session(moment.now, ask, SessionToken.mint(), None))
+
+    def steps(moment: Moment) -> Steps[SessionOpened]:
+        owner = None if parent is None else (yield from sessions.existing(parent.session_id))
+        return (yield from sessions.open_session(moment.now, ask, SessionToken.mint(), owner))
+
+    return await ledger.do(steps)
 
 
 def admitting(

@@ -35,17 +35,15 @@ async def session(alone: MetadataAlone) -> SessionOpened:
     return await alone.books.open(max_calls=5)
 
 
-async def die(
-    alone: MetadataAlone, token: str, *, reason: str = "expired", request_id: str = "r1"
-) -> dict[str, object]:
+async def die(alone: MetadataAlone, token: str, *, reason: str = "expired") -> dict[str, object]:
     """A request that died in its queue, as the broker dead-letters it; its answer."""
-    headers = {TOKEN_HEADER: token, REQUEST_ID_HEADER: request_id, "x-first-death-reason": reason}
+    headers = {TOKEN_HEADER: token, REQUEST_ID_HEADER: "r1", "x-first-death-reason": reason}
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     forget = alone.caller.subscribe("c", replies.put_nowait)
     await alone.publish(DEAD, "a", BODY, headers=headers, correlation_id="c", reply_to=alone.caller.reply_key)
     reply = await heard(replies)
     forget()
-    assert reply.headers[REQUEST_ID_HEADER] == request_id
+    assert reply.headers[REQUEST_ID_HEADER] == "r1"
     return plain(reply)
 
 

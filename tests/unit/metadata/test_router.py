@@ -11,7 +11,7 @@ import pytest
 from quintain.bus.base import Delivery
 from quintain.contracts.metadata import SessionOpened
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, Overloaded, Unauthorized, UnknownTarget
+from quintain.errors import BadRequest, BusError, Overloaded, Unauthorized, UnknownTarget
 from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, Binding, Topology, target_queue, target_topology
 from support.books import asked
@@ -69,7 +69,7 @@ async def test_a_queue_that_was_not_declared_yet_is_declared(alone: MetadataAlon
         while True:
             try:
                 waiting = alone.memory.queue("quintain.target.a").ready
-            except Exception:
+            except BusError:
                 waiting = None
             if waiting:
                 break

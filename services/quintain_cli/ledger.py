@@ -1,0 +1,57 @@
+"""``quintain ledger verify|export``: the books, read beside a live metadata service."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from quintain.settings import environment, read_settings
+from quintain_cli.screen import ERRORS, out, print_json, run_command, tell
+from quintain_cli.state import ledger_url
+from quintain_metadata import audit
+from quintain_metadata.snapshot import snapshot_of
+
+app = typer.Typer(no_args_is_help=True, help="Read the ledger of QUINTAIN_LEDGER_URL; nothing is changed.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")]
+
+
+@app.command("verify")
+def verify(as_json: AsJson = False) -> None:
+    """Recompute every counter from its calls; exit 0 where the books are clean, 1 where they are not."""
+    verdict = run_command(_verify(ledger_url(read_settings(environment()))), as_json=as_json)
+    findings = [{"rule": finding.rule, "facts": [str(fact) for fact in finding.facts]} for finding in verdict.findings]
+    if as_json:
+        print_json({"sessions": verdict.sessions, "calls": verdict.calls, "findings": findings})
+    else:
+        for finding in verdict.findings:
+            out().print(f"broken   {finding.rule}: {' '.join(map(str, finding.facts))}", markup=False, soft_wrap=True)
+        state = "clean" if not findings else f"{len(findings)} broken"
+        out().print(f"ledger   {verdict.sessions} sessions, {verdict.calls} calls: {state}", markup=False)
+    raise typer.Exit(ERRORS if findings else 0)
+
+
+@app.command("export")
+def export(
+    as_json: Annotated[bool, typer.Option("--json", help="Print nothing but the calls: they are JSON anyway.")] = False,
+) -> None:
+    """Every call as a line of JSON on standard output: ``quintain ledger export > calls.jsonl``."""
+    told = run_command(_export(ledger_url(read_settings(environment()))), as_json=as_json)
+    if not as_json:
+        tell(f"ledger   {told} calls")
+
+
+async def _verify(url: str) -> audit.Audit:
+    async with snapshot_of(url) as snapshot:
+        return await snapshot.read(audit.verify())
+
+
+async def _export(url: str) -> int:
+    told, after = 0, ("", "")
+    async with snapshot_of(url) as snapshot:
+        while page := await snapshot.read(audit.export(after)):
+            sys.stdout.writelines(f"{call.to_wire().decode()}\n" for call in page)
+            told, after = told + len(page), (page[-1].session_id, page[-1].request_id)
+    return told

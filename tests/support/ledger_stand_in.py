@@ -1,0 +1,181 @@
+"""A metadata service that says what a test tells it to: it hears a worker's own operations over a memory broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from quintain.bus.base import Delivery, Envelope, HeaderValue
+from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.contracts.ledger import (
+    Admission,
+    Admit,
+    AdmitAnswer,
+    AdmitBatch,
+    Heartbeat,
+    LeaseRenewed,
+    Register,
+    Settle,
+    SettleBatch,
+)
+from quintain.contracts.token import SessionToken
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.service import reply
+from quintain.topology import (
+    ADMIT_QUEUE,
+    INVOKE,
+    LEDGER,
+    METADATA_TOPOLOGY,
+    SETTLE_QUEUE,
+    Binding,
+    Topology,
+    reply_topology,
+    target_topology,
+)
+
+Thing = TypeVar("Thing")
+
+#: What the stand-in makes of an admit: an admission, "held", or None: it says nothing.
+Judge = Callable[[Admit], Admission | str | None]
+
+
+def grant(ask: Admit, *, seconds: float = 60, **more: object) -> Admission:
+    """The first attempt of the first call of ten, with so many seconds to go."""
+    deadline = int(time.time() * 1000 + seconds * 1000)
+    told = {"attempt": 1, "deadline": deadline, "call_count": 1, "max_calls": 10, **more}
+    return Admission.model_validate({"attempt_id": ask.attempt_id, **told})
+
+
+@dataclass
+class LedgerStandIn:
+    """The other end of the ledger's exchange. Everything it hears is kept, in order; it does not answer the
+    operations that it is deaf to."""
+
+    memory: MemoryBroker
+    bus: MemoryBus
+    judge: Judge = grant
+    admits: asyncio.Queue[Admit] = field(default_factory=asyncio.Queue)
+    settles: asyncio.Queue[Settle] = field(default_factory=asyncio.Queue)
+    settle_batches: list[int] = field(default_factory=list)
+    registers: asyncio.Queue[Register] = field(default_factory=asyncio.Queue)
+    heartbeats: asyncio.Queue[Heartbeat] = field(default_factory=asyncio.Queue)
+    known: bool = True
+    deaf_to: set[str] = field(default_factory=set)
+    _last_admit: Delivery | None = None
+
+    async def start(self) -> None:
+        """Declare the protocol's queues and hear what comes."""
+        await self.bus.declare(METADATA_TOPOLOGY)
+        await self.bus.consume(ADMIT_QUEUE, self._on_ledger, prefetch=100)
+        await self.bus.consume(SETTLE_QUEUE, self._on_settle, prefetch=100)
+
+    async def tell(self, *items: Admission) -> None:
+        """Answer again where the last admit came from."""
+        assert self._last_admit is not None
+        await reply(self.bus, self._last_admit, AdmitAnswer(items=list(items), now=int(time.time() * 1000)))
+
+    async def _on_ledger(self, delivery: Delivery) -> None:
+        await delivery.ack()
+        if delivery.routing_key == "admit":
+            await self._on_admit(delivery)
+            return
+        if delivery.routing_key == "register":
+            self.registers.put_nowait(Register.from_wire(delivery.body))
+        else:
+            self.heartbeats.put_nowait(Heartbeat.from_wire(delivery.body))
+        if delivery.routing_key not in self.deaf_to:
+            await reply(self.bus, delivery, LeaseRenewed(now=int(time.time() * 1000), known=self.known))
+
+    async def _on_admit(self, delivery: Delivery) -> None:
+        self._last_admit = delivery
+        items: list[Admission] = []
+        held: list[str] = []
+        for ask in AdmitBatch.from_wire(delivery.body).items:
+            verdict = self.judge(ask)
+            if isinstance(verdict, Admission):
+                items.append(verdict)
+            elif verdict == "held":
+                held.append(ask.attempt_id)
+            self.admits.put_nowait(ask)
+        if items or held:
+            now = int(time.time() * 1000)
+            await reply(self.bus, delivery, AdmitAnswer(items=items, held=held or None, now=now))
+
+    async def _on_settle(self, delivery: Delivery) -> None:
+        await delivery.ack()
+        batch = SettleBatch.from_wire(delivery.body)
+        self.settle_batches.append(len(batch.items))
+        for item in batch.items:
+            self.settles.put_nowait(item)
+
+    async def lose_settle_queue(self) -> None:
+        """From now on a settle cannot be routed."""
+        self.memory._bindings["quintain.ledger"].remove((SETTLE_QUEUE.name, "settle"))
+
+    async def find_settle_queue(self) -> None:
+        """From now on it can again."""
+        await self.bus.declare(Topology((), (), (Binding(LEDGER, SETTLE_QUEUE, "settle"),)))
+
+
+@dataclass
+class Evaluator:
+    """Whoever asks: publishes requests and keeps their replies, by correlation id."""
+
+    bus: MemoryBus
+    target: str
+    token: str = field(default_factory=lambda: SessionToken.mint().text)
+    replies: asyncio.Queue[Delivery] = field(default_factory=asyncio.Queue)
+
+    @property
+    def key(self) -> str:
+        return f"evaluator.of.{self.target}"
+
+    async def start(self) -> None:
+        """Have a reply queue, and the target's."""
+        topology = reply_topology(f"replies.{self.key}", self.key)
+        await self.bus.declare(target_topology(self.target) + topology)
+        await self.bus.consume(topology.queues[0], self._on_reply, prefetch=100)
+
+    async def ask(
+        self,
+        correlation_id: str = "c1",
+        *,
+        body: bytes = b'{"question": "x"}',
+        seconds: float | None = 60,
+        headers: Mapping[str, HeaderValue] | None = None,
+        **more: object,
+    ) -> None:
+        """Publish one request to the target."""
+        deadline = {} if seconds is None else {DEADLINE_HEADER: int(time.time() * 1000 + seconds * 1000)}
+        whole = {TOKEN_HEADER: self.token, REQUEST_ID_HEADER: f"r-{correlation_id}", **deadline, **(headers or {})}
+        said = {"correlation_id": correlation_id, "reply_to": self.key, **more}
+        envelope = Envelope(body=body, type="invoke", headers=whole, **said)  # type: ignore[arg-type]
+        await self.bus.publish(INVOKE, self.target, envelope)
+
+    async def _on_reply(self, delivery: Delivery) -> None:
+        await delivery.ack()
+        self.replies.put_nowait(delivery)
+
+
+@contextlib.asynccontextmanager
+async def stand_in(judge: Judge = grant) -> AsyncIterator[LedgerStandIn]:
+    """A stand-in that hears, on a broker of its own, closed at the end."""
+    memory = MemoryBroker()
+    bus = memory.connect()
+    ledger = LedgerStandIn(memory, bus, judge)
+    await ledger.start()
+    try:
+        yield ledger
+    finally:
+        await bus.close()
+        memory.close()
+
+
+async def soon(queue: asyncio.Queue[Thing]) -> Thing:
+    """The next thing of a queue, or a failure in five seconds."""
+    async with asyncio.timeout(5):
+        return await queue.get()

@@ -1,0 +1,186 @@
+"""Asking for permission: repeated while it may be lost, patient while it is heard, and given up with a last word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.bus.memory import MemoryBus
+from quintain.caller import Caller
+from quintain.clock import Clock
+from quintain.contracts.ledger import Admission, Admit
+from quintain.errors import BudgetUnavailable, Expired
+from quintain_worker import admissions as admissions_module
+from quintain_worker.admissions import Admissions
+from support.ledger_stand_in import LedgerStandIn, grant, stand_in
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rules, a hundred times faster."""
+    monkeypatch.setattr(admissions_module, "REPEAT_SECONDS", 0.03)
+    monkeypatch.setattr(admissions_module, "SILENCE_SECONDS", 0.3)
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[LedgerStandIn]:
+    async with stand_in() as ledger:
+        yield ledger
+
+
+class Asking:
+    """A worker's admissions over a bus of their own."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self.clock = Clock()
+        self.caller = Caller(bus, user="worker")
+        self.admissions = Admissions(bus, self.caller, self.clock, "w1")
+
+    def ask(self, name: str, *, seconds: float = 5) -> asyncio.Task[Admission | None]:
+        admit = Admit(token="t", request_id=name, attempt_id=f"attempt-{name}", target="a", body_sha256="b")
+        return asyncio.get_running_loop().create_task(self.admissions.ask(admit, timeout_seconds=seconds))
+
+
+@pytest.fixture
+async def asking(ledger: LedgerStandIn) -> AsyncIterator[Asking]:
+    bus = ledger.memory.connect()
+    asking = Asking(bus)
+    await asking.caller.start()
+    asking.admissions.start()
+    yield asking
+    await bus.close()
+
+
+async def test_a_grant_is_heard_and_nothing_is_left_waiting(asking: Asking, ledger: LedgerStandIn) -> None:
+    admission = await asking.ask("r1")
+    assert admission is not None
+    assert (admission.attempt_id, admission.fault) == ("attempt-r1", None)
+    assert asking.admissions._waiting == {}
+    assert ledger.admits.qsize() == 1
+
+
+async def test_what_is_ready_together_is_asked_together_and_answered_each_with_its_own(
+    asking: Asking, ledger: LedgerStandIn
+) -> None:
+    answers = await asyncio.gather(*(asking.ask(f"r{number}") for number in range(30)))
+    assert [one.attempt_id for one in answers if one] == [f"attempt-r{number}" for number in range(30)]
+
+
+async def test_an_unanswered_admit_is_asked_again_as_the_same_attempt(asking: Asking, ledger: LedgerStandIn) -> None:
+    heard: list[Admit] = []
+
+    def third_time(ask: Admit) -> Admission | None:
+        heard.append(ask)
+        return grant(ask) if len(heard) == 3 else None
+
+    ledger.judge = third_time
+    assert await asking.ask("r1") is not None
+    assert len(heard) == 3
+    assert heard[0] == heard[1] == heard[2]
+
+
+async def test_silence_is_a_budget_that_cannot_be_read(asking: Asking, ledger: LedgerStandIn) -> None:
+    ledger.judge = lambda _: None
+    with pytest.raises(BudgetUnavailable) as silence:
+        await asking.ask("r1")
+    assert silence.value.retryable
+    assert ledger.admits.qsize() >= 5  # it was repeated for as long as there was hope
+    assert asking.admissions._waiting == {}
+
+
+async def test_a_ledger_that_cannot_be_reached_is_silence_too(asking: Asking, ledger: LedgerStandIn) -> None:
+    ledger.memory.delete_queue("quintain.ledger.admit")
+    ledger.memory._bindings["quintain.ledger"].clear()
+    with pytest.raises(BudgetUnavailable):
+        await asking.ask("r1")
+
+
+async def test_whoever_is_held_waits_past_the_silence_and_is_granted_when_it_may_go_on(
+    asking: Asking, ledger: LedgerStandIn
+) -> None:
+    ledger.judge = lambda _: "held"
+    waiting = asking.ask("r1")
+    await asyncio.sleep(0.5)  # longer than a silence may last
+    assert not waiting.done()
+    ask = await ledger.admits.get()
+    ledger.judge = lambda _: None
+    await ledger.tell(grant(ask))
+    admission = await waiting
+    assert admission is not None
+    assert admission.attempt == 1
+
+
+async def test_the_deadline_ends_the_wait_of_whoever_is_held(asking: Asking, ledger: LedgerStandIn) -> None:
+    ledger.judge = lambda _: "held"
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(Expired, match="before the call was admitted") as expired:
+        await asking.ask("r1", seconds=0.1)
+    assert not expired.value.charged
+    assert loop.time() - began < 0.3
+
+
+async def test_an_answer_that_comes_twice_or_too_late_harms_nobody(asking: Asking, ledger: LedgerStandIn) -> None:
+    ledger.judge = lambda ask: None if ask.request_id == "late" else grant(ask)
+    with pytest.raises(Expired):
+        await asking.ask("late", seconds=0.05)
+    late = await ledger.admits.get()
+    assert await asking.ask("r1") is not None
+    await ledger.tell(grant(late))
+    again = grant(late, call_count=2)
+    await ledger.tell(again, again)
+    assert await asking.ask("r2") is not None
+
+
+async def test_an_answer_nobody_can_read_is_no_answer(
+    asking: Asking, ledger: LedgerStandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    from quintain.bus.base import Envelope
+    from quintain.topology import REPLY
+
+    ledger.judge = lambda _: None
+    waiting = asking.ask("r1")
+    ask = await ledger.admits.get()
+    for kind, body in (("result", b"junk"), ("fault", b"{}"), ("result", b'{"items": [], "now": 1, "new": 2}')):
+        envelope = Envelope(body=body, type=kind, correlation_id="admit")
+        await ledger.bus.publish(REPLY, asking.caller.reply_key, envelope)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await ledger.tell(grant(ask))
+    assert await waiting is not None
+    assert "cannot be read" in caplog.text
+    assert "will be repeated" in caplog.text
+
+
+async def test_the_ledgers_clock_is_learnt_from_its_answers(asking: Asking, ledger: LedgerStandIn) -> None:
+    asking.clock.learn(5)
+    await asking.ask("r1")
+    assert asking.clock.now_ms() > 1_000_000_000_000
+
+
+async def test_a_worker_that_stops_tells_whoever_waits_at_once_and_asks_no_more(
+    asking: Asking, ledger: LedgerStandIn
+) -> None:
+    ledger.judge = lambda _: "held"
+    waiting = [asking.ask(f"r{number}") for number in range(3)]
+    for _ in waiting:
+        await ledger.admits.get()
+    asking.admissions.stop()
+    assert await asyncio.gather(*waiting) == [None, None, None]
+    while not ledger.admits.empty():
+        ledger.admits.get_nowait()
+    assert await asking.ask("r9") is None
+    assert ledger.admits.empty()
+
+
+async def test_whoever_is_cancelled_leaves_nothing_waiting(asking: Asking, ledger: LedgerStandIn) -> None:
+    ledger.judge = lambda _: None
+    waiting = asking.ask("r1")
+    await ledger.admits.get()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert asking.admissions._waiting == {}
