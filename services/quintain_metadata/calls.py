@@ -15,7 +15,7 @@ from quintain.errors import (
     ReplyExpired,
     RequestConflict,
 )
-from quintain_metadata import sessions
+from quintain_metadata import attempts, sessions
 from quintain_metadata.lifecycle import (
     COUNTED,
     Effect,
@@ -99,12 +99,12 @@ def _start(
     deadline = _deadline(moment, ask, session, call)
     if deadline <= moment.now:
         raise Expired("The deadline passed before a worker was free")
-    if (yield from _void(ask.attempt_id)):
+    if (yield from attempts.is_known(ask.attempt_id)):
         raise Cancelled("Its worker gave this attempt up before the grant came")
     yield from lock("target", ask.target)
     if (yield from _at_limit(moment, ask.target)):
         return Held(session.id, ask.request_id, ask.target, joined=False)
-    attempts = (0 if call is None else call.attempts) + change.attempts
+    number = (0 if call is None else call.attempts) + change.attempts
     begun = yield from run(
         "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
         " deadline, call_count, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)"
@@ -112,7 +112,7 @@ def _start(
         " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
         " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
         " fault = NULL, updated_at = excluded.updated_at WHERE call.state = ? RETURNING 1",
-        *(session.id, ask.request_id, ask.body_sha256, ask.target, change.to, attempts, ask.attempt_id, incarnation),
+        *(session.id, ask.request_id, ask.body_sha256, ask.target, change.to, number, ask.attempt_id, incarnation),
         *(deadline, moment.now, moment.now, State.NONE if call is None else call.state),
     )
     if not begun:
@@ -124,11 +124,11 @@ def _start(
         "UPDATE call SET call_count = ? WHERE session_id = ? AND request_id = ?", count, session.id, ask.request_id
     )
     names = (session.id, ask.request_id, ask.body_sha256, ask.target)
-    started = Call(*names, change.to, attempts, ask.attempt_id, incarnation, deadline, count, None)
+    started = Call(*names, change.to, number, ask.attempt_id, incarnation, deadline, count, None)
     yield from run(
         "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
         " VALUES (?, ?, ?, ?, ?, 'running', ?)",
-        *(ask.attempt_id, session.id, ask.request_id, attempts, incarnation, moment.now),
+        *(ask.attempt_id, session.id, ask.request_id, number, incarnation, moment.now),
     )
     return _grant(session, started, ask.attempt_id)
 
@@ -140,13 +140,12 @@ def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]
     if call is None or known is None or known[0] == "void":
         change = Transition(State.NONE, effect=Effect.NOTED)
         if ask.outcome is Outcome.NEVER_SENT:
-            yield from _entomb(moment, ask)
+            yield from attempts.entomb(moment, ask)
             # With a fault its caller was refused; without one the call goes on to another worker.
             change = change if ask.fault is None else (yield from _released(moment, call))
         return call, change
     event = yield from _settle_event(ask, call)
-    proof = "proven" if ask.outcome in {Outcome.REFUND, Outcome.NEVER_SENT} else "unproven"
-    yield from run("UPDATE attempt SET state = ?, at = ? WHERE id = ?", proof, moment.now, ask.attempt_id)
+    yield from attempts.note(moment, ask)
     change = transition(call.state, event)
     if change.effect is Effect.NOTED:
         return call, change
@@ -268,24 +267,8 @@ def _settle_event(ask: Settle, call: Call) -> Steps[Event]:
         case Outcome.DOUBT:
             return Event.DOUBTED if current else Event.STALE
         case Outcome.REFUND | Outcome.NEVER_SENT:
-            others = yield from one(
-                "SELECT 1 FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ?"
-                " AND state NOT IN ('proven', 'void')",
-                *(call.session_id, call.request_id, ask.attempt_id),
-            )
-            return refund_event(current=current, others_unproven=others is not None)
-
-
-def _entomb(moment: Moment, ask: Settle) -> Steps[None]:
-    yield from run(
-        "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
-        " VALUES (?, ?, ?, 0, '', 'void', ?) ON CONFLICT (id) DO NOTHING",
-        *(ask.attempt_id, ask.session_id, ask.request_id, moment.now),
-    )
-
-
-def _void(attempt_id: str) -> Steps[bool]:
-    return (yield from one("SELECT 1 FROM attempt WHERE id = ?", attempt_id)) is not None
+            others = yield from attempts.others_unproven(ask)
+            return refund_event(current=current, others_unproven=others)
 
 
 def _at_limit(moment: Moment, target: str) -> Steps[bool]:

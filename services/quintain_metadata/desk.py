@@ -87,7 +87,7 @@ class Desk:
         self._waiting.pop(waiting.ask.attempt_id, None)
         try:
             await waiting.reply([verdict], [])
-        except BusError as error:
+        except (BusError, Fault) as error:
             log.warning("An admission could not be told, and will be when it is asked for again: %s", error.message)
 
     def _hold(self, waiting: _Waiting) -> list[Admission]:

@@ -13,11 +13,9 @@ from typing import Final
 import asyncpg
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain_metadata.steps import Again
 
-#: The whole operation is undone and run again: it says so itself, it waited for one that waited for it, or its plan is
-#: outdated.
-_REPEATED = (Again, asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
+#: The whole operation is undone and run again: it waited for one that waited for it, or its plan is outdated.
+_REPEATED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
 
 #: PostgreSQL keeps no text with U+0000, and nothing that is not in the database's encoding.
 _NO_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
@@ -68,8 +66,6 @@ def trouble_of(error: BaseException) -> _Trouble | None:
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
         return _BY_STATE.get(state) or _BY_CLASS.get(state[:2])
-    if isinstance(error, Again):
-        return _BY_CLASS["40"]
     if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
         # TimeoutError is an OSError. The client's own two are what it says of a connection that ended under it.
         return _SILENT

@@ -147,9 +147,9 @@ class MetadataService:
     async def _sweep_on(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            await self._mind_the_gap()
-            self._awake_at = asyncio.get_running_loop().time()
             try:
+                await self._mind_the_gap()
+                self._awake_at = asyncio.get_running_loop().time()
                 await self._ledger.do(upkeep.sweep)
                 await self._desk.try_again()
             except (Fault, BusError) as error:
@@ -165,5 +165,5 @@ class MetadataService:
             await self._mourn()
 
     async def _mourn(self) -> None:
-        self._awake_at = asyncio.get_running_loop().time()
         self._ledger.mourn_from(await self._ledger.now() + int(LEASE_SECONDS * 1000))
+        self._awake_at = asyncio.get_running_loop().time()

@@ -33,10 +33,6 @@ class Lock:
     key: str
 
 
-class Again(Exception):
-    """What the operation read is no longer so: the store undoes it and runs it again, from its start."""
-
-
 Steps = Generator[Statement | Lock, list[Row], Returned]
 
 

@@ -157,6 +157,9 @@ class Model:
             return
         unbilled = outcome in {Outcome.REFUND, Outcome.NEVER_SENT}
         attempt.state = "proven" if unbilled else "unproven"
+        if outcome is Outcome.NEVER_SENT:
+            attempt.state = "void"
+            call.attempts -= 1
         if outcome is Outcome.RESULT and call.state in {State.RUNNING, State.IN_DOUBT}:
             call.state = State.COMMITTED
         elif call.state is State.RUNNING and call.holder is attempt:
@@ -465,6 +468,15 @@ def test_an_attempt_that_was_never_granted_is_no_doubt_about_another(ledger: Tol
     ledger.report(duplicate, Outcome.NEVER_SENT, told=True)
     ledger.report(holder, Outcome.REFUND)
     assert ledger.state() is State.REFUNDED
+
+
+def test_an_attempt_given_back_with_its_grant_on_the_way_is_no_attempt(ledger: Told) -> None:
+    granted = ledger.admit("w1")
+    for _ in range(2):
+        ledger.report(granted, Outcome.NEVER_SENT)
+    assert ledger.state() is State.REFUNDED
+    ledger.admit("w2")
+    assert ledger.machine.model.calls["left", "r1"].attempts == 1
 
 
 def test_a_tombstone_told_twice_stays_one(ledger: Told) -> None:

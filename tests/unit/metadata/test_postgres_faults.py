@@ -7,7 +7,6 @@ import pytest
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
 from quintain_metadata.postgres_faults import is_repeated, told, told_at_start, trouble_of
-from quintain_metadata.steps import Again
 
 PLACE = "postgresql://me@db/ledger"
 
@@ -56,7 +55,7 @@ def test_at_a_start_what_does_not_pass_is_the_operators_to_mend(error: Exception
 
 @pytest.mark.parametrize(
     "error",
-    [asyncpg.DeadlockDetectedError("circle"), asyncpg.SerializationError("again"), Again()],
+    [asyncpg.DeadlockDetectedError("circle"), asyncpg.SerializationError("again")],
     ids=lambda error: type(error).__name__,
 )
 def test_an_operation_that_stood_in_anothers_way_is_repeated_and_at_last_given_up(error: Exception) -> None:

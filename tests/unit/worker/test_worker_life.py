@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.bus.base import Delivery
+from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Delivery, Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.invoke import FaultReply, InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, Outcome, TargetCard
-from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
+from quintain.errors import BrokerUnavailable, BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.topology import DEAD_QUEUE, target_queue
+from quintain.topology import DEAD_QUEUE, Exchange, target_queue
 from quintain_worker import admissions, answering, handler, lease
 from quintain_worker.handler import Served
 from quintain_worker.port import Answer, Billing, ProviderFailure
@@ -55,10 +55,23 @@ def gate() -> Gate:
     return Gate()
 
 
+class Patchy(MemoryBus):
+    """A connection over which the evaluators' replies cannot be published while it is ``away``."""
+
+    away = False
+
+    async def publish(
+        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout: float = PUBLISH_TIMEOUT_SECONDS
+    ) -> None:
+        if self.away and key.startswith("evaluator."):
+            raise BrokerUnavailable("not confirmed")
+        await super().publish(exchange, key, envelope, timeout=timeout)
+
+
 @contextlib.asynccontextmanager
-async def working(ledger: LedgerStandIn, *gates: Gate, at_once: int = 10) -> AsyncIterator[tuple[Worker, MemoryBus]]:
+async def working(ledger: LedgerStandIn, *gates: Gate, at_once: int = 10) -> AsyncIterator[tuple[Worker, Patchy]]:
     """A worker that serves these providers as targets a, b, …, stopped at the end."""
-    bus = ledger.memory.connect()
+    bus = Patchy(ledger.memory)
     names = "abc"[: len(gates)]
     served = {name: Served(name=name, provider=gate, most_tries=1) for name, gate in zip(names, gates, strict=True)}
     cards = [TargetCard(name=name, provider="mock", max_concurrency=at_once) for name in names]
@@ -139,6 +152,24 @@ async def test_a_delivery_is_acknowledged_only_after_its_settle_and_its_reply_ar
         assert (await soon(ledger.settles)).outcome is Outcome.RESULT
         await acknowledged(ledger.memory)
         assert evaluator.replies.empty()
+        assert gate.asked.qsize() == 1
+
+
+async def test_a_reply_is_published_again_for_as_long_as_the_broker_is_away(
+    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "PAUSE_SECONDS", 0.01)
+    ledger.judge = lambda ask: grant(ask, store_replies=False)  # nobody else has the answer
+    async with working(ledger, gate, at_once=1) as (_, bus):
+        bus.away = True
+        await evaluator.ask()
+        assert (await soon(ledger.settles)).outcome is Outcome.RESULT
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            assert unacknowledged(ledger.memory)
+        bus.away = False
+        assert (await result_for(evaluator)).raw_text == "yes"
+        await acknowledged(ledger.memory)
         assert gate.asked.qsize() == 1
 
 
