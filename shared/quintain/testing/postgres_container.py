@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from quintain.errors import BrokerUnavailable, QuintainError
+from quintain.errors import QuintainError
 from quintain.testing.commands import run_command
+from quintain.testing.containers import new_container, removal, require_engine, require_image
 from quintain.testing.ports import LOOPBACK, free_port
 from quintain.testing.postgres_under_test import PostgresAdmin, PostgresUnderTest, run_sql, wait_for_version
-from quintain.testing.rabbitmq_container import require_engine
 from quintain.testing.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 IMAGE = "postgres:17"
 
-_ENGINE_SECONDS = 10.0
-_PULL_SECONDS = 300.0
 _START_SECONDS = 120.0
 _CONTROL_SECONDS = 60.0
 _PORT = 5432
@@ -33,12 +30,13 @@ _LOGIN = "quintain"
 def container(environment: Mapping[str, str], say: Callable[[str], None]) -> Iterator[PostgresUnderTest]:
     """A container of `IMAGE`, until left. Raises `QuintainError` without an engine, an image, an answer."""
     require_engine(environment)
-    _require_image(environment, say)
+    require_image(IMAGE, environment, say)
     password = secrets.token_urlsafe(12)
     port = free_port()
-    started = _new_container(password, port)
-    # testcontainers would leave this to an image of its own, which a machine without a registry has not.
-    watcher = Watcher('read -r container; cat; docker rm --force --volumes "$container"')
+    # A port that we choose: one that the engine chooses is another one after a crash.
+    started = new_container(IMAGE).with_bind_ports(_PORT, port)
+    started.with_envs(POSTGRES_USER=_LOGIN, POSTGRES_PASSWORD=password, POSTGRES_DB="postgres")
+    watcher = removal()
     try:
         identity = _start(started, watcher)
         url = f"postgresql://{_LOGIN}:{password}@{_host_of(started, port)}:{port}/postgres"
@@ -48,37 +46,11 @@ def container(environment: Mapping[str, str], say: Callable[[str], None]) -> Ite
         watcher.finish()
 
 
-def _require_image(environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-    with contextlib.suppress(BrokerUnavailable):
-        run_command(["docker", "image", "inspect", IMAGE], environment=environment, timeout_seconds=_ENGINE_SECONDS)
-        return
-    say(f"pulling {IMAGE} (at most {_PULL_SECONDS:g} s)")
-    run_command(["docker", "pull", "--quiet", IMAGE], environment=environment, timeout_seconds=_PULL_SECONDS)
-
-
-def _new_container(password: str, port: int) -> DockerContainer:
-    try:
-        # By name, and only now: testcontainers is for development, and the library must import without it.
-        importlib.import_module("testcontainers.core.config").testcontainers_config.ryuk_disabled = True
-        module = importlib.import_module("testcontainers.core.container")
-    except ImportError as error:
-        raise QuintainError(
-            f"a container needs the package testcontainers (pip install testcontainers): {error}"
-        ) from error
-    try:
-        new: DockerContainer = module.DockerContainer(IMAGE)
-    except Exception as error:  # the errors of docker, testcontainers and requests have no common root
-        raise QuintainError(f"testcontainers cannot use this Docker engine: {error}") from error
-    new.with_envs(POSTGRES_USER=_LOGIN, POSTGRES_PASSWORD=password, POSTGRES_DB="postgres")
-    # A port that we choose: one that the engine chooses is another one after a crash.
-    return new.with_bind_ports(_PORT, port)
-
-
 def _start(started: DockerContainer, watcher: Watcher) -> str:
     try:
         started.start()
         identity = started.get_container_id()
-    except Exception as error:  # as above
+    except Exception as error:  # the errors of docker, testcontainers and requests have no common root
         raise QuintainError(f"the container did not start: {error}") from error
     watcher.tell(identity)
     return identity
