@@ -35,6 +35,8 @@ def read_json(body: bytes) -> object:
     """The value of a JSON body. Raises `BadRequest`."""
     try:
         return json.loads(body)
+    except RecursionError:
+        raise BadRequest("The body is not JSON that anybody nests so deep") from None
     except ValueError as error:
         raise BadRequest(f"The body is not JSON: {error}") from None
 

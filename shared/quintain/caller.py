@@ -40,8 +40,8 @@ class Question:
     body: bytes
     headers: Mapping[str, HeaderValue]
     deadline_seconds: float
-    #: Whether the broker may drop it once the deadline has passed.
-    expires: bool = True
+    #: When the broker may drop it, from now; the deadline where nothing is said.
+    expires_seconds: float | None = None
 
 
 class Caller:
@@ -79,7 +79,7 @@ class Caller:
 
     async def send(self, question: Question, correlation_id: str) -> None:
         """Publish a question; its replies go to whoever subscribed. Raises what `Bus.publish` raises."""
-        milliseconds = max(1, int(question.deadline_seconds * 1000))
+        useful = question.deadline_seconds if question.expires_seconds is None else question.expires_seconds
         await self._bus.publish(
             question.exchange,
             question.key,
@@ -89,7 +89,7 @@ class Caller:
                 correlation_id=correlation_id,
                 reply_to=self.reply_key,
                 headers=question.headers,
-                expiration_ms=milliseconds if question.expires else None,
+                expiration_ms=max(1, int(useful * 1000)),
             ),
             timeout=question.deadline_seconds,
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.errors import Fault, InternalFault, Unroutable
+from quintain.errors import Fault, InternalFault, QueueFull, Unroutable
 from quintain.topology import REPLY
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ async def reply(
     )
     try:
         await bus.publish(REPLY, request.reply_to, envelope)
-    except Unroutable:
+    except (Unroutable, QueueFull):
+        # Gone, or too full to take it: either way it is the client's own queue, and no reason to answer again.
         log.info("Nobody waits for the answer to a %s request any more", request.type)
 
 

@@ -222,7 +222,9 @@ class MemoryConsumer:
 
     async def drain(self, timeout: float) -> bool:
         await self.cancel()
-        return await self._tasks.finish(timeout)
+        done = await self._tasks.finish(timeout)
+        self.lost()
+        return done
 
     def _restore(self) -> None:
         if not self._cancelled and not self._attached:

@@ -20,7 +20,7 @@ from quintain.contracts import metadata
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import explain
 from quintain.contracts.names import TARGET_NAME_PATTERN
-from quintain.errors import BadRequest, BudgetUnavailable, Expired, Fault, NoAnswer, Overloaded, QueueFull
+from quintain.errors import BadRequest, BudgetUnavailable, BusError, Expired, Fault, NoAnswer, Overloaded, QueueFull
 from quintain.routes import (
     DEADLINE_HEADER,
     INFO,
@@ -137,6 +137,9 @@ class Client:
             return BatchItem(await self.send(request, request_id=request_id, deadline_seconds=deadline_seconds), None)
         except Fault as fault:
             return BatchItem(None, fault)
+        except BusError as lost:
+            # One item that could not be carried loses neither the others nor their reservations.
+            return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {lost.message}"))
 
     async def _request(self, route: Route[Ask, Answer], ask: Ask) -> Answer:
         try:
@@ -159,6 +162,8 @@ class Client:
                 PUBLISHED_HEADER: now,
             },
             deadline_seconds=deadline_seconds + GRACE_SECONDS,
+            # The fleet's own word on an expired call comes first: the client only outwaits it.
+            expires_seconds=deadline_seconds,
         )
 
 

@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticSerializationError
 
 from quintain.errors import BadRequest
 
@@ -16,8 +17,11 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, extra="ignore")
 
     def to_wire(self) -> bytes:
-        """The message as JSON, UTF-8, without absent fields."""
-        return self.model_dump_json(by_alias=True, exclude_none=True).encode()
+        """The message as JSON, UTF-8, without absent fields. Raises `BadRequest` for text that is no Unicode."""
+        try:
+            return self.model_dump_json(by_alias=True, exclude_none=True).encode()
+        except PydanticSerializationError:
+            raise BadRequest("The message holds text that is no Unicode: half of a surrogate pair") from None
 
     @classmethod
     def from_wire(cls, body: bytes | str) -> Self:
