@@ -18,6 +18,7 @@ from quintain_cli.config import configuration
 from quintain_cli.screen import print_json, run_command, set_up_logging, tell
 from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
+from quintain_metadata.ledger_url import shown
 
 app = typer.Typer(no_args_is_help=True, help="Run one service until SIGTERM.")
 
@@ -57,7 +58,7 @@ async def _metadata(*, as_json: bool) -> None:
         broker(settings, "metadata") as bus,
         compose.metadata(bus, url, settings.admin_token),
     ):
-        ready("metadata", {"ledger": url}, as_json=as_json)
+        ready("metadata", {"ledger": shown(url)}, as_json=as_json)
         await stop.wait()
 
 

@@ -164,7 +164,7 @@ def reserve(now: int, session: Session, request_ids: list[str], deadline: int) -
     sessions.require_open(session)
     deadline = min(max(0, deadline), now + MOST_AHEAD_MS)
     fresh = 0
-    for request_id in dict.fromkeys(request_ids):
+    for request_id in sorted(set(request_ids)):
         inserted = yield from run(
             "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count,"
             " created_at, updated_at) VALUES (?, ?, '', '', 'reserved', 0, ?, 0, ?, ?)"
@@ -188,7 +188,7 @@ def release(moment: Moment, session: Session, request_ids: list[str]) -> Steps[i
     """Give back those that are still only reserved; returns how many."""
     yield from hold_reservations(session.id)
     released = 0
-    for request_id in dict.fromkeys(request_ids):
+    for request_id in sorted(set(request_ids)):
         call = yield from load(session.id, request_id)
         if call is not None and call.state is State.RESERVED:
             yield from move(moment, session, call, transition(call.state, Event.RELEASED), None)

@@ -149,8 +149,9 @@ class MetadataService:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 await self._mind_the_gap()
-                self._awake_at = asyncio.get_running_loop().time()
                 await self._ledger.do(upkeep.sweep)
+                # While the ledger was out of reach no worker could renew: that is a gap too.
+                self._awake_at = asyncio.get_running_loop().time()
                 await self._desk.try_again()
             except (Fault, BusError) as error:
                 log.error("The sweep failed and will be repeated: %s", error.message)
