@@ -17,8 +17,8 @@ import pytest
 from quintain.errors import QuintainError
 from quintain.settings import environment
 from quintain.testing.broker import BrokerAdmin, BrokerUnderTest, find_broker
+from quintain.testing.containers import require_engine
 from quintain.testing.postgres import PostgresUnderTest, find_postgres
-from quintain.testing.rabbitmq_container import require_engine
 
 
 class Server(Protocol):

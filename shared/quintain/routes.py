@@ -51,7 +51,6 @@ REQUEST_ID_HEADER = "x-quintain-request-id"
 DEADLINE_HEADER = "x-quintain-deadline"
 PROTOCOL_HEADER = "x-quintain-protocol"
 ROUTED_HEADER = "x-quintain-routed"
-TRACE_HEADER = "traceparent"
 
 #: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's
 #: own message interceptor writes the same header; without it the time in the queue is not known.

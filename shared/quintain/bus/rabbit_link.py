@@ -97,7 +97,6 @@ class RabbitLink:
         self._changed = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error = "not tried yet"
-        self.generation = 0
 
     def start(self) -> None:
         """Begin connecting."""
@@ -159,7 +158,6 @@ class RabbitLink:
                 await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311 -- jitter, not a secret
                 continue
             failures = 0
-            self.generation += 1
             self._current = connection
             self._changed.set()
             await ended(connection)

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from quintain.errors import BrokerUnavailable, ConfigError
+from quintain.errors import BrokerUnavailable, ConfigError, QuintainError
 from quintain.testing.handshake import address_of, read_version
 from quintain.testing.rabbitmq_container import container
 from quintain.testing.rabbitmq_node import private_node
@@ -58,7 +58,7 @@ def _take(stack: contextlib.ExitStack, environment: Mapping[str, str], say: Say)
     for name, way in _ways(environment).items():
         try:
             return stack.enter_context(way(environment, say))
-        except BrokerUnavailable as reason:
+        except QuintainError as reason:
             tried.append(f"\n  {name}: {reason}")
     raise BrokerUnavailable(f"There is no RabbitMQ to test against. Tried:{''.join(tried)}\n{_MEND}")
 

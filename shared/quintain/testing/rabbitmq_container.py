@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from quintain.errors import BrokerUnavailable
 from quintain.testing.commands import run_command
+from quintain.testing.containers import new_container, removal, require_engine, require_image
 from quintain.testing.handshake import Address, wait_for_version
 from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from quintain.testing.watcher import Watcher
@@ -19,61 +19,25 @@ if TYPE_CHECKING:
 
 IMAGE = "rabbitmq:4-management"
 
-_ENGINE_SECONDS = 10.0
-_PULL_SECONDS = 300.0
 _START_SECONDS = 120.0
 _CONTROL_SECONDS = 60.0
 _AMQP_PORT = 5672
 _LOGIN = "quintain"
 
 
-def require_engine(environment: Mapping[str, str]) -> str:
-    """The version of the Docker engine that answers. Raises `BrokerUnavailable` where none does."""
-    return run_command(
-        ["docker", "version", "--format", "{{.Server.Version}}"],
-        environment=environment,
-        timeout_seconds=_ENGINE_SECONDS,
-    )
-
-
 @contextlib.contextmanager
 def container(environment: Mapping[str, str], say: Callable[[str], None]) -> Iterator[BrokerUnderTest]:
-    """A container of `IMAGE`, until left. Raises `BrokerUnavailable` without an engine, an image, an answer."""
+    """A container of `IMAGE`, until left. Raises `QuintainError` without an engine, an image, an answer."""
     require_engine(environment)
-    _require_image(environment, say)
-    started = _new_container()
-    # testcontainers would leave this to an image of its own, which a machine without a registry has not.
-    watcher = Watcher('read -r container; cat; docker rm --force --volumes "$container"')
+    require_image(IMAGE, environment, say)
+    started = new_container(IMAGE).with_exposed_ports(_AMQP_PORT)
+    started.with_envs(RABBITMQ_DEFAULT_USER=_LOGIN, RABBITMQ_DEFAULT_PASS=_LOGIN)
+    watcher = removal()
     try:
         yield _under_test(started, watcher, environment)
     finally:
         started.stop()
         watcher.finish()
-
-
-def _require_image(environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-    with contextlib.suppress(BrokerUnavailable):
-        run_command(["docker", "image", "inspect", IMAGE], environment=environment, timeout_seconds=_ENGINE_SECONDS)
-        return
-    say(f"pulling {IMAGE} (at most {_PULL_SECONDS:g} s)")
-    run_command(["docker", "pull", "--quiet", IMAGE], environment=environment, timeout_seconds=_PULL_SECONDS)
-
-
-def _new_container() -> DockerContainer:
-    try:
-        # By name, and only now: testcontainers is for development, and the library must import without it.
-        importlib.import_module("testcontainers.core.config").testcontainers_config.ryuk_disabled = True
-        module = importlib.import_module("testcontainers.core.container")
-    except ImportError as error:
-        raise BrokerUnavailable(
-            f"a container needs the package testcontainers (pip install testcontainers): {error}"
-        ) from error
-    try:
-        new: DockerContainer = module.DockerContainer(IMAGE)
-    except Exception as error:  # the errors of docker, testcontainers and requests have no common root
-        raise BrokerUnavailable(f"testcontainers cannot use this Docker engine: {error}") from error
-    new.with_envs(RABBITMQ_DEFAULT_USER=_LOGIN, RABBITMQ_DEFAULT_PASS=_LOGIN)
-    return new.with_exposed_ports(_AMQP_PORT)
 
 
 def _under_test(started: DockerContainer, watcher: Watcher, environment: Mapping[str, str]) -> BrokerUnderTest:
@@ -82,7 +46,7 @@ def _under_test(started: DockerContainer, watcher: Watcher, environment: Mapping
         identity = started.get_container_id()
         watcher.tell(identity)
         address = _address(started)
-    except Exception as error:  # as above
+    except Exception as error:  # the errors of docker, testcontainers and requests have no common root
         raise BrokerUnavailable(f"the container did not start: {error}") from error
 
     def docker(*arguments: str) -> str:

@@ -7,7 +7,6 @@ service (epmd), not one configuration file. It needs no root, and takes little: 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
 import subprocess
 import tempfile
@@ -18,10 +17,9 @@ from pathlib import Path
 from quintain.errors import BrokerUnavailable
 from quintain.testing.commands import run_command
 from quintain.testing.handshake import Address, wait_for_version
+from quintain.testing.ports import LOOPBACK, free_port
 from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from quintain.testing.watcher import Watcher
-
-_LOOPBACK = "127.0.0.1"
 
 #: Two cores that start another node at the same time have been seen to take 20 s.
 _START_SECONDS = 120.0
@@ -61,17 +59,17 @@ class _Node:
     """The processes of one node: the broker, and the name service (epmd) through which its tools find it."""
 
     def __init__(self, server: Path, folder: Path, environment: Mapping[str, str]) -> None:
-        self.address = Address(_LOOPBACK, _free_port())
+        self.address = Address(LOOPBACK, free_port())
         self._server = server
         self._folder = folder
-        self._epmd_port = _free_port()
+        self._epmd_port = free_port()
         self._environment = _node_environment(folder, environment, epmd_port=self._epmd_port)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watcher = Watcher(_CLEAN_UP, str(folder))
 
     def start(self) -> str:
         """The version of the broker, once it answers and has every feature that it can have."""
-        configuration = _CONFIGURATION.format(host=_LOOPBACK, port=self.address.port)
+        configuration = _CONFIGURATION.format(host=LOOPBACK, port=self.address.port)
         (self._folder / "rabbitmq.conf").write_text(configuration, encoding="ascii")
         (self._folder / "enabled_plugins").write_text("[].\n", encoding="ascii")
         (self._folder / "environment.conf").touch()
@@ -82,7 +80,7 @@ class _Node:
             raise BrokerUnavailable(f"{error}; the node's last words: {self._last_words()}") from error
 
     def _start_processes(self) -> str:
-        epmd = self._spawn("epmd", "-port", str(self._epmd_port), "-address", _LOOPBACK)
+        epmd = self._spawn("epmd", "-port", str(self._epmd_port), "-address", LOOPBACK)
         # The broker starts a name service of its own, which nobody would end, where it finds none.
         while epmd.poll() is None and not _listens(self._epmd_port):
             time.sleep(0.02)
@@ -132,13 +130,13 @@ class _Node:
 def _node_environment(folder: Path, environment: Mapping[str, str], *, epmd_port: int) -> dict[str, str]:
     """Everything RabbitMQ reads or writes, in our folder; what is not named would be the machine's own."""
     inherited = {name: value for name, value in environment.items() if not name.startswith(_FOREIGN_SETTINGS)}
-    loopback_only = f"-kernel inet_dist_use_interface {{{_LOOPBACK.replace('.', ',')}}}"
+    loopback_only = f"-kernel inet_dist_use_interface {{{LOOPBACK.replace('.', ',')}}}"
     return inherited | {
         "HOME": str(folder),  # the Erlang cookie
-        "ERL_EPMD_ADDRESS": _LOOPBACK,
+        "ERL_EPMD_ADDRESS": LOOPBACK,
         "ERL_EPMD_PORT": str(epmd_port),
         "RABBITMQ_NODENAME": f"{folder.name}@localhost",
-        "RABBITMQ_DIST_PORT": str(_free_port()),
+        "RABBITMQ_DIST_PORT": str(free_port()),
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_PID_FILE": str(folder / "pid"),
@@ -152,15 +150,6 @@ def _node_environment(folder: Path, environment: Mapping[str, str], *, epmd_port
     }
 
 
-def _free_port() -> int:
-    """A port that nothing listens on, below those that the kernel lends to outgoing connections."""
-    while True:
-        port = 20_000 + secrets.randbelow(10_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((_LOOPBACK, port))
-            return port
-
-
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex((_LOOPBACK, port)) == 0
+        return probe.connect_ex((LOOPBACK, port)) == 0
