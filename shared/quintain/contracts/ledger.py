@@ -48,8 +48,8 @@ class Heartbeat(Message):
 
 
 class LeaseRenewed(Message):
-    """The lease runs another `LEASE_SECONDS`. ``known``: this ledger had heard of the worker; ``now``: the store's clock,
-    in milliseconds since the epoch."""
+    """The lease runs another `LEASE_SECONDS`. ``known``: this ledger had heard of the worker; ``now`` is the store's
+    clock in milliseconds since the epoch."""
 
     now: int
     known: bool = True
