@@ -20,9 +20,11 @@ check: $(ready)  ## format, lint, types and the import rules
 test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" narrows)
 	$(bin)/pytest $(ARGS)
 faults: $(ready) ## break real processes on purpose, and hold the books against it
-	$(bin)/pytest tests/faults $(ARGS)
-bench: $(ready)  ## calls per second over RabbitMQ, beside a raw loop
+	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
+bench: $(ready)  ## calls, HTTP and hosted targets, each beside a peer
 	$(bin)/python benchmarks/calls.py
+	$(bin)/python benchmarks/gateway.py
+	$(bin)/python benchmarks/targets.py
 dist: $(ready)   ## build the wheel and the source archive into dist/
 	$(bin)/python -m build --no-isolation
 

@@ -13,12 +13,18 @@ from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 import pytest
+from hypothesis import settings
 
 from quintain.errors import QuintainError
 from quintain.settings import environment
 from quintain.testing.broker import BrokerAdmin, BrokerUnderTest, find_broker
 from quintain.testing.containers import require_engine
 from quintain.testing.postgres import PostgresUnderTest, find_postgres
+
+#: What hypothesis makes: the same each time in the suite, much more and new under ``--hypothesis-profile=long``.
+settings.register_profile("quick", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("long", max_examples=1_000, deadline=None, print_blob=True)
+settings.load_profile("quick")
 
 
 class Server(Protocol):
@@ -102,8 +108,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need Docker are the only ones that may be skipped: where no engine answers, with its reason."""
+    """Mark what needs a broker, so that it can be run again on another one. Tests that need Docker may
+    be skipped, where no engine answers, with its reason; beside them only those of support/node.py."""
+    for item in items:
+        if "broker" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.broker)
     for_docker = [item for item in items if item.get_closest_marker("docker")]
     if not for_docker:
         return

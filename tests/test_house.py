@@ -31,16 +31,28 @@ RUN_BY = {
     "make bench": "Makefile",
     "make faults": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
+    "quintain check": "tests/acceptance/test_check.py",
     "quintain run": "tests/acceptance/test_run.py",
+    "quintain report": "tests/acceptance/test_run_output.py",
+    "quintain compare": "tests/acceptance/test_run_output.py",
+    "quintain schema eval": "tests/acceptance/test_check.py",
+    "quintain schema config": "tests/acceptance/test_check.py",
     "quintain up": "tests/acceptance/test_up.py",
     "quintain serve metadata": "tests/acceptance/test_services.py",
     "quintain serve worker": "tests/acceptance/test_services.py",
+    "quintain serve gateway": "tests/acceptance/test_serve_gateway.py",
+    "quintain serve host": "tests/acceptance/test_host.py",
     "quintain session open": "tests/acceptance/test_commands.py",
     "quintain session list": "tests/acceptance/test_commands.py",
     "quintain session show": "tests/acceptance/test_commands.py",
     "quintain session close": "tests/acceptance/test_commands.py",
     "quintain invoke": "tests/acceptance/test_commands.py",
     "quintain info": "tests/acceptance/test_commands.py",
+    "quintain snippet": "tests/acceptance/test_snippet.py",
+    "quintain dlq list": "tests/acceptance/test_dlq.py",
+    "quintain dlq show": "tests/acceptance/test_dlq.py",
+    "quintain dlq replay": "tests/acceptance/test_dlq.py",
+    "quintain dlq drop": "tests/acceptance/test_dlq.py",
 }
 
 #: Words of a shell that start no program of ours.
@@ -139,7 +151,8 @@ def test_an_option_that_a_page_shows_is_one_of_its_command(page: str, line: str)
     words = words_of(line)[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command = getattr(command, "commands")[words.pop(0)]  # noqa: B009 -- the class is not typer's public one
-    known = {option for parameter in getattr(command, "params", []) for option in parameter.opts}
+    parameters = getattr(command, "params", [])
+    known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, page
 
 
@@ -148,3 +161,16 @@ def test_a_variable_that_a_page_sets_is_one_that_is_read(page: str, line: str) -
     name = line.removeprefix("export ").partition("=")[0]
     read = (REPOSITORY / "shared" / "quintain" / "settings.py").read_text()
     assert f'"{name}"' in read, page
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """The folders are no packages: with two files of one name the whole suite is not even collected."""
+    names = [path.name for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
+def test_each_decision_has_a_number_of_its_own() -> None:
+    pages = sorted((REPOSITORY / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    for number, page in enumerate(pages, start=1):
+        assert page.read_text().startswith(f"# {number}. "), page.name

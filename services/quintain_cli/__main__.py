@@ -7,7 +7,24 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli import demo, invoke, ledger, run, serve, session, up
+from quintain_cli import (
+    check,
+    compare,
+    demo,
+    dlq,
+    invoke,
+    ledger,
+    replay,
+    report,
+    run,
+    schema,
+    serve,
+    serve_gateway,
+    serve_host,
+    session,
+    snippet,
+    up,
+)
 from quintain_cli.screen import set_up_logging
 
 app = typer.Typer(
@@ -20,13 +37,22 @@ app = typer.Typer(
 )
 
 app.command("demo")(demo.demo)
+app.command("check")(check.check)
 app.command("run")(run.run)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
 app.command("up")(up.up)
 app.command("invoke")(invoke.invoke)
 app.command("info")(invoke.info)
+app.command("snippet")(snippet.snippet)
 app.add_typer(session.app, name="session")
+serve.app.command("gateway")(serve_gateway.serve_gateway)
+serve.app.command("host")(serve_host.serve_host)
 app.add_typer(serve.app, name="serve")
 app.add_typer(ledger.app, name="ledger")
+dlq.app.command("replay")(replay.replay)
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(schema.app, name="schema")
 
 
 def _version(asked: bool) -> None:

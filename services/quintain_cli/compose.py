@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
@@ -12,13 +13,22 @@ from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.config import Config, card_of
 from quintain.contracts.token import digest
-from quintain_gateway.app import Gateway
+from quintain.errors import BudgetUnavailable
+from quintain_gateway.address import Address
+from quintain_gateway.app import app_of
+from quintain_gateway.door import Door
+from quintain_gateway.limits import Limits
+from quintain_gateway.meter import Meter
 from quintain_gateway.server import serving
+from quintain_metadata.ledger import Ledger
 from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.service import MetadataService
 from quintain_worker.handler import Served
 from quintain_worker.providers.build import Surroundings, build_provider
 from quintain_worker.worker import Worker
+
+#: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 
 
 @contextlib.asynccontextmanager
@@ -34,16 +44,39 @@ async def connected(
 
 
 @contextlib.asynccontextmanager
-async def metadata(bus: Bus, ledger_url: str, admin_token: str | None) -> AsyncIterator[MetadataService]:
+async def ledger(url: str, *, waiting: Callable[[str], None] | None = None) -> AsyncIterator[Ledger]:
+    """The ledger of this URL. One that does not answer yet is waited for where there is somebody to be told so, once.
+
+    Raises `ConfigError` where waiting does not help, and `BudgetUnavailable` where nobody waits.
+    """
+    opened = await (open_ledger(url) if waiting is None else _opened_in_time(url, waiting))
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+async def _opened_in_time(url: str, waiting: Callable[[str], None]) -> Ledger:
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await open_ledger(url)
+        except BudgetUnavailable as unavailable:
+            if pause == FIRST_PAUSE_SECONDS:
+                waiting(unavailable.message)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def metadata(bus: Bus, ledger: Ledger, admin_token: str | None) -> AsyncIterator[MetadataService]:
     """A running metadata service on its ledger."""
-    ledger = await open_ledger(ledger_url)
     service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token))
     try:
         await service.start()
         yield service
     finally:
         await service.stop()
-        await ledger.close()
 
 
 @contextlib.asynccontextmanager
@@ -57,7 +90,7 @@ async def worker(
     programs = {
         name: value for name, value in env.items() if name not in {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"}
     }
-    surroundings = Surroundings(folder=config.folder, env=programs)
+    surroundings = Surroundings(folder=config.folder, env=programs, bus=bus)
     served = {
         name: Served(
             name=name,
@@ -76,12 +109,13 @@ async def worker(
 
 
 @contextlib.asynccontextmanager
-async def gateway(bus: Bus, *, port: int = 0) -> AsyncIterator[str]:
-    """A running gateway on loopback; yields its base URL."""
-    caller = Caller(bus, user="gateway")
+async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[str]:
+    """A running gateway; yields its base URL. Raises `ConfigError`."""
+    caller, meter = Caller(bus, user="gateway"), Meter()
     await caller.start()
     try:
-        async with serving(Gateway(caller, Clock()).app(), port=port) as url:
+        app = app_of(Door(caller, Clock(), limits, meter))
+        async with serving(app, address, limits, meter) as url:
             yield url
     finally:
         await caller.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Annotated
 
@@ -22,9 +23,16 @@ def invoke(
     system_prompt: Annotated[str | None, typer.Option(help="What the model is told beforehand.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a target. Takes QUINTAIN_SESSION_TOKEN and QUINTAIN_BROKER_URL."""
+    """Ask a target. Takes QUINTAIN_SESSION_TOKEN, and QUINTAIN_BROKER_URL or QUINTAIN_GATEWAY_URL.
+
+    Ctrl-C takes the call back.
+    """
     text = sys.stdin.read() if question == "-" else question
-    result = run_command(_invoke(text, target, system_prompt), as_json=as_json)
+    show_result(run_command(_invoke(text, target, system_prompt), as_json=as_json), as_json=as_json)
+
+
+def show_result(result: Result, *, as_json: bool) -> None:
+    """An answer for people or programs: its text alone on standard output, what it took beside it."""
     if as_json:
         print_json(result)
         return
@@ -41,7 +49,12 @@ def info(as_json: AsJson = False) -> None:
 
 async def _invoke(question: str, target: str | None, system_prompt: str | None) -> Result:
     async with connect(timeout_seconds=10.0) as client:
-        return await client.invoke(question, target=target, system_prompt=system_prompt)
+        try:
+            return await client.invoke(question, target=target, system_prompt=system_prompt)
+        except asyncio.CancelledError:
+            # The client does it as it leaves; whether that was in time, the ledger knows.
+            tell("taking the call back; `quintain info` shows whether it was charged")
+            raise
 
 
 async def _info() -> Info:

@@ -35,10 +35,13 @@ def verify(as_json: AsJson = False) -> None:
 
 @app.command("export")
 def export(
+    session: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of this session and its children alone: a run's, for example.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print nothing but the calls: they are JSON anyway.")] = False,
 ) -> None:
     """Every call as a line of JSON on standard output: ``quintain ledger export > calls.jsonl``."""
-    told = run_command(_export(ledger_url(read_settings(environment()))), as_json=as_json)
+    told = run_command(_export(ledger_url(read_settings(environment())), session), as_json=as_json)
     if not as_json:
         tell(f"ledger   {told} calls")
 
@@ -48,10 +51,10 @@ async def _verify(url: str) -> audit.Audit:
         return await snapshot.read(audit.verify())
 
 
-async def _export(url: str) -> int:
+async def _export(url: str, session_id: str | None) -> int:
     told, after = 0, ("", "")
     async with snapshot_of(url) as snapshot:
-        while page := await snapshot.read(audit.export(after)):
+        while page := await snapshot.read(audit.export(after, session_id=session_id)):
             sys.stdout.writelines(f"{call.to_wire().decode()}\n" for call in page)
             told, after = told + len(page), (page[-1].session_id, page[-1].request_id)
     return told

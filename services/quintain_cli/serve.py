@@ -1,4 +1,4 @@
-"""``quintain serve metadata|worker``: one service, for ever, until SIGTERM; they start in any order."""
+"""``quintain serve metadata|worker|gateway``: one service, for ever, until SIGTERM; they start in any order."""
 
 from __future__ import annotations
 
@@ -50,13 +50,16 @@ def serve_worker(
 
 async def _metadata(*, as_json: bool) -> None:
     settings = read_settings(environment())
+    settings.require_broker_url()
     url = ledger_url(settings)
     if settings.admin_token is None:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
     async with (
         stopping() as stop,
+        # First: what its operator must mend is said at once, whether or not there is a broker yet.
+        compose.ledger(url, waiting=lambda why: tell(f"waiting  {why}")) as ledger,
         broker(settings, "metadata") as bus,
-        compose.metadata(bus, url, settings.admin_token),
+        compose.metadata(bus, ledger, settings.admin_token),
     ):
         ready("metadata", {"ledger": shown(url)}, as_json=as_json)
         await stop.wait()

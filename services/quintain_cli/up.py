@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ import typer
 
 from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker
+from quintain.bus.rabbit_link import shown
 from quintain.client.connect import connect_admin
 from quintain.config import Config
 from quintain.contracts.metadata import OpenSession, SessionOpened
@@ -21,6 +22,8 @@ from quintain_cli.config import configuration
 from quintain_cli.screen import out, print_json, run_command, set_up_logging, tell
 from quintain_cli.state import kept_admin_token, ledger_url
 from quintain_cli.stop import stopping
+from quintain_gateway.address import Address
+from quintain_gateway.limits import Limits
 
 DEFAULT_PORT = 8787
 
@@ -51,6 +54,7 @@ class FleetPlan:
     ledger_url: str
     admin_token: str
     port: int = 0
+    limits: Limits = field(default_factory=Limits)
 
 
 @contextlib.asynccontextmanager
@@ -64,10 +68,11 @@ async def fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
 
         # What cannot start says so before anything else is up.
         plan.config.resolved(plan.env)
-        await stack.enter_async_context(compose.metadata(await bus("metadata"), plan.ledger_url, plan.admin_token))
+        ledger = await stack.enter_async_context(compose.ledger(plan.ledger_url))
+        await stack.enter_async_context(compose.metadata(await bus("metadata"), ledger, plan.admin_token))
         await stack.enter_async_context(compose.worker(await bus("worker"), plan.config, plan.env))
         door = await bus("gateway")
-        url = await stack.enter_async_context(compose.gateway(door, port=plan.port))
+        url = await stack.enter_async_context(compose.gateway(door, Address(port=plan.port), plan.limits))
         yield Fleet(plan.broker_url, url, plan.admin_token, memory, door)
     if memory is not None:
         memory.close()
@@ -107,7 +112,7 @@ async def _up(path: Path | None, port: int, max_calls: int, *, as_json: bool) ->
 def _greet(running: Fleet, config: Config, opened: SessionOpened, *, as_json: bool) -> None:
     facts = {
         "gatewayUrl": running.gateway_url,
-        "brokerUrl": running.broker_url if running.memory is not None else "QUINTAIN_BROKER_URL",
+        "brokerUrl": shown(running.broker_url),
         "targets": list(config.targets),
         "sessionId": opened.session_id,
         "token": opened.token,

@@ -33,10 +33,10 @@ def is_known(attempt_id: str) -> Steps[bool]:
     return (yield from one("SELECT 1 FROM attempt WHERE id = ?", attempt_id)) is not None
 
 
-def others_unproven(ask: Settle) -> Steps[bool]:
+def others_unproven(session_id: str, request_id: str, attempt_id: str) -> Steps[bool]:
     """Whether another attempt of the same call may have been billed."""
     other = yield from one(
         "SELECT 1 FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ? AND state NOT IN ('proven', 'void')",
-        *(ask.session_id, ask.request_id, ask.attempt_id),
+        *(session_id, request_id, attempt_id),
     )
     return other is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain_metadata.lifecycle import COUNTED, State
+from quintain_metadata.sessions import FAMILY
 from quintain_metadata.steps import Row, Steps, run
 
 #: How many calls one page of an export has.
@@ -83,7 +85,8 @@ class Audit:
 
 
 class CallRecord(Message):
-    """One call as ``calls.jsonl`` tells it. Times are milliseconds since the epoch."""
+    """One call as ``calls.jsonl`` tells it. Times are milliseconds since the epoch; ``tokenUsage`` is there where the
+    provider said it."""
 
     session_id: str
     request_id: str
@@ -94,7 +97,13 @@ class CallRecord(Message):
     deadline: int
     created_at: int
     updated_at: int
+    token_usage: TokenUsage | None = None
     fault_code: str | None = None
+
+
+#: The columns of a call that are told as they are, and those of what it took.
+_TOLD = tuple(name for name in CallRecord.model_fields if name not in {"token_usage", "fault_code"})
+_TOKENS = ("tokens_input", "tokens_output", "tokens_cached")
 
 
 def verify() -> Steps[Audit]:
@@ -107,21 +116,26 @@ def verify() -> Steps[Audit]:
     return Audit(sessions, calls, tuple(findings))
 
 
-def export(after: tuple[str, str]) -> Steps[list[CallRecord]]:
-    """The next page of calls after this (session id, request id), in that order."""
+def export(after: tuple[str, str], *, session_id: str | None = None) -> Steps[list[CallRecord]]:
+    """The next page of calls after this (session id, request id), in that order; of one session and its descendants
+    where it is named."""
+    beginning, family = ("", "") if session_id is None else (FAMILY, " AND session_id IN (SELECT id FROM family)")
     rows = yield from run(
-        "SELECT session_id, request_id, target, state, attempts, call_count, deadline, created_at, updated_at, fault"
-        " FROM call WHERE session_id > ? OR (session_id = ? AND request_id > ?)"
+        f"{beginning} SELECT {', '.join((*_TOLD, *_TOKENS))}, fault FROM call"
+        f" WHERE (session_id > ? OR (session_id = ? AND request_id > ?)){family}"
         " ORDER BY session_id, request_id LIMIT ?",
+        *([] if session_id is None else [session_id]),
         *(after[0], after[0], after[1], PAGE),
     )
     return [_record(row) for row in rows]
 
 
 def _record(row: Row) -> CallRecord:
-    fields = ("session_id", "request_id", "target", "state", "attempts", "call_count", "deadline")
-    told = dict(zip((*fields, "created_at", "updated_at"), row[:-1], strict=True))
-    return CallRecord.model_validate({**told, "fault_code": _code(row[-1])})
+    told: dict[str, object] = dict(zip(_TOLD, row, strict=False))
+    tokens_in, tokens_out, cached, fault = row[len(_TOLD) :]
+    if tokens_in is not None:
+        told["token_usage"] = TokenUsage(input=tokens_in, output=tokens_out, cached=cached or None)
+    return CallRecord.model_validate({**told, "fault_code": _code(fault)})
 
 
 def _code(fault: str | None) -> str | None:

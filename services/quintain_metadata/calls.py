@@ -1,4 +1,4 @@
-"""Calls in the ledger: reserve, admit, settle, as `Steps`, for any store. What happens is `lifecycle`'s table."""
+"""Calls in the ledger: admit and settle, as `Steps`, for any store. What happens is `lifecycle`'s table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, Outcome, Settle
 from quintain.contracts.token import SessionToken
 from quintain.errors import (
-    BudgetExhausted,
     Cancelled,
     Expired,
     Fault,
@@ -15,9 +14,10 @@ from quintain.errors import (
     ReplyExpired,
     RequestConflict,
 )
-from quintain_metadata import attempts, sessions
+from quintain_metadata import attempts, reservations, sessions, spending
 from quintain_metadata.lifecycle import (
     COUNTED,
+    MOST_AHEAD_MS,
     Effect,
     Event,
     State,
@@ -26,13 +26,13 @@ from quintain_metadata.lifecycle import (
     refund_event,
     transition,
 )
-from quintain_metadata.records import Call, Held, Moment, hold, hold_reservations, holder_alive, load, lose, move
+from quintain_metadata.records import Call, Held, Moment, Wait, hold, holder_alive, lease_runs, lose, move
 from quintain_metadata.replies import keep_reply, kept_reply
 from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps, lock, one, run
 
-#: Deadlines are at most this far ahead: below the broker's consumer timeout of 30 minutes.
-MOST_AHEAD_MS = 25 * 60_000
+#: A held duplicate is known to wait for this long: its worker repeats its admit every 3 s, and may miss it twice.
+JOINED_MS = 10_000
 
 
 def admit(moment: Moment, ask: Admit, incarnation: str) -> Steps[Admission | Held]:
@@ -56,54 +56,76 @@ def admit(moment: Moment, ask: Admit, incarnation: str) -> Steps[Admission | Hel
 def _admitted(
     moment: Moment, ask: Admit, incarnation: str, session: Session, call: Call | None
 ) -> Steps[Admission | Held]:
+    _require_fit(ask, session, call)
+    if call is None:
+        return (yield from _start(moment, ask, incarnation, session, None, transition(State.NONE, Event.ADMITTED)))
+    alive = yield from holder_alive(moment, call)
+    event = admit_event(
+        call.state,
+        call.attempts,
+        current=call.attempt_id == ask.attempt_id,
+        holder_alive=alive,
+        late=call.deadline <= moment.now,
+        cancelled=call.cancelled,
+    )
+    change = transition(call.state, event)
+    match change.effect:
+        case Effect.HELD:
+            yield from _join(moment, call)
+            return _held(moment, ask, session, Wait.CALL)
+        case Effect.REPLAYED:
+            return (yield from _stored_answer(session, call, ask.attempt_id))
+        case Effect.REFUSED:
+            raise Cancelled
+    if event is Event.LOST:
+        # Returned, not raised: an exception would undo the move to in doubt.
+        return Admission(attempt_id=ask.attempt_id, fault=FaultReply.of((yield from lose(moment, call))))
+    if event is Event.ADMITTED_AGAIN:
+        # Others may follow a holder whose lease has lapsed: it goes on when it has renewed, if nobody did.
+        return (yield from _grant(session, call)) if alive else _held(moment, ask, session, Wait.LEASE)
+    return (yield from _start(moment, ask, incarnation, session, call, change))
+
+
+def _require_fit(ask: Admit, session: Session, call: Call | None) -> None:
+    """Raises the `Fault` of a request that may not run whatever became of its call."""
     if ask.problem is not None:
         raise ask.problem.raised()
     if not session.allows(ask.target):
         raise ForbiddenTarget(f"This session may not call {ask.target!r}")
     if call is not None and call.body_sha256 not in {"", ask.body_sha256}:
         raise RequestConflict(f"Request id {ask.request_id!r} was used with another body")
-    alive = call is not None and (yield from holder_alive(moment, call))
-    late = call is not None and call.deadline <= moment.now
-    state = State.NONE if call is None else call.state
-    event = admit_event(
-        state,
-        0 if call is None else call.attempts,
-        holder=None if call is None else call.attempt_id,
-        attempt_id=ask.attempt_id,
-        holder_alive=alive,
-        late=late,
+
+
+def _join(moment: Moment, call: Call) -> Steps[None]:
+    """Another delivery waits for this call, so that nobody may cancel it for a while; unless that has been done."""
+    yield from run(
+        "UPDATE call SET joined_until = ? WHERE session_id = ? AND request_id = ? AND cancelled_at IS NULL",
+        *(moment.now + JOINED_MS, call.session_id, call.request_id),
     )
-    change = transition(state, event)
-    if change.effect is Effect.HELD:
-        return Held(session.id, ask.request_id, ask.target, joined=True)
-    if change.effect is Effect.REPLAYED:
-        assert call is not None
-        return (yield from _stored_answer(session, call, ask.attempt_id))
-    if event is Event.LOST:
-        assert call is not None
-        # Returned, not raised: an exception would undo the move to in doubt.
-        return Admission(attempt_id=ask.attempt_id, fault=FaultReply.of((yield from lose(moment, call))))
-    if event is Event.ADMITTED_AGAIN:
-        assert call is not None
-        return _grant(session, call, ask.attempt_id)
-    return (yield from _start(moment, ask, incarnation, session, call, change))
+
+
+def _held(moment: Moment, ask: Admit, session: Session, wait: Wait) -> Held:
+    return Held(session.id, ask.request_id, ask.target, wait, _deadline(moment, ask, session))
 
 
 def _start(
     moment: Moment, ask: Admit, incarnation: str, session: Session, call: Call | None, change: Transition
 ) -> Steps[Admission | Held]:
     """Begin an attempt: the only place where a call comes to run."""
-    if call is None or call.state is not State.RUNNING:
+    running = call is not None and call.state is State.RUNNING
+    if not running:
         # A call that is taken over is not a new one: it was charged, and a pause does not end it.
         sessions.require_open(session)
-    deadline = _deadline(moment, ask, session, call)
+    deadline = call.deadline if call is not None and running else _deadline(moment, ask, session)
     if deadline <= moment.now:
         raise Expired("The deadline passed before a worker was free")
     if (yield from attempts.is_known(ask.attempt_id)):
         raise Cancelled("Its worker gave this attempt up before the grant came")
+    if not (yield from lease_runs(moment, incarnation)):
+        return _held(moment, ask, session, Wait.LEASE)
     yield from lock("target", ask.target)
-    if (yield from _at_limit(moment, ask.target)):
-        return Held(session.id, ask.request_id, ask.target, joined=False)
+    if (yield from _closed_for_now(moment, ask.target)):
+        return _held(moment, ask, session, Wait.TARGET)
     number = (0 if call is None else call.attempts) + change.attempts
     begun = yield from run(
         "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
@@ -123,14 +145,14 @@ def _start(
     yield from run(
         "UPDATE call SET call_count = ? WHERE session_id = ? AND request_id = ?", count, session.id, ask.request_id
     )
-    names = (session.id, ask.request_id, ask.body_sha256, ask.target)
-    started = Call(*names, change.to, number, ask.attempt_id, incarnation, deadline, count, None)
     yield from run(
         "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
         " VALUES (?, ?, ?, ?, ?, 'running', ?)",
         *(ask.attempt_id, session.id, ask.request_id, number, incarnation, moment.now),
     )
-    return _grant(session, started, ask.attempt_id)
+    names = (session.id, ask.request_id, ask.body_sha256, ask.target)
+    started = Call(*names, change.to, number, ask.attempt_id, incarnation, deadline, count, None)
+    return (yield from _grant(session, started))
 
 
 def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]:
@@ -142,7 +164,7 @@ def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]
         if ask.outcome is Outcome.NEVER_SENT:
             yield from attempts.entomb(moment, ask)
             # With a fault its caller was refused; without one the call goes on to another worker.
-            change = change if ask.fault is None else (yield from _released(moment, call))
+            change = change if ask.fault is None else (yield from reservations.end(moment, call))
         return call, change
     event = yield from _settle_event(ask, call)
     yield from attempts.note(moment, ask)
@@ -156,84 +178,27 @@ def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]
         yield from keep_reply(moment, call, ask.reply)
     if ask.token_usage is not None:
         yield from sessions.add_tokens(session, ask.token_usage)
+        yield from spending.note(call, ask.token_usage)
     return call, change
 
 
-def reserve(now: int, session: Session, request_ids: list[str], deadline: int) -> Steps[int]:
-    """Reserve all or none; ids already known cost nothing. Raises `BudgetExhausted`."""
-    sessions.require_open(session)
-    deadline = min(max(0, deadline), now + MOST_AHEAD_MS)
-    fresh = 0
-    for request_id in sorted(set(request_ids)):
-        inserted = yield from run(
-            "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count,"
-            " created_at, updated_at) VALUES (?, ?, '', '', 'reserved', 0, ?, 0, ?, ?)"
-            " ON CONFLICT (session_id, request_id) DO NOTHING RETURNING 1",
-            *(session.id, request_id, deadline, now, now),
-        )
-        fresh += len(inserted)
-    try:
-        # The rows first, the counter last: its row is the one everybody waits for.
-        yield from sessions.charge(session, fresh)
-    except BudgetExhausted:
-        narrowest = min(session.lineage, key=lambda one: one.max_calls - one.used)
-        raise BudgetExhausted(
-            f"Batch would exceed max calls (current: {narrowest.used}, batch: {len(request_ids)}, "
-            f"limit: {narrowest.max_calls})"
-        ) from None
-    return fresh
-
-
-def release(moment: Moment, session: Session, request_ids: list[str]) -> Steps[int]:
-    """Give back those that are still only reserved; returns how many."""
-    yield from hold_reservations(session.id)
-    released = 0
-    for request_id in sorted(set(request_ids)):
-        call = yield from load(session.id, request_id)
-        if call is not None and call.state is State.RESERVED:
-            yield from move(moment, session, call, transition(call.state, Event.RELEASED), None)
-            released += 1
-    return released
-
-
-def release_all(moment: Moment, session: Session) -> Steps[int]:
-    """Give back every reservation of a session and its descendants: it is being closed."""
-    released = 0
-    for (session_id,) in (yield from run(f"{sessions.FAMILY} SELECT id FROM family ORDER BY id", session.id)):
-        yield from hold_reservations(session_id)
-        rows = yield from run("SELECT request_id FROM call WHERE session_id = ? AND state = 'reserved'", session_id)
-        for (request_id,) in rows:
-            yield from _released(moment, (yield from load(session_id, request_id)))
-        released += len(rows)
-    return released
-
-
-def _released(moment: Moment, call: Call | None) -> Steps[Transition]:
-    """End a call that is still only reserved."""
-    if call is None or call.state is not State.RESERVED:
-        return Transition(State.NONE if call is None else call.state, effect=Effect.NOTED)
-    session = yield from sessions.load(call.session_id)
-    assert session is not None
-    change = transition(call.state, Event.RELEASED)
-    yield from move(moment, session, call, change, None)
-    return change
-
-
-def _deadline(moment: Moment, ask: Admit, session: Session, call: Call | None) -> int:
-    if call is not None and call.state is State.RUNNING:
-        return call.deadline
+def _deadline(moment: Moment, ask: Admit, session: Session) -> int:
     asked = moment.now + session.deadline_ms if ask.deadline is None else ask.deadline
     return min(asked, moment.now + MOST_AHEAD_MS)
 
 
-def _grant(session: Session, call: Call, attempt_id: str) -> Admission:
+def _grant(session: Session, call: Call) -> Steps[Admission]:
+    assert call.attempt_id is not None, "a running call is held by an attempt"
+    names = (call.session_id, call.request_id, call.attempt_id)
     return Admission(
-        attempt_id=attempt_id,
+        attempt_id=call.attempt_id,
         attempt=call.attempts,
         deadline=call.deadline,
         call_count=call.call_count,
         max_calls=session.max_calls,
         store_replies=bool(session.store_replies),
+        # A call's only attempt has no other beside it.
+        unproven=call.attempts > 1 and (yield from attempts.others_unproven(*names)),
     )
 
 
@@ -252,6 +217,8 @@ def _kept_fault(ask: Settle, change: Transition) -> str | None:
         return None
     fault = ask.fault
     if change.to in COUNTED and (fault is None or not fault.charged):
+        if fault is not None and fault.code == Cancelled.code:
+            return FaultReply.of(Cancelled(fault.error, charged=True)).to_wire().decode()
         said = "The call was not brought to its end" if fault is None else fault.error
         fault = FaultReply.of(ProviderFailed(f"{said} (an earlier attempt may have been billed)", charged=True))
     return None if fault is None else fault.to_wire().decode()
@@ -267,16 +234,17 @@ def _settle_event(ask: Settle, call: Call) -> Steps[Event]:
         case Outcome.DOUBT:
             return Event.DOUBTED if current else Event.STALE
         case Outcome.REFUND | Outcome.NEVER_SENT:
-            others = yield from attempts.others_unproven(ask)
+            others = yield from attempts.others_unproven(ask.session_id, ask.request_id, ask.attempt_id)
             return refund_event(current=current, others_unproven=others)
 
 
-def _at_limit(moment: Moment, target: str) -> Steps[bool]:
-    """Whether the target's calls in flight, over all living workers, have reached its limit."""
+def _closed_for_now(moment: Moment, target: str) -> Steps[bool]:
+    """Whether the target is paused, or its calls in flight, over all living workers, have reached its limit."""
     row = yield from one(
-        "SELECT target.max_concurrency <= (SELECT count(*) FROM call JOIN worker USING (incarnation)"
-        " WHERE call.target = target.name AND call.state = 'running' AND worker.lease_until > ?)"
-        " FROM target WHERE name = ?",
+        "SELECT target.paused_until > ? OR target.max_concurrency <= (SELECT count(*) FROM call"
+        " JOIN worker USING (incarnation) WHERE call.target = target.name AND call.state = 'running'"
+        " AND worker.lease_until > ?) FROM target WHERE name = ?",
+        moment.now,
         moment.lapsed,
         target,
     )

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import time
 
-from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.message import Message
+from quintain.contracts.poison import EXCHANGE_HEADER, KEPT_HEADER, POISON_HEADERS, POISON_ID_HEADER, REASON_HEADER
 from quintain.contracts.token import SessionToken, mask
-from quintain.errors import BudgetUnavailable, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
+from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.service import defect, reply
+from quintain.service import answer_to, reply
 from quintain.topology import POISON
 from quintain_metadata import records, sessions
 from quintain_metadata.ledger import Ledger
@@ -25,6 +28,9 @@ from quintain_metadata.routing import headers_of, request_id_of
 from quintain_metadata.steps import Steps
 
 log = logging.getLogger(__name__)
+
+#: RabbitMQ's words for why a message is dead.
+REASONS = frozenset({"rejected", "expired", "maxlen", "delivery_limit"})
 
 #: The pause before the ledger is asked again, in seconds.
 PAUSE_SECONDS = 1.0
@@ -38,19 +44,12 @@ class Undertaker:
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one dead request, or keep it as poison."""
-        reason = str(delivery.headers.get("x-first-death-reason", "unknown"))
+        reason = reason_of(delivery)
         if not delivery.reply_to or not delivery.correlation_id:
             await self._keep(delivery, f"{reason}: no reply_to or no correlation_id")
             await delivery.ack()
             return
-        answer: Message | Fault
-        try:
-            answer = await self._verdict(delivery, reason)
-        except Fault as fault:
-            answer = fault
-        except Exception as error:
-            # Whatever went wrong, the caller gets its one answer.
-            answer = defect(error, "answering a dead letter")
+        answer = await answer_to(self._verdict(delivery, reason), "answering a dead letter")
         await reply(self._bus, delivery, answer, {REQUEST_ID_HEADER: request_id_of(delivery)})
         await delivery.ack()
 
@@ -64,7 +63,8 @@ class Undertaker:
             session = yield from sessions.prove(moment.now, token)
             call = yield from records.hold(session.id, request_id)
             if call is None or call.state in {State.RELEASED, State.REFUNDED}:
-                return FaultReply.of(uncalled(reason))
+                taken_back = call is not None and call.cancelled
+                return FaultReply.of(Cancelled() if taken_back else uncalled(reason))
             if call.state is State.RESERVED:
                 yield from records.move(moment, session, call, transition(call.state, Event.RELEASED), None)
                 return FaultReply.of(uncalled(reason))
@@ -78,18 +78,19 @@ class Undertaker:
         while True:
             try:
                 return await self._ledger.do(steps)
-            except BudgetUnavailable as unavailable:
-                log.error("A dead letter waits for the ledger: %s", unavailable.message)
+            except BudgetUnavailable:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _keep(self, delivery: Delivery, reason: str) -> None:
-        headers = {key: mask(value) if isinstance(value, str) else value for key, value in headers_of(delivery).items()}
-        headers["x-quintain-reason"] = reason
-        if TOKEN_HEADER in headers:
-            headers[TOKEN_HEADER] = public_part(delivery.headers[TOKEN_HEADER])
-        log.warning("A message nobody can answer is kept in %s: %s", POISON.name, reason)
-        envelope = Envelope(body=delivery.body, type=delivery.type, headers=headers)
-        await self._bus.publish(POISON, delivery.routing_key, envelope)
+        log.warning("A message nobody can answer is kept in %s: %s", POISON.name, mask(reason))
+        envelope = Envelope(body=delivery.body, type=brief(delivery.type), headers=kept_headers(delivery, reason))
+        await self._bus.publish(POISON, brief(delivery.routing_key), envelope)
+
+
+def reason_of(delivery: Delivery) -> str:
+    """Why the broker let go of it. A publisher may write that header too: the broker's own words alone count."""
+    told = delivery.headers.get("x-first-death-reason")
+    return told if isinstance(told, str) and told in REASONS else "unknown"
 
 
 def uncalled(reason: str) -> Fault:
@@ -97,6 +98,27 @@ def uncalled(reason: str) -> Fault:
     if reason == "expired":
         return Expired("The deadline passed before a worker was free")
     return InternalFault(f"No worker brought this request to an end ({reason})")
+
+
+def kept_headers(delivery: Delivery, reason: str) -> dict[str, HeaderValue]:
+    """The headers a message is kept with: its own, tokens masked, and why, when, from where, under which id."""
+    own = {key: value for key, value in headers_of(delivery).items() if not key.startswith(POISON_HEADERS)}
+    headers: dict[str, HeaderValue] = {
+        mask(key): mask(value) if isinstance(value, str) else value for key, value in own.items()
+    }
+    if TOKEN_HEADER in headers:
+        headers[TOKEN_HEADER] = public_part(delivery.headers[TOKEN_HEADER])
+    return headers | {
+        REASON_HEADER: mask(reason),
+        POISON_ID_HEADER: secrets.token_hex(8),
+        KEPT_HEADER: int(time.time() * 1000),
+        EXCHANGE_HEADER: brief(str(delivery.headers.get("x-first-death-exchange", delivery.exchange))),
+    }
+
+
+def brief(text: str) -> str:
+    """The text masked, and short enough for a type or a routing key: a target's name has 63 characters at most."""
+    return mask(text)[:63]
 
 
 def public_part(offered: object) -> str:

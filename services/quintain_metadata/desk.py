@@ -1,18 +1,20 @@
 """The admission desk: answers workers' admits, and keeps those that must wait until something changes.
 
-An admit waits while another attempt runs its call, or while its target is at its limit over the fleet. It is tried
-again when a call of that target is settled, and at every sweep, because leases lapse without a message. The worker
-repeats an admit it has no answer to, so what waits here may be lost with this process and comes back; and what is
-repeated no more is forgotten, because nobody is there to run it. While the ledger is out of reach nothing is
-answered at all: the worker repeats that too, and knows how long to.
+An admit waits while another attempt runs its call, while its target is at its limit over the fleet or paused, or
+while its worker has no lease. It is tried again when a call of that target is settled, when its call is cancelled, and
+at every sweep, because leases lapse and pauses end without a message. Where its request names no deadline, that
+begins when it is first heard. The worker repeats an admit it has no answer to, so what waits here may be lost with
+this process and comes back; and what is repeated no more is forgotten, because nobody is there to run it. While the
+ledger is out of reach nothing is answered at all: the worker repeats that too, and knows how long to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import FaultReply
@@ -22,7 +24,7 @@ from quintain.service import defect
 from quintain_metadata import calls
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import MOST_HELD
-from quintain_metadata.records import Held
+from quintain_metadata.records import Held, Wait
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,11 @@ class _Waiting:
     #: When its worker last asked, in the loop's seconds.
     asked_at: float
 
+    @property
+    def call(self) -> tuple[str, str]:
+        """Which call it waits to run: session id, request id."""
+        return self.held.session_id, self.held.request_id
+
 
 class Desk:
     """Decides admits, one by one, and remembers the ones it could not decide yet."""
@@ -50,13 +57,14 @@ class Desk:
 
     async def admit(self, batch: AdmitBatch, reply: Reply) -> None:
         """Answer what can be answered now; the rest when it can be."""
-        verdicts = await asyncio.gather(*(self._decide(ask, batch.incarnation) for ask in batch.items))
+        asks = [self._as_first_asked(ask) for ask in batch.items]
+        verdicts = await asyncio.gather(*(self._decide(ask, batch.incarnation) for ask in asks))
         answers: list[Admission] = []
         held: list[str] = []
-        for ask, verdict in zip(batch.items, verdicts, strict=True):
+        for ask, verdict in zip(asks, verdicts, strict=True):
             if isinstance(verdict, Held):
                 asked_at = asyncio.get_running_loop().time()
-                refusal = self._hold(_Waiting(ask, batch.incarnation, reply, verdict, asked_at))
+                refusal = self._hold(_Waiting(_timed(ask, verdict), batch.incarnation, reply, verdict, asked_at))
                 answers += refusal
                 held += [] if refusal else [ask.attempt_id]
             elif verdict is not None:
@@ -64,18 +72,44 @@ class Desk:
                 answers.append(verdict)
         await reply(answers, held)
 
+    def _as_first_asked(self, ask: Admit) -> Admit:
+        """The ask with the deadline that began when it was first heard, where it names none."""
+        waiting = self._waiting.get(ask.attempt_id)
+        if ask.deadline is not None or waiting is None:
+            return ask
+        return ask.model_copy(update={"deadline": waiting.ask.deadline})
+
     async def try_again(self, target: str | None = None) -> None:
         """Something changed (at this target): decide again what waits, in the order it came."""
         async with self._retrying:
             self._forget_the_gone()
+            closed = False
             for waiting in list(self._waiting.values()):
                 if target is not None and waiting.ask.target != target:
                     continue
-                verdict = await self._decide(waiting.ask, waiting.incarnation)
-                if isinstance(verdict, Admission):
-                    await self._tell(waiting, verdict)
-                elif verdict is None or (not verdict.joined and target is not None):
-                    return  # whoever waits behind would hear the same
+                if closed and waiting.held.wait is Wait.TARGET:
+                    continue  # it would hear the same as the one before it
+                verdict = await self._retry(waiting)
+                if verdict is None:
+                    return
+                if target is not None and isinstance(verdict, Held):
+                    closed = closed or verdict.wait is Wait.TARGET
+
+    async def try_calls_again(self, calls: Set[tuple[str, str]]) -> None:
+        """Something changed at these calls: decide again what waits to run them."""
+        async with self._retrying:
+            self._forget_the_gone()
+            for waiting in [one for one in self._waiting.values() if one.call in calls]:
+                await self._retry(waiting)
+
+    async def _retry(self, waiting: _Waiting) -> Admission | Held | None:
+        verdict = await self._decide(waiting.ask, waiting.incarnation)
+        attempt_id = waiting.ask.attempt_id
+        if isinstance(verdict, Admission):
+            await self._tell(waiting, verdict)
+        elif verdict is not None and self._waiting.get(attempt_id) is waiting:
+            self._waiting[attempt_id] = dataclasses.replace(waiting, held=verdict)
+        return verdict
 
     def _forget_the_gone(self) -> None:
         oldest = asyncio.get_running_loop().time() - LEASE_SECONDS
@@ -91,13 +125,12 @@ class Desk:
             log.warning("An admission could not be told, and will be when it is asked for again: %s", error.message)
 
     def _hold(self, waiting: _Waiting) -> list[Admission]:
-        key = (waiting.held.session_id, waiting.held.request_id)
         joined = Counter(
-            (other.held.session_id, other.held.request_id)
+            other.call
             for other in self._waiting.values()
             if other.held.joined and other.ask.attempt_id != waiting.ask.attempt_id
         )
-        if waiting.held.joined and joined[key] >= MOST_HELD:
+        if waiting.held.joined and joined[waiting.call] >= MOST_HELD:
             refusal = Overloaded(f"{MOST_HELD} duplicates of this call are waiting already", retry_after_ms=1000)
             return [_refused(waiting.ask, refusal)]
         self._waiting[waiting.ask.attempt_id] = waiting
@@ -107,14 +140,18 @@ class Desk:
         """The ledger's word; None where it has none, because it is out of reach."""
         try:
             return await self._ledger.do(lambda moment: calls.admit(moment, ask, incarnation))
-        except BudgetUnavailable as silence:
-            log.error("An admit waits for the ledger: %s", silence.message)
+        except BudgetUnavailable:
             return None
         except Fault as fault:
             return _refused(ask, fault)
         except Exception as error:
             # Each admit is decided singly: a defect at one is no answer to the others of its batch.
             return _refused(ask, defect(error, f"admitting call {ask.request_id!r}"))
+
+
+def _timed(ask: Admit, held: Held) -> Admit:
+    """The ask with its deadline, which begins now where it names none."""
+    return ask if ask.deadline is not None else ask.model_copy(update={"deadline": held.deadline})
 
 
 def _refused(ask: Admit, fault: Fault) -> Admission:

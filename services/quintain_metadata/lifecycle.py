@@ -1,8 +1,11 @@
 """A call's life as a table: every rule on who is charged for what must live here, and nothing here does I/O.
 
-The table is ``design.md`` §3. A store asks `transition` what an event does to a call in a state, and applies the
-answer on the condition that the state is still the one it asked about. ``used`` is what the transition adds to
-the counter of the session and of all its ancestors; a charge that finds no room undoes the whole transition.
+The table is ``design.md`` §3, and §4.8 for what is cancelled. A store asks `transition` what an event does to a call
+in a state, and applies the answer on the condition that the state is still the one it asked about. ``used`` is what the
+transition adds to the counter of the session and of all its ancestors; a charge that finds no room undoes the whole
+transition.
+
+That its caller has cancelled a call is no state: it is a mark on the call, for ever, whatever its state.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ MOST_ATTEMPTS: Final = 3
 
 #: So many duplicates of one running call are held; one more is `overloaded`.
 MOST_HELD: Final = 4
+
+#: Deadlines are at most this far ahead: below the broker's consumer timeout of 30 minutes.
+MOST_AHEAD_MS: Final = 25 * 60_000
 
 
 class State(StrEnum):
@@ -60,6 +66,12 @@ class Event(StrEnum):
     CHARGED = "charged"
     #: It may have reached the provider, and nobody knows what came of it.
     DOUBTED = "doubted"
+    #: Its caller takes the call back: it is marked, and no attempt begins from then on.
+    CANCELLED = "cancelled"
+    #: Its caller takes back a call that is marked already, or that another delivery waits for too.
+    CANCELLED_IN_VAIN = "cancelled in vain"
+    #: An attempt asks to run a call that no attempt holds and that is marked.
+    ADMITTED_TOO_LATE = "admitted after it was cancelled"
 
 
 class Effect(StrEnum):
@@ -73,6 +85,8 @@ class Effect(StrEnum):
     REPLAYED = "replayed"
     #: Noted, and nothing changes.
     NOTED = "noted"
+    #: The attempt may not run: its caller has cancelled the call.
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,16 @@ def _table() -> dict[tuple[State, Event], Transition]:
         table[state, Event.ADMITTED] = Transition(running, used=+1, attempts=1)
     for state in (committed, in_doubt):
         table[state, Event.ADMITTED] = Transition(state, effect=Effect.REPLAYED)
+    for state in (none, released):
+        table[state, Event.CANCELLED] = Transition(released)
+    table[reserved, Event.CANCELLED] = Transition(released, used=-1)
+    table[refunded, Event.CANCELLED] = Transition(refunded)
+    # Its worker is told to abort it, and what it settles decides.
+    table[running, Event.CANCELLED] = Transition(running)
+    for state in (released, refunded):
+        table[state, Event.ADMITTED_TOO_LATE] = Transition(state, effect=Effect.REFUSED)
+    for state in (committed, in_doubt):
+        table[state, Event.ADMITTED_TOO_LATE] = Transition(state, effect=Effect.REPLAYED)
     for state in State:
         table[state, Event.STALE] = Transition(state, effect=Effect.NOTED)
     return table
@@ -120,16 +144,23 @@ def transition(state: State, event: Event) -> Transition:
 
 
 def admit_event(
-    state: State, attempts: int, *, holder: str | None, attempt_id: str, holder_alive: bool, late: bool
+    state: State,
+    attempts: int,
+    *,
+    current: bool,
+    holder_alive: bool,
+    late: bool,
+    cancelled: bool,
 ) -> Event:
-    """Which event an admit is. ``late``: the call's deadline has passed, so nobody may take it over."""
+    """Which event an admit is: by the attempt that holds the call (``current``), or by another one. Nobody takes over a
+    call whose deadline has passed (``late``), or that its caller has cancelled."""
     if state is not State.RUNNING:
-        return Event.ADMITTED
-    if holder == attempt_id:
+        return Event.ADMITTED_TOO_LATE if cancelled else Event.ADMITTED
+    if current:
         return Event.ADMITTED_AGAIN
     if holder_alive:
         return Event.JOINED
-    return Event.LOST if late or attempts >= MOST_ATTEMPTS else Event.TAKEN_OVER
+    return Event.LOST if late or cancelled or attempts >= MOST_ATTEMPTS else Event.TAKEN_OVER
 
 
 def refund_event(*, current: bool, others_unproven: bool) -> Event:
@@ -137,3 +168,8 @@ def refund_event(*, current: bool, others_unproven: bool) -> Event:
     if not current:
         return Event.STALE
     return Event.REFUNDED_UNPROVEN if others_unproven else Event.REFUNDED
+
+
+def cancel_event(*, cancelled: bool, joined: bool) -> Event:
+    """Which event a cancel is. ``joined``: another delivery waits for this call and wants its answer."""
+    return Event.CANCELLED_IN_VAIN if cancelled or joined else Event.CANCELLED

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
+from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts import metadata
 from quintain.contracts.message import Message
 from quintain.contracts.token import SessionToken, same_secret
-from quintain.errors import BadRequest, Fault, Unauthorized
-from quintain.routes import AMEND, INFO, LIST, OPEN, RELEASE, RESERVE, SHOW, TOKEN_HEADER, Answer, Ask, Route
-from quintain.service import defect, reply
-from quintain_metadata import calls, sessions
+from quintain.errors import BadRequest, Unauthorized
+from quintain.routes import AMEND, CANCEL, INFO, LIST, OPEN, RELEASE, RESERVE, SHOW, TOKEN_HEADER, Answer, Ask, Route
+from quintain.service import answer_to, reply
+from quintain_metadata import reservations, sessions, spending
+from quintain_metadata.canceller import Canceller
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.records import Moment
 from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps
 
-log = logging.getLogger(__name__)
+Returned = TypeVar("Returned")
 
 #: What an operation does: given its question and the asker's session, None for the administrator.
-Handler = Callable[[Moment, Ask, Session | None], Steps[Answer]]
+Handler = Callable[[Moment, Ask, Session | None], Steps[Returned]]
 
 
 class Who(Enum):
@@ -43,19 +44,13 @@ class Who(Enum):
 class Operations:
     """Answers the metadata queue."""
 
-    def __init__(self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None) -> None:
+    def __init__(self, bus: Bus, ledger: Ledger, canceller: Canceller, admin_sha256: bytes | None) -> None:
         self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
+        self.canceller = canceller
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one request."""
-        answer: Message | Fault
-        try:
-            answer = await self._answer(delivery)
-        except Fault as fault:
-            answer = fault
-        except Exception as error:
-            # Whatever went wrong, the caller gets its one answer.
-            answer = defect(error, f"answering {delivery.routing_key}")
+        answer = await answer_to(self._answer(delivery), f"answering {delivery.routing_key}")
         await reply(self._bus, delivery, answer)
         await delivery.ack()
 
@@ -80,13 +75,13 @@ class Operations:
         self,
         route: Route[Ask, Answer],
         who: Who,
-        handler: Handler[Ask, Answer],
+        handler: Handler[Ask, Returned],
         delivery: Delivery,
         token: SessionToken | None,
-    ) -> Answer:
+    ) -> Returned:
         """Prove the token, then read the question, then run the handler, in one transaction."""
 
-        def steps(moment: Moment) -> Steps[Answer]:
+        def steps(moment: Moment) -> Steps[Returned]:
             session = None if token is None else (yield from sessions.prove(moment.now, token))
             who.require(session)
             ask = route.asks.from_wire(delivery.body or b"{}")
@@ -95,8 +90,11 @@ class Operations:
         return await self._ledger.do(steps)
 
 
-def _info(moment: Moment, _: metadata.AskInfo, session: Session | None) -> Steps[metadata.Info]:
-    return (yield from sessions.info(moment.now, _own(session)))
+def _info(moment: Moment, ask: metadata.AskInfo, session: Session | None) -> Steps[metadata.Info]:
+    info = yield from sessions.info(moment.now, _own(session))
+    if not ask.per_target:
+        return info
+    return info.model_copy(update={"per_target": (yield from spending.per_target(info.session_id))})
 
 
 def _open(moment: Moment, ask: metadata.OpenSession, session: Session | None) -> Steps[metadata.SessionOpened]:
@@ -106,17 +104,17 @@ def _open(moment: Moment, ask: metadata.OpenSession, session: Session | None) ->
 def _amend(moment: Moment, ask: metadata.AmendSession, _: Session | None) -> Steps[metadata.Info]:
     if ask.state is metadata.SessionState.CLOSED:
         closing = yield from sessions.existing(ask.session_id)
-        yield from calls.release_all(moment, closing)
+        yield from reservations.release_all(moment, closing)
     return (yield from sessions.amend(moment.now, ask))
 
 
 def _reserve(moment: Moment, ask: metadata.ReserveCalls, session: Session | None) -> Steps[metadata.CallsReserved]:
-    granted = yield from calls.reserve(moment.now, _own(session), ask.request_ids, ask.deadline)
+    granted = yield from reservations.reserve(moment.now, _own(session), ask.request_ids, ask.deadline)
     return metadata.CallsReserved(granted=granted)
 
 
 def _release(moment: Moment, ask: metadata.ReleaseCalls, session: Session | None) -> Steps[metadata.CallsReleased]:
-    released = yield from calls.release(moment, _own(session), ask.request_ids)
+    released = yield from reservations.release(moment, _own(session), ask.request_ids)
     return metadata.CallsReleased(released=released)
 
 
@@ -126,6 +124,12 @@ def _list(moment: Moment, ask: metadata.ListSessions, _: Session | None) -> Step
 
 def _show(moment: Moment, ask: metadata.ShowSession, _: Session | None) -> Steps[metadata.Info]:
     return (yield from sessions.show(moment.now, ask.session_id))
+
+
+def _proven(_: Moment, ask: Ask, session: Session | None) -> Steps[tuple[Ask, Session]]:
+    """Nothing in this transaction: an operation that takes several goes on from here."""
+    yield from ()
+    return ask, _own(session)
 
 
 def _own(session: Session | None) -> Session:
@@ -143,12 +147,18 @@ def _entry(route: Route[Ask, Answer], who: Who, handler: Handler[Ask, Answer]) -
     return run
 
 
+async def _cancel(operations: Operations, delivery: Delivery, token: SessionToken | None) -> Message:
+    ask, session = await operations.run(CANCEL, Who.SESSION, _proven, delivery, token)
+    return await operations.canceller.cancel(session, ask.request_ids)
+
+
 OPERATIONS: dict[str, _Bound] = {
     INFO.key: _entry(INFO, Who.SESSION, _info),
     OPEN.key: _entry(OPEN, Who.EITHER, _open),
     AMEND.key: _entry(AMEND, Who.ADMINISTRATOR, _amend),
     RESERVE.key: _entry(RESERVE, Who.SESSION, _reserve),
     RELEASE.key: _entry(RELEASE, Who.SESSION, _release),
+    CANCEL.key: _cancel,
     LIST.key: _entry(LIST, Who.ADMINISTRATOR, _list),
     SHOW.key: _entry(SHOW, Who.ADMINISTRATOR, _show),
 }

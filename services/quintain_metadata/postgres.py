@@ -48,7 +48,7 @@ SETTINGS: Final = {
 }
 
 _NOW = "SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest($1::text[]) AS key"
 
 #: A parameter, or a quoted text, in which a question mark is one.
 _MARK = re.compile(r"'[^']*'|\?")
@@ -156,7 +156,7 @@ async def _drive(connection: Connection, steps: Steps[Returned]) -> Returned:
 
 async def _rows(connection: Connection, step: Statement | Lock) -> list[Row]:
     if isinstance(step, Lock):
-        await connection.fetchval(_LOCK, step.key)
+        await connection.fetch(_LOCK, step.keys)
         return []
     return [tuple(record) for record in await connection.fetch(numbered(step.sql), *step.parameters)]
 

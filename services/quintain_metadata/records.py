@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from quintain.contracts.invoke import FaultReply
-from quintain.errors import Fault, TimedOut, WorkerLost
+from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata import sessions
 from quintain_metadata.lifecycle import MOST_ATTEMPTS, Event, State, Transition, transition
 from quintain_metadata.sessions import Session
-from quintain_metadata.steps import Steps, lock, one, run
+from quintain_metadata.steps import Row, Steps, lock, one, run, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +29,37 @@ class Moment:
         return self.now if self.mourn_from <= self.now else 0
 
 
+class Wait(Enum):
+    """What an admit waits for."""
+
+    #: Another attempt runs the call: for its end.
+    CALL = auto()
+    #: The target is at its limit over the fleet, or paused: for a slot, or the end of the pause.
+    TARGET = auto()
+    #: The worker that asks has no lease that runs: for its heartbeat.
+    LEASE = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
-    """No answer yet: another attempt runs the call, or the target is at its limit over the fleet."""
+    """No answer yet, and why. ``deadline`` is the asker's own, as if it were granted now."""
 
     session_id: str
     request_id: str
     target: str
-    joined: bool
+    wait: Wait
+    deadline: int
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is a duplicate of a running call."""
+        return self.wait is Wait.CALL
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A row of ``call``."""
+    """A row of ``call``. ``cancelled_at`` is when its caller took it back; ``joined_until`` is how long another
+    delivery of it is known to wait for its answer."""
 
     session_id: str
     request_id: str
@@ -52,6 +72,13 @@ class Call:
     deadline: int
     call_count: int
     fault: str | None
+    cancelled_at: int | None = None
+    joined_until: int = 0
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether its caller has taken it back."""
+        return self.cancelled_at is not None
 
 
 _COLUMNS = ", ".join(field.name for field in dataclasses.fields(Call))
@@ -60,10 +87,22 @@ _COLUMNS = ", ".join(field.name for field in dataclasses.fields(Call))
 def load(session_id: str, request_id: str) -> Steps[Call | None]:
     """A call as it stands, or None where nobody has heard of it."""
     row = yield from one(f"SELECT {_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?", session_id, request_id)
-    if row is None:
-        return None
+    return None if row is None else _call(row)
+
+
+def _call(row: Row) -> Call:
     call = Call(*row)
     return dataclasses.replace(call, state=State(call.state))
+
+
+def load_each(session_id: str, request_ids: Sequence[str]) -> Steps[dict[str, Call]]:
+    """Those of a session's calls that somebody has heard of, by their request ids."""
+    rows = yield from run(
+        f"SELECT {_COLUMNS} FROM {table_of(request_ids)} AS wanted JOIN call ON call.request_id = wanted.column1"
+        " WHERE call.session_id = ?",
+        *(*request_ids, session_id),
+    )
+    return {call.request_id: call for call in map(_call, rows)}
 
 
 def hold(session_id: str, request_id: str) -> Steps[Call | None]:
@@ -97,6 +136,8 @@ def lose(moment: Moment, call: Call) -> Steps[Fault]:
     """A running call whose holder is gone and that nobody may follow: in doubt. Returns the fault it is kept with."""
     change = transition(call.state, Event.LOST)
     fault: Fault = WorkerLost() if call.attempts >= MOST_ATTEMPTS else TimedOut()
+    if call.cancelled:
+        fault = Cancelled(charged=True)
     session = yield from sessions.load(call.session_id)
     assert session is not None
     yield from move(moment, session, call, change, FaultReply.of(fault).to_wire().decode())
@@ -105,5 +146,10 @@ def lose(moment: Moment, call: Call) -> Steps[Fault]:
 
 def holder_alive(moment: Moment, call: Call) -> Steps[bool]:
     """Whether the lease of the worker that holds this call runs."""
-    row = yield from one("SELECT lease_until FROM worker WHERE incarnation = ?", call.incarnation)
+    return (yield from lease_runs(moment, call.incarnation))
+
+
+def lease_runs(moment: Moment, incarnation: str | None) -> Steps[bool]:
+    """Whether a worker is registered, and its lease runs."""
+    row = yield from one("SELECT lease_until FROM worker WHERE incarnation = ?", incarnation)
     return row is not None and row[0] > moment.lapsed

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
 
-from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.names import shown
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, Fault, Overloaded, QueueFull, UnknownTarget
+from quintain.errors import BadRequest, BrokerUnavailable, Fault, Overloaded, QueueFull, UnknownTarget
 from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
-from quintain.service import defect, reply
+from quintain.service import answer_to, carried_headers, reply
 from quintain.topology import INVOKE, target_topology
-from quintain_metadata import calls, sessions, upkeep
+from quintain_metadata import reservations, sessions, upkeep
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.records import Moment
 from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps
+
+log = logging.getLogger(__name__)
+
+#: The pause before a request that could not be sent on goes out again, in seconds.
+PAUSE_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,21 +44,18 @@ class Router:
 
     async def __call__(self, delivery: Delivery) -> None:
         """Send one request on to its target, or answer it."""
-        fault: Fault | None = None
-        try:
-            resolved = await self._resolve(delivery)
-            if isinstance(resolved, Fault):
-                fault = resolved
-            else:
-                await self._send_on(delivery, resolved)
-        except Fault as refusal:
-            fault = refusal
-        except Exception as error:
-            # Whatever went wrong, the caller gets its one answer.
-            fault = defect(error, "routing a request")
-        if fault is not None:
-            await reply(self._bus, delivery, fault, {REQUEST_ID_HEADER: request_id_of(delivery)})
+        refusal = await answer_to(self._route(delivery), "routing a request")
+        if refusal is not None:
+            await reply(self._bus, delivery, refusal, {REQUEST_ID_HEADER: request_id_of(delivery)})
         await delivery.ack()
+
+    async def _route(self, delivery: Delivery) -> Fault | None:
+        """Send it on, or say why not."""
+        resolved = await self._resolve(delivery)
+        if isinstance(resolved, Fault):
+            return resolved
+        await self._send_on(delivery, resolved)
+        return None
 
     async def _resolve(self, delivery: Delivery) -> str | Fault:
         """The target to send it on to, or what the caller is told; a refusal ends a reservation."""
@@ -68,14 +73,17 @@ class Router:
                 if wanted.registered and not delivery.headers.get(ROUTED_HEADER):
                     return wanted.target
                 refusal = unknown(wanted)
-            yield from calls.release(moment, session, [request_id_of(delivery)])
+            yield from reservations.release(moment, session, [request_id_of(delivery)])
             return refusal
 
         return await self._ledger.do(steps)
 
     async def _send_on(self, delivery: Delivery, target: str) -> None:
-        """Publish it to its target, byte for byte, marked so that it cannot go round in a circle."""
-        await self._bus.declare(target_topology(target))
+        """Publish it to its target, byte for byte, marked so that it cannot go round in a circle.
+
+        While the broker is away it waits: the request comes again with the connection, and a fault told now would be
+        an answer beside that one's.
+        """
         envelope = Envelope(
             body=delivery.body,
             type=delivery.type,
@@ -84,10 +92,17 @@ class Router:
             headers={**headers_of(delivery), ROUTED_HEADER: 1},
             expiration_ms=delivery.expiration_ms,
         )
-        try:
-            await self._bus.publish(INVOKE, target, envelope)
-        except QueueFull:
-            raise Overloaded(f"The queue of target {target!r} is full", retry_after_ms=1000) from None
+        while True:
+            try:
+                await self._bus.declare(target_topology(target))
+                await self._bus.publish(INVOKE, target, envelope)
+            except QueueFull:
+                raise Overloaded(f"The queue of target {target!r} is full", retry_after_ms=1000) from None
+            except BrokerUnavailable as error:
+                log.warning("A request could not be sent on to its target and will be: %s", error.message)
+                await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                return
 
 
 def wanted_by(session: Session, delivery: Delivery) -> Steps[Wanted]:
@@ -95,7 +110,7 @@ def wanted_by(session: Session, delivery: Delivery) -> Steps[Wanted]:
     request = InvokeRequest.from_wire(delivery.body)
     named = request.names
     if delivery.routing_key and named is not None and named != delivery.routing_key:
-        raise BadRequest(f"target: the body names {named!r}, the routing key {delivery.routing_key!r}")
+        raise BadRequest(f"target: the body names {shown(named)!r}, the routing key {delivery.routing_key!r}")
     spelling = "provider" if request.target is None and request.provider is not None else "target"
     settled = yield from upkeep.target_of(session.id, request_id_of(delivery))
     # An empty name is a name, and an unknown one: it is not the default.
@@ -108,7 +123,7 @@ def wanted_by(session: Session, delivery: Delivery) -> Steps[Wanted]:
 def unknown(wanted: Wanted) -> UnknownTarget:
     """The fault that names what there is, worded as the caller spelled it (AgentV's sentence)."""
     return UnknownTarget(
-        f"Unknown {wanted.spelling} '{wanted.target}'. Available: {', '.join(wanted.available)}",
+        f"Unknown {wanted.spelling} '{shown(wanted.target)}'. Available: {', '.join(wanted.available)}",
         available_targets=wanted.available,
     )
 
@@ -119,7 +134,7 @@ def request_id_of(delivery: Delivery) -> str:
     return named if isinstance(named, str) and named else delivery.correlation_id or ""
 
 
-def headers_of(delivery: Delivery) -> dict[str, str | int | float | bool | None]:
-    """The headers that may be sent on: plain values; what a broker adds of its own is left behind."""
-    plain = {key: value for key, value in delivery.headers.items() if isinstance(value, str | int | float | bool)}
-    return {key: value for key, value in plain.items() if not key.startswith(("x-first-", "x-last-", "x-death"))}
+def headers_of(delivery: Delivery) -> dict[str, HeaderValue]:
+    """The headers that may be sent on; what a broker adds of its own is left behind."""
+    carried = carried_headers(delivery.headers)
+    return {key: value for key, value in carried.items() if not key.startswith(("x-first-", "x-last-", "x-death"))}

@@ -79,6 +79,19 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             registered_at bigint NOT NULL
         )""",
     ),
+    (
+        # When its caller took it back; and until when another delivery of it is known to wait for its answer.
+        "ALTER TABLE call ADD COLUMN cancelled_at bigint",
+        "ALTER TABLE call ADD COLUMN joined_until bigint NOT NULL DEFAULT 0",
+        "ALTER TABLE target ADD COLUMN paused_until bigint NOT NULL DEFAULT 0",
+        "CREATE INDEX call_taken_back ON call (incarnation) WHERE state = 'running' AND cancelled_at IS NOT NULL",
+    ),
+    (
+        # What the call took, where its provider said so; null otherwise, and before this migration.
+        "ALTER TABLE call ADD COLUMN tokens_input bigint",
+        "ALTER TABLE call ADD COLUMN tokens_output bigint",
+        "ALTER TABLE call ADD COLUMN tokens_cached bigint",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

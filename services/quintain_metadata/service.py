@@ -20,7 +20,7 @@ from quintain.contracts.ledger import (
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, BusError, Fault
 from quintain.routes import ADMIT, HEARTBEAT, REGISTER
-from quintain.service import defect, reply
+from quintain.service import answer_to, defect, reply
 from quintain.topology import (
     ADMIT_QUEUE,
     DEAD_QUEUE,
@@ -32,12 +32,14 @@ from quintain.topology import (
     target_topology,
 )
 from quintain_metadata import calls, upkeep
+from quintain_metadata.canceller import Canceller
 from quintain_metadata.dead import Undertaker
 from quintain_metadata.desk import Desk
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.operations import Operations
 from quintain_metadata.records import Call
 from quintain_metadata.routing import Router
+from quintain_metadata.watched import WatchedLedger
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +54,10 @@ class MetadataService:
     """Sessions, info, the ledger, routing and dead letters, over one bus and one ledger."""
 
     def __init__(self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None) -> None:
-        self._bus, self._ledger = bus, ledger
-        self._desk = Desk(ledger)
-        self._operations = Operations(bus, ledger, admin_sha256)
+        self._bus, self._ledger = bus, WatchedLedger(ledger)
+        self._desk = Desk(self._ledger)
+        canceller = Canceller(bus, self._ledger, self._desk)
+        self._operations = Operations(bus, self._ledger, canceller, admin_sha256)
         self._consumers: list[Consumer] = []
         self._sweeper: asyncio.Task[None] | None = None
         self._awake_at = 0.0
@@ -86,14 +89,7 @@ class MetadataService:
             await asyncio.gather(self._sweeper, return_exceptions=True)
 
     async def _on_ledger(self, delivery: Delivery) -> None:
-        answer: Message | Fault | None
-        try:
-            answer = await self._ledger_answer(delivery)
-        except Fault as fault:
-            answer = fault
-        except Exception as error:
-            # Whatever went wrong, the worker gets its answer.
-            answer = defect(error, f"answering {delivery.routing_key}")
+        answer = await answer_to(self._ledger_answer(delivery), f"answering {delivery.routing_key}")
         if answer is not None:
             await reply(self._bus, delivery, answer)
         await delivery.ack()
@@ -136,8 +132,7 @@ class MetadataService:
         while True:
             try:
                 return (await self._ledger.do(partial(calls.settle, ask=item)))[0]
-            except BudgetUnavailable as unavailable:
-                log.error("A settle waits for the ledger: %s", unavailable.message)
+            except BudgetUnavailable:
                 await asyncio.sleep(SWEEP_SECONDS)
             except Exception as error:
                 # What the ledger can never take ends here: it neither comes again for ever nor loses its neighbours.
@@ -153,6 +148,8 @@ class MetadataService:
                 # While the ledger was out of reach no worker could renew: that is a gap too.
                 self._awake_at = asyncio.get_running_loop().time()
                 await self._desk.try_again()
+            except BudgetUnavailable:
+                continue  # the ledger has said so itself
             except (Fault, BusError) as error:
                 log.error("The sweep failed and will be repeated: %s", error.message)
             except Exception as error:

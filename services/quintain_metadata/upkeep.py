@@ -1,8 +1,8 @@
-"""What the ledger does by itself: workers' leases, known targets, and the sweep of what time has ended."""
+"""What the ledger does by itself: workers' leases, known and paused targets, and the sweep of what time has ended."""
 
 from __future__ import annotations
 
-from quintain.contracts.ledger import LEASE_SECONDS, Heartbeat, LeaseRenewed, Register
+from quintain.contracts.ledger import LEASE_SECONDS, CallKey, Heartbeat, LeaseRenewed, Register
 from quintain_metadata import records, sessions
 from quintain_metadata.lifecycle import Event, State, transition
 from quintain_metadata.records import Moment
@@ -13,6 +13,12 @@ SWEEP_MOST = 500
 
 #: A worker whose lease lapsed this long ago is forgotten: no call of its can still be running.
 FORGET_MS = 24 * 60 * 60_000
+
+#: A target is paused for a day at most: who wants more asks again.
+LONGEST_PAUSE_MS = 24 * 60 * 60_000
+
+#: How many cancelled calls one heartbeat names at most; the others come with the next.
+TAKEN_BACK_MOST = 500
 
 
 def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
@@ -29,14 +35,48 @@ def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
 
 
 def renew(now: int, ask: Heartbeat) -> Steps[LeaseRenewed]:
-    """Renew a worker's lease; a worker this ledger does not know is told so, and registers again."""
+    """Renew a worker's lease and pause the targets it says; it is told what is paused, and which of its calls their
+    callers have cancelled. A worker this ledger does not know is told so, and registers again."""
+    for target, milliseconds in sorted((ask.pauses or {}).items()):
+        yield from pause(now, target, milliseconds)
     known = yield from one("SELECT 1 FROM worker WHERE incarnation = ?", ask.incarnation)
     yield from run(
         "INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (?, ?, ?)"
         " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until",
         *(ask.incarnation, ask.worker_id, now + int(LEASE_SECONDS * 1000)),
     )
-    return LeaseRenewed(now=now, known=known is not None)
+    return LeaseRenewed(
+        now=now,
+        known=known is not None,
+        paused=(yield from _paused(now)) or None,
+        taken_back=(yield from _taken_back(ask.incarnation)) or None,
+    )
+
+
+def pause(now: int, target: str, milliseconds: int) -> Steps[int | None]:
+    """Nobody calls this target for so long from now, a day at most; a pause is never made shorter. Returns until
+    when, or None where no such target is registered."""
+    until = now + min(milliseconds, LONGEST_PAUSE_MS)
+    row = yield from one(
+        "UPDATE target SET paused_until = CASE WHEN paused_until > ? THEN paused_until ELSE ? END WHERE name = ?"
+        " RETURNING paused_until",
+        *(until, until, target),
+    )
+    return None if row is None else row[0]
+
+
+def _paused(now: int) -> Steps[dict[str, int]]:
+    rows = yield from run("SELECT name, paused_until FROM target WHERE paused_until > ? ORDER BY name", now)
+    return {row[0]: row[1] for row in rows}
+
+
+def _taken_back(incarnation: str) -> Steps[list[CallKey]]:
+    rows = yield from run(
+        "SELECT session_id, request_id FROM call WHERE incarnation = ? AND state = 'running'"
+        " AND cancelled_at IS NOT NULL ORDER BY cancelled_at, session_id, request_id LIMIT ?",
+        *(incarnation, TAKEN_BACK_MOST),
+    )
+    return [CallKey(session_id=row[0], request_id=row[1]) for row in rows]
 
 
 def targets() -> Steps[list[str]]:

@@ -1,153 +1,132 @@
-"""The dataset: cases as JSON lines, streamed. Every line is checked before anything is called."""
+"""The dataset: cases streamed from a file, and every row checked before anything is called."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
-
-from quintain.contracts.invoke import ChatMessage, text_of
 from quintain.errors import ConfigError
-from quintain_runner.mistakes import MOST_TOLD, refusal, sentences
-
-#: What a line looks like, for whoever wrote another.
-EXAMPLE = '{"id": "1", "question": "What is the capital of France?", "expected": "Paris"}'
-
-_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected"})
-
-
-class Case(BaseModel):
-    """One row of a dataset. ``metadata`` is every field that has no meaning of its own here."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    id: Annotated[str, Field(min_length=1)]
-    question: Annotated[str, Field(min_length=1)] | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    system_prompt: str | None = None
-    expected: JsonValue = None
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
-
-    @property
-    def asked(self) -> str:
-        """The question as text: where the case has messages, the last that the user said."""
-        if self.question is not None:
-            return self.question
-        said = [message.content for message in self.messages or [] if message.role == "user"]
-        return text_of(said[-1]) if said else ""
+from quintain.graders import Case
+from quintain_runner.case_rows import EXAMPLE, LineMistake, Parsed, parse_csv, parse_lines
+from quintain_runner.choice import EVERY_ROW, Choice, Lottery
+from quintain_runner.dataset_spec import DatasetSpec
+from quintain_runner.fingerprint import Fingerprints, fingerprint
+from quintain_runner.grader_input import expected_text
+from quintain_runner.mistakes import MOST_TOLD, refusal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file of cases, and which of its rows count."""
+
+    path: Path
+    is_csv: bool = False
+    choice: Choice = EVERY_ROW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFacts:
-    """What the check of a dataset found out."""
+    """What the check of a dataset found out. The characters are those of all the cases that count, about."""
 
+    source: Source
     cases: int
     sha256: str
+    asked_characters: int = 0
+    expected_characters: int = 0
 
 
-class LineMistake(ValueError):
-    """A line that is not a case: what is wrong with it, and the mend."""
+def read_cases(source: Source) -> Generator[Case, None, None]:
+    """The cases that count, one at a time. Raises `ConfigError` at the first row that is none."""
+    with closing(_rows(source)) as rows:
+        yield from source.choice.chosen(_cases(source, rows))
 
 
-def read_cases(path: Path) -> Generator[Case, None, None]:
-    """The cases, one at a time. Raises `ConfigError` at the first line that is not one."""
-    for number, line in _lines(path):
-        try:
-            yield parse_case(line)
-        except LineMistake as mistake:
-            raise refusal(path, [f"line {number}: {mistake}"]) from None
-
-
-def check_dataset(path: Path) -> DatasetFacts:
-    """Read every line once. Raises `ConfigError` with all the mistakes, each with its line's number."""
+def check_dataset(spec: DatasetSpec, path: Path) -> DatasetFacts:
+    """Read every row once, up to the last that can count. Raises `ConfigError` with all the mistakes, each with its
+    line's number. ``path`` is the file; of a command, what it printed."""
+    source = Source(path=path, is_csv=spec.is_csv)
+    lottery, ids, sha = Lottery(spec), Fingerprints(), hashlib.sha256()
     mistakes: list[str] = []
-    ids: set[str] = set()
-    cases, wrong, sha = 0, 0, hashlib.sha256()
-    for number, line in _lines(path):
-        sha.update(line)
-        cases += 1
-        mistake = _mistake_in(line, ids)
+    rows, wrong, asked, expected = 0, 0, 0, 0
+    for number, row in _rows(source, sha.update):
+        rows += 1
+        mistake = _mistake(row, ids)
         if mistake is not None:
             wrong += 1
             if wrong <= MOST_TOLD:
                 mistakes.append(f"line {number}: {mistake}")
+        elif isinstance(row, Case) and lottery.pass_by(row):
+            asked += _length(row)
+            expected += len(expected_text(row) or "")
+            if lottery.is_over:
+                break
     if wrong:
         raise refusal(path, mistakes, more=wrong - len(mistakes))
-    if not cases:
+    _refuse_none(path, spec, rows, lottery)
+    share = lottery.chosen / lottery.selected
+    return DatasetFacts(
+        source=replace(source, choice=lottery.drawn()),
+        cases=lottery.chosen,
+        sha256=_identity(sha.hexdigest(), spec),
+        asked_characters=round(asked * share),
+        expected_characters=round(expected * share),
+    )
+
+
+def _refuse_none(path: Path, spec: DatasetSpec, rows: int, lottery: Lottery) -> None:
+    if not rows:
         raise refusal(path, [f"the dataset has no cases; write one to a line, such as {EXAMPLE}"])
-    return DatasetFacts(cases=cases, sha256=sha.hexdigest())
+    if not lottery.selected:
+        fields = ", ".join(spec.where)
+        raise refusal(path, [f"where selects none of its {rows:,} rows; check {fields}"])
 
 
-def parse_case(line: bytes) -> Case:
-    """The case of one line. Raises `LineMistake`."""
-    row = _object(line)
-    case_id = row.get("id")
-    if isinstance(case_id, int | float) and not isinstance(case_id, bool):
-        row["id"] = str(case_id)
-    elif not isinstance(case_id, str) or not case_id:
-        raise LineMistake(f"it has no id (text or a number); write {EXAMPLE}")
-    if (row.get("question") is None) == (row.get("messages") is None):
-        raise LineMistake("give one of question (text) and messages (a list of {role, content})")
-    own = {key: value for key, value in row.items() if key in _OWN_FIELDS}
-    others = {key: value for key, value in row.items() if key not in _OWN_FIELDS}
-    try:
-        return Case.model_validate({**own, "metadata": others})
-    except ValidationError as error:
-        raise LineMistake("; ".join(sentences(error, {}))) from None
-
-
-def _mistake_in(line: bytes, ids: set[str]) -> str | None:
-    try:
-        case = parse_case(line)
-    except LineMistake as mistake:
-        return str(mistake)
-    if case.id in ids:
-        return f"the id {case.id!r} is used before; ids tell cases apart: rename one"
-    ids.add(case.id)
+def _mistake(row: Case | LineMistake, ids: Fingerprints) -> str | None:
+    if isinstance(row, LineMistake):
+        return str(row)
+    known = fingerprint(row.id)
+    if known in ids:
+        return f"the id {row.id!r} is used before; ids tell cases apart: rename one"
+    ids.add(known)
     return None
 
 
-def _object(line: bytes) -> dict[str, object]:
+def _identity(sha256: str, spec: DatasetSpec) -> str:
+    if spec.is_whole:
+        return sha256
+    choice = spec.model_dump(include={"where", "sample", "seed", "limit"})
+    return hashlib.sha256(json.dumps([sha256, choice], sort_keys=True).encode()).hexdigest()
+
+
+def _length(case: Case) -> int:
+    said = case.question or "".join(str(message.content) for message in case.messages or [])
+    return len(said) + len(case.system_prompt or "")
+
+
+def _cases(source: Source, rows: Iterator[Parsed]) -> Iterator[Case]:
+    for number, row in rows:
+        if isinstance(row, LineMistake):
+            raise refusal(source.path, [f"line {number}: {row}"])
+        yield row
+
+
+def _rows(source: Source, seen: Callable[[bytes], object] = len) -> Generator[Parsed, None, None]:
+    """Every row of a file; ``seen`` is given each of its lines."""
     try:
-        row = json.loads(line.decode(), parse_constant=_refuse_constant, parse_float=_finite)
-    except UnicodeDecodeError:
-        raise LineMistake("it is not UTF-8; save the file in that encoding") from None
-    except json.JSONDecodeError as error:
-        raise LineMistake(
-            f"it is not JSON ({error.msg}, column {error.colno}); each line is one object: {EXAMPLE}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise LineMistake(f"it is not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise LineMistake(f"it is JSON, but not an object; write {EXAMPLE}")
-    return row
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits} is too large a number")
-    return number
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                if content.strip():
-                    yield number, content
+        with source.path.open("rb") as file:
+            lines = _seen(file, seen)
+            yield from parse_csv(lines) if source.is_csv else parse_lines(lines)
     except OSError as error:
         raise ConfigError(
-            f"{path}: the dataset cannot be read ({error.strerror}); its path is relative to the evaluation file"
+            f"{source.path}: the dataset cannot be read ({error.strerror}); its path is relative to the evaluation file"
         ) from None
+
+
+def _seen(lines: Iterable[bytes], seen: Callable[[bytes], object]) -> Iterator[bytes]:
+    for line in lines:
+        seen(line)
+        yield line

@@ -5,59 +5,33 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from quintain.config.yaml_file import read_yaml
-from quintain.contracts.metadata import DEFAULT_MAX_CALLS, Count
+from quintain.contracts.metadata import Count
 from quintain.contracts.names import TargetName
+from quintain_runner.dataset_spec import Dataset, DatasetSpec
+from quintain_runner.grader_specs import GRADER_MODELS, GraderSpec, Section
 from quintain_runner.mistakes import Models, refusal, sentences
 
-#: How long one grader execution may take where the file says nothing, in seconds; AgentV's default.
-DEFAULT_TIMEOUT_SECONDS = 120.0
 
-#: A grader's name is a key of the results and a part of its session's label: one line of text.
-GraderName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")]
-Word = Annotated[str, StringConstraints(min_length=1)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class GraderCalls(_Section):
-    """What one execution of a grader may call."""
-
-    max_calls: Count = DEFAULT_MAX_CALLS
-
-
-class GraderSpec(_Section):
-    """One grader: an executable under AgentV's contract, or one that is built in."""
-
-    name: GraderName
-    command: Annotated[list[Word], Field(min_length=1)] | None = None
-    builtin: Literal["exact", "contains"] | None = None
-    judge_target: TargetName | None = None
-    target: GraderCalls = GraderCalls()
-    timeout_seconds: Annotated[float, Field(gt=0)] = DEFAULT_TIMEOUT_SECONDS
-
-    @model_validator(mode="after")
-    def _is_of_one_kind(self) -> Self:
-        if (self.command is None) == (self.builtin is None):
-            raise ValueError('give one of command (such as ["python", "judge.py"]) and builtin (such as exact)')
-        return self
-
-
-class EvaluationSpec(_Section):
+class EvaluationSpec(Section):
     """What the file says. ``targets`` is None where it names none: then the only one configured is meant."""
 
-    dataset: Word
+    dataset: Dataset
+    """The cases: a file of JSON lines or CSV, or what a command prints; and which of them count."""
     targets: Annotated[list[TargetName], Field(min_length=1)] | None = None
+    """The systems under test, by the names they have in the configuration."""
     max_calls: Count | None = None
+    """The budget of the whole run in calls, graders included; if absent, what the plan can need at most."""
     repeats: Annotated[int, Field(ge=1)] = 1
+    """How often each target is asked each case."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The least mean score; below it the exit code is 3."""
     graders: Annotated[list[GraderSpec], Field(min_length=1)]
+    """Who grades; a row's score is their mean."""
 
     @model_validator(mode="after")
     def _names_each_once(self) -> Self:
@@ -86,13 +60,8 @@ class Evaluation:
 
     @property
     def folder(self) -> Path:
-        """Where its graders run, and what its dataset's path is relative to."""
+        """Where its graders run, and where every path in it starts."""
         return self.path.absolute().parent
-
-    @property
-    def dataset(self) -> Path:
-        """The dataset's file."""
-        return self.folder / self.spec.dataset
 
     @property
     def sha256(self) -> str:
@@ -100,7 +69,11 @@ class Evaluation:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-_MODELS: Models = {(): EvaluationSpec, ("graders", "*"): GraderSpec, ("graders", "*", "target"): GraderCalls}
+_MODELS: Models = {
+    (): EvaluationSpec,
+    ("dataset",): DatasetSpec,
+    **{("graders", "*", *place): model for place, model in GRADER_MODELS.items()},
+}
 
 
 def load_evaluation(path: Path) -> Evaluation:

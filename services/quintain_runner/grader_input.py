@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result
-from quintain_runner.dataset import Case
+from quintain.graders import Case
+from quintain_runner.tool_calls import write_message
 
 JsonObject = dict[str, JsonValue]
 
@@ -64,7 +65,7 @@ def _conversation(case: Case) -> list[JsonValue]:
 
 
 def _messages(messages: Sequence[ChatMessage | OutputMessage]) -> list[JsonValue]:
-    return [message.model_dump(mode="json") for message in messages]
+    return [write_message(message) for message in messages]
 
 
 def _expected_messages(case: Case) -> list[JsonValue]:

@@ -29,6 +29,10 @@ STDERR_TOLD = 300
 _DRAIN_SECONDS = 1.0
 
 
+#: What the name of a script ends with.
+_SCRIPTS = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb", ".pl")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraderCommand:
     """What to run, where, with which environment, and for how long at most."""
@@ -51,19 +55,16 @@ async def run_grader(command: GraderCommand, stdin: bytes) -> bytes:
         question.write(stdin)
         question.seek(0)
         async with collecting(out) as stdout, collecting(err) as stderr:
-            process = await _start(command, question, stdout, stderr)
+            process = await start_grader(command, question, stdout, stderr)
             stdout.close()
             stderr.close()
             try:
                 async with asyncio.timeout(command.timeout_seconds):
                     await process.wait()
             except TimeoutError:
-                raise GraderError(
-                    f"It hung past its timeout of {command.timeout_seconds:g} s and was killed; raise its "
-                    "timeout_seconds, or see what it waits for"
-                ) from None
+                raise GraderError(hang_sentence(command.timeout_seconds)) from None
             finally:
-                _kill_group(process.pid)
+                kill_group(process.pid)
                 await process.wait()
             await _ended(out)
             await _ended(err)
@@ -74,6 +75,14 @@ async def run_grader(command: GraderCommand, stdin: bytes) -> bytes:
     return out.data
 
 
+def hang_sentence(timeout_seconds: float) -> str:
+    """What is said of a grader that took too long."""
+    return (
+        f"It hung past its timeout of {timeout_seconds:g} s and was killed; raise its timeout_seconds, or see what it "
+        "waits for"
+    )
+
+
 def crash_sentence(exit_code: int, stderr: bytes) -> str:
     """How a grader crashed: its exit code or signal, and the end of what it wrote on stderr, tokens masked."""
     how = f"exit code {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
@@ -81,7 +90,8 @@ def crash_sentence(exit_code: int, stderr: bytes) -> str:
     return f"It crashed ({how}): {last}" if last else f"It crashed ({how}) and wrote nothing on stderr"
 
 
-async def _start(command: GraderCommand, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> Process:
+async def start_grader(command: GraderCommand, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> Process:
+    """Start a grader's program in a group of its own. Raises `GraderError` where it cannot be."""
     program, *rest = command.argv
     try:
         return await asyncio.create_subprocess_exec(
@@ -101,14 +111,34 @@ async def _start(command: GraderCommand, stdin: IO[bytes], stdout: IO[bytes], st
         ) from None
 
 
+def mistake_in(command: GraderCommand) -> str | None:
+    """Why a program cannot be started as far as can be told without starting it; None where nothing speaks against it.
+
+    Of a script that an interpreter is to run it is looked at whether the file is there.
+    """
+    program, *rest = command.argv
+    found = _found(program, command.env)
+    if os.sep in found:
+        path = command.folder / found
+        if not path.is_file() or not os.access(path, os.X_OK):
+            return f"its command {program!r}: there is no program {path} that may be executed"
+    elif shutil.which(found, path=command.env.get("PATH", os.defpath)) is None:
+        return f"its command {program!r} is on no path; install it, or give its path"
+    script = next((word for word in rest if word.endswith(_SCRIPTS) and not word.startswith("-")), None)
+    if script is not None and not (command.folder / script).exists():
+        return f"its command: there is no file {command.folder / script}"
+    return None
+
+
 def _found(program: str, env: Mapping[str, str]) -> str:
     # Debian has python3 and no python: there, and in a virtualenv nobody activated, it is the runner's own.
-    if program == "python" and shutil.which(program, path=env.get("PATH")) is None:
+    if program == "python" and shutil.which(program, path=env.get("PATH", os.defpath)) is None:
         return sys.executable
     return program
 
 
-def _kill_group(group: int) -> None:
+def kill_group(group: int) -> None:
+    """Kill all of a process group that still runs."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

@@ -12,7 +12,8 @@ from pydantic_core import ErrorDetails
 from quintain.config.tree import place
 from quintain.errors import ConfigError
 
-#: Which model stands at which place, so that an unknown key's neighbours are known; ``"*"`` is any list item.
+#: Which model stands at which place, so that an unknown key's neighbours are known; ``"*"`` is any list item, and
+#: what `tagged` makes is the kind that was chosen there.
 Models = Mapping[tuple[str, ...], type[BaseModel]]
 
 #: How many mistakes one error tells of; the rest is a number.
@@ -38,6 +39,11 @@ def sentences(error: ValidationError, models: Models) -> list[str]:
     return [_sentence(detail, models) for detail in error.errors(include_url=False, include_input=False)]
 
 
+def tagged(kind: str) -> str:
+    """The name of a kind as a part of a place: no key looks like it, and no sentence shows it."""
+    return f"<{kind}>"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The mend of a misspelt name, to end a sentence with: the nearest known one, or all of them."""
     known = list(known)
@@ -57,9 +63,14 @@ def _sentence(detail: ErrorDetails, models: Models) -> str:
 
 
 def _at(parts: Sequence[str | int], what: str) -> str:
-    return f"{place(parts)}: {what}" if parts else what
+    shown = [part for part in parts if isinstance(part, int) or not _is_tag(part)]
+    return f"{place(shown)}: {what}" if shown else what
+
+
+def _is_tag(part: str) -> bool:
+    return part.startswith("<") and part.endswith(">")
 
 
 def _known_keys(parts: Sequence[str | int], models: Models) -> list[str]:
     model = models.get(tuple("*" if isinstance(part, int) else part for part in parts))
-    return [] if model is None else list(model.model_fields)
+    return [] if model is None else [field.alias or name for name, field in model.model_fields.items()]

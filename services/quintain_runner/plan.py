@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
-from quintain_runner.dataset import Case
+from quintain.graders import Case
 from quintain_runner.evaluation import Evaluation
+from quintain_runner.grader_specs import most_calls
+from quintain_runner.kept import Kept
 from quintain_runner.mistakes import nearest
 from quintain_runner.rows import Key, Mark, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One case asked of one target once. ``repeat`` and ``tries`` count from 1."""
+    """One case asked of one target once. ``repeat`` counts from 1; ``before`` is what its latest row left, if any."""
 
     case: Case
     target: str
     repeat: int
-    tries: int = 1
+    before: Mark | None = None
 
     @property
     def key(self) -> Key:
         """What its row is of."""
         return Key(self.case.id, self.target, self.repeat)
+
+    @property
+    def tries(self) -> int:
+        """The number of this try, from 1.
+
+        Where the target answered and a grader failed it is the same call again: the ledger answers it, uncharged.
+        """
+        if self.before is None:
+            return 1
+        return self.before.tries if self.before.answered else self.before.tries + 1
 
     @property
     def request_id(self) -> str:
@@ -48,24 +60,28 @@ class Trial:
         )
 
 
-def trials(cases: Iterable[Case], targets: Sequence[str], *, repeats: int, kept: Mapping[Key, Mark]) -> Iterator[Trial]:
-    """Every trial that has no kept row, in the dataset's order; an errored one with its next try."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """Which ungraded rows are asked again, under a new request id and a new charge."""
+
+    errors: bool = True
+    in_doubt: bool = False
+
+    def asks(self, mark: Mark) -> bool:
+        """Whether the trial that left this is to be tried once more."""
+        return self.errors if mark.status is Status.ERROR else self.in_doubt
+
+
+def trials(cases: Iterable[Case], target: str, *, repeats: int, kept: Kept, again: Again) -> Iterator[Trial]:
+    """Every trial of a target that has no kept row, in the dataset's order."""
     for case in cases:
-        for target in targets:
-            for repeat in range(1, repeats + 1):
-                mark = kept.get(Key(case.id, target, repeat))
-                if mark is None or mark.status is Status.ERROR:
-                    yield Trial(case=case, target=target, repeat=repeat, tries=next_try(mark))
-
-
-def next_try(mark: Mark | None) -> int:
-    """The number of the next try after this row, from 1.
-
-    Where the target answered and a grader failed it is the same call again: the ledger answers it, uncharged.
-    """
-    if mark is None:
-        return 1
-    return mark.tries if mark.answered else mark.tries + 1
+        for repeat in range(1, repeats + 1):
+            key = Key(case.id, target, repeat)
+            if kept.is_graded(key):
+                continue
+            mark = kept.mark(key)
+            if mark is None or again.asks(mark):
+                yield Trial(case=case, target=target, repeat=repeat, before=mark)
 
 
 def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequence[str] = ()) -> tuple[str, ...]:
@@ -85,6 +101,11 @@ def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequ
             known = configured if name in offered else [target for target in offered if target in configured]
             raise ConfigError(f"{evaluation.path}: unknown target {name!r}{nearest(name, known)}")
     return tuple(dict.fromkeys(wanted))
+
+
+def most_per_trial(evaluation: Evaluation) -> int:
+    """What one trial may cost at most, in calls: the answer, and every grader's limit."""
+    return 1 + sum(most_calls(grader) for grader in evaluation.spec.graders)
 
 
 def check_known(names: Iterable[tuple[str, str]], available: Sequence[str]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
 
-from quintain_runner.closing import score
-from quintain_runner.tally import Board, Tally
+from quintain_runner.board import Board
+from quintain_runner.figures import score
+from quintain_runner.live_view import live_view
+from quintain_runner.tally import Tally
 from quintain_runner.terminal import shown
 
 #: How often a run lets its progress draw, in seconds: at most 4 times a second.
@@ -80,8 +82,7 @@ class Lines:
     def start(self, board: Board) -> None:
         """Say what is to be done."""
         self._board, self._at, self._done = board, self._clock(), board.done
-        kept = f", {board.done} kept from before" if board.done else ""
-        self._print(f"{board.trials} trials: {board.cases} cases for {', '.join(board.tallies)}{kept}")
+        self._print(opening_line(board))
 
     def tick(self) -> None:
         """Write a line where one is due."""
@@ -118,6 +119,7 @@ class LiveTable:
     def start(self, board: Board) -> None:
         """Draw the table for the first time."""
         self._board, self._started = board, self._clock()
+        self._console.print(shown(opening_line(board)), soft_wrap=True)
         self._live = Live(self._table(board), console=self._console, auto_refresh=False, transient=True)
         self._live.start(refresh=True)
 
@@ -134,7 +136,8 @@ class LiveTable:
             self._live.stop()
 
     def _table(self, board: Board) -> RenderableType:
-        return live_table(board, minutes=(self._clock() - self._started) / 60)
+        now = datetime.now().astimezone()
+        return live_view(board, seconds=self._clock() - self._started, width=self._console.width, now=now)
 
 
 def progress_on(console: Console, env: Mapping[str, str]) -> Progress:
@@ -144,27 +147,17 @@ def progress_on(console: Console, env: Mapping[str, str]) -> Progress:
     return Lines(console)
 
 
+def opening_line(board: Board) -> str:
+    """What is to be done, and what becomes of the rows of before."""
+    resumed = f", {board.resumed}" if board.resumed else ""
+    return f"{board.trials} trials: {board.cases} cases for {', '.join(board.tallies)}{resumed}"
+
+
 def line_of(board: Board) -> str:
     """The board as one line."""
     targets = "; ".join(f"{name} {_short(tally)}" for name, tally in board.tallies.items())
-    return f"{board.done}/{board.trials} {targets}"
-
-
-def live_table(board: Board, *, minutes: float) -> Table:
-    """The board as a table; ``minutes`` since the run began, for the rate of calls."""
-    table = Table("target")
-    for column in ("done", "errors", "mean score", "calls/min"):
-        table.add_column(column, justify="right")
-    for name, tally in board.tallies.items():
-        made = tally.calls - board.calls_before[name]
-        table.add_row(
-            shown(name),
-            f"{tally.done}/{tally.trials}",
-            str(tally.errors),
-            score(tally.mean_score),
-            f"{made / minutes:.0f}" if minutes > 0 else "-",
-        )
-    return table
+    budget = f" calls {board.budget.calls}/{board.budget.max_calls}" if board.budget.max_calls else ""
+    return f"{board.done}/{board.trials} {targets}{budget}"
 
 
 def _short(tally: Tally) -> str:

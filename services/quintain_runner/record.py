@@ -11,10 +11,15 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from quintain.config.references import without_secrets
+from quintain.contracts.ledger import TargetCard
 from quintain.errors import ConfigError
+from quintain_runner.analysis import Analysis
 from quintain_runner.atomic import replacing
+from quintain_runner.cost import Cost
 from quintain_runner.evaluation import Evaluation
 from quintain_runner.results import FILE_NAME as RESULTS_NAME
+from quintain_runner.revision import Revision, revision_of
 from quintain_runner.summary import RunSummary
 
 FILE_NAME = "run.json"
@@ -36,24 +41,62 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What is told of a run when it has ended: what its rows say, and what they cost, where that is known."""
+
+    analysis: Analysis | None = None
+    cost: Cost | None = None
+
+    def to_wire(self) -> dict[str, object]:
+        """As ``run.json`` has it."""
+        told = {"statistics": self.analysis, "cost": self.cost}
+        return {
+            name: None if one is None else one.model_dump(by_alias=True, exclude_none=True, mode="json")
+            for name, one in told.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a run's calls are accounted for: its session, who keeps its calls, and the targets as they are known here.
+
+    No card holds a key.
+    """
+
+    session_id: str | None = None
+    calls: str = "calls.jsonl"
+    cards: tuple[TargetCard, ...] = ()
+
+    def to_wire(self) -> dict[str, object]:
+        """As ``run.json`` has it."""
+        cards = [card.model_dump(by_alias=True, exclude_none=True, mode="json") for card in self.cards]
+        return {"sessionId": self.session_id, "calls": self.calls, "cards": cards}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A run's record: what was configured, and when it was first started."""
+    """A run's record: what was configured, from which revision, and when it was first started."""
 
     evaluation: Evaluation
     targets: tuple[str, ...]
     identity: Identity
     started_at: str
+    revision: Revision | None = None
+    origin: Origin = Origin()
 
 
 def identity_of(evaluation: Evaluation, dataset_sha256: str) -> Identity:
     """The identity of an evaluation on a dataset with this hash."""
     graders = [
-        grader.model_dump(include={"name", "command", "builtin", "judge_target"}) for grader in evaluation.spec.graders
+        grader.model_dump(by_alias=True, exclude_none=True, exclude={"target", "timeout_seconds"})
+        for grader in evaluation.spec.graders
     ]
     return Identity(dataset=dataset_sha256, graders=_sha256(graders))
 
 
-def begin_record(folder: Path, evaluation: Evaluation, targets: Sequence[str], identity: Identity) -> Record:
+def begin_record(
+    folder: Path, evaluation: Evaluation, targets: Sequence[str], identity: Identity, origin: Origin | None = None
+) -> Record:
     """The record of this folder's run, taken up where there is one.
 
     Raises `ConfigError` where the folder holds the results of another evaluation.
@@ -66,10 +109,14 @@ def begin_record(folder: Path, evaluation: Evaluation, targets: Sequence[str], i
         targets=tuple(targets),
         identity=identity,
         started_at=str(held.get("startedAt")) if held else _now(),
+        revision=revision_of(evaluation.folder),
+        origin=origin or Origin(),
     )
 
 
-def write_record(folder: Path, record: Record, summary: RunSummary, *, ended: bool) -> None:
+def write_record(
+    folder: Path, record: Record, summary: RunSummary, *, ended: bool, findings: Findings | None = None
+) -> None:
     """Write the record with these counts, in one step. Raises `QuintainError` where the disk refuses it."""
     spec = record.evaluation.spec
     content = {
@@ -77,17 +124,24 @@ def write_record(folder: Path, record: Record, summary: RunSummary, *, ended: bo
         "configuration": {
             "evaluation": str(record.evaluation.path),
             "evaluationSha256": record.evaluation.sha256,
-            "content": record.evaluation.text,
+            "content": without_secrets(record.evaluation.text),
             "identity": asdict(record.identity),
             "targets": list(record.targets),
             "repeats": spec.repeats,
             "threshold": spec.threshold,
             "maxCalls": summary.max_calls,
         },
-        "versions": {"quintain": _version(), "python": platform.python_version()},
+        "versions": {
+            "quintain": _version(),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
+        "revision": None if record.revision is None else record.revision.to_wire(),
+        **record.origin.to_wire(),
         "startedAt": record.started_at,
         "endedAt": _now() if ended else None,
         **summary.to_wire(),
+        **(findings or Findings()).to_wire(),
     }
     if not ended:
         content["exitCode"] = None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from quintain.batching import Batcher
 from quintain.contracts.message import explain
 from quintain.errors import ConfigError, QuintainError
-from quintain_runner.atomic import replacing, sync_folder
-from quintain_runner.rows import Key, Mark, Row
+from quintain_runner.atomic import holding, replacing, sync_folder
+from quintain_runner.kept import Kept
+from quintain_runner.rows import Key, Row, Status
 
 FILE_NAME = "results.jsonl"
 
@@ -25,23 +26,32 @@ FILE_NAME = "results.jsonl"
 _MOST_TOGETHER = 1024
 
 
+class _Line(NamedTuple):
+    """A row, the bytes of its line, and the offset at which that ends."""
+
+    row: Row
+    line: bytes
+    end: int
+
+
 class ResultFile:
     """The rows of one output folder. Made by `open_results`, which holds the folder's lock."""
 
-    def __init__(self, path: Path, kept: dict[Key, Mark], superseded: int) -> None:
+    def __init__(self, path: Path, kept: Kept) -> None:
         self.path = path
-        self._kept, self._superseded = kept, superseded
+        #: What the file held when it was opened.
+        self.kept = kept
         self._file = FileIO(path, "ab")
         self._size = path.stat().st_size
         self._batches = Batcher(self._write_batch, most=_MOST_TOGETHER)
 
-    def kept(self) -> dict[Key, Mark]:
-        """What the file held when it was opened: the latest row of each key."""
-        return self._kept
+    async def append(self, row: Row, *, supersedes: bool = False) -> None:
+        """Write a row; returns when it is on the disk. ``supersedes``: the file has one of its key already.
 
-    async def append(self, row: Row) -> None:
-        """Write a row; returns when it is on the disk. Raises `QuintainError` where the disk refuses it."""
-        self._superseded += row.key in self._kept
+        Raises `QuintainError` where the disk refuses it.
+        """
+        if supersedes:
+            self.kept.supersede(row.key)
         await self._batches.add(row.model_dump_json(by_alias=True).encode() + b"\n")
 
     async def close(self, *, compacted: bool = False) -> None:
@@ -51,8 +61,8 @@ class ResultFile:
         """
         try:
             await self._batches.add(b"")
-            if compacted and self._superseded:
-                await asyncio.to_thread(_compact, self.path)
+            if compacted and self.kept.any_superseded:
+                await asyncio.to_thread(_compact, self.path, self.kept)
         finally:
             self._file.close()
 
@@ -80,8 +90,7 @@ async def open_results(folder: Path) -> AsyncIterator[ResultFile]:
 
     Raises `ConfigError` where another run is writing there, or where the file holds what is no row.
     """
-    lock = await asyncio.to_thread(_locked, folder)
-    try:
+    with holding(folder, folder):
         results = await asyncio.to_thread(_opened, folder / FILE_NAME)
         try:
             yield results
@@ -90,41 +99,44 @@ async def open_results(folder: Path) -> AsyncIterator[ResultFile]:
             await results.close()
             raise
         await results.close(compacted=True)
-    finally:
-        os.close(lock)
 
 
-def _locked(folder: Path) -> int:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written to ({error.strerror}); give another --output") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise ConfigError(
-            f"{folder}: another `quintain run` is writing there; wait for it, or give another --output"
-        ) from None
-    return lock
+def calls_in(folder: Path) -> int:
+    """What the rows of this folder say that was charged for them."""
+    return sum(tally.calls for tally in kept_in(folder).tallies.values())
+
+
+def kept_in(folder: Path) -> Kept:
+    """What the rows of this folder mean for going on; nothing where there are none yet."""
+    kept = Kept()
+    path = folder / FILE_NAME
+    if path.is_file():
+        for row, _, _ in _rows(path):
+            kept.add(row)
+    return kept
+
+
+def rows_that_count(folder: Path, kept: Kept) -> Iterator[Row]:
+    """The rows of this folder without the superseded ones, in their order; ``kept`` is what `kept_in` said of it.
+
+    Raises `ConfigError` where the file holds what is no row.
+    """
+    return (line.row for line in _counting(folder / FILE_NAME, kept))
 
 
 def _opened(path: Path) -> ResultFile:
-    kept: dict[Key, Mark] = {}
-    superseded, whole = 0, 0
+    kept, whole = Kept(), 0
     path.touch()
-    for row, end in _rows(path):
-        superseded += row.key in kept
-        kept[row.key] = Mark.of(row)
+    for row, _, end in _rows(path):
+        kept.add(row)
         whole = end
     os.truncate(path, whole)
     sync_folder(path.parent)
-    return ResultFile(path, kept, superseded)
+    return ResultFile(path, kept)
 
 
-def _rows(path: Path) -> Iterator[tuple[Row, int]]:
-    """Every whole row with the offset at which it ends; a torn last line is no row."""
+def _rows(path: Path) -> Iterator[_Line]:
+    """Every whole row; a torn last line is no row."""
     offset = 0
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -132,31 +144,49 @@ def _rows(path: Path) -> Iterator[tuple[Row, int]]:
             offset += len(line)
             row = _row(line, f"{path}: line {number}", last=offset == size) if line.strip() else None
             if row is not None:
-                yield row, offset
+                yield _Line(row, line, offset)
 
 
 def _row(line: bytes, where: str, *, last: bool) -> Row | None:
-    mend = "mend or remove the line, or give another --output"
-    try:
-        content = json.loads(line)
-    except ValueError:
-        if last:
-            return None
-        raise ConfigError(f"{where} is not JSON; {mend}") from None
     if last and not line.endswith(b"\n"):
         return None
     try:
-        return Row.model_validate(content)
+        return Row.model_validate_json(line)
     except ValidationError as error:
-        raise ConfigError(f"{where} is not a row of this version ({explain(error)}); {mend}") from None
+        mend = "mend or remove the line, or give another --output"
+        if _is_json(line):
+            raise ConfigError(f"{where} is not a row of this version ({explain(error)}); {mend}") from None
+        if last:
+            return None
+        raise ConfigError(f"{where} is not JSON; {mend}") from None
 
 
-def _compact(path: Path) -> None:
-    latest = {row.key: end for row, end in _rows(path)}
-    ends = set(latest.values())
-    with replacing(path) as new, path.open("rb") as old:
-        offset = 0
-        for line in old:
-            offset += len(line)
-            if offset in ends:
-                new.write(line)
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _compact(path: Path, kept: Kept) -> None:
+    """Leave out what was superseded."""
+    with replacing(path) as new:
+        for counting in _counting(path, kept):
+            new.write(counting.line)
+
+
+def _counting(path: Path, kept: Kept) -> Iterator[_Line]:
+    """Of a key with several rows the one that counts, and every other row."""
+    if not path.is_file():
+        return
+    counts: dict[Key, int] = {}
+    graded: set[Key] = set()
+    for row, _, end in _rows(path) if kept.any_superseded else ():
+        if kept.has_several(row.key) and row.key not in graded:
+            counts[row.key] = end
+            if row.status is Status.GRADED:
+                graded.add(row.key)
+    for line in _rows(path):
+        if counts.get(line.row.key, line.end) == line.end:
+            yield line

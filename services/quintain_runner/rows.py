@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from pydantic import AliasChoices, Field, field_serializer
+from pydantic import AliasChoices, Field, JsonValue, field_serializer
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
@@ -73,6 +73,7 @@ class GraderRow(Message):
     passed: bool | None = Field(default=None, validation_alias=_PASS, serialization_alias="pass")
     reason: str | None = None
     checks: list[CheckRow] = Field(default_factory=list)
+    details: dict[str, JsonValue] | None = Field(default=None, exclude_if=_absent)
     error: str | None = Field(default=None, exclude_if=_absent)
     calls: int = 0
 
@@ -84,6 +85,7 @@ class GraderRow(Message):
             passed=verdict.passed,
             reason=verdict.reason,
             checks=[CheckRow.of(check) for check in verdict.checks],
+            details=verdict.details,
             calls=calls,
         )
 

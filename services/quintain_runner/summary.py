@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
 from pathlib import Path
 
-from quintain.contracts.metadata import Info
-from quintain_runner.tally import Board, Tally
+from quintain_runner.board import Board
+from quintain_runner.finishing import calls_left
+from quintain_runner.tally import Tally
 
 #: A mean this close below the threshold is the rounding of its own last digit.
 _ROUNDING = 1e-9
@@ -63,13 +63,19 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """How a run ended. ``calls`` and ``max_calls`` are the ledger's word on the run's session."""
+    """How a run ended. ``calls`` and ``max_calls`` are the ledger's word on the run's session.
+
+    ``calls_without_row`` of them were spent on what left no row: a grader that was killed with its run, and began
+    again. ``calls_left`` is what the open trials are reckoned to take.
+    """
 
     cases: int
     per_target: dict[str, Counts]
     total: Counts
     calls: int
     max_calls: int
+    calls_without_row: int = 0
+    calls_left: int = 0
     threshold: float | None
     parked: bool
     results: Path
@@ -89,31 +95,31 @@ class RunSummary:
     def to_wire(self) -> dict[str, object]:
         """The totals as ``run.json`` and ``--json`` write them."""
         totals = {"cases": self.cases, **self.total.to_wire(), "calls": self.calls, "maxCalls": self.max_calls}
+        if self.calls_without_row:
+            totals["callsWithoutRow"] = self.calls_without_row
+        if self.parked:
+            totals["callsLeft"] = self.calls_left
         targets = {name: {"cases": self.cases, **counts.to_wire()} for name, counts in self.per_target.items()}
         return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets}
 
 
-def summarize(board: Board, info: Info, *, threshold: float | None, parked: bool, results: Path) -> RunSummary:
-    """The summary of what the board shows and the ledger says."""
+def summarize(
+    board: Board, *, threshold: float | None, parked: bool, results: Path, most_per_trial: int = 1
+) -> RunSummary:
+    """The summary of what the board shows; ``most_per_trial`` is what one trial may cost at most, in calls."""
+    tallies = list(board.tallies.values())
     return RunSummary(
         cases=board.cases,
         per_target={name: _counts([tally]) for name, tally in board.tallies.items()},
-        total=_counts(list(board.tallies.values())),
-        calls=info.call_count,
-        max_calls=info.max_calls,
+        total=_counts(tallies),
+        calls=board.budget.calls,
+        max_calls=board.budget.max_calls,
+        calls_without_row=max(0, board.budget.calls - board.calls_in_rows),
+        calls_left=calls_left(tallies, most_per_trial=most_per_trial),
         threshold=threshold,
         parked=parked,
         results=results,
     )
-
-
-def calls_to_finish(summary: RunSummary) -> int:
-    """What ``max_calls`` would have to be for the waiting trials too, if they cost what the others did."""
-    total = summary.total
-    done = total.trials - total.waiting
-    per_trial = max(1.0, total.calls / done) if done else 1.0
-    open_trials = total.waiting + total.errors
-    return summary.calls + max(1, math.ceil(per_trial * open_trials))
 
 
 def _counts(tallies: Sequence[Tally]) -> Counts:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from quintain_runner.rows import Key, Mark, Row, Status
-
-#: How many errors wait to be shown; the rest is in the results.
-_ERRORS_WAITING = 20
+from quintain_runner.rows import Mark, Status
 
 
 class Tally:
@@ -19,6 +14,8 @@ class Tally:
         self.trials = trials
         self.by_status = dict.fromkeys(Status, 0)
         self.passed = self.calls = self.input_tokens = self.output_tokens = 0
+        #: What the graded rows cost, and the sum of the squares of that: how much it scatters.
+        self.graded_calls = self.graded_calls_squared = 0
         # Exact, so that the order in which cases end changes nothing.
         self._score_sum = Fraction()
 
@@ -31,6 +28,21 @@ class Tally:
         self.output_tokens += times * mark.output_tokens
         if mark.status is Status.GRADED:
             self._score_sum += times * Fraction(mark.score)
+            self.graded_calls += times * mark.calls
+            self.graded_calls_squared += times * mark.calls**2
+
+    def __iadd__(self, other: Tally) -> Tally:
+        """Add what another one counted; how many rows there are to be stays."""
+        for status, count in other.by_status.items():
+            self.by_status[status] += count
+        self.passed += other.passed
+        self.calls += other.calls
+        self.input_tokens += other.input_tokens
+        self.output_tokens += other.output_tokens
+        self.graded_calls += other.graded_calls
+        self.graded_calls_squared += other.graded_calls_squared
+        self._score_sum += other._score_sum
+        return self
 
     @property
     def graded(self) -> int:
@@ -61,41 +73,3 @@ class Tally:
     def mean_score(self) -> float | None:
         """The mean over the graded rows; None where there is none. Errors are never a score of 0."""
         return float(self._score_sum / self.graded) if self.graded else None
-
-
-class Board:
-    """What a run has done so far: a tally per target, and the errors nobody has shown yet."""
-
-    def __init__(self, targets: Sequence[str], *, cases: int, repeats: int, kept: Mapping[Key, Mark]) -> None:
-        self._kept, self._repeats = kept, repeats
-        self.cases = cases
-        self.tallies = {target: Tally(cases * repeats) for target in targets}
-        self._errors: deque[str] = deque(maxlen=_ERRORS_WAITING)
-        for key, mark in kept.items():
-            if key.target in self.tallies and key.repeat <= repeats:
-                self.tallies[key.target].add(mark)
-        self.calls_before = {target: tally.calls for target, tally in self.tallies.items()}
-
-    def add(self, row: Row) -> None:
-        """Count a row of this run."""
-        tally, before = self.tallies[row.target], self._kept.get(row.key)
-        if before is not None:
-            tally.add(before, times=-1)
-        tally.add(Mark.of(row))
-        if row.error is not None:
-            self._errors.append(f"{row.case_id} · {row.target}: {row.error.error}")
-
-    def new_errors(self) -> Iterator[str]:
-        """The errors since this was last asked; of a flood the latest ones."""
-        while self._errors:
-            yield self._errors.popleft()
-
-    @property
-    def trials(self) -> int:
-        """How many rows there will be."""
-        return sum(tally.trials for tally in self.tallies.values())
-
-    @property
-    def done(self) -> int:
-        """How many rows there are."""
-        return sum(tally.done for tally in self.tallies.values())

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.errors import BudgetExhausted, Expired, Fault, TimedOut, WorkerLost
-from quintain_runner.grading import Bench, grade
+from quintain_runner.grading import Bench
+from quintain_runner.patience import patiently
 from quintain_runner.plan import Trial
-from quintain_runner.rows import BUDGET_EXHAUSTED, GRADER_FAILED, GraderRow, Row, RowError, Status
+from quintain_runner.rows import BUDGET_EXHAUSTED, GraderRow, Row, RowError, Status
 
 #: Charged, and nobody knows what came of it.
 _UNKNOWN_OUTCOMES = (TimedOut, WorkerLost, Expired)
@@ -39,7 +40,7 @@ class _Grades:
 async def run_trial(trial: Trial, bench: Bench) -> Outcome:
     """Run one trial to its row. Raises what is no `Fault`: a bus that is gone ends the run."""
     try:
-        result = await bench.session.send(trial.request, request_id=trial.request_id)
+        result = await _ask(trial, bench)
     except BudgetExhausted:
         return Outcome(row=None, budget_spent=True)
     except Fault as fault:
@@ -50,20 +51,28 @@ async def run_trial(trial: Trial, bench: Bench) -> Outcome:
     return Outcome(row=_graded(trial, result, grades), budget_spent=grades.budget_spent)
 
 
+async def _ask(trial: Trial, bench: Bench) -> Result:
+    request, request_id = trial.request, trial.request_id
+    return await patiently(
+        lambda: bench.session.send(request, request_id=request_id),
+        lambda error: bench.heard(trial.target, error),
+    )
+
+
 async def _grade_all(trial: Trial, result: Result, bench: Bench) -> _Grades:
     """Every grader in its order, up to the first without a verdict: the row errs, so the others' calls are saved."""
     rows: dict[str, GraderRow] = {}
     usage = TokenUsage()
     for grader in bench.graders:
         try:
-            graded = await grade(grader, trial, result, bench)
+            graded = await grader.grade(trial, result, bench)
         except Fault as fault:
             return _Grades(rows, usage, RowError(code=fault.code, error=f"grader {grader.name}: {fault.message}"))
         rows[grader.name] = graded.row
         usage += graded.token_usage
         if graded.row.error is not None:
             sentence = f"grader {grader.name}: {graded.row.error}"
-            return _Grades(rows, usage, RowError(code=GRADER_FAILED, error=sentence))
+            return _Grades(rows, usage, RowError(code=graded.code, error=sentence))
     return _Grades(rows, usage)
 
 
@@ -83,6 +92,7 @@ def _for_want_of_budget(error: RowError, max_calls: int) -> RowError:
 
 def _faulted(trial: Trial, fault: Fault) -> Row:
     in_doubt = fault.charged and isinstance(fault, _UNKNOWN_OUTCOMES)
+    before = _spent_before(trial)
     return Row(
         case_id=trial.case.id,
         target=trial.target,
@@ -90,12 +100,15 @@ def _faulted(trial: Trial, fault: Fault) -> Row:
         tries=trial.tries,
         status=Status.IN_DOUBT if in_doubt else Status.ERROR,
         error=RowError(code=fault.code, error=fault.message),
-        calls=int(fault.charged),
+        calls=before.calls + (0 if before.has_call else int(fault.charged)),
+        token_usage=before.token_usage,
     )
 
 
 def _graded(trial: Trial, result: Result, grades: _Grades) -> Row:
     scores = [row.score for row in grades.rows.values() if row.score is not None]
+    before = _spent_before(trial)
+    asking = TokenUsage() if before.has_call else result.token_usage or TokenUsage()
     return Row(
         case_id=trial.case.id,
         target=trial.target,
@@ -106,7 +119,24 @@ def _graded(trial: Trial, result: Result, grades: _Grades) -> Row:
         score=None if grades.error else sum(scores) / len(scores),
         graders=grades.rows,
         error=grades.error,
-        calls=1 + grades.calls,
-        token_usage=(result.token_usage or TokenUsage()) + grades.token_usage,
+        calls=before.calls + (0 if before.has_call else 1) + grades.calls,
+        token_usage=before.token_usage + asking + grades.token_usage,
         duration_ms=result.duration_ms,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What a trial's rows of before spent. ``has_call``: this try's call is among it."""
+
+    calls: int
+    token_usage: TokenUsage
+    has_call: bool
+
+
+def _spent_before(trial: Trial) -> _Before:
+    mark = trial.before
+    if mark is None:
+        return _Before(0, TokenUsage(), has_call=False)
+    usage = TokenUsage(input=mark.input_tokens, output=mark.output_tokens)
+    return _Before(mark.calls, usage, has_call=mark.answered)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from pydantic import JsonValue, TypeAdapter
 
 from quintain.errors import QuintainError
 
@@ -14,11 +16,17 @@ PASS_SCORE = 0.5
 #: The smallest useful thing to print, for a grader's author.
 EXAMPLE = '{"score": 1.0, "reason": "the answer is right"}'
 
+#: How much of a grader's own error is told, in characters.
+_ERROR_TOLD = 300
+
 #: Where a shape keeps its checks, and under which key a check says that it passed.
 _CHECK_LISTS = (("checks", "pass"), ("assertions", "passed"))
 
 #: The first shape's two lists of plain text, and what each says.
 _TEXT_LISTS = (("hits", True), ("misses", False))
+
+
+_DETAILS = TypeAdapter(dict[str, JsonValue])
 
 
 class GraderError(QuintainError):
@@ -45,11 +53,22 @@ class Verdict:
     passed: bool
     reason: str | None = None
     checks: tuple[Check, ...] = ()
+    details: dict[str, JsonValue] | None = None
 
 
 def read_verdict(stdout: bytes) -> Verdict:
     """The verdict in what a grader printed. Raises `GraderError` with a sentence for the grader's author."""
-    said = _object(stdout)
+    return verdict_of(_object(stdout))
+
+
+def verdict_of(said: Mapping[str, object]) -> Verdict:
+    """The verdict in what a grader said, in any of the three shapes.
+
+    Raises `GraderError`; what a grader that looks at many cases says of one it cannot grade, ``{"error": …}``, too.
+    """
+    refused = _text(said.get("error"))
+    if refused is not None:
+        raise GraderError(f"It said: {refused[:_ERROR_TOLD]}")
     checks = tuple(_checks(said))
     score, passed = _score(said.get("score"), "score"), said.get("pass")
     if passed is not None and not isinstance(passed, bool):
@@ -61,6 +80,7 @@ def read_verdict(stdout: bytes) -> Verdict:
         passed=score >= PASS_SCORE if passed is None else passed,
         reason=_text(said.get("reason")) or _text(said.get("reasoning")),
         checks=checks,
+        details=_details(said.get("details")),
     )
 
 
@@ -88,7 +108,7 @@ def _derived(checks: tuple[Check, ...], *, passed: bool | None) -> float:
     raise GraderError(f"Its JSON has none of score, pass, checks, assertions, hits and misses; print {EXAMPLE}")
 
 
-def _checks(said: dict[str, object]) -> Iterator[Check]:
+def _checks(said: Mapping[str, object]) -> Iterator[Check]:
     for name, pass_key in _CHECK_LISTS:
         for number, item in enumerate(_items(said.get(name))):
             # AgentV leaves out what is no check; so do we.
@@ -105,6 +125,16 @@ def _checks(said: dict[str, object]) -> Iterator[Check]:
         for item in _items(said.get(name)):
             if isinstance(item, str):
                 yield Check(text=_mended(item), passed=passed)
+
+
+def _details(value: object) -> dict[str, JsonValue] | None:
+    if not isinstance(value, dict) or not value:
+        return None
+    try:
+        # Once more through JSON, so that no half of a surrogate pair and no NaN gets further.
+        return _DETAILS.validate_json(_mended(json.dumps(value, ensure_ascii=False, allow_nan=False)))
+    except (ValueError, RecursionError):
+        raise GraderError("Its details are no JSON that can be kept: NaN, or nested too deeply") from None
 
 
 def _items(value: object) -> list[object]:

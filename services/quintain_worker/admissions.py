@@ -26,9 +26,15 @@ SILENCE_SECONDS = 30.0
 
 @dataclass(slots=True)
 class _Waiting:
-    #: None: the worker stops, and this attempt is not to run.
+    target: str
+    #: None: the call is given back, and this attempt is not to run.
     answer: asyncio.Future[Admission | None]
     heard_at: float
+
+    def let_go(self) -> None:
+        """Give the call back, unless its answer is here."""
+        if not self.answer.done():
+            self.answer.set_result(None)
 
 
 class Admissions:
@@ -38,6 +44,7 @@ class Admissions:
         self._bus, self._caller, self._clock, self._incarnation = bus, caller, clock, incarnation
         self._waiting: dict[str, _Waiting] = {}
         self._stopped = False
+        self._out_of_reach = False
         self._batcher: Batcher[Admit] = Batcher(self._send, lanes=2)
 
     def start(self) -> None:
@@ -48,12 +55,17 @@ class Admissions:
         """Admit nothing from now on: what waits is told so at once."""
         self._stopped = True
         for waiting in self._waiting.values():
-            if not waiting.answer.done():
-                waiting.answer.set_result(None)
+            waiting.let_go()
+
+    def let_go(self, target: str) -> None:
+        """Wait no more for this target: what waits is told so at once, what comes may wait again."""
+        for waiting in self._waiting.values():
+            if waiting.target == target:
+                waiting.let_go()
 
     async def ask(self, admit: Admit, *, timeout_seconds: float) -> Admission | None:
         """The ledger's word on this attempt; waits while another holds the call, or its target is at its limit.
-        None where the worker stops first.
+        None where the call is to be given back: the worker stops, or its target was let go.
 
         Raises `Expired` when the time is over and `BudgetUnavailable` when the ledger is out of reach: the attempt
         must then be settled as never sent, so that a grant on its way is void.
@@ -61,7 +73,7 @@ class Admissions:
         if self._stopped:
             return None
         loop = asyncio.get_running_loop()
-        waiting = self._waiting[admit.attempt_id] = _Waiting(loop.create_future(), loop.time())
+        waiting = self._waiting[admit.attempt_id] = _Waiting(admit.target, loop.create_future(), loop.time())
         ends = loop.time() + timeout_seconds
         try:
             while True:
@@ -80,7 +92,14 @@ class Admissions:
         try:
             await self._batcher.add(admit)
         except BusError as error:
-            log.warning("An admit could not be sent and will be repeated: %s", error.message)
+            # Every call that waits repeats its admit every few seconds: an outage is told when it begins, and ends.
+            if not self._out_of_reach:
+                log.warning("Admits cannot be sent and will be repeated: %s", error.message)
+            self._out_of_reach = True
+        else:
+            if self._out_of_reach:
+                log.warning("Admits can be sent again")
+            self._out_of_reach = False
 
     async def _send(self, items: list[Admit]) -> None:
         envelope = Envelope(

@@ -10,16 +10,22 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from pydantic_core import from_json
+
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, Outcome
+from quintain.contracts.text import whole
 from quintain.errors import Fault, ProviderFailed, ReplyTooLarge
 from quintain_worker.port import Answer
-from quintain_worker.trying import Ending
+from quintain_worker.trying import Ending, as_charged
 
 log = logging.getLogger(__name__)
 
 #: A reply may be this large on the wire; the broker's own limit is above it.
 MOST_REPLY_BYTES = 8 * 1024 * 1024
+
+#: What is around a result in a settle: whoever cannot read one settle drops all that came with it.
+SETTLE_AROUND = (b'{"items":[{"reply":', b"}]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +47,25 @@ class Took:
 
 
 def said_of(ending: Ending, grant: Admission, took: Took) -> Said:
-    """What an attempt's ending comes to."""
+    """What an attempt's ending comes to: an ending with an answer or a fault."""
     if ending.fault is not None:
-        return Said(ending.fault, ending.outcome)
+        # Unbilled as this attempt was, the ledger keeps the call in doubt for an earlier one: the caller is told so.
+        fault = as_charged(ending.fault, charged=True) if grant.unproven else ending.fault
+        return Said(fault, ending.outcome)
     assert ending.answer is not None, "an ending has an answer or a fault"
     try:
         result = _result(ending.answer, ending.tries, grant, took)
-        size = len(result.to_wire())
+        wire = result.to_wire()
+        # A nesting that can be written need not be one that can be read.
+        from_json(SETTLE_AROUND[0] + wire + SETTLE_AROUND[1])
     except Exception:
         # Whatever a provider's words do to us: it worked, and its call is at its end.
         log.exception("An answer of target %s cannot be carried", took.target)
         return Said(ProviderFailed("The provider answered what no reply can carry", charged=True), Outcome.CHARGED)
-    if size > MOST_REPLY_BYTES:
+    if len(wire) > MOST_REPLY_BYTES:
         too_large = ReplyTooLarge(f"The provider's answer is larger than {MOST_REPLY_BYTES} bytes")
         return Said(too_large, Outcome.CHARGED)
-    return Said(result, Outcome.RESULT, size)
+    return Said(result, Outcome.RESULT, len(wire))
 
 
 def _result(answer: Answer, tries: int, grant: Admission, took: Took) -> Result:
@@ -75,13 +85,3 @@ def _result(answer: Answer, tries: int, grant: Admission, took: Took) -> Result:
         call_count=grant.call_count,
         max_calls=grant.max_calls,
     )
-
-
-def whole(text: str) -> str:
-    """The text without halves of characters, which no UTF-8 can carry: a model cut off in the middle of an emoji
-    leaves one."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

@@ -1,35 +1,30 @@
-"""A call's life in the worker: read, admit, ask the provider, settle and reply, acknowledge. In this order.
+"""A call's life in the worker: read, join or admit, ask the provider, settle, reply, acknowledge. In this order.
 
 The delivery is acknowledged only after the settle is confirmed into its quorum queue and the reply is confirmed or
-returned: whatever dies in between, the message comes again and the ledger knows what became of it. What became of a
-call is known here alone, so both are published again for as long as the broker is away.
+returned: whatever dies in between, the message comes again and the ledger knows what became of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from quintain.batching import Batcher
-from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.clock import Clock
+from quintain.bus.base import Delivery
 from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.ledger import Admission, Admit, Outcome, Settle, SettleBatch
+from quintain.contracts.ledger import Admission, Admit, Outcome, Settle
 from quintain.contracts.message import Message
-from quintain.errors import BrokerUnavailable, BudgetUnavailable, BusError, Expired, Fault
-from quintain.routes import INVOKE, REQUEST_ID_HEADER, SETTLE
-from quintain.service import reply
-from quintain_worker.admissions import Admissions
-from quintain_worker.answering import Took, said_of
-from quintain_worker.incoming import Incoming, headers_of, read, request_id_of
+from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
+from quintain_worker.answering import Said, Took, said_of
+from quintain_worker.desk import Desk
+from quintain_worker.incoming import Incoming, read, request_id_of
+from quintain_worker.pause import Pause
+from quintain_worker.pieces import Pieces
 from quintain_worker.port import Provider
-from quintain_worker.trying import Patience, attempt
-
-log = logging.getLogger(__name__)
+from quintain_worker.running import Question, Run
+from quintain_worker.trying import Attempt, Ending, Patience
 
 #: A deadline where the request names none, for waiting at the admission desk: the ledger has the session's own.
 UNNAMED_DEADLINE_SECONDS = 600.0
@@ -37,11 +32,12 @@ UNNAMED_DEADLINE_SECONDS = 600.0
 #: Deadlines are at most this far ahead (``protocol.md`` §2): a delivery is never held for longer.
 MOST_AHEAD_SECONDS = 25 * 60.0
 
-#: The pause before a settle or a reply that could not be published goes out again, in seconds.
-PAUSE_SECONDS = 0.5
+#: More tries than any target allows: a later attempt's pieces void those of every try of an earlier one.
+MOST_TRIES = 1_000
 
-#: A settle with a result larger than this is a message of its own: a batch of them would be larger than a broker takes.
-ALONE_BYTES = 64 * 1024
+#: Whoever waits for a word on a call waits at least so long, in seconds: a word that comes with the deadline, of a call
+#: that ended at it, is the better answer.
+LAST_WORD_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,39 +50,20 @@ class Served:
     timeout_seconds: float | None = None
 
 
-class Desk:
-    """What every call of a worker shares: the bus, the ledger's door, the clock."""
-
-    def __init__(self, bus: Bus, admissions: Admissions, clock: Clock, incarnation: str) -> None:
-        self.bus, self.admissions, self.clock = bus, admissions, clock
-        self._incarnation = incarnation
-        self._settles: Batcher[Settle] = Batcher(self._send, lanes=4)
-
-    async def settle(self, item: Settle, *, size: int = 0) -> None:
-        """Record what became of an attempt: returns when the broker has it in a quorum queue, however long that
-        takes. ``size`` is the length of its result in bytes."""
-        while True:
-            try:
-                await (self._settles.add(item) if size <= ALONE_BYTES else self._send([item]))
-            except BusError as error:
-                log.warning("A settle could not be sent and will be repeated: %s", error.message)
-                await asyncio.sleep(PAUSE_SECONDS)
-            else:
-                return
-
-    async def _send(self, items: list[Settle]) -> None:
-        body = SettleBatch(incarnation=self._incarnation, items=items).to_wire()
-        await self.bus.publish(SETTLE.exchange, SETTLE.key, Envelope(body=body, type=SETTLE.key))
-
-
-def handler_of(served: Served, desk: Desk) -> Callable[[Delivery], Awaitable[None]]:
+def handler_of(served: Served, desk: Desk, pause: Pause) -> Callable[[Delivery], Awaitable[None]]:
     """The handler of one target's queue."""
 
     async def handle(delivery: Delivery) -> None:
         if not delivery.reply_to or not delivery.correlation_id:
             await delivery.dead_letter()
             return
-        await _Call(served, desk, delivery).live()
+        try:
+            incoming = read(delivery, served.name)
+        except Fault as fault:
+            await desk.tell(delivery, fault, request_id_of(delivery))
+            await delivery.ack()
+            return
+        await _Call(served, desk, pause, delivery, incoming).live()
 
     return handle
 
@@ -94,33 +71,66 @@ def handler_of(served: Served, desk: Desk) -> Callable[[Delivery], Awaitable[Non
 class _Call:
     """One delivery, from its arrival to its acknowledgement."""
 
-    def __init__(self, served: Served, desk: Desk, delivery: Delivery) -> None:
-        self._served, self._desk, self._delivery = served, desk, delivery
-        self._attempt_id = secrets.token_hex(16)
+    def __init__(self, served: Served, desk: Desk, pause: Pause, delivery: Delivery, incoming: Incoming) -> None:
+        self._served, self._desk, self._pause = served, desk, pause
+        self._delivery, self._incoming = delivery, incoming
+        self._attempt_id = desk.attempt_ids.next()
         self._arrived_ms = desk.clock.now_ms()
 
     async def live(self) -> None:
+        question = self._question()
         try:
-            incoming = read(self._delivery, self._served.name)
+            while (other := self._desk.running.of(question)) is not None:
+                if (result := await self._join(other)) is not None:
+                    await self._end(result)
+                    return
         except Fault as fault:
-            await self._end(fault, request_id_of(self._delivery))
+            await self._end(fault)
             return
+        with self._desk.running.begin(question) as run:
+            await self._live(run)
+
+    def _question(self) -> Question:
+        problem = self._incoming.problem
+        return Question(
+            token=self._incoming.token.text,
+            session_id=self._incoming.token.id,
+            request_id=self._incoming.request_id,
+            target=self._served.name,
+            body_sha256=self._incoming.body_sha256,
+            problem=None if problem is None else problem.message,
+        )
+
+    async def _join(self, other: Run) -> Result | None:
+        """The result of the same call, which is in this worker's hands already; None when that ended otherwise."""
         try:
-            admission = await self._admit(incoming)
-        except (Expired, BudgetUnavailable) as silence:
-            await self._give_up(incoming, silence)
+            return await other.join(max(self._left(), 0.0) + LAST_WORD_SECONDS)
+        except TimeoutError:
+            raise Expired("The deadline passed while another delivery ran the call", charged=other.granted) from None
+
+    async def _live(self, run: Run) -> None:
+        try:
+            async with run.abortable():
+                admission = await self._admit()
+        except (Expired, BudgetUnavailable, Cancelled) as fault:
+            # A grant may still be on its way: this makes it void.
+            await self._desk.settle(self._settle(Outcome.NEVER_SENT, fault))
+            await self._end(fault)
             return
         if admission is None:
-            await self._give_back(incoming)
+            await self._give_back(run, Outcome.NEVER_SENT)
         elif admission.fault is not None:
-            await self._end(admission.fault.raised(), incoming.request_id)
+            await self._end(admission.fault.raised())
         elif admission.replay is not None:
-            await self._end(admission.replay, incoming.request_id)
+            await self._end(admission.replay)
         else:
-            await self._run(incoming, admission)
+            await self._run(run, admission)
 
-    async def _admit(self, incoming: Incoming) -> Admission | None:
-        ask = Admit.model_construct(
+    async def _admit(self) -> Admission | None:
+        if self._pause.too_long:
+            return None
+        incoming = self._incoming
+        ask = Admit.trusted(
             token=incoming.token.text,
             request_id=incoming.request_id,
             attempt_id=self._attempt_id,
@@ -129,63 +139,72 @@ class _Call:
             deadline=incoming.deadline,
             problem=None if incoming.problem is None else FaultReply.of(incoming.problem),
         )
-        return await self._desk.admissions.ask(ask, timeout_seconds=max(self._left(incoming), 1.0))
+        return await self._desk.admissions.ask(ask, timeout_seconds=max(self._left(), LAST_WORD_SECONDS))
 
-    def _left(self, incoming: Incoming) -> float:
+    def _left(self) -> float:
         """Seconds until the deadline, as far as this worker knows it."""
-        if incoming.deadline is None:
+        if self._incoming.deadline is None:
             return UNNAMED_DEADLINE_SECONDS
-        return min(self._desk.clock.seconds_until(incoming.deadline), MOST_AHEAD_SECONDS)
+        return min(self._desk.clock.seconds_until(self._incoming.deadline), MOST_AHEAD_SECONDS)
 
-    async def _give_up(self, incoming: Incoming, silence: Fault) -> None:
-        # A grant may still be on its way: this makes it void.
-        await self._desk.settle(self._settle(incoming, Outcome.NEVER_SENT, silence))
-        await self._end(silence, incoming.request_id)
-
-    async def _give_back(self, incoming: Incoming) -> None:
-        """This worker stops: another one gets the call. As a copy, because what is given back counts as delivered,
-        and a queue lets go of what was delivered too often."""
-        await self._desk.settle(self._settle(incoming, Outcome.NEVER_SENT))
-        copy = Envelope(
-            body=self._delivery.body,
-            type=self._delivery.type,
-            correlation_id=self._delivery.correlation_id,
-            reply_to=self._delivery.reply_to,
-            headers=headers_of(self._delivery),
-            expiration_ms=max(1, int(self._left(incoming) * 1000)),
-        )
-        await self._desk.bus.publish(INVOKE.exchange, self._served.name, copy)
-        await self._delivery.ack()
-
-    async def _run(self, incoming: Incoming, grant: Admission) -> None:
-        assert incoming.request is not None, "the ledger refuses a request with a problem"
-        left = self._desk.clock.seconds_until(grant.deadline)
-        if self._served.timeout_seconds is not None:
-            left = min(left, self._served.timeout_seconds)
-        patience = Patience(self._served.most_tries, asyncio.get_running_loop().time() + left)
+    async def _run(self, run: Run, grant: Admission) -> None:
+        run.granted = True
         began = time.perf_counter()
-        ending = await attempt(self._served.provider, incoming.request, patience)
+        ending = await self._ending(run, grant)
+        if ending.given_back:
+            await self._give_back(run, ending.outcome)
+            return
         took_ms = (time.perf_counter() - began) * 1000
-        queued_ms = 0 if incoming.published is None else max(0, self._arrived_ms - incoming.published)
+        published = self._incoming.published
+        queued_ms = 0 if published is None else max(0, self._arrived_ms - published)
         said = said_of(ending, grant, Took(target=self._served.name, duration_ms=took_ms, queued_ms=queued_ms))
-        await asyncio.gather(
-            self._desk.settle(self._settle(incoming, said.outcome, said.answer, grant), size=said.size),
-            self._reply(said.answer, incoming.request_id),
-        )
-        await self._delivery.ack()
+        # In this order: a reply that went out before its settle, with a worker that then died, would be followed by
+        # the answer of another attempt.
+        await self._record(run, said, grant)
+        await self._end(said.answer)
 
-    def _settle(
-        self,
-        incoming: Incoming,
-        outcome: Outcome,
-        answer: Result | Fault | None = None,
-        grant: Admission | None = None,
-    ) -> Settle:
+    async def _ending(self, run: Run, grant: Admission) -> Ending:
+        assert self._incoming.request is not None, "the ledger refuses a request with a problem"
+        ends = asyncio.get_running_loop().time() + self._desk.clock.seconds_until(grant.deadline)
+        patience = Patience(self._served.most_tries, ends, self._served.timeout_seconds, grant.unproven)
+        async with self._pieces(grant) as heard:
+            attempt = Attempt(self._served.provider, self._incoming.request, patience, self._pause, heard)
+            try:
+                async with run.abortable():
+                    return await attempt.run()
+            except Cancelled:
+                return attempt.taken_back()
+
+    @contextlib.asynccontextmanager
+    async def _pieces(self, grant: Admission) -> AsyncIterator[Callable[[int, str], None] | None]:
+        """Whom to tell the pieces of the answer, for a caller that asked for them."""
+        if not self._incoming.listens:
+            yield None
+            return
+        pieces = Pieces(
+            self._desk.bus, self._delivery, self._incoming.request_id, before=(grant.attempt - 1) * MOST_TRIES
+        )
+        try:
+            yield pieces.heard
+        finally:
+            await pieces.close()
+
+    async def _record(self, run: Run, said: Said, grant: Admission) -> None:
+        settle = self._settle(said.outcome, said.answer, keep=grant.store_replies)
+        await self._desk.settle(settle, size=said.size)
+        run.end(said.answer if isinstance(said.answer, Result) else None)
+
+    async def _give_back(self, run: Run, outcome: Outcome) -> None:
+        """The call goes on elsewhere, or later: nobody is answered, and nothing is owed."""
+        await self._desk.settle(self._settle(outcome))
+        run.end(None)
+        await self._desk.give_back(self._delivery, self._served.name, left_seconds=self._left())
+
+    def _settle(self, outcome: Outcome, answer: Result | Fault | None = None, *, keep: bool = False) -> Settle:
         result = answer if isinstance(answer, Result) else None
-        keep = result is not None and grant is not None and grant.store_replies
-        return Settle.model_construct(
-            session_id=incoming.token.id,
-            request_id=incoming.request_id,
+        return Settle.trusted(
+            session_id=self._incoming.token.id,
+            request_id=self._incoming.request_id,
             attempt_id=self._attempt_id,
             outcome=outcome,
             reply=result if keep else None,
@@ -193,16 +212,6 @@ class _Call:
             token_usage=None if result is None else result.token_usage,
         )
 
-    async def _end(self, answer: Message | Fault, request_id: str) -> None:
-        await self._reply(answer, request_id)
+    async def _end(self, answer: Message | Fault) -> None:
+        await self._desk.tell(self._delivery, answer, self._incoming.request_id)
         await self._delivery.ack()
-
-    async def _reply(self, answer: Message | Fault, request_id: str) -> None:
-        while True:
-            try:
-                await reply(self._desk.bus, self._delivery, answer, {REQUEST_ID_HEADER: request_id})
-            except BrokerUnavailable as error:
-                log.warning("A reply could not be sent and will be repeated: %s", error.message)
-                await asyncio.sleep(PAUSE_SECONDS)
-            else:
-                return

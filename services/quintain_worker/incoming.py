@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quintain.bus.base import Delivery, HeaderValue
+from quintain.bus.base import Delivery
 from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.names import request_id_in, shown
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.routes import (
+    ACCEPT_CHUNKS,
+    ACCEPT_HEADER,
     DEADLINE_HEADER,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
@@ -33,7 +37,8 @@ MOST_SENTENCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One request as it came; ``problem`` is what is wrong with it where ``request`` is None."""
+    """One request as it came; ``problem`` is what is wrong with it where ``request`` is None. ``listens``: its caller
+    asked for the pieces of the answer as they come."""
 
     token: SessionToken
     request_id: str
@@ -42,6 +47,7 @@ class Incoming:
     body_sha256: str
     request: InvokeRequest | None
     problem: Fault | None
+    listens: bool
 
 
 def read(delivery: Delivery, target: str) -> Incoming:
@@ -62,12 +68,13 @@ def read(delivery: Delivery, target: str) -> Incoming:
         deadline, problem = None, brief(fault)
     return Incoming(
         token=token,
-        request_id=request_id[:128] or "-",
+        request_id=request_id_in(request_id),
         deadline=deadline,
         published=_published(headers),
         body_sha256=hashlib.sha256(delivery.body).hexdigest(),
         request=request,
         problem=problem,
+        listens=ACCEPT_CHUNKS in re.split(r"[,\s]+", _text(headers, ACCEPT_HEADER) or ""),
     )
 
 
@@ -75,13 +82,13 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
     version = _number(delivery.headers, PROTOCOL_HEADER)
     if version not in {None, PROTOCOL_VERSION}:
         raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
-    if not 1 <= len(request_id) <= 128:
-        raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters")
+    if request_id != request_id_in(request_id):
+        raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
     if len(delivery.body) > MOST_BODY_BYTES:
         raise PayloadTooLarge(f"The body has {len(delivery.body)} bytes; the limit is {MOST_BODY_BYTES}")
     request = InvokeRequest.from_wire(delivery.body)
     if request.names is not None and request.names != target:
-        raise BadRequest(f"target: the body names {request.names!r}, the routing key {target!r}")
+        raise BadRequest(f"target: the body names {shown(request.names)!r}, the routing key {target!r}")
     return request
 
 
@@ -95,11 +102,6 @@ def brief(fault: Fault) -> Fault:
 def request_id_of(delivery: Delivery) -> str:
     """The idempotency key: the header, else the correlation id."""
     return _text(delivery.headers, REQUEST_ID_HEADER) or delivery.correlation_id or ""
-
-
-def headers_of(delivery: Delivery) -> dict[str, HeaderValue]:
-    """The headers that a copy of this delivery carries: plain values."""
-    return {key: value for key, value in delivery.headers.items() if isinstance(value, str | int | float | bool)}
 
 
 def _text(headers: Mapping[str, object], name: str) -> str | None:

@@ -1,14 +1,20 @@
-"""The worker's lease: registered once, renewed every few seconds, so that its calls are known to be in hands."""
+"""The worker's lease: registered once, renewed every few seconds, so that its calls are known to be in hands.
+
+With it the worker tells which targets' providers asked for a pause, and hears which targets are paused for everybody
+and which of its calls were taken back.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 
 from quintain.caller import Caller
 from quintain.clock import Clock
-from quintain.contracts.ledger import HEARTBEAT_SECONDS, Heartbeat, LeaseRenewed, Register, TargetCard
+from quintain.contracts.ledger import HEARTBEAT_SECONDS, Heartbeat, LeaseRenewed, Register
 from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
 
@@ -22,14 +28,15 @@ REGISTER_SECONDS = 10.0
 
 
 class Lease:
-    """One worker process's lease."""
+    """One worker process's lease. ``heard`` is given every answer of the ledger's."""
 
-    def __init__(
-        self, caller: Caller, clock: Clock, worker_id: str, incarnation: str, cards: Sequence[TargetCard]
-    ) -> None:
+    def __init__(self, caller: Caller, clock: Clock, register: Register, heard: Callable[[LeaseRenewed], None]) -> None:
         self._caller, self._clock = caller, clock
-        self._worker_id, self._incarnation = worker_id, incarnation
-        self._cards = list(cards)
+        self._card, self._heard = register, heard
+        self._known = True
+        #: Until when a target is paused (the loop's seconds), as long as the ledger has not been told.
+        self._untold: dict[str, float] = {}
+        self._due = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -39,7 +46,7 @@ class Lease:
         """
         while True:
             try:
-                self._learn(await self._register())
+                await self._register()
             except BrokerRefused:
                 raise
             except (NoAnswer, BusError, Fault) as error:
@@ -55,26 +62,47 @@ class Lease:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
 
+    def pause(self, target: str, seconds: float) -> None:
+        """Tell the ledger that this target is paused for so long: at once, and again until it has heard."""
+        self._untold[target] = asyncio.get_running_loop().time() + seconds
+        self._due.set()
+
     async def _beat_on(self) -> None:
-        known = True
         while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            beat = Heartbeat(worker_id=self._worker_id, incarnation=self._incarnation)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    await self._due.wait()
+            self._due.clear()
             try:
-                renewed = await self._caller.request(HEARTBEAT, beat, {}, timeout_seconds=HEARTBEAT_SECONDS)
-                self._learn(renewed)
-                known = known and renewed.known
-                if not known:
+                await self._beat()
+                if not self._known:
                     # The ledger is another one, or lost its memory: it must hear of the targets again, and says
                     # so only once.
-                    self._learn(await self._register())
-                    known = True
+                    await self._register()
+                    self._known = True
             except (NoAnswer, BusError, Fault) as error:
                 log.warning("The lease was not renewed: %s", error.message)
 
-    async def _register(self) -> LeaseRenewed:
-        card = Register(worker_id=self._worker_id, incarnation=self._incarnation, targets=self._cards)
-        return await self._caller.request(REGISTER, card, {}, timeout_seconds=REGISTER_SECONDS)
+    async def _beat(self) -> None:
+        now = asyncio.get_running_loop().time()
+        telling = {target: until for target, until in self._untold.items() if until > now}
+        beat = Heartbeat(
+            worker_id=self._card.worker_id,
+            incarnation=self._card.incarnation,
+            pauses={target: math.ceil((until - now) * 1000) for target, until in telling.items()} or None,
+        )
+        renewed = await self._caller.request(HEARTBEAT, beat, {}, timeout_seconds=HEARTBEAT_SECONDS)
+        self._known = self._known and renewed.known
+        # What was lengthened meanwhile, or told to a ledger that knows no such targets, is told again.
+        heard = telling if renewed.known else {}
+        self._untold = {
+            target: until for target, until in self._untold.items() if until > now and heard.get(target) != until
+        }
+        self._learn(renewed)
+
+    async def _register(self) -> None:
+        self._learn(await self._caller.request(REGISTER, self._card, {}, timeout_seconds=REGISTER_SECONDS))
 
     def _learn(self, renewed: LeaseRenewed) -> None:
         self._clock.learn(renewed.now)
+        self._heard(renewed)

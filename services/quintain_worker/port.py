@@ -5,6 +5,7 @@ A provider tries once. Retries, deadlines, budgets and replies are the worker's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -12,10 +13,19 @@ from typing import Protocol
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import Fault
 
+#: Told each piece of an answer's text as it comes, in order. It returns at once, and never raises.
+Heard = Callable[[str], None]
+
+#: A provider's word on when to come again counts for a day at most, in seconds.
+MOST_RETRY_AFTER_SECONDS = 24 * 3600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a provider said. ``model`` is the model that really served it, where the provider tells."""
+    """What a provider said. ``model`` is the model that really served it, where the provider tells.
+
+    ``output`` is where more was said than ``text``: several messages, or calls of tools.
+    """
 
     text: str
     output: list[OutputMessage] | None = None
@@ -43,14 +53,25 @@ class ProviderFailure(Exception):
     ) -> None:
         super().__init__(fault.message)
         self.fault, self.billing = fault, billing
-        self.again, self.retry_after_seconds = again, retry_after_seconds
+        self.again, self.retry_after_seconds = again, sensible(retry_after_seconds)
+
+
+def sensible(retry_after_seconds: float | None) -> float | None:
+    """A provider's word on when to come again, within `MOST_RETRY_AFTER_SECONDS`; None for a word that is no time."""
+    if retry_after_seconds is None or not retry_after_seconds >= 0:
+        return None
+    return min(retry_after_seconds, MOST_RETRY_AFTER_SECONDS)
 
 
 class Provider(Protocol):
     """Reaches one target. Safe to call concurrently; cancelling `answer` stops the work at the provider."""
 
-    async def answer(self, request: InvokeRequest, *, timeout_seconds: float) -> Answer:
-        """Ask once, within the timeout. Raises `ProviderFailure`."""
+    async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
+        """Ask once, within the timeout. Raises `ProviderFailure`.
+
+        ``heard`` is told the text piece by piece: of an answer, the pieces joined are its text; of a failed try,
+        they are void. A provider that cannot stream never calls it. The answer is as whole as it is without.
+        """
 
     async def close(self) -> None:
         """Let go of connections and processes."""

@@ -1,4 +1,4 @@
-"""The worker put together: one composition root; a consumer per target, each with its own prefetch."""
+"""The worker put together: one composition root; an intake per target, each with its own prefetch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from quintain.bus.base import Bus, Consumer
+from quintain.bus.base import Bus
 from quintain.caller import Caller
 from quintain.clock import Clock
-from quintain.contracts.ledger import TargetCard
-from quintain.topology import LEDGER, Topology, target_queue, target_topology
+from quintain.contracts.ledger import LeaseRenewed, Register, TargetCard
+from quintain.topology import LEDGER, Topology
 from quintain_worker.admissions import Admissions
-from quintain_worker.handler import Desk, Served, handler_of
+from quintain_worker.cancels import Cancels
+from quintain_worker.desk import Desk
+from quintain_worker.handler import Served
+from quintain_worker.intake import Intake
 from quintain_worker.lease import Lease
+from quintain_worker.port import MOST_RETRY_AFTER_SECONDS
 
 log = logging.getLogger(__name__)
+
+MOST_PAUSE_MS = int(MOST_RETRY_AFTER_SECONDS * 1000)
 
 
 class Worker:
@@ -26,38 +33,51 @@ class Worker:
 
     def __init__(self, bus: Bus, served: Mapping[str, Served], cards: Sequence[TargetCard]) -> None:
         self._bus, self._served = bus, served
-        self._prefetch = {card.name: card.max_concurrency for card in cards}
-        self._clock = Clock()
-        incarnation = secrets.token_hex(16)
+        clock, incarnation = Clock(), secrets.token_hex(16)
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}"
         self._caller = Caller(bus, user="worker")
-        self._admissions = Admissions(bus, self._caller, self._clock, incarnation)
-        self._lease = Lease(self._caller, self._clock, self.worker_id, incarnation, cards)
-        self._desk = Desk(bus, self._admissions, self._clock, incarnation)
-        self._consumers: list[Consumer] = []
+        self._admissions = Admissions(bus, self._caller, clock, incarnation)
+        self._desk = Desk(bus, self._admissions, clock, incarnation)
+        self._cancels = Cancels(bus, self._desk.running)
+        card = Register(worker_id=self.worker_id, incarnation=incarnation, targets=list(cards))
+        self._lease = Lease(self._caller, clock, card, self._on_renewed)
+        self._intakes = {
+            card.name: Intake(
+                served[card.name], self._desk, prefetch=card.max_concurrency, tell=partial(self._lease.pause, card.name)
+            )
+            for card in cards
+        }
 
     async def start(self) -> None:
         """Register, then take calls; waits for a metadata service to come up."""
         await self._bus.declare(Topology((LEDGER,)))
         await self._caller.start()
         self._admissions.start()
+        await self._cancels.start()
         await self._lease.start()
-        for name, served in self._served.items():
-            await self._bus.declare(target_topology(name))
-            handler = handler_of(served, self._desk)
-            self._consumers.append(await self._bus.consume(target_queue(name), handler, prefetch=self._prefetch[name]))
+        for intake in self._intakes.values():
+            await intake.start()
         log.info("Worker %s serves %s", self.worker_id, ", ".join(self._served))
 
     async def stop(self, grace_seconds: float = 30.0) -> None:
         """Take no more, give back what has not started, finish what runs within the grace, then let go; the reply
         consumer goes last."""
-        for consumer in self._consumers:
-            await consumer.cancel()
+        for intake in self._intakes.values():
+            await intake.cancel()
         self._admissions.stop()
-        drained = await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers))
+        drained = await asyncio.gather(*(intake.drain(grace_seconds) for intake in self._intakes.values()))
         if not all(drained):
             log.warning("A call outlived the grace of %.0f s; another worker takes it over", grace_seconds)
+        await self._cancels.stop()
         await self._lease.stop()
         await self._caller.close()
         for served in self._served.values():
             await served.provider.close()
+
+    def _on_renewed(self, renewed: LeaseRenewed) -> None:
+        """The ledger's word on what is paused for everybody, and on what was taken back."""
+        paused = renewed.paused or {}
+        for name, intake in self._intakes.items():
+            left_ms = paused[name] - renewed.now if name in paused else None
+            intake.pause.hear(None if left_ms is None else min(left_ms, MOST_PAUSE_MS) / 1000)
+        self._desk.running.take_back(renewed.taken_back or ())

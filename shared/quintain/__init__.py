@@ -5,10 +5,14 @@ An evaluator's side in three lines::
     async with quintain.connect() as target:
         result = await target.invoke(question="What is the capital of France?")
         print(result.raw_text)
+
+`quintain.sync` is the same for programs that are not asynchronous.
 """
 
+from quintain import sync
 from quintain.client.client import BatchItem, Client
 from quintain.client.connect import connect
+from quintain.client.evaluator import Evaluator
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
 from quintain.contracts.metadata import Info
 from quintain.errors import (
@@ -23,6 +27,7 @@ from quintain.errors import (
     Expired,
     Fault,
     ForbiddenTarget,
+    GatewayUnavailable,
     InternalFault,
     NoAnswer,
     Overloaded,
@@ -42,6 +47,27 @@ from quintain.errors import (
     Unroutable,
     WorkerLost,
 )
+from quintain.graders import Case, Grader, GraderInput, grader
+from quintain.target import (
+    ConfigSpec,
+    Controllable,
+    ControllableInjection,
+    ControllableNoInjection,
+    ControllablePostCallEvent,
+    ControllablePreCallEvent,
+    Event,
+    EventResponse,
+    Observable,
+    ObservableEvent,
+    ObservableValue,
+    QueryParam,
+    QuerySpec,
+    Scope,
+    SecurityDomain,
+    SecurityDomainTag,
+    Target,
+    scope_includes,
+)
 
 __all__ = [
     "BadRequest",
@@ -52,20 +78,38 @@ __all__ = [
     "BudgetUnavailable",
     "BusError",
     "Cancelled",
+    "Case",
     "ChatMessage",
     "Client",
     "ConfigError",
+    "ConfigSpec",
+    "Controllable",
+    "ControllableInjection",
+    "ControllableNoInjection",
+    "ControllablePostCallEvent",
+    "ControllablePreCallEvent",
+    "Evaluator",
+    "Event",
+    "EventResponse",
     "Expired",
     "Fault",
     "ForbiddenTarget",
+    "GatewayUnavailable",
+    "Grader",
+    "GraderInput",
     "Info",
     "InternalFault",
     "InvokeRequest",
     "InvokeSettings",
     "NoAnswer",
+    "Observable",
+    "ObservableEvent",
+    "ObservableValue",
     "Overloaded",
     "PayloadTooLarge",
     "ProviderFailed",
+    "QueryParam",
+    "QuerySpec",
     "QueueFull",
     "QuintainError",
     "Rejected",
@@ -73,6 +117,10 @@ __all__ = [
     "ReplyTooLarge",
     "RequestConflict",
     "Result",
+    "Scope",
+    "SecurityDomain",
+    "SecurityDomainTag",
+    "Target",
     "TargetUnavailable",
     "Throttled",
     "TimedOut",
@@ -82,4 +130,7 @@ __all__ = [
     "Unroutable",
     "WorkerLost",
     "connect",
+    "grader",
+    "scope_includes",
+    "sync",
 ]

@@ -1,30 +1,32 @@
 """Asking over the bus: one reply queue, many questions in flight, matched by random correlation ids.
 
 The evaluators' SDK, the workers and the gateway all ask through this. A reply whose question is no longer
-waited for is acknowledged, counted and dropped: after a crash the same answer may come twice.
+waited for is acknowledged, counted and dropped: after a crash the same answer may come twice. Where the reply queue
+is lost, every question that waits goes out again as it was, with the time it has left, from a fresh one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import secrets
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from quintain.bus.base import Bus, Consumer, Delivery, Envelope, HeaderValue
+from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.errors import BadRequest, InternalFault, NoAnswer, Unroutable
+from quintain.errors import BadRequest, BrokerRefused, BusError, InternalFault, NoAnswer, Unroutable
+from quintain.random_ids import RandomIds
+from quintain.reply_queue import ReplyQueue
 from quintain.routes import Route
-from quintain.topology import EVALUATOR_TOPOLOGY, Exchange, Queue, reply_topology
+from quintain.topology import Exchange
+
+log = logging.getLogger(__name__)
 
 Ask = TypeVar("Ask", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
-
-#: How many replies one caller takes from its queue at a time.
-REPLY_PREFETCH = 256
 
 #: How often a question that nothing serves yet is asked again, in seconds.
 UNSERVED_PAUSE_SECONDS = 0.2
@@ -44,28 +46,52 @@ class Question:
     expires_seconds: float | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """Who hears the replies under one correlation id, and what was last sent under it, if anything."""
+
+    heard: Callable[[Delivery], None]
+    question: Question | None = None
+    sent_at: float = 0.0
+
+    def unanswered(self, now: float) -> Question | None:
+        """The question with the time it has left; None where there is none, or no time."""
+        if self.question is None:
+            return None
+        deadline = self.question.deadline_seconds - (now - self.sent_at)
+        expires = self.question.expires_seconds
+        expires = None if expires is None else expires - (now - self.sent_at)
+        if min(deadline, deadline if expires is None else expires) <= 0:
+            return None
+        return dataclasses.replace(self.question, deadline_seconds=deadline, expires_seconds=expires)
+
+
 class Caller:
     """One client's reply queue and the questions that wait for it."""
 
     def __init__(self, bus: Bus, *, user: str = "anyone") -> None:
         self._bus = bus
-        # The key ends in 192 random bits: who cannot guess it cannot forge a reply.
-        self.reply_key = f"{user}.{secrets.token_urlsafe(24)}"
-        self._topology = reply_topology(f"quintain.reply.{self.reply_key}", self.reply_key)
-        self._pending: dict[str, Callable[[Delivery], None]] = {}
-        self._consumer: Consumer | None = None
+        self._replies = ReplyQueue(bus, user, self._on_reply, self._on_moved)
+        self._pending: dict[str, _Pending] = {}
+        self._asking_again: set[asyncio.Task[None]] = set()
+        self._ids = RandomIds()
         self.unmatched = 0
+
+    @property
+    def reply_key(self) -> str:
+        """Where answers are to be sent; another one when the reply queue was lost, so ask for it each time."""
+        return self._replies.key
 
     async def start(self) -> None:
         """Declare and consume the reply queue."""
-        await self._bus.declare(EVALUATOR_TOPOLOGY + self._topology)
-        queue: Queue = self._topology.queues[0]
-        self._consumer = await self._bus.consume(queue, self._on_reply, prefetch=REPLY_PREFETCH)
+        await self._replies.open()
 
     async def close(self) -> None:
-        """Stop taking replies."""
-        if self._consumer is not None:
-            await self._consumer.cancel()
+        """Stop taking replies, and delete the reply queue."""
+        for asking in self._asking_again:
+            asking.cancel()
+        await asyncio.gather(*self._asking_again, return_exceptions=True)
+        await self._replies.close()
 
     @property
     def in_flight(self) -> int:
@@ -74,11 +100,22 @@ class Caller:
 
     def subscribe(self, correlation_id: str, heard: Callable[[Delivery], None]) -> Callable[[], None]:
         """Hear every reply under this correlation id; returns how to stop."""
-        self._pending[correlation_id] = heard
-        return lambda: self._pending.pop(correlation_id, None) and None
+        self._pending[correlation_id] = _Pending(heard)
+
+        def forget() -> None:
+            self._pending.pop(correlation_id, None)
+
+        return forget
 
     async def send(self, question: Question, correlation_id: str) -> None:
-        """Publish a question; its replies go to whoever subscribed. Raises what `Bus.publish` raises."""
+        """Publish a question; its replies go to whoever subscribed. Raises what `Bus.publish` raises.
+
+        It goes out again where the reply queue is lost while somebody is subscribed and its time is not over: of
+        several under one correlation id the last one.
+        """
+        pending = self._pending.get(correlation_id)
+        if pending is not None:
+            pending.question, pending.sent_at = question, asyncio.get_running_loop().time()
         useful = question.deadline_seconds if question.expires_seconds is None else question.expires_seconds
         await self._bus.publish(
             question.exchange,
@@ -94,18 +131,22 @@ class Caller:
             timeout=question.deadline_seconds,
         )
 
-    async def ask(self, question: Question) -> Delivery:
-        """Publish a question and wait for its final answer.
+    async def ask(self, question: Question, pieces: Callable[[Delivery], None] | None = None) -> Delivery:
+        """Publish a question and wait for its final answer; ``pieces`` hears what comes before it.
 
         Raises `NoAnswer` when the deadline passes, and what `Bus.publish` raises.
         """
         answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
         def heard(delivery: Delivery) -> None:
-            if delivery.type in {"result", "fault"} and not answer.done():
+            if answer.done():
+                return
+            if delivery.type in {"result", "fault"}:
                 answer.set_result(delivery)
+            elif pieces is not None:
+                pieces(delivery)
 
-        correlation_id = secrets.token_urlsafe(16)
+        correlation_id = self._ids.next()
         forget = self.subscribe(correlation_id, heard)
         try:
             async with asyncio.timeout(question.deadline_seconds):
@@ -154,12 +195,37 @@ class Caller:
                 await asyncio.sleep(UNSERVED_PAUSE_SECONDS)
 
     async def _on_reply(self, delivery: Delivery) -> None:
-        heard = self._pending.get(delivery.correlation_id or "")
-        if heard is None:
+        pending = self._pending.get(delivery.correlation_id or "")
+        if pending is None:
             self.unmatched += 1
         else:
-            heard(delivery)
+            pending.heard(delivery)
         await delivery.ack()
+
+    def _on_moved(self) -> None:
+        for correlation_id, pending in self._pending.items():
+            if pending.question is not None:
+                asking = asyncio.get_running_loop().create_task(self._ask_again(correlation_id, pending))
+                self._asking_again.add(asking)
+                asking.add_done_callback(self._asking_again.discard)
+
+    async def _ask_again(self, correlation_id: str, pending: _Pending) -> None:
+        """Send what is unanswered, for as long as somebody waits for it: it may have been answered into the queue
+        that was lost. What is refused for now may be under way already, so that is no answer."""
+        while self._pending.get(correlation_id) is pending:
+            question = pending.unanswered(asyncio.get_running_loop().time())
+            if question is None:
+                return
+            try:
+                await self.send(question, correlation_id)
+            except BrokerRefused as refusal:
+                log.error("A %s request cannot be sent again: %s", question.type, refusal.message)
+                return
+            except BusError as error:
+                log.warning("A %s request could not be sent again yet: %s", question.type, error.message)
+                await asyncio.sleep(UNSERVED_PAUSE_SECONDS)
+            else:
+                return
 
 
 def understood(reply: Delivery, answers: type[Answer]) -> Answer:

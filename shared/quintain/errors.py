@@ -5,9 +5,12 @@
     ├── BusError                    the message could not be carried
     │   ├── BrokerUnavailable       no broker answered in time
     │   ├── BrokerRefused           the broker said no, and would again: permissions, virtual host, arguments
+    │   ├── GatewayUnavailable      over HTTP: no gateway answered, or the connection to it was lost
     │   ├── Unroutable              nothing is bound where this was sent
     │   └── QueueFull               the queue refused it; it was not taken
     ├── NoAnswer                    it was carried, and no answer came in time
+    ├── HostLost                    the host of a leased target has gone, or its lease has
+    ├── RemoteTargetError           a hosted target raised what this side does not know
     └── Fault                       a typed answer: this is why your call has no result
         ├── BadRequest              400 bad_request
         ├── UnknownTarget           400 unknown_target
@@ -65,6 +68,10 @@ class BrokerRefused(BusError):
     """The broker refused, and would refuse again."""
 
 
+class GatewayUnavailable(BusError):
+    """No gateway answered, or the connection to it was lost."""
+
+
 class Unroutable(BusError):
     """Nothing is bound where this message was sent."""
 
@@ -75,6 +82,14 @@ class QueueFull(BusError):
 
 class NoAnswer(QuintainError):
     """The question was carried, and no answer came in time."""
+
+
+class HostLost(QuintainError, RuntimeError):
+    """The host of a leased target has gone, or the lease has."""
+
+
+class RemoteTargetError(QuintainError, RuntimeError):
+    """A hosted target raised what this side does not know; its name and words are in the message."""
 
 
 class Fault(QuintainError):

@@ -1,7 +1,8 @@
 """Who is asked what: every address with its question and its answer. This page is the system.
 
 A target's own address is `invoke_key`: exchange ``quintain.invoke``, routing key = the target's name, or empty
-for the session's default.
+for the session's default. The routes on ``quintain.host`` name a type; their key is a target's name for a lease, and
+a lease's own key for the rest.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from quintain.contracts import ledger, metadata
+from quintain.contracts import hosted, ledger, metadata
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
+from quintain.topology import HOST, LEDGER, METADATA, Exchange
 from quintain.topology import INVOKE as INVOKE_EXCHANGE
-from quintain.topology import LEDGER, METADATA, Exchange
 
 Ask = TypeVar("Ask", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
@@ -37,6 +38,7 @@ OPEN = Route("open", METADATA, "open", metadata.OpenSession, metadata.SessionOpe
 AMEND = Route("amend", METADATA, "amend", metadata.AmendSession, metadata.Info)
 RESERVE = Route("reserve", METADATA, "reserve", metadata.ReserveCalls, metadata.CallsReserved)
 RELEASE = Route("release", METADATA, "release", metadata.ReleaseCalls, metadata.CallsReleased)
+CANCEL = Route("cancel", METADATA, "cancel", metadata.CancelCalls, metadata.CallsCancelled)
 LIST = Route("list", METADATA, "list", metadata.ListSessions, metadata.SessionList)
 SHOW = Route("show", METADATA, "show", metadata.ShowSession, metadata.Info)
 
@@ -45,16 +47,33 @@ HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.Lea
 ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitAnswer)
 SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
 
+LEASE = Route("lease", HOST, "lease", hosted.AskLease, hosted.LeaseAnswer)
+DESCRIBE = Route("describe", HOST, "describe", hosted.Plain, hosted.Done)
+SET_CONFIG = Route("set_config", HOST, "set_config", hosted.SetConfig, hosted.Done)
+QUERY = Route("query", HOST, "query", hosted.Query, hosted.Done)
+START_RUN = Route("start_run", HOST, "start_run", hosted.StartRun, hosted.Done)
+CANCEL_RUN = Route("cancel_run", HOST, "cancel_run", hosted.CancelRun, hosted.Done)
+RESET = Route("reset", HOST, "reset", hosted.Plain, hosted.Done)
+TEARDOWN = Route("teardown", HOST, "teardown", hosted.Plain, hosted.Done)
+RENEW = Route("renew", HOST, "renew", hosted.Plain, hosted.Done)
+
 # The headers of ``protocol.md`` §2.
 TOKEN_HEADER = "x-quintain-session"  # noqa: S105 -- the name of a header
 REQUEST_ID_HEADER = "x-quintain-request-id"
 DEADLINE_HEADER = "x-quintain-deadline"
 PROTOCOL_HEADER = "x-quintain-protocol"
+ACCEPT_HEADER = "x-quintain-accept"
 ROUTED_HEADER = "x-quintain-routed"
 
 #: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's
 #: own message interceptor writes the same header; without it the time in the queue is not known.
 PUBLISHED_HEADER = "timestamp_in_ms"
+
+#: What `ACCEPT_HEADER` asks for besides the one final message: pieces of the answer as they come.
+ACCEPT_CHUNKS = "chunk"
+
+#: The type of such a piece.
+CHUNK_TYPE = "chunk"
 
 #: The version of the wire; a request that carries another is a ``bad_request``.
 PROTOCOL_VERSION = 1

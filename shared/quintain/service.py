@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.errors import Fault, InternalFault, QueueFull, Unroutable
-from quintain.topology import REPLY
+from quintain.errors import BusError, Fault, InternalFault, QueueFull, Unroutable
+from quintain.topology import REPLY, Topology
 
 log = logging.getLogger(__name__)
+
+Returned = TypeVar("Returned")
+
+#: The headers of a copy are this large at most: a broker ends the connection over headers that fill a frame (128 KiB).
+MOST_HEADER_BYTES = 64 * 1024
+
+#: The library writes numbers with a fraction in 32 bits, and takes no larger one.
+MOST_FLOAT = 3.4e38
+
+#: A header of an answer repeats so much of what its caller wrote: a request id is no longer.
+MOST_ECHO = 128
 
 
 async def reply(
@@ -20,20 +32,85 @@ async def reply(
     """Send the final answer to where the request wants it. A client that has gone is no error: its reply queue
     was looked for and is not there."""
     if not request.reply_to:
-        log.warning("A %s request named no reply_to; its answer goes nowhere", request.type)
+        log.warning("A request to %s named no reply_to; its answer goes nowhere", request.exchange)
         return
     said = FaultReply.of(answer) if isinstance(answer, Fault) else answer
     envelope = Envelope(
         body=said.to_wire(),
         type="fault" if isinstance(said, FaultReply) else "result",
         correlation_id=request.correlation_id,
-        headers=headers or {},
+        headers={name: echoed(value) for name, value in (headers or {}).items()},
     )
     try:
         await bus.publish(REPLY, request.reply_to, envelope)
     except (Unroutable, QueueFull):
         # Gone, or too full to take it: either way it is the client's own queue, and no reason to answer again.
-        log.info("Nobody waits for the answer to a %s request any more", request.type)
+        log.info("Nobody waits for the answer to a request to %s any more", request.exchange)
+
+
+async def answer_to(work: Awaitable[Returned], doing: str) -> Returned | Fault:
+    """What the work returns, or the fault to answer with in its place: whatever goes wrong, a request gets its one
+    answer. ``doing`` names the work in the log of a defect."""
+    try:
+        return await work
+    except Fault as fault:
+        return fault
+    except Exception as error:
+        return defect(error, doing)
+
+
+def echoed(value: HeaderValue) -> HeaderValue:
+    """What an answer repeats of a header that its caller wrote, however long that was."""
+    return value[:MOST_ECHO] if isinstance(value, str) else value
+
+
+def carried_headers(headers: Mapping[str, object]) -> dict[str, HeaderValue]:
+    """The headers that a copy of a delivery carries: text and numbers, the short ones first as long as there is
+    room. Whatever else a stranger put there may not fit the wire again."""
+    carried: dict[str, HeaderValue] = {}
+    room = MOST_HEADER_BYTES
+    plain = {key: value for key, value in headers.items() if isinstance(value, str | int | float)}
+    for key, value in sorted(plain.items(), key=lambda item: len(str(item[1]))):
+        if isinstance(value, float) and not abs(value) <= MOST_FLOAT:
+            continue
+        room -= len(f"{key}{value}".encode(errors="replace")) + 8
+        if room < 0:
+            break
+        carried[key] = value
+    return carried
+
+
+async def forgotten(bus: Bus, topology: Topology) -> None:
+    """Delete queues of one's own that are needed no more. A broker that cannot be asked now deletes them itself,
+    once they were unused for long enough."""
+    try:
+        for queue in topology.queues:
+            await bus.delete(queue)
+    except BusError as error:
+        log.info("Queues of ours are left to expire: %s", error.message)
+
+
+class Settled:
+    """Deliveries that are done with, acknowledged some at a time and out of the way of what is urgent.
+
+    For a consumer that takes no harm from getting them again; its prefetch must be larger than ``most``.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._deliveries: list[Delivery] = []
+
+    async def add(self, delivery: Delivery) -> None:
+        """One more."""
+        self._deliveries.append(delivery)
+        if len(self._deliveries) >= self._most:
+            await self.ack()
+
+    async def ack(self) -> None:
+        """Acknowledge them all."""
+        deliveries, self._deliveries = self._deliveries, []
+        for delivery in deliveries:
+            await delivery.ack()
 
 
 def defect(error: Exception, doing: str) -> Fault:

@@ -32,6 +32,17 @@ class Settings:
             )
         return self.broker_url
 
+    def require_fleet_url(self) -> str:
+        """Where an evaluator reaches the fleet: the broker's URL, else a gateway's; raises `ConfigError`."""
+        if self.broker_url is None and self.gateway_url is not None:
+            return self.gateway_url
+        try:
+            return self.require_broker_url()
+        except ConfigError as neither:
+            raise ConfigError(
+                f"{neither.message}; or set QUINTAIN_GATEWAY_URL to a gateway, such as http://127.0.0.1:8787"
+            ) from None
+
 
 def environment() -> dict[str, str]:
     """A copy of the process's environment, to be passed down."""

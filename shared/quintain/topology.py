@@ -82,14 +82,26 @@ class Topology:
             tuple(dict.fromkeys(self.bindings + other.bindings)),
         )
 
+    def without(self, queue: Queue) -> Topology:
+        """The same without this queue and what is bound to it."""
+        return Topology(
+            self.exchanges,
+            tuple(one for one in self.queues if one.name != queue.name),
+            tuple(one for one in self.bindings if one.queue.name != queue.name),
+        )
+
 
 UNROUTED = Exchange("quintain.unrouted", "fanout")
 INVOKE = Exchange("quintain.invoke", "topic", alternate=UNROUTED.name)
 METADATA = Exchange("quintain.metadata", "direct")
 LEDGER = Exchange("quintain.ledger", "direct")
 REPLY = Exchange("quintain.reply", "direct")
+CANCEL = Exchange("quintain.cancel", "fanout")
+HOST = Exchange("quintain.host", "direct")
+RUN = Exchange("quintain.run", "direct")
 DEAD = Exchange("quintain.dead", "fanout")
 POISON = Exchange("quintain.poison", "fanout")
+POISON_TURN = Exchange("quintain.poison.turn", "fanout")
 
 UNROUTED_QUEUE = Queue("quintain.metadata.unrouted", "quorum")
 METADATA_QUEUE = Queue("quintain.metadata", "quorum")
@@ -97,6 +109,10 @@ ADMIT_QUEUE = Queue("quintain.ledger.admit", "classic")
 SETTLE_QUEUE = Queue("quintain.ledger.settle", "quorum")
 DEAD_QUEUE = Queue("quintain.metadata.dead", "quorum")
 POISON_QUEUE = Queue("quintain.poison", "quorum")
+#: Holds one message while somebody goes through the poison queue.
+POISON_TURN_QUEUE = Queue(
+    "quintain.poison.turn", "classic", message_ttl_ms=MINUTE_MS, expires_ms=10 * MINUTE_MS, max_length=1
+)
 
 
 def target_queue(target: str) -> Queue:
@@ -123,9 +139,33 @@ def reply_topology(queue_name: str, key: str) -> Topology:
     return Topology((REPLY,), (queue,), (Binding(REPLY, queue, key),))
 
 
+def cancel_topology(random: str) -> Topology:
+    """One worker's queue of cancellations, named by the worker, so that a reconnect finds what came meanwhile."""
+    queue = Queue(f"quintain.cancel.{random}", "classic", expires_ms=MINUTE_MS)
+    return Topology((CANCEL,), (queue,), (Binding(CANCEL, queue),))
+
+
+def host_topology(target: str) -> Topology:
+    """Where leases of a hosted target are asked for: whichever host has a free slot takes the next request."""
+    queue = Queue(f"quintain.host.{target}", "quorum")
+    return Topology((HOST, RUN, REPLY), (queue,), (Binding(HOST, queue, target),))
+
+
+def lease_topology(lease_id: str) -> Topology:
+    """One lease's own queue, for everything asked of its instance. No target's name has a slash."""
+    queue = Queue(f"quintain.lease.{lease_id}", "classic", expires_ms=10 * MINUTE_MS)
+    return Topology((HOST,), (queue,), (Binding(HOST, queue, f"lease/{lease_id}"),))
+
+
+def run_topology(run_id: str) -> Topology:
+    """What one run says to its controller."""
+    queue = Queue(f"quintain.run.{run_id}", "classic", expires_ms=10 * MINUTE_MS)
+    return Topology((RUN,), (queue,), (Binding(RUN, queue, run_id),))
+
+
 #: What the metadata service stands on.
 METADATA_TOPOLOGY = Topology(
-    (UNROUTED, INVOKE, METADATA, LEDGER, REPLY, DEAD, POISON),
+    (UNROUTED, INVOKE, METADATA, LEDGER, REPLY, CANCEL, DEAD, POISON),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
     (
         Binding(UNROUTED, UNROUTED_QUEUE),
@@ -142,3 +182,7 @@ METADATA_TOPOLOGY = Topology(
 
 #: What an evaluator needs to exist before it may publish.
 EVALUATOR_TOPOLOGY = Topology((UNROUTED, INVOKE, METADATA, REPLY))
+
+#: What an operator who looks at the poison queue needs.
+POISON_TOPOLOGY = Topology((POISON,), (POISON_QUEUE,), (Binding(POISON, POISON_QUEUE),))
+POISON_TURN_TOPOLOGY = Topology((POISON_TURN,), (POISON_TURN_QUEUE,), (Binding(POISON_TURN, POISON_TURN_QUEUE),))

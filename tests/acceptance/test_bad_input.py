@@ -73,7 +73,7 @@ MISTAKES = {
     "a key of the evaluation": ("eval.yaml", ("dataset:", "datset:"), "unknown key 'datset'; did you mean 'dataset'?"),
     "a key of a grader": (
         "eval.yaml",
-        ("builtin: exact", "builtin: exact, timeout: 3"),
+        ("builtin: exact", "command: [judge], timeout: 3"),
         "graders[0]: unknown key 'timeout'; did you mean 'timeout_seconds'?",
     ),
     "a target": ("eval.yaml", ("[bot]", "[bto]"), "unknown target 'bto'; did you mean 'bot'?"),
@@ -241,7 +241,7 @@ def test_a_virtual_host_that_is_not_there_is_refused_at_once(evaluator: CommandL
     assert "virtual host" in refused.stderr
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:15672/", "memory://"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1:15672/", "memory://"])
 def test_a_broker_url_that_cannot_be_used_is_refused(evaluator: CommandLine, url: str) -> None:
     refused = evaluator.run("info", code=2, env={"QUINTAIN_BROKER_URL": url})
     assert "QUINTAIN_BROKER_URL" in refused.stderr

@@ -30,10 +30,14 @@ TARGETS = ["echo", "rogue", "sage"]
 HELP = {
     (): "under one budget",
     ("demo",): "no key",
+    ("check",): "every mistake of an evaluation",
     ("run",): "takes it up where it stopped",
+    ("report",): "as JUnit, Markdown or CSV",
+    ("compare",): "case by case",
     ("up",): "every service in this process",
     ("invoke",): "Ask a target",
     ("info",): "counters",
+    ("snippet",): "what a tool is given",
     ("session",): "sessions",
     ("session", "open"): "Open a session",
     ("session", "list"): "newest first",
@@ -41,12 +45,22 @@ HELP = {
     ("session", "close"): "Close a session for ever",
     ("serve",): "until SIGTERM",
     ("serve", "metadata"): "the ledger",
+    ("serve", "host"): "Lease out a target under test",
     ("serve", "worker"): "Serve the configured targets",
+    ("serve", "gateway"): "AgentV's API",
     ("ledger",): "nothing is changed",
     ("ledger", "verify"): "Recompute every counter",
     ("ledger", "export"): "as a line of JSON",
+    ("dlq",): "nobody could answer",
+    ("dlq", "list"): "Looking takes nothing out",
+    ("dlq", "show"): "its headers and its body",
+    ("dlq", "replay"): "Send a message again",
+    ("dlq", "drop"): "Delete messages for ever",
+    ("schema",): "so that an editor completes it",
+    ("schema", "eval"): "an evaluation file",
+    ("schema", "config"): "a configuration",
 }
-GROUPS = {(), ("session",), ("serve",), ("ledger",)}
+GROUPS = {(), ("session",), ("serve",), ("ledger",), ("dlq",), ("schema",)}
 
 
 @pytest.fixture(scope="module")

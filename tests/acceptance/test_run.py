@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -51,14 +52,29 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ende
 def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[Ended, Path]) -> None:
     ended, _ = undisturbed
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in ended.stdout.splitlines() if "│" in line]
-    assert rows == [
-        ["scholar", "12", "12/12", "1.000", "0", "0", "24", "0/0"],
-        ["guesser", "12", "7/12", "0.625", "0", "0", "24", "0/0"],
-        ["all", "12 x 2", "19/24", "0.812", "0", "0", "48", "0/0"],
+    assert rows[:3] == [
+        ["scholar", "12/12", "76-100 %", "1.000", "-", "0", "24"],
+        ["guesser", "7/12", "32-81 %", "0.625", "0.33-0.83", "0", "24"],
+        ["all", "19/24", "-", "0.812", "-", "0", "48"],
+    ]
+    assert [row[:2] for row in rows[3:7]] == [
+        ["same", "scholar"], ["same", "guesser"], ["judged", "scholar"], ["judged", "guesser"],
+    ]  # fmt: skip
+    assert [[row[0], row[1], row[4], row[5]] for row in rows[7:]] == [
+        ["scholar - guesser", "passed", "5 / 0", "0.062"],
+        ["", "mean score", "5 / 0", "0.062"],
     ]
     assert ended.stdout.splitlines()[-1] == (
         "exit 0: mean score 0.812, threshold 0.7. Every row: runs/eval/results.jsonl"
     )
+
+
+def test_the_readme_shows_this_very_output(undisturbed: tuple[Ended, Path]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = re.findall(
+        r"^```sh\nquintain run eval\.yaml\n```\n\n```\n(.*?)^```$", readme[:5000], re.DOTALL | re.MULTILINE
+    )
+    assert block.splitlines() == [line.rstrip() for line in undisturbed[0].stdout.splitlines()]
 
 
 def test_where_nobody_watches_a_terminal_the_progress_is_plain_lines(undisturbed: tuple[Ended, Path]) -> None:
@@ -85,7 +101,7 @@ def test_every_row_is_what_the_protocol_says(undisturbed: tuple[Ended, Path]) ->
 def test_the_record_is_what_the_protocol_says(undisturbed: tuple[Ended, Path]) -> None:
     record = json.loads((undisturbed[1] / "run.json").read_text())
     assert record["configuration"]["targets"] == ["scholar", "guesser"]
-    assert record["versions"].keys() == {"quintain", "python"}
+    assert record["versions"].keys() == {"quintain", "python", "platform"}
     totals = {"cases": 12, "graded": 24, "errors": 0, "inDoubt": 0, "meanScore": 0.8125, "calls": 48, "maxCalls": 100}
     assert record["totals"].items() >= totals.items()
     assert {name: one["meanScore"] for name, one in record["targets"].items()} == {"scholar": 1.0, "guesser": 0.625}
@@ -198,7 +214,8 @@ def test_on_a_terminal_the_progress_is_a_live_table(capitals: CommandLine) -> No
         assert running.stdout is not None
         table = running.stdout.read().decode()
     assert running.returncode == 0
-    assert b"calls/min" in drawn
+    assert b"per min" in drawn
+    assert b"budget" in drawn
     assert b"\x1b[" in drawn
     assert "19/24" in table
     assert "\x1b" not in table

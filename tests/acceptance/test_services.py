@@ -80,6 +80,7 @@ def test_with_json_a_service_says_that_it_is_ready_in_one_object(shell: CommandL
     [
         (("serve", "metadata"), "QUINTAIN_BROKER_URL", "amqp://"),
         (("serve", "worker"), "QUINTAIN_BROKER_URL", "amqp://"),
+        (("serve", "gateway"), "QUINTAIN_BROKER_URL", "amqp://"),
         (("serve", "metadata"), "QUINTAIN_ADMIN_TOKEN", "16 characters or more"),
     ],
 )

@@ -1,16 +1,48 @@
-"""One suite, every transport: the memory transport needs nothing, RabbitMQ is started on demand."""
+"""One suite, every transport and every store: memory and SQLite need nothing, RabbitMQ and PostgreSQL are started on
+demand."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from conformance.ledger_desk import Desk
 from conformance.transports import Transport, transport_over
+from quintain.remote.line import Line, opened
+from quintain_metadata.open_ledger import open_ledger
+from support.hosting import ThreadHost, thread_host
 
 
-@pytest.fixture(params=["memory", "rabbit"])
+@pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.broker)])
 async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
     url = "" if request.param == "memory" else request.getfixturevalue("broker_url")
     async with transport_over(request.param, url) as transport:
         yield transport
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
+    on_postgres = request.param == "postgres"
+    url = request.getfixturevalue("fresh_postgres_url") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
+    ledger = await open_ledger(url)
+    desk = Desk(ledger)
+    await desk.register()
+    yield desk
+    await ledger.close()
+
+
+@pytest.fixture(scope="module")
+def thread_target_host(broker_url: str) -> Iterator[ThreadHost]:
+    """A host whose targets stand in this process, on threads of their own."""
+    with thread_host(broker_url) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def line(broker_url: str) -> Iterator[Line]:
+    """A controller's connection to the same broker."""
+    line = opened(broker_url)
+    yield line
+    line.close()

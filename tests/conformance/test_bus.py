@@ -242,13 +242,7 @@ async def test_a_consumer_begins_again_when_its_queue_was_deleted(ground: Ground
     inbox = Inbox()
     consumer = await ground.bus.consume(ground.queue, inbox, prefetch=10)
     await ground.transport.delete_queue(ground.queue.name)
-    async with asyncio.timeout(15):
-        while True:
-            try:
-                await ground.publish(b"again")
-                break
-            except Unroutable:
-                await asyncio.sleep(0.05)
+    await until_routed(ground, b"again")
     assert (await inbox.next()).body == b"again"
     assert consumer.live
 
@@ -315,3 +309,114 @@ async def test_a_queue_unused_for_its_time_is_gone(transport: Transport) -> None
             except Unroutable:
                 break
             await asyncio.sleep(0.1)
+
+
+class Alarm:
+    """Counts how often a queue was said to be lost."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self._rang = asyncio.Event()
+
+    def __call__(self) -> None:
+        self.times += 1
+        self._rang.set()
+
+    async def rang(self) -> None:
+        async with asyncio.timeout(15):
+            await self._rang.wait()
+
+
+#: A queue as a client has one for its replies.
+private = ground_with(kind="classic", expires_ms=600_000, delivery_limit=None, dead_letter_exchange=None)
+
+
+async def until_routed(ground: Ground, body: bytes) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                await ground.publish(body)
+                break
+            except Unroutable:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_queue_deleted_with_its_messages_is_said_to_be_lost_and_consumed_again(transport: Transport) -> None:
+    ground = await private(transport)
+    inbox, alarm = Inbox("nothing"), Alarm()
+    consumer = await ground.bus.consume(ground.queue, inbox, prefetch=1, lost=alarm)
+    for body in (b"taken", b"pending", b"pending, too"):
+        await ground.publish(body)
+    taken = await inbox.next()
+    assert alarm.times == 0
+    await transport.delete_queue(ground.queue.name)
+    await alarm.rang()
+    await until_routed(ground, b"after")
+    assert (await inbox.next()).body == b"after"
+    await taken.ack()  # of a queue that is gone: it does nothing
+    assert consumer.live
+    assert alarm.times == 1
+
+
+async def test_a_lost_connection_is_no_lost_queue(transport: Transport) -> None:
+    ground = await private(transport)
+    inbox, alarm = Inbox("nothing"), Alarm()
+    await ground.bus.consume(ground.queue, inbox, prefetch=1, lost=alarm)
+    await ground.publish(b"x")
+    await inbox.next()
+    await transport.cut(ground.bus)
+    assert (await inbox.next()).redelivered
+    assert alarm.times == 0
+
+
+async def test_a_queue_lost_while_the_connection_was_away_is_missed_whoever_declares_first(
+    transport: Transport,
+) -> None:
+    ground = await private(transport)
+    inbox, alarm, graveyard = Inbox(), Alarm(), Inbox()
+    for _ in range(3):  # their declarations would make the queue again, too
+        await ground.bus.consume(ground.dead, graveyard, prefetch=1)
+    await ground.bus.consume(ground.queue, inbox, prefetch=1, lost=alarm)
+    await transport.lose_queue(ground.bus, ground.queue.name)
+    await alarm.rang()
+    await until_routed(ground, b"after")
+    assert (await inbox.next()).body == b"after"
+    assert alarm.times == 1
+
+
+async def test_a_queue_lost_twice_is_said_to_be_lost_twice(transport: Transport) -> None:
+    ground = await private(transport)
+    inbox, alarm = Inbox(), Alarm()
+    await ground.bus.consume(ground.queue, inbox, prefetch=1, lost=alarm)
+    for times in (1, 2):
+        await transport.delete_queue(ground.queue.name)
+        await until_routed(ground, b"after")
+        await inbox.next()
+        assert alarm.times == times
+
+
+async def test_who_was_cancelled_hears_of_no_loss(transport: Transport) -> None:
+    ground = await private(transport)
+    alarm, graveyard = Alarm(), Inbox()
+    consumer = await ground.bus.consume(ground.queue, Inbox(), prefetch=1, lost=alarm)
+    await ground.bus.consume(ground.dead, graveyard, prefetch=1)
+    await consumer.drain(1)
+    await transport.lose_queue(ground.bus, ground.queue.name)
+    await ground.bus.publish(ground.topology.exchanges[1], "", Envelope(body=b"x", type="test"))
+    await graveyard.next()  # everything was declared again
+    assert alarm.times == 0
+
+
+async def test_a_queue_deleted_over_the_bus_is_declared_no_more(transport: Transport) -> None:
+    ground = await private(transport)
+    graveyard = Inbox()
+    await ground.bus.consume(ground.dead, graveyard, prefetch=1)
+    consumer = await ground.bus.consume(ground.queue, Inbox(), prefetch=1)
+    await consumer.drain(1)
+    for _ in range(2):  # one that is not there is no error
+        await ground.bus.delete(ground.queue)
+    await transport.cut(ground.bus)
+    await ground.bus.publish(ground.topology.exchanges[1], "", Envelope(body=b"x", type="test"))
+    await graveyard.next()  # everything was declared again
+    with pytest.raises(Unroutable):
+        await ground.publish(b"x")

@@ -4,146 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
-from quintain.contracts.ledger import Admission, Admit, Heartbeat, Outcome, Register, Settle, TargetCard
-from quintain.contracts.metadata import AmendSession, Info, OpenSession, SessionOpened, SessionState
+from conformance.ledger_desk import Desk, counters
+from quintain.contracts.invoke import FaultReply, TokenUsage
+from quintain.contracts.ledger import Admission, Outcome
+from quintain.contracts.metadata import AmendSession, Info, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,
+    Cancelled,
     Expired,
     ForbiddenTarget,
-    ProviderFailed,
     ReplyExpired,
     RequestConflict,
     Unauthorized,
 )
-from quintain_metadata import calls, sessions, upkeep
-from quintain_metadata.calls import Held, Moment
-from quintain_metadata.ledger import Ledger
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata import reservations, sessions
+from quintain_metadata.records import Held, Moment
 from quintain_metadata.steps import Steps
-
-
-class Desk:
-    """A ledger with a clock of its own, spoken to in one line a step."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.ahead = 0
-        self._attempts = 0
-
-    def at(self, moment: Moment) -> Moment:
-        return Moment(moment.now + self.ahead, moment.mourn_from)
-
-    async def open(self, *, parent: SessionOpened | None = None, **ask: object) -> SessionOpened:
-        question = OpenSession.model_validate({"default_target": "a", **ask})
-
-        def steps(moment: Moment) -> Steps[SessionOpened]:
-            owner = None
-            if parent is not None:
-                owner = yield from sessions.prove(self.at(moment).now, SessionToken.parse(parent.token))
-            return (yield from sessions.open_session(self.at(moment).now, question, SessionToken.mint(), owner))
-
-        return await self.ledger.do(steps)
-
-    async def register(self, incarnation: str = "w1", *, limit: int = 64) -> None:
-        card = TargetCard(name="a", provider="mock", max_concurrency=limit)
-        ask = Register(worker_id=incarnation, incarnation=incarnation, targets=[card])
-        await self.ledger.do(lambda moment: upkeep.register(self.at(moment).now, ask))
-
-    async def renew(self, incarnation: str) -> None:
-        ask = Heartbeat(worker_id=incarnation, incarnation=incarnation)
-        await self.ledger.do(lambda moment: upkeep.renew(self.at(moment).now, ask))
-
-    async def admit(
-        self, session: SessionOpened, request_id: str, *, by: str = "w1", attempt: str = "", **more: object
-    ) -> Admission | Held:
-        self._attempts += 1
-        ask = Admit.model_validate(
-            {
-                "token": session.token,
-                "request_id": request_id,
-                "attempt_id": attempt or f"attempt-{self._attempts}",
-                "target": "a",
-                "body_sha256": "body",
-                **more,
-            }
-        )
-        return await self.ledger.do(lambda moment: calls.admit(self.at(moment), ask, by))
-
-    async def granted(self, session: SessionOpened, request_id: str, **more: object) -> Admission:
-        admission = await self.admit(session, request_id, **more)  # type: ignore[arg-type]
-        assert isinstance(admission, Admission)
-        assert (admission.fault, admission.replay) == (None, None)
-        return admission
-
-    async def settle(
-        self, session: SessionOpened, request_id: str, attempt: str, outcome: Outcome, text: str = "yes"
-    ) -> None:
-        is_result = outcome is Outcome.RESULT
-        ask = Settle(
-            session_id=session.session_id,
-            request_id=request_id,
-            attempt_id=attempt,
-            outcome=outcome,
-            reply=result(text) if is_result else None,
-            fault=None if is_result else FaultReply.of(ProviderFailed("it broke", charged=True)),
-            token_usage=TokenUsage(input=3, output=2) if is_result else None,
-        )
-        await self.ledger.do(lambda moment: calls.settle(self.at(moment), ask))
-
-    async def sweep(self) -> int:
-        return await self.ledger.do(lambda moment: upkeep.sweep(self.at(moment)))
-
-    async def info(self, session: SessionOpened) -> Info:
-        return await self.ledger.do(lambda moment: sessions.show(self.at(moment).now, session.session_id))
-
-    async def reserve(self, session: SessionOpened, ids: list[str], *, seconds: float = 60) -> int:
-        def steps(moment: Moment) -> Steps[int]:
-            now = self.at(moment).now
-            owner = yield from sessions.prove(now, SessionToken.parse(session.token))
-            return (yield from calls.reserve(now, owner, ids, int(now + seconds * 1000)))
-
-        return await self.ledger.do(steps)
-
-    async def release(self, session: SessionOpened, ids: list[str]) -> int:
-        def steps(moment: Moment) -> Steps[int]:
-            owner = yield from sessions.prove(self.at(moment).now, SessionToken.parse(session.token))
-            return (yield from calls.release(self.at(moment), owner, ids))
-
-        return await self.ledger.do(steps)
-
-
-def result(text: str) -> Result:
-    return Result(output=[OutputMessage(content=text)], raw_text=text, target="a", call_count=1, max_calls=1)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
-    on_postgres = request.param == "postgres"
-    url = request.getfixturevalue("fresh_postgres_url") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
-    ledger = await open_ledger(url)
-    desk = Desk(ledger)
-    await desk.register()
-    yield desk
-    await ledger.close()
-
-
-def counters(info: Info) -> dict[str, int]:
-    return {
-        "used": info.call_count,
-        "reserved": info.reserved,
-        "running": info.running,
-        "committed": info.committed,
-        "refunded": info.refunded,
-        "in_doubt": info.in_doubt,
-    }
 
 
 async def test_a_call_is_charged_once_from_its_admit_to_its_result(desk: Desk) -> None:
@@ -214,6 +95,7 @@ async def test_another_attempt_waits_while_the_holder_lives_and_takes_over_when_
     assert isinstance(held, Held)
     assert held.joined
     desk.ahead = 16_000
+    await desk.register("w2")
     grant = await desk.granted(session, "r1", by="w2")
     assert (grant.attempt, grant.call_count) == (2, 1)
 
@@ -244,6 +126,7 @@ async def test_a_result_counts_whoever_it_comes_from_and_however_late(desk: Desk
     session = await desk.open()
     first = await desk.granted(session, "r1", by="w1")
     desk.ahead = 16_000
+    await desk.register("w2")
     await desk.granted(session, "r1", by="w2")
     await desk.settle(session, "r1", first.attempt_id, Outcome.RESULT, "from the dead")
     again = await desk.admit(session, "r1")
@@ -266,6 +149,7 @@ async def test_a_refund_is_no_proof_for_an_attempt_that_was_lost(desk: Desk) -> 
     session = await desk.open()
     await desk.granted(session, "r1", by="w1")
     desk.ahead = 16_000
+    await desk.register("w2")
     second = await desk.granted(session, "r1", by="w2")
     await desk.settle(session, "r1", second.attempt_id, Outcome.REFUND)
     info = await desk.info(session)
@@ -276,6 +160,7 @@ async def test_a_stale_refund_is_recorded_and_counts_as_proof_later(desk: Desk) 
     session = await desk.open()
     first = await desk.granted(session, "r1", by="w1")
     desk.ahead = 16_000
+    await desk.register("w2")
     second = await desk.granted(session, "r1", by="w2")
     await desk.settle(session, "r1", first.attempt_id, Outcome.REFUND)
     assert (await desk.info(session)).running == 1
@@ -298,8 +183,6 @@ async def test_a_charged_fault_and_a_doubt_are_kept_and_told_again(desk: Desk, o
 async def test_an_attempt_given_up_before_its_grant_never_runs(desk: Desk) -> None:
     session = await desk.open()
     await desk.settle(session, "r1", "late", Outcome.NEVER_SENT)
-    from quintain.errors import Cancelled
-
     with pytest.raises(Cancelled):
         await desk.admit(session, "r1", attempt="late")
     assert (await desk.info(session)).call_count == 0
@@ -333,7 +216,7 @@ async def test_a_reservation_ends_with_its_deadline_or_its_release_or_its_sessio
     assert (await desk.info(session)).reserved == 1
 
     def close(moment: Moment) -> Steps[Info]:
-        yield from calls.release_all(moment, (yield from sessions.existing(session.session_id)))
+        yield from reservations.release_all(moment, (yield from sessions.existing(session.session_id)))
         return (
             yield from sessions.amend(
                 moment.now, AmendSession(session_id=session.session_id, state=SessionState.CLOSED)

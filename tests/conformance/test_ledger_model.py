@@ -23,12 +23,24 @@ from hypothesis.stateful import (
 )
 
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
-from quintain.contracts.ledger import LEASE_SECONDS, Admission, Admit, Heartbeat, Outcome, Register, Settle, TargetCard
+from quintain.contracts.ledger import (
+    LEASE_SECONDS,
+    Admission,
+    Admit,
+    Heartbeat,
+    LeaseRenewed,
+    Outcome,
+    Register,
+    Settle,
+    TargetCard,
+)
 from quintain.contracts.metadata import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.contracts.token import SessionToken
-from quintain.errors import Fault, ProviderFailed, Throttled
+from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
 from quintain.testing.postgres_under_test import run_sql
-from quintain_metadata import audit, calls, sessions, upkeep
+from quintain_metadata import audit, calls, cancels, reservations, sessions, upkeep
+from quintain_metadata.calls import JOINED_MS
+from quintain_metadata.cancels import TakenBack
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import COUNTED, MOST_ATTEMPTS, State
 from quintain_metadata.open_ledger import open_ledger
@@ -65,6 +77,8 @@ class Call:
     attempts: int = 0
     holder: Attempt | None = None
     deadline: int = 0
+    cancelled: bool = False
+    joined_until: int = 0
 
 
 @dataclass
@@ -82,6 +96,7 @@ class Model:
     calls: dict[tuple[str, str], Call] = field(default_factory=dict)
     attempts: dict[str, Attempt] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
+    target_paused_until: int = 0
 
     def lineage(self, name: str) -> list[str]:
         parent = PARENT_OF[name]
@@ -98,7 +113,13 @@ class Model:
         return any(self.sessions[one].paused for one in self.lineage(name))
 
     def alive(self, call: Call) -> bool:
-        return call.holder is not None and self.leases.get(call.holder.worker, 0) > self.now
+        return call.holder is not None and self.lives(call.holder.worker)
+
+    def lives(self, worker: str) -> bool:
+        return self.leases.get(worker, 0) > self.now
+
+    def must_wait(self, attempt: Attempt) -> bool:
+        return not self.lives(attempt.worker) or self.target_paused_until > self.now
 
     def admit(self, attempt: Attempt) -> str:
         """What the one who asks is told: granted, held, told (the stored answer), or the code of a refusal."""
@@ -108,7 +129,11 @@ class Model:
             return "told"
         if call.state is State.RUNNING:
             return self._follow(call, attempt)
+        if call.cancelled:
+            return "cancelled"
         refusal = self._refusal(call, attempt)
+        if refusal == "held":
+            return refusal
         if refusal is not None:
             if call.state is State.RESERVED:
                 call.state = State.RELEASED
@@ -119,14 +144,18 @@ class Model:
 
     def _follow(self, call: Call, attempt: Attempt) -> str:
         if call.holder is attempt:
-            return "granted"
+            return "granted" if self.alive(call) else "held"
         if self.alive(call):
+            if not call.cancelled:
+                call.joined_until = self.now + JOINED_MS
             return "held"
-        if call.deadline <= self.now or call.attempts >= MOST_ATTEMPTS:
+        if call.deadline <= self.now or call.cancelled or call.attempts >= MOST_ATTEMPTS:
             call.state = State.IN_DOUBT
             return "told"
         if attempt.name in self.attempts:
             return "cancelled"
+        if self.must_wait(attempt):
+            return "held"
         self._run(call, attempt, call.deadline)
         return "granted"
 
@@ -135,6 +164,8 @@ class Model:
             return "overloaded"
         if attempt.name in self.attempts:
             return "cancelled"
+        if self.must_wait(attempt):
+            return "held"
         if call.state is not State.RESERVED and not self.room(attempt.session, 1):
             return "budget_exhausted"
         return None
@@ -169,9 +200,12 @@ class Model:
                 call.state = State.COMMITTED if outcome is Outcome.CHARGED else State.IN_DOUBT
 
     def _all_proven(self, attempt: Attempt) -> bool:
+        return all(one.state in {"proven", "void"} for one in (attempt, *self.others(attempt)))
+
+    def others(self, attempt: Attempt) -> list[Attempt]:
         mine = (attempt.session, attempt.request)
-        others = [one for one in self.attempts.values() if (one.session, one.request) == mine]
-        return all(one.state in {"proven", "void"} for one in others)
+        same = [one for one in self.attempts.values() if (one.session, one.request) == mine]
+        return [one for one in same if one is not attempt]
 
     def reserve(self, name: str, requests: list[str], deadline: int) -> str:
         fresh = [one for one in dict.fromkeys(requests) if (name, one) not in self.calls]
@@ -189,6 +223,28 @@ class Model:
         for call in held:
             call.state = State.RELEASED
         return str(len(held))
+
+    def cancel(self, name: str, requests: list[str]) -> TakenBack:
+        taken = TakenBack()
+        for one in sorted(set(requests)):
+            call = self.calls.setdefault((name, one), Call(State.RELEASED))
+            joined = call.state is State.RUNNING and call.joined_until > self.now
+            if call.cancelled or joined or call.state in {State.COMMITTED, State.IN_DOUBT}:
+                continue
+            call.cancelled = True
+            taken.cancelled += 1
+            if call.state is State.RUNNING:
+                taken.to_abort.append(one)
+            elif call.state is State.RESERVED:
+                call.state = State.RELEASED
+        return taken
+
+    def taken_back(self, worker: str) -> set[tuple[str, str]]:
+        return {
+            key
+            for key, call in self.calls.items()
+            if call.state is State.RUNNING and call.cancelled and call.holder and call.holder.worker == worker
+        }
 
     def sweep(self) -> None:
         for call in self.calls.values():
@@ -282,6 +338,9 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
         expected = self.model.admit(attempt)
         verdict = self.told(lambda moment: calls.admit(moment, ask, attempt.worker))
         assert self.read(verdict) == expected
+        if expected == "granted":
+            assert isinstance(verdict, Admission)
+            assert verdict.unproven is any(one.state not in {"proven", "void"} for one in self.model.others(attempt))
         return expected
 
     def read(self, verdict: object) -> str:
@@ -296,7 +355,8 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
         if verdict.fault is None:
             return "granted"
         # What counts says that it was charged; a refusal says that it was not.
-        assert verdict.fault.charged is (verdict.fault.code not in {"overloaded", "cancelled", "budget_exhausted"})
+        if verdict.fault.code != "cancelled":
+            assert verdict.fault.charged is (verdict.fault.code not in {"overloaded", "budget_exhausted"})
         return "told" if verdict.fault.charged else verdict.fault.code
 
     @precondition(lambda self: self.all)
@@ -309,7 +369,10 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
         outcome = attempt.end = attempt.end or outcome
         self.model.settle(attempt, outcome, told=told)
         is_result = outcome is Outcome.RESULT
-        fault = ProviderFailed("it broke", charged=True) if outcome is Outcome.CHARGED else Throttled()
+        call = self.model.calls.get((attempt.session, attempt.request))
+        fault: Fault = Cancelled() if call is not None and call.cancelled else Throttled()
+        if outcome is Outcome.CHARGED:
+            fault = ProviderFailed("it broke", charged=True)
         item = Settle(
             session_id=self.opened[attempt.session].session_id,
             request_id=attempt.request,
@@ -330,7 +393,8 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
         deadline = self.model.now + ahead
 
         def steps(moment: Moment) -> Steps[int]:
-            return (yield from calls.reserve(moment.now, (yield from self.proven(moment, name)), requests, deadline))
+            owner = yield from self.proven(moment, name)
+            return (yield from reservations.reserve(moment.now, owner, requests, deadline))
 
         expected = self.model.reserve(name, requests, deadline)
         granted = self.told(steps)
@@ -339,10 +403,23 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), requests=st.lists(st.sampled_from(REQUESTS), max_size=4))
     def release(self, name: str, requests: list[str]) -> None:
         def steps(moment: Moment) -> Steps[int]:
-            return (yield from calls.release(moment, (yield from self.proven(moment, name)), requests))
+            return (yield from reservations.release(moment, (yield from self.proven(moment, name)), requests))
 
         expected = self.model.release(name, requests)
         assert str(self.do(steps)) == expected
+
+    @rule(name=st.sampled_from(NAMES), requests=st.lists(st.sampled_from(REQUESTS), max_size=4))
+    def cancel(self, name: str, requests: list[str]) -> None:
+        def steps(moment: Moment) -> Steps[TakenBack]:
+            return (yield from cancels.cancel(moment, (yield from self.proven(moment, name)), requests))
+
+        expected = self.model.cancel(name, requests)
+        assert self.do(steps) == expected
+
+    @rule(milliseconds=st.sampled_from([0, 1, 20_000]))
+    def pause_the_target(self, milliseconds: int) -> None:
+        until = self.model.target_paused_until = max(self.model.target_paused_until, self.model.now + milliseconds)
+        assert self.do(lambda moment: upkeep.pause(moment.now, "a", milliseconds)) == until
 
     @rule(milliseconds=st.sampled_from([1, 5_000, LEASE_MS, 25_000]))
     def let_time_pass(self, milliseconds: int) -> None:
@@ -351,7 +428,13 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS))
     def renew(self, worker: str) -> None:
         beat = Heartbeat(worker_id=worker, incarnation=worker)
-        self.do(lambda moment: upkeep.renew(moment.now, beat))
+        renewed = self.do(lambda moment: upkeep.renew(moment.now, beat))
+        assert isinstance(renewed, LeaseRenewed)
+        names = {opened.session_id: name for name, opened in self.opened.items()}
+        told = {(names[call.session_id], call.request_id) for call in renewed.taken_back or ()}
+        assert told == self.model.taken_back(worker)
+        until = self.model.target_paused_until
+        assert renewed.paused == ({"a": until} if until > self.model.now else None)
         self.model.leases[worker] = self.model.now + LEASE_MS
 
     @rule()
@@ -373,14 +456,17 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
         if not self.opened:
             return
         names = {opened.session_id: name for name, opened in self.opened.items()}
-        rows = self.do(lambda _: run("SELECT session_id, request_id, state, attempts FROM call"))
-        found = {(names[row[0]], row[1]): (State(row[2]), row[3]) for row in rows}  # type: ignore[attr-defined]
-        assert found == {key: (call.state, call.attempts) for key, call in self.model.calls.items()}
+        rows = self.do(lambda _: run("SELECT session_id, request_id, state, attempts, cancelled_at FROM call"))
+        found = {
+            (names[row[0]], row[1]): (State(row[2]), row[3], row[4] is not None)
+            for row in rows  # type: ignore[attr-defined]
+        }
+        assert found == {key: (call.state, call.attempts, call.cancelled) for key, call in self.model.calls.items()}
         for row in self.do(lambda _: run("SELECT id, used, max_calls FROM session")):  # type: ignore[attr-defined]
             name = names[row[0]]
             assert row[1] == self.model.used(name)
             assert row[1] <= row[2] == self.model.sessions[name].limit
-        committed = {key for key, (state, _) in found.items() if state is State.COMMITTED}
+        committed = {key for key, (state, *_) in found.items() if state is State.COMMITTED}
         assert self.committed <= committed, "what was committed stays so"
         self.committed = committed
 
@@ -520,3 +606,48 @@ def test_what_is_in_doubt_after_a_refund_says_that_it_was_charged(ledger: Told) 
     ledger.report(second, Outcome.REFUND, told=True)
     assert ledger.state() is State.IN_DOUBT
     ledger.admit("w1")  # it is told the stored fault, which says so; the machine looks
+
+
+def test_a_cancelled_call_whose_worker_is_lost_is_never_taken_over(ledger: Told) -> None:
+    ledger.admit("w1")
+    ledger.machine.cancel(name="left", requests=["r1"])
+    ledger.machine.let_time_pass(milliseconds=LEASE_MS)
+    ledger.machine.renew(worker="w2")
+    ledger.admit("w2")
+    assert ledger.state() is State.IN_DOUBT
+
+
+def test_a_call_that_another_delivery_waits_for_is_cancelled_once_that_one_waits_no_more(ledger: Told) -> None:
+    ledger.admit("w1")
+    ledger.admit("w2")
+    ledger.machine.cancel(name="left", requests=["r1"])
+    assert not ledger.machine.model.calls["left", "r1"].cancelled
+    ledger.machine.let_time_pass(milliseconds=JOINED_MS)
+    ledger.machine.cancel(name="left", requests=["r1"])
+    assert ledger.machine.model.calls["left", "r1"].cancelled
+    ledger.machine.renew(worker="w1")
+
+
+def test_a_cancelled_call_that_is_given_back_is_refused_and_what_is_unproven_is_in_doubt(ledger: Told) -> None:
+    first = ledger.admit("w1")
+    ledger.machine.cancel(name="left", requests=["r1"])
+    ledger.report(first, Outcome.REFUND, told=True)
+    ledger.admit("w2")
+    assert ledger.state() is State.REFUNDED
+    ledger.admit("w1", request="r2")
+    ledger.machine.let_time_pass(milliseconds=LEASE_MS)
+    ledger.machine.renew(worker="w2")
+    second = ledger.admit("w2", request="r2")
+    ledger.machine.cancel(name="left", requests=["r2"])
+    ledger.report(second, Outcome.REFUND, told=True)
+    assert ledger.state(request="r2") is State.IN_DOUBT
+    ledger.admit("w2", request="r2")
+
+
+def test_a_cancel_gives_a_reservation_back_and_what_is_unknown_is_known_from_then_on(ledger: Told) -> None:
+    ledger.machine.reserve(name="left", requests=["r1"], ahead=30_000)
+    ledger.machine.cancel(name="left", requests=["r1", "r2"])
+    ledger.machine.reserve(name="left", requests=["r1", "r2"], ahead=30_000)
+    ledger.admit("w1")
+    ledger.admit("w1", request="r2")
+    assert (ledger.state(), ledger.state(request="r2")) == (State.RELEASED, State.RELEASED)

@@ -26,6 +26,9 @@ class Transport(Protocol):
     async def delete_queue(self, name: str) -> None:
         """Delete a queue under whoever consumes it."""
 
+    async def lose_queue(self, bus: Bus, name: str) -> None:
+        """Lose this bus's connection, and the queue while it is away."""
+
 
 class MemoryTransport:
     def __init__(self) -> None:
@@ -42,6 +45,10 @@ class MemoryTransport:
 
     async def delete_queue(self, name: str) -> None:
         self._broker.delete_queue(name)
+
+    async def lose_queue(self, bus: Bus, name: str) -> None:
+        await self.cut(bus)
+        await self.delete_queue(name)
 
     async def close(self) -> None:
         for bus in self._buses:
@@ -73,6 +80,13 @@ class RabbitTransport:
         async with await aio_pika.connect(self._url.geturl()) as connection:
             channel = await connection.channel()
             await channel.queue_delete(name)
+
+    async def lose_queue(self, bus: Bus, name: str) -> None:
+        proxy = self._proxies[id(bus)]
+        proxy.refusing = True
+        proxy.cut()
+        await self.delete_queue(name)
+        proxy.refusing = False
 
     async def close(self) -> None:
         await self._stack.aclose()

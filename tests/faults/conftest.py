@@ -1,22 +1,85 @@
-"""The table of all faults, printed at the end of the run."""
+"""The short form and the long one, the fixtures of every siege, and the table of all faults at the end.
+
+``QUINTAIN_TEST_FAULTS=long`` (`make faults`) runs everything at full length; otherwise fewer calls are sent, and
+what is marked ``long`` is deselected, and counted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from faults.harness import Ending, table
+from faults.harness import BOT, CONFIG, Ending, table
+from faults.reckoning import Reckoning
+from quintain.settings import environment
+from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
+from support.fleet import ProcessFleet, process_fleet
 
 _ENDINGS = pytest.StashKey[list[Ending]]()
+_LEFT_OUT = pytest.StashKey[int]()
+
+LONG_CALLS, SHORT_CALLS = 120, 40
+
+#: How long one siege may take, where other programs have the cores too.
+SIEGE_SECONDS = 300
 
 
-@pytest.fixture
-def endings(request: pytest.FixtureRequest) -> list[Ending]:
-    return request.config.stash.setdefault(_ENDINGS, [])
+def is_long() -> bool:
+    """Whether everything is to run."""
+    return environment().get("QUINTAIN_TEST_FAULTS") == "long"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(SIEGE_SECONDS))
+    left_out = [] if is_long() else [item for item in items if item.get_closest_marker("long")]
+    config.stash[_LEFT_OUT] = len(left_out)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    endings = terminalreporter.config.stash.get(_ENDINGS, [])
+    stash = terminalreporter.config.stash
+    endings = stash.get(_ENDINGS, [])
     if endings:
         terminalreporter.section("faults")
         for line in table(endings):
             terminalreporter.write_line(line)
+        form = "long" if is_long() else f"short: {stash.get(_LEFT_OUT, 0)} sieges are left to `make faults`"
+        terminalreporter.write_line(f"{len(endings)} sieges, the {form}")
+
+
+@pytest.fixture
+def questions() -> list[str]:
+    """What a siege asks; each is its own request id."""
+    return [f"q{number}" for number in range(LONG_CALLS if is_long() else SHORT_CALLS)]
+
+
+@pytest.fixture(scope="session")
+def quick_counts(broker_admin: BrokerAdmin) -> None:
+    """Quorum queues tell how many messages they have ten times as often as by default."""
+    broker_admin.rabbitmqctl("eval", "application:set_env(rabbit, quorum_tick_interval, 500).")
+
+
+@pytest.fixture
+def reckoning(broker_admin: BrokerAdmin, quick_counts: None, request: pytest.FixtureRequest) -> Reckoning:
+    return Reckoning(broker_admin, request.config.stash.setdefault(_ENDINGS, []))
+
+
+@pytest.fixture
+def bare_fleet(breakable_broker: BrokerUnderTest, quick_counts: None) -> Iterator[ProcessFleet]:
+    """A fleet of which nothing runs yet."""
+    with process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet:
+        (fleet.folder / "bot.py").write_text(BOT)
+        yield fleet
+
+
+@pytest.fixture
+def fleet(bare_fleet: ProcessFleet) -> ProcessFleet:
+    """One metadata service and two workers."""
+    bare_fleet.start_services("metadata", "worker", "worker")
+    return bare_fleet

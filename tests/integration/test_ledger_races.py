@@ -18,8 +18,9 @@ import pytest
 
 from quintain.contracts.ledger import LEASE_SECONDS, Admission, Heartbeat, Outcome
 from quintain.contracts.metadata import SessionOpened
-from quintain.errors import Fault
+from quintain.errors import Cancelled, Fault
 from quintain_metadata import upkeep
+from quintain_metadata.cancels import TakenBack
 from quintain_metadata.ledger import Ledger, Operation, Returned
 from quintain_metadata.records import Moment
 from quintain_metadata.steps import Lock, Statement, Steps
@@ -28,6 +29,7 @@ from support.ledger_asks import (
     admit,
     admitting,
     assert_the_books_agree,
+    cancelling,
     closing,
     granted,
     info,
@@ -79,7 +81,7 @@ def held(operation: Operation[Returned], here: Callable[[Statement | Lock, int],
             while True:
                 if not passed and here(step, number):
                     passed = True
-                    yield Lock("gate")
+                    yield Lock(("gate",))
                 step = inner.send((yield step))
                 number += 1
         except StopIteration as end:
@@ -225,6 +227,76 @@ async def test_a_call_that_is_taken_over_while_it_is_swept_is_not_lost(
     await assert_the_books_agree(services[2])
 
 
+@pytest.mark.parametrize("reserved", [False, True])
+async def test_a_call_that_is_cancelled_while_it_is_admitted_runs_and_is_to_be_aborted(
+    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record], reserved: bool
+) -> None:
+    session = await open_session(services[0], 5)
+    if reserved:
+        await reserve(services[0], session, ["call"])
+    verdict, taken = await interleaved(
+        services,
+        watcher,
+        held_before(STARTS, admitting(session, "call", "attempt")),
+        cancelling(session, ["another", "call"]),
+    )
+    assert granted(verdict), verdict
+    assert taken == TakenBack(2, ["call"])
+    known = await info(services[2], session)
+    assert (known.call_count, known.running, known.reserved) == (1, 1, 0)
+    await assert_the_books_agree(services[2])
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+async def test_a_call_that_is_admitted_while_it_is_cancelled_never_runs(
+    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record], reserved: bool
+) -> None:
+    session = await open_session(services[0], 5)
+    if reserved:
+        await reserve(services[0], session, ["call"])
+    beginning = "UPDATE call SET state" if reserved else STARTS
+    taken, verdict = await interleaved(
+        services,
+        watcher,
+        held_before(beginning, cancelling(session, ["another", "call"])),
+        admitting(session, "call", "attempt"),
+    )
+    assert taken == TakenBack(2)
+    assert isinstance(verdict, Cancelled)
+    assert (await info(services[2], session)).call_count == 0
+    await assert_the_books_agree(services[2])
+
+
+async def test_a_call_that_is_reserved_while_it_is_cancelled_is_given_back(
+    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    session = await open_session(services[0], 5)
+    taken, fresh = await interleaved(
+        services, watcher, held_before(STARTS, cancelling(session, ["call"])), reserving(session, ["call"])
+    )
+    assert (taken, fresh) == (TakenBack(1), 1)
+    assert (await info(services[2], session)).call_count == 0
+    await assert_the_books_agree(services[2])
+
+
+async def test_a_result_that_comes_while_its_call_is_cancelled_stays_the_calls_answer(
+    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    session = await open_session(services[0], 5)
+    await admit(services[0], session, "call", "attempt")
+    taken, _ = await interleaved(
+        services,
+        watcher,
+        held_before("UPDATE call SET state", cancelling(session, ["call"])),
+        settling(session, "call", "attempt", Outcome.RESULT),
+    )
+    assert taken == TakenBack(1, ["call"])
+    again = await admit(services[2], session, "call", "another")
+    assert isinstance(again, Admission)
+    assert again.replay is not None
+    await assert_the_books_agree(services[2])
+
+
 class Scramble:
     """Clients of three services that do what they like to the same few calls. Each attempt ends in one way only,
     told as often as anybody likes."""
@@ -250,7 +322,8 @@ class Scramble:
         names = [f"call {number}" for number in range(6)]
         session = self.chance.choice(self.sessions)
         kind = self.chance.choices(
-            ["admit", "settle", "reserve", "release", "renew", "sweep", "later", "close"], [30, 30, 8, 5, 8, 8, 3, 1]
+            ["admit", "settle", "reserve", "release", "cancel", "renew", "sweep", "later", "close"],
+            [30, 30, 8, 5, 1, 15, 8, 3, 1],
         )[0]
         match kind:
             case "settle" if self.attempts:
@@ -260,6 +333,9 @@ class Scramble:
                 return reserving(session, self.chance.sample(names, 3))
             case "release":
                 return releasing(session, self.chance.sample(names, 3))
+            case "cancel":
+                # Seldom, and only these two: what was cancelled is out of the game.
+                return cancelling(session, names[:2])
             case "renew":
                 beat = Heartbeat(worker_id="w2", incarnation=self.chance.choice([WORKER, "w2"]))
                 return lambda moment: upkeep.renew(moment.now, beat)

@@ -219,7 +219,7 @@ async def test_what_the_schema_forbids_is_a_defect_and_undone(ledger: Ledger) ->
 async def test_a_text_that_postgresql_cannot_keep_is_a_bad_request(ledger: Ledger) -> None:
     session = await open_session(ledger, 1)
     with pytest.raises(BadRequest, match=r"U\+0000"):
-        await admit(ledger, session, "a\0b", "attempt")
+        await reserve(ledger, session, ["a\0b"])
     assert (await info(ledger, session)).call_count == 0
 
 

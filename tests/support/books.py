@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result
 from quintain.contracts.ledger import Admit, Heartbeat, Outcome, Register, Settle, TargetCard
-from quintain.contracts.metadata import Info, OpenSession, SessionOpened
+from quintain.contracts.metadata import AmendSession, Info, OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import ProviderFailed
-from quintain_metadata import calls, sessions, upkeep
+from quintain_metadata import calls, cancels, reservations, sessions, upkeep
+from quintain_metadata.cancels import TakenBack
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.records import Moment
 from quintain_metadata.sqlite import SqliteLedger
@@ -55,13 +56,27 @@ class Books:
     async def reserve(self, session: SessionOpened, *request_ids: str) -> None:
         def steps(moment: Moment) -> Steps[int]:
             owner = yield from sessions.prove(moment.now, SessionToken.parse(session.token))
-            return (yield from calls.reserve(moment.now, owner, list(request_ids), moment.now + 60_000))
+            return (yield from reservations.reserve(moment.now, owner, list(request_ids), moment.now + 60_000))
 
         await self.ledger.do(steps)
 
     async def settle(self, session: SessionOpened, ask: Admit, outcome: Outcome = Outcome.RESULT) -> None:
         item = settled(session, ask, outcome)
         await self.ledger.do(lambda moment: calls.settle(moment, item))
+
+    async def amend(self, session: SessionOpened, **ask: object) -> None:
+        change = AmendSession.model_validate({"session_id": session.session_id, **ask})
+        await self.ledger.do(lambda moment: sessions.amend(moment.now, change))
+
+    async def cancel(self, session: SessionOpened, *request_ids: str) -> TakenBack:
+        def steps(moment: Moment) -> Steps[TakenBack]:
+            owner = yield from sessions.prove(moment.now, SessionToken.parse(session.token))
+            return (yield from cancels.cancel(moment, owner, request_ids))
+
+        return await self.ledger.do(steps)
+
+    async def pause(self, target: str, milliseconds: int) -> int | None:
+        return await self.ledger.do(lambda moment: upkeep.pause(moment.now, target, milliseconds))
 
     async def info(self, session: SessionOpened) -> Info:
         return await self.ledger.do(lambda moment: sessions.show(moment.now, session.session_id))

@@ -61,6 +61,10 @@ class Running:
             )
 
     @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
     def stdout(self) -> str:
         return self._files[0].read_text(errors="replace")
 

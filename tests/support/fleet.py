@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pika
 
 from quintain.contracts.metadata import SessionOpened
 from quintain.topology import METADATA_TOPOLOGY, target_queue
+from support.dying_bus import DIES_VARIABLE, Step
 
 ADMIN_TOKEN = "an admin token for tests"
 
@@ -26,12 +27,14 @@ ADMIN_TOKEN = "an admin token for tests"
 class Process:
     """One process of the command line; its output is in a file, so that no pipe ever blocks it."""
 
-    def __init__(self, words: Sequence[str], env: dict[str, str], folder: Path) -> None:
+    def __init__(
+        self, words: Sequence[str], env: dict[str, str], folder: Path, *, program: str = "quintain_cli"
+    ) -> None:
         self.words = words
         self.log = folder / f"{words[-1].strip('-')}-{secrets.token_hex(3)}.log"
         with self.log.open("wb") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "quintain_cli", *words],
+                [sys.executable, "-m", program, *words],
                 env=env,
                 cwd=folder,
                 stdout=log,
@@ -41,6 +44,15 @@ class Process:
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def killed(self, *, seconds: float = 60) -> None:
+        """Wait until it has died of a SIGKILL."""
+        code = self._popen.wait(seconds)
+        assert code == -signal.SIGKILL, f"{self.words} ended with {code}:\n{self.text()}"
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -89,6 +101,11 @@ class ProcessFleet:
             **self.extra,
         }
 
+    @property
+    def ledger_url(self) -> str:
+        """The ledger of its metadata services."""
+        return self.extra.get("QUINTAIN_LEDGER_URL", f"sqlite://{self.folder / 'state' / 'ledger.sqlite3'}")
+
     def start(self, *words: str) -> Process:
         process = Process(words, self.env, self.folder)
         self.processes.append(process)
@@ -97,6 +114,23 @@ class ProcessFleet:
     def start_service(self, service: str) -> Process:
         process = self.start("serve", service)
         process.until(f"ready  {service}")
+        return process
+
+    def start_services(self, *services: str) -> list[Process]:
+        """Start them together, and wait until all answer."""
+        started = [self.start("serve", service) for service in services]
+        for service, process in zip(services, started, strict=True):
+            process.until(f"ready  {service}")
+        return started
+
+    def start_oddly(self, service: str, *, dies: Step | None = None, extra: Mapping[str, str] | None = None) -> Process:
+        """A service that dies at a step, or that has variables of its own (`support.serve_oddly`). It is not waited
+        for: under load it may die as soon as it answers."""
+        odd = {} if dies is None else {DIES_VARIABLE: json.dumps(dies.as_dict())}
+        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        env = {**self.env, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **odd, **(extra or {})}
+        process = Process(("serve", service), env, self.folder, program="support.serve_oddly")
+        self.processes.append(process)
         return process
 
     def quintain(self, *words: str, env: dict[str, str] | None = None, ok: bool = True) -> str:

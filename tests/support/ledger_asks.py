@@ -9,7 +9,8 @@ from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, Outcome, Register, Settle, TargetCard
 from quintain.contracts.metadata import Info, OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
-from quintain_metadata import audit, calls, sessions, upkeep
+from quintain_metadata import audit, calls, cancels, reservations, sessions, upkeep
+from quintain_metadata.cancels import TakenBack
 from quintain_metadata.ledger import Ledger, Operation
 from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.records import Held, Moment
@@ -83,7 +84,7 @@ async def settle(ledger: Ledger, session: SessionOpened, request_id: str, attemp
 def reserving(session: SessionOpened, request_ids: list[str]) -> Operation[int]:
     def steps(moment: Moment) -> Steps[int]:
         owner = yield from sessions.prove(moment.now, SessionToken.parse(session.token))
-        return (yield from calls.reserve(moment.now, owner, request_ids, moment.now + 600_000))
+        return (yield from reservations.reserve(moment.now, owner, request_ids, moment.now + 600_000))
 
     return steps
 
@@ -95,14 +96,22 @@ async def reserve(ledger: Ledger, session: SessionOpened, request_ids: list[str]
 def releasing(session: SessionOpened, request_ids: list[str]) -> Operation[int]:
     def steps(moment: Moment) -> Steps[int]:
         owner = yield from sessions.prove(moment.now, SessionToken.parse(session.token))
-        return (yield from calls.release(moment, owner, request_ids))
+        return (yield from reservations.release(moment, owner, request_ids))
+
+    return steps
+
+
+def cancelling(session: SessionOpened, request_ids: list[str]) -> Operation[TakenBack]:
+    def steps(moment: Moment) -> Steps[TakenBack]:
+        owner = yield from sessions.prove(moment.now, SessionToken.parse(session.token))
+        return (yield from cancels.cancel(moment, owner, request_ids))
 
     return steps
 
 
 def closing(session: SessionOpened) -> Operation[int]:
     def steps(moment: Moment) -> Steps[int]:
-        return (yield from calls.release_all(moment, (yield from sessions.existing(session.session_id))))
+        return (yield from reservations.release_all(moment, (yield from sessions.existing(session.session_id))))
 
     return steps
 

@@ -16,6 +16,8 @@ from quintain.contracts.ledger import (
     Admit,
     AdmitAnswer,
     AdmitBatch,
+    CallKey,
+    CallsTakenBack,
     Heartbeat,
     LeaseRenewed,
     Register,
@@ -27,6 +29,7 @@ from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.service import reply
 from quintain.topology import (
     ADMIT_QUEUE,
+    CANCEL,
     INVOKE,
     LEDGER,
     METADATA_TOPOLOGY,
@@ -64,6 +67,11 @@ class LedgerStandIn:
     registers: asyncio.Queue[Register] = field(default_factory=asyncio.Queue)
     heartbeats: asyncio.Queue[Heartbeat] = field(default_factory=asyncio.Queue)
     known: bool = True
+    #: How far its clock is ahead of this machine's, in milliseconds.
+    ahead_ms: int = 0
+    #: What every renewal says beside: the paused targets, each with its end (ms since the epoch), and calls.
+    paused: dict[str, int] = field(default_factory=dict)
+    taken_back: list[CallKey] = field(default_factory=list)
     deaf_to: set[str] = field(default_factory=set)
     _last_admit: Delivery | None = None
 
@@ -78,6 +86,15 @@ class LedgerStandIn:
         assert self._last_admit is not None
         await reply(self.bus, self._last_admit, AdmitAnswer(items=list(items), now=int(time.time() * 1000)))
 
+    def now(self) -> int:
+        """Its clock."""
+        return int(time.time() * 1000) + self.ahead_ms
+
+    async def take_back(self, *calls: CallKey) -> None:
+        """Tell every worker that these calls were taken back."""
+        body = CallsTakenBack(calls=list(calls)).to_wire()
+        await self.bus.publish(CANCEL, "", Envelope(body=body, type="cancel", persistent=False))
+
     async def _on_ledger(self, delivery: Delivery) -> None:
         await delivery.ack()
         if delivery.routing_key == "admit":
@@ -88,7 +105,13 @@ class LedgerStandIn:
         else:
             self.heartbeats.put_nowait(Heartbeat.from_wire(delivery.body))
         if delivery.routing_key not in self.deaf_to:
-            await reply(self.bus, delivery, LeaseRenewed(now=int(time.time() * 1000), known=self.known))
+            renewed = LeaseRenewed(
+                now=self.now(),
+                known=self.known,
+                paused=self.paused or None,
+                taken_back=self.taken_back or None,
+            )
+            await reply(self.bus, delivery, renewed)
 
     async def _on_admit(self, delivery: Delivery) -> None:
         self._last_admit = delivery

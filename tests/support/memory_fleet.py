@@ -1,4 +1,4 @@
-"""A whole fleet in the test's own process, over the memory transport: real services, no broker."""
+"""A whole fleet in the test's own process, over the memory transport unless a broker is named: real services."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from quintain.client.connect import connect
 from quintain.config import load_config
 from quintain.contracts.metadata import OpenSession, SessionOpened
 from quintain_cli.up import Fleet, FleetPlan, fleet
+from quintain_gateway.limits import Limits
 
 ADMIN_TOKEN = "the admin token of a test"
 
@@ -31,16 +32,28 @@ class MemoryFleet:
     @contextlib.asynccontextmanager
     async def client(self, default_target: str, max_calls: int = 50, **more: object) -> AsyncIterator[Client]:
         session = await self.open(default_target, max_calls, **more)
-        async with connect("memory://", session.token, memory=self.running.memory) as client:
+        async with connect(self.running.broker_url, session.token, memory=self.running.memory) as client:
             yield client
 
 
 @contextlib.asynccontextmanager
-async def memory_fleet(folder: Path, config: str, env: dict[str, str] | None = None) -> AsyncIterator[MemoryFleet]:
+async def memory_fleet(
+    folder: Path,
+    config: str,
+    env: dict[str, str] | None = None,
+    *,
+    broker_url: str = "memory://",
+    limits: Limits | None = None,
+) -> AsyncIterator[MemoryFleet]:
     path = folder / "quintain.yaml"
     path.write_text(config)
     plan = FleetPlan(
-        config=load_config(path), env=env or {}, broker_url="memory://", ledger_url="sqlite://", admin_token=ADMIN_TOKEN
+        config=load_config(path),
+        env=env or {},
+        broker_url=broker_url,
+        ledger_url="sqlite://",
+        admin_token=ADMIN_TOKEN,
+        limits=limits or Limits(),
     )
     async with fleet(plan) as running:
         yield MemoryFleet(running)

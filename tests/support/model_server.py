@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """How one request is answered.
 
-    ``stall`` never answers; ``close_after`` closes after so many bytes of the answer, headers included.
+    ``stall`` never answers; ``close_after`` closes after so many bytes of the answer, headers included;
+    ``trickle_seconds`` is the pause after each single byte of the body.
     """
 
     status: int = 200
@@ -21,6 +23,7 @@ class Script:
     body: object = None
     stall: bool = False
     close_after: int | None = None
+    trickle_seconds: float = 0
 
     def as_bytes(self) -> bytes:
         """The whole answer as it goes over the wire; a body that is no text is sent as JSON."""
@@ -28,6 +31,30 @@ class Script:
         headers = {"content-type": "application/json", "content-length": str(len(body)), **self.headers}
         head = [f"HTTP/1.1 {self.status} Scripted", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join([*head, "", ""]).encode() + body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed:
+    """How one request is answered by server-sent events, each sent by itself.
+
+    ``sent`` of them are, or all; ``then`` the body ends as it should, the connection closes in the middle of the
+    body, or nothing more comes. An unframed body has no length and no chunks: its end is the connection's.
+    """
+
+    events: Sequence[bytes]
+    sent: int | None = None
+    then: Literal["end", "close", "stall"] = "end"
+    framed: bool = True
+
+    @property
+    def head(self) -> bytes:
+        """The answer's status line and headers."""
+        framing = "transfer-encoding: chunked" if self.framed else "connection: close"
+        return f"HTTP/1.1 200 Scripted\r\ncontent-type: text/event-stream\r\n{framing}\r\n\r\n".encode()
+
+    def frame(self, piece: bytes) -> bytes:
+        """A piece of the body, or its end where it is empty, as it goes over the wire."""
+        return f"{len(piece):x}\r\n".encode() + piece + b"\r\n" if self.framed else piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +74,13 @@ class Asked:
 
 
 class ModelServer:
-    """Answers requests by `scripts`, the last one for ever; keeps what it was asked."""
+    """Answers requests by `scripts`, the last one for ever, or by `script_for` where that is set; keeps what it was
+    asked."""
 
     def __init__(self) -> None:
-        self.scripts: list[Script] = []
+        self.scripts: list[Script | Streamed] = []
+        #: Chooses by what is asked: one server that misbehaves to some and not to others.
+        self.script_for: Callable[[Asked], Script] | None = None
         self.asked: list[Asked] = []
         self.connections = 0
         #: Set when a request has come in whole.
@@ -59,7 +89,7 @@ class ModelServer:
         self.disconnected = asyncio.Event()
         self.url = ""
 
-    def reply(self, *scripts: Script) -> None:
+    def reply(self, *scripts: Script | Streamed) -> None:
         """Answer the next requests so, one script each."""
         self.scripts = list(scripts)
 
@@ -79,16 +109,54 @@ class ModelServer:
         asked = await _read_request(reader)
         self.asked.append(asked)
         self.arrived.set()
-        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        script = self._next(asked)
+        if isinstance(script, Streamed):
+            return await self._stream(script, reader, writer)
         if script.stall:
-            # A client that waits sends nothing more; the read ends when it goes away.
-            await reader.read(1)
-            self.disconnected.set()
-            return False
+            return await self._stall(reader)
         answer = script.as_bytes()
+        if script.trickle_seconds:
+            await _trickle(answer, script.trickle_seconds, reader, writer)
+            return False
         writer.write(answer if script.close_after is None else answer[: script.close_after])
         await writer.drain()
         return script.close_after is None
+
+    async def _stream(self, script: Streamed, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        writer.write(script.head)
+        for event in script.events[: script.sent]:
+            writer.write(script.frame(event))
+            await writer.drain()
+        if script.then == "stall":
+            return await self._stall(reader)
+        if script.then == "end":
+            writer.write(script.frame(b""))
+            await writer.drain()
+        return script.then == "end" and script.framed
+
+    async def _stall(self, reader: asyncio.StreamReader) -> bool:
+        # A client that waits sends nothing more; the read ends when it goes away.
+        await reader.read(1)
+        self.disconnected.set()
+        return False
+
+    def _next(self, asked: Asked) -> Script | Streamed:
+        if self.script_for is not None:
+            return self.script_for(asked)
+        return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+
+
+async def _trickle(answer: bytes, seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The head at once, the body byte by byte, until all is sent or the client has gone."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    writer.write(head + b"\r\n\r\n")
+    for at in range(len(body)):
+        writer.write(body[at : at + 1])
+        await writer.drain()
+        with suppress(TimeoutError):
+            # A client that still reads sends nothing; this ends early when it goes away.
+            await asyncio.wait_for(reader.read(1), seconds)
+            return
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Asked:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,17 +12,34 @@ from pydantic import SecretStr
 from quintain.config import AnthropicTarget, OpenAITarget
 from quintain_worker.port import Provider
 from quintain_worker.providers.build import Surroundings, build_provider
+from support.model_streams import (
+    CHAT_USAGE,
+    StreamedCall,
+    anthropic_call_events,
+    anthropic_events,
+    chat_call_events,
+    chat_events,
+    event,
+    responses_call_events,
+    responses_events,
+)
 
 KEY = "sk-canary-0123456789abcdef"
 
 
 @dataclass(frozen=True)
 class Wire:
-    """One wire: ``target`` makes a target at a URL, ``answer`` a body whose text is this."""
+    """One wire: ``target`` makes a target at a URL, ``answer`` a body whose text is this, ``calls`` one that calls
+    tools (id, name, arguments); ``events`` and ``call_events`` stream the same, and ``error`` is an error among them.
+    """
 
     name: str
     target: Callable[..., OpenAITarget | AnthropicTarget]
     answer: Callable[[str], dict[str, object]]
+    calls: Callable[[Sequence[tuple[str, str, str]]], dict[str, object]]
+    events: Callable[[Sequence[str]], list[bytes]]
+    call_events: Callable[[Sequence[StreamedCall]], list[bytes]]
+    error: Callable[[str], bytes]
 
     def provider(self, url: str, **says: object) -> Provider:
         """A provider that reaches the server at this URL, with a key."""
@@ -37,14 +55,18 @@ def chat_answer(text: str) -> dict[str, object]:
         "created": 1,
         "model": "served-2026-01-01",
         "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
-        "usage": {
-            "prompt_tokens": 21,
-            "completion_tokens": 9,
-            "total_tokens": 30,
-            "prompt_tokens_details": {"cached_tokens": 4},
-            "completion_tokens_details": {"reasoning_tokens": 3},
-        },
+        "usage": CHAT_USAGE,
     }
+
+
+def chat_calls(calls: Sequence[tuple[str, str, str]]) -> dict[str, object]:
+    """A chat completion that calls tools."""
+    said = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, name, arguments in calls
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": said}
+    return chat_answer("") | {"choices": [{"index": 0, "finish_reason": "tool_calls", "message": message}]}
 
 
 def responses_answer(text: str) -> dict[str, object]:
@@ -70,6 +92,15 @@ def responses_answer(text: str) -> dict[str, object]:
     }
 
 
+def responses_calls(calls: Sequence[tuple[str, str, str]]) -> dict[str, object]:
+    """An answer of the Responses API that calls tools."""
+    said = [
+        {"type": "function_call", "id": f"fc_{index}", "call_id": call_id, "name": name, "arguments": arguments}
+        for index, (call_id, name, arguments) in enumerate(calls)
+    ]
+    return responses_answer("") | {"output": said}
+
+
 def anthropic_answer(text: str) -> dict[str, object]:
     """A message of Anthropic's. Its input is counted without what came from a cache."""
     return {
@@ -84,6 +115,28 @@ def anthropic_answer(text: str) -> dict[str, object]:
     }
 
 
+def anthropic_calls(calls: Sequence[tuple[str, str, str]]) -> dict[str, object]:
+    """A message of Anthropic's that calls tools: arguments are objects there."""
+    said = [
+        {"type": "tool_use", "id": call_id, "name": name, "input": json.loads(arguments)}
+        for call_id, name, arguments in calls
+    ]
+    return anthropic_answer("") | {"content": said, "stop_reason": "tool_use"}
+
+
+def _chat_error(message: str) -> bytes:
+    return event({"error": {"message": message, "type": "server_error", "param": None, "code": None}})
+
+
+def _responses_error(message: str) -> bytes:
+    said = {"type": "error", "code": "server_error", "message": message, "param": None, "sequence_number": 9}
+    return event(said, "error")
+
+
+def _anthropic_error(message: str) -> bytes:
+    return event({"type": "error", "error": {"type": "overloaded_error", "message": message}}, "error")
+
+
 def _chat(url: str, **says: object) -> OpenAITarget:
     return OpenAITarget.model_validate({"provider": "openai", "base_url": f"{url}/v1", **says})
 
@@ -96,7 +149,23 @@ def _anthropic(url: str, **says: object) -> AnthropicTarget:
     return AnthropicTarget.model_validate({"provider": "anthropic", "base_url": url, **says})
 
 
-CHAT = Wire("chat", _chat, chat_answer)
-RESPONSES = Wire("responses", _responses, responses_answer)
-ANTHROPIC = Wire("anthropic", _anthropic, anthropic_answer)
+CHAT = Wire("chat", _chat, chat_answer, chat_calls, chat_events, chat_call_events, _chat_error)
+RESPONSES = Wire(
+    "responses",
+    _responses,
+    responses_answer,
+    responses_calls,
+    responses_events,
+    responses_call_events,
+    _responses_error,
+)
+ANTHROPIC = Wire(
+    "anthropic",
+    _anthropic,
+    anthropic_answer,
+    anthropic_calls,
+    anthropic_events,
+    anthropic_call_events,
+    _anthropic_error,
+)
 WIRES = (CHAT, RESPONSES, ANTHROPIC)

@@ -13,6 +13,8 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
         self._writers: set[asyncio.StreamWriter] = set()
+        #: The sockets of both sides of every connection that is deserted; nothing of theirs is forwarded any more.
+        self._deserted: set[asyncio.StreamWriter] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.refusing = False
@@ -26,6 +28,11 @@ class Proxy:
     def stall(self) -> None:
         """Forward nothing more, and close nothing."""
         self._flowing.clear()
+
+    def desert(self) -> None:
+        """Forward nothing more of the connections there are, and tell neither side: new ones are served. So ends a
+        connection whose machine lost its power, or whose route went elsewhere: no FIN ever comes."""
+        self._deserted |= self._writers
 
     def resume(self) -> None:
         """Forward again."""
@@ -45,15 +52,21 @@ class Proxy:
         try:
             await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer))
         finally:
-            self._writers -= {writer, up_writer}
+            ended = {writer, up_writer}
+            self._writers -= ended
+            self._deserted -= ended
+            for each in ended:
+                each.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, OSError):
             while data := await reader.read(65536):
                 await self._flowing.wait()
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+                if writer not in self._deserted:
+                    writer.write(data)
+                    await writer.drain()
+        if writer not in self._deserted:
+            writer.close()
 
 
 @contextlib.asynccontextmanager

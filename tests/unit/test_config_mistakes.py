@@ -12,7 +12,7 @@ from quintain.config import (
 )
 from quintain.errors import ConfigError
 
-KNOWN = "anthropic, command, mock, openai, python"
+KNOWN = "anthropic, command, mock, openai, python, target"
 
 
 @pytest.fixture
@@ -86,8 +86,7 @@ def test_an_unknown_key_names_the_file_the_place_and_the_nearest_known_one(file:
 
 def test_an_unknown_provider_is_refused_with_the_nearest_and_the_list(file: Path) -> None:
     assert target(file, "{provider: opnai, model: x}") == (
-        "quintain.yaml: targets.it.provider: unknown provider 'opnai'; did you mean 'openai'?"
-        " Known: anthropic, command, mock, openai, python"
+        f"quintain.yaml: targets.it.provider: unknown provider 'opnai'; did you mean 'openai'? Known: {KNOWN}"
     )
     assert target(file, "{model: x}").startswith("quintain.yaml: targets.it: missing key 'provider'; known: ")
 
@@ -126,6 +125,7 @@ targets:
         ("{provider: openai, model: m, base_url: h}", "targets.it.base_url: not a URL"),
         ("{provider: openai, model: m, base_url: 'http://u:p@h'}", "targets.it.base_url: a URL holds no cred"),
         ("{provider: mock, max_concurrency: 0}", "targets.it.max_concurrency: Input should be greater than or"),
+        ("{provider: mock, max_concurrency: 10001}", "targets.it.max_concurrency: Input should be less than or"),
         ("{provider: mock, max_tries: 11}", "targets.it.max_tries: Input should be less than or equal to 10"),
         ("{provider: mock, timeout_seconds: 0}", "targets.it.timeout_seconds: Input should be greater than 0"),
         ("{provider: mock, timeout_seconds: .inf}", "targets.it.timeout_seconds: Input should be a finite"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from quintain.bus.base import Bus
 from quintain.config import TargetConfig
 from quintain.errors import ConfigError
 from quintain_worker.port import Provider
@@ -15,10 +16,11 @@ from quintain_worker.port import Provider
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where a provider lives: the configuration's folder, and the environment its programs get."""
+    """Where a provider lives: the configuration's folder, the environment its programs get, and the worker's bus."""
 
     folder: Path
     env: Mapping[str, str]
+    bus: Bus | None = None
 
 
 Factory = Callable[[str, TargetConfig, Surroundings], Provider]
@@ -30,6 +32,7 @@ _FACTORIES = {
     "mock": "quintain_worker.providers.mock:mock_provider",
     "openai": "quintain_worker.providers.openai_models:openai_provider",
     "python": "quintain_worker.providers.python_callable:python_provider",
+    "target": "quintain_worker.providers.hosted:hosted_provider",
 }
 
 #: The kinds that need an extra of their own name.

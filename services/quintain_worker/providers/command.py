@@ -13,7 +13,7 @@ from quintain.config import CommandTarget
 from quintain.config.targets import PLACEHOLDERS
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
-from quintain_worker.port import Answer, Billing, ProviderFailure
+from quintain_worker.port import Answer, Billing, Heard, ProviderFailure
 from quintain_worker.providers.build import Surroundings
 from quintain_worker.providers.conversation import refuse_settings, turns_of
 from quintain_worker.providers.printed import printed_answer
@@ -65,8 +65,10 @@ class CommandProvider:
         whole = "\n".join(target.command)
         self._uses = tuple(name for name in PLACEHOLDERS if f"{{{name}}}" in whole)
 
-    async def answer(self, request: InvokeRequest, *, timeout_seconds: float) -> Answer:
-        """The program's answer, within the timeout. Raises `ProviderFailure`."""
+    async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
+        """The program's answer, within the timeout; nobody hears it before: what a program prints is an answer only
+        once the program has ended well. Raises `ProviderFailure`.
+        """
         refuse_settings(request.settings, honoured=(), who=f"{self._name}, a command,")
         prompt, system_prompt = _prompts(request, apart="system_prompt_file" in self._uses)
         with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:

@@ -1,4 +1,4 @@
-"""A request's conversation as plain text turns, each with the field it came from, for providers that take text."""
+"""A request's conversation, each message with the field it came from; as plain text for providers that take text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ class Turn:
         return "".join(self.texts)
 
 
-def turns_of(request: InvokeRequest) -> list[Turn]:
-    """The conversation, the system prompt first. Raises `ProviderFailure` for a part that is not text."""
+def placed(request: InvokeRequest) -> list[tuple[str, ChatMessage]]:
+    """The conversation, the system prompt first, each message with the request's field."""
     fields = ["systemPrompt"] if request.system_prompt else []
     fields += [f"messages[{index}]" for index in range(len(request.messages or []))] or ["question"]
-    messages = request.conversation()
-    return [_turn(field, message) for field, message in zip(fields, messages, strict=True)]
+    return list(zip(fields, request.conversation(), strict=True))
+
+
+def turns_of(request: InvokeRequest) -> list[Turn]:
+    """The conversation as text. Raises `ProviderFailure` for what is not text."""
+    return [_turn(field, message) for field, message in placed(request)]
 
 
 def refuse_settings(settings: InvokeSettings | None, *, honoured: Iterable[str], who: str) -> None:
@@ -48,6 +52,8 @@ def refusal(field: str, what: str) -> ProviderFailure:
 
 
 def _turn(field: str, message: ChatMessage) -> Turn:
+    if message.tool_calls:
+        raise refusal(f"{field}.toolCalls", "this target takes text only")
     if isinstance(message.content, str):
         return Turn(field, message.role, (message.content,))
     texts: list[str] = []

@@ -1,7 +1,8 @@
 """What a model library raised, as what the ledger needs to know: was it billed, and may another try help.
 
 A refund needs proof that no inference happened (``design.md`` §3.4): never sent, 401, 402, 403, 404, 429, 503, 529.
-Other answers of the provider are charged; what nobody knows is in doubt, and charged. A sentence names the
+Other answers of the provider are charged; what nobody knows is in doubt, and charged: so is a stream that broke off,
+as half an answer is billed as its provider pleases. A sentence names the
 provider, the exception, the HTTP status and the provider's request id, and never quotes the provider: error
 bodies repeat keys and prompts.
 """
@@ -26,7 +27,11 @@ from pydantic_ai.exceptions import (
 )
 
 from quintain.errors import Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
-from quintain_worker.port import Billing, ProviderFailure
+from quintain_worker.port import Billing, ProviderFailure, sensible
+
+
+class BrokenOff(Exception):
+    """A stream ended, and its answer had not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ _REJECTED = _Verdict(Rejected, "judged the request itself wrong", Billing.BILLED
 _BROKE = _Verdict(_failed_charged, "failed at the request", Billing.BILLED, again=True)
 _TIMED_OUT = _Verdict(TimedOut, "did not answer in time", Billing.UNKNOWN)
 _LOST = _Verdict(_failed_charged, "was lost after sending", Billing.UNKNOWN, again=True)
+_BROKE_OFF = _Verdict(_failed_charged, "broke off in the middle of its answer", Billing.UNKNOWN, again=True)
 _GARBAGE = _Verdict(_failed_charged, "answered what nobody can read", Billing.UNKNOWN, again=True)
 
 #: HTTP statuses that say something of their own; the rest go by their hundred.
@@ -75,6 +81,7 @@ _BY_CLASS: tuple[tuple[type[Exception], _Verdict], ...] = (
     (ModelRequestTimeout, _TIMED_OUT),
     (ModelTimeoutError, _TIMED_OUT),
     (TimeoutError, _TIMED_OUT),
+    (BrokenOff, _BROKE_OFF),
     (ModelConnectionError, _LOST),
     (ModelRequestRejectedError, _REJECTED),
     # Errors inside an answer of status 200: the provider worked, and failed.
@@ -92,7 +99,7 @@ def failure_of(error: Exception, provider: str) -> ProviderFailure:
     """The failure that this exception of a model library means."""
     verdict = _verdict(error)
     fault = verdict.fault(f"{provider} {verdict.says} ({', '.join(_facts(error))})")
-    seconds = error.retry_after if isinstance(error, ModelAPIError) else None
+    seconds = sensible(error.retry_after) if isinstance(error, ModelAPIError) else None
     if seconds is not None:
         fault.retry_after_ms = round(seconds * 1000)
     return ProviderFailure(fault, verdict.billing, again=verdict.again, retry_after_seconds=seconds)
@@ -102,8 +109,8 @@ def _verdict(error: Exception) -> _Verdict:
     if isinstance(error, ModelConnectionError) and error.phase in {"pool", "connect"}:
         return _NOT_SENT
     if isinstance(error, ModelAPIError) and error.in_stream:
-        # It had begun to answer: whatever status it names now, inference happened.
-        return _BROKE
+        # It had begun to answer: whatever status it names now, that is no proof that no inference happened.
+        return _BROKE_OFF
     if isinstance(error, ModelHTTPError):
         return _by_status(error)
     return next((verdict for kind, verdict in _BY_CLASS if isinstance(error, kind)), _GARBAGE)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from quintain.contracts.invoke import ChatMessage, OutputMessage, TokenUsage, text_of
+from quintain.contracts.invoke import JsonObject, OutputMessage, TokenUsage, text_of
 from quintain.contracts.message import explain
 from quintain_worker.port import Answer
+
+
+class _Message(BaseModel):
+    # What else is said, such as the calls of tools, is the program's own business: they have been made.
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[JsonObject]
 
 
 class _Printed(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     text: str | None = None
-    output: str | list[ChatMessage] | None = None
+    output: str | list[_Message] | None = None
     token_usage: TokenUsage | None = Field(default=None, validation_alias=AliasChoices("token_usage", "tokenUsage"))
 
 
@@ -34,7 +44,7 @@ def printed_answer(text: str) -> Answer:
     return Answer(text=said, token_usage=printed.token_usage)
 
 
-def _of_messages(printed: _Printed, messages: list[ChatMessage]) -> Answer:
+def _of_messages(printed: _Printed, messages: list[_Message]) -> Answer:
     output = [OutputMessage(content=message.content) for message in messages if message.role == "assistant"]
     if not output:
         raise ValueError("output holds no message of the assistant")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
-import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
-from typing import cast
 
 from quintain.config import PythonTarget
+from quintain.config.callables import load_callable
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ProviderFailed, TimedOut
-from quintain_worker.port import Answer, Billing, ProviderFailure
+from quintain_worker.port import Answer, Billing, Heard, ProviderFailure
 from quintain_worker.providers.build import Surroundings
 
 AnswerFunction = Callable[[InvokeRequest], object]
@@ -27,7 +26,8 @@ def python_provider(name: str, target: PythonTarget, surroundings: Surroundings)
 
 
 class PythonProvider:
-    """Calls a function: a coroutine on the event loop, any other in a thread of its own.
+    """Calls a function: a coroutine on the event loop, any other in a thread of its own. An asynchronous generator
+    yields the answer's text in pieces, on the event loop.
 
     A thread cannot be stopped: after a deadline or a cancel its function runs on, and its answer is dropped.
     """
@@ -37,11 +37,13 @@ class PythonProvider:
         # Not the loop's own threads: those are few, and shared with everything else.
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=f"target-{name}")
 
-    async def answer(self, request: InvokeRequest, *, timeout_seconds: float) -> Answer:
+    async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
         """What the function returns, within the timeout. Raises `ProviderFailure`."""
         try:
             async with asyncio.timeout(timeout_seconds) as deadline:
                 said = await self._call(request)
+                if isinstance(said, AsyncGenerator):
+                    said = await self._gathered(said, heard)
         except ProviderFailure:
             raise
         except (Exception, SystemExit) as error:
@@ -67,21 +69,23 @@ class PythonProvider:
         said = await loop.run_in_executor(self._threads, self._function, request)
         return await said if inspect.isawaitable(said) else said
 
+    async def _gathered(self, pieces: AsyncGenerator[object], heard: Heard | None) -> str:
+        texts: list[str] = []
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if not isinstance(piece, str):
+                    raise self._failure(f"the function yielded {type(piece).__name__}, not str")
+                texts.append(piece)
+                if heard is not None and piece:
+                    heard(piece)
+        return "".join(texts)
+
     def _failure(self, what: str) -> ProviderFailure:
         return ProviderFailure(ProviderFailed(f"{self._name}: {what}", charged=True), Billing.BILLED)
 
 
 def _load(place: str, path: str, folder: Path) -> AnswerFunction:
-    module_name, _, function_name = path.partition(":")
-    # As Python does for a script: the folder comes first, and stays, as the module may import its neighbours.
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        # A module may raise anything while it is imported.
-        raise ConfigError(f"{place}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(f"{place}: {module_name} has no function {function_name}")
-    return cast("AnswerFunction", function)
+        return load_callable(path, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error.message}") from error

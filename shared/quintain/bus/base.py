@@ -7,7 +7,8 @@ What a caller may rely on, over ``memory://`` and ``amqp://`` alike (one suite p
   is being rebuilt it waits, and tries again: a message may arrive twice, it is never silently lost.
 - Handlers run in the bus's own task group and outlive the connection they came by. What a handler leaves
   unsettled is delivered again. Settling a delivery of a lost connection does nothing: it will come again.
-- A consumer is restored after a reconnect, and after its queue was deleted.
+- A consumer is restored after a reconnect, and after its queue was deleted. Where messages may have been lost with
+  the queue, whoever asked to be told is told.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ HeaderValue = str | int | float | bool | None
 
 #: How long a publish may take where the caller names no time, in seconds.
 PUBLISH_TIMEOUT_SECONDS = 30.0
+
+#: How long the deletion of a queue may take where the caller names no time, in seconds.
+DELETE_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,19 @@ class Delivery(Protocol):
 
 Handler = Callable[[Delivery], Awaitable[None]]
 
+#: Told that messages may have been lost with a queue; it returns at once and raises nothing.
+Lost = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a consumer was asked for: see `Bus.consume`."""
+
+    queue: Queue
+    handler: Handler
+    prefetch: int
+    lost: Lost | None = None
+
 
 class Consumer(Protocol):
     """A queue being consumed."""
@@ -102,8 +119,18 @@ class Bus(Protocol):
     ) -> None:
         """Publish, mandatory and confirmed. Raises `Unroutable`, `QueueFull`, `BrokerUnavailable`."""
 
-    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int) -> Consumer:
-        """Hand the queue's messages to the handler, at most ``prefetch`` at once; the queue must be declared."""
+    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int, lost: Lost | None = None) -> Consumer:
+        """Hand the queue's messages to the handler, at most ``prefetch`` at once; the queue must be declared.
+
+        ``lost`` is called when the queue was found gone (deleted, expired, lost by the broker), or when attaching
+        to it again keeps failing although the connection stands. The consumer lives on and goes on trying; it may
+        be told more than once, and of nothing before it was attached for the first time.
+        """
+
+    async def delete(self, queue: Queue, *, timeout: float = DELETE_TIMEOUT_SECONDS) -> None:
+        """Delete a queue with what it holds, and declare it no more; its consumer must be cancelled. One that is
+        not there is no error. Raises `BrokerUnavailable` after the timeout (seconds): it is declared no more all
+        the same."""
 
     async def close(self) -> None:
         """Let go: running handlers are cancelled, what they had not settled is delivered again."""

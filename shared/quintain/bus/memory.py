@@ -7,12 +7,19 @@ features that RabbitMQ lacks; ``tests/conformance`` holds both transports to the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
 
-from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Envelope, Handler
+from quintain.bus.base import (
+    DELETE_TIMEOUT_SECONDS,
+    PUBLISH_TIMEOUT_SECONDS,
+    Consumer,
+    Envelope,
+    Handler,
+    Lost,
+    Subscription,
+)
+from quintain.bus.memory_consumer import MemoryConsumer
 from quintain.bus.memory_queue import MemoryQueue, Stored
-from quintain.bus.tasks import HandlerTasks
 from quintain.errors import BrokerUnavailable, BusError, QueueFull, Unroutable
 from quintain.topology import Exchange, Queue, Topology
 
@@ -62,11 +69,14 @@ class MemoryBroker:
     def delete_queue(self, name: str) -> None:
         """Delete a queue with what it holds; its consumers are told."""
         queue = self.queue(name)
+        takers, queue.takers = queue.takers, deque()
+        for taker in takers:
+            taker.lost(with_queue=True)
         self._remove(queue)
-        for taker in list(queue.takers):
-            queue.takers.remove(taker)
-            if isinstance(taker, MemoryConsumer):
-                taker.lost()
+
+    def has_queue(self, name: str) -> bool:
+        """Whether there is a queue of this name."""
+        return name in self._queues
 
     def close(self) -> None:
         """Stop the clocks of all queues."""
@@ -105,130 +115,8 @@ class MemoryBroker:
     def _remove(self, queue: MemoryQueue) -> None:
         queue.close()
         self._queues.pop(queue.spec.name, None)
-
-
-@dataclass(slots=True, eq=False)
-class MemoryDelivery:
-    """A message that arrived over the memory transport."""
-
-    _stored: Stored
-    _queue: MemoryQueue
-    _consumer: MemoryConsumer
-    _generation: int
-
-    @property
-    def body(self) -> bytes:
-        return self._stored.envelope.body
-
-    @property
-    def type(self) -> str:
-        return self._stored.envelope.type
-
-    @property
-    def correlation_id(self) -> str | None:
-        return self._stored.envelope.correlation_id
-
-    @property
-    def reply_to(self) -> str | None:
-        return self._stored.envelope.reply_to
-
-    @property
-    def headers(self) -> Mapping[str, object]:
-        return self._stored.headers
-
-    @property
-    def expiration_ms(self) -> int | None:
-        return self._stored.envelope.expiration_ms
-
-    @property
-    def exchange(self) -> str:
-        return self._stored.exchange
-
-    @property
-    def routing_key(self) -> str:
-        return self._stored.key
-
-    @property
-    def redelivered(self) -> bool:
-        return self._stored.returns > 0
-
-    async def ack(self) -> None:
-        if self._consumer.settle(self._stored, self._generation):
-            self._queue.pump()
-
-    async def requeue(self) -> None:
-        if self._consumer.settle(self._stored, self._generation):
-            self._queue.give_back(self._stored)
-
-    async def dead_letter(self) -> None:
-        if self._consumer.settle(self._stored, self._generation):
-            self._queue.bury(self._queue, self._stored, "rejected")
-            self._queue.pump()
-
-
-@dataclass(slots=True, eq=False)
-class MemoryConsumer:
-    """A queue being consumed over the memory transport."""
-
-    _broker: MemoryBroker
-    _spec: Queue
-    _handler: Handler
-    _prefetch: int
-    _tasks: HandlerTasks = field(default_factory=HandlerTasks)
-    _unsettled: dict[Stored, MemoryQueue] = field(default_factory=dict)
-    _generation: int = 0
-    _attached: bool = False
-    _cancelled: bool = False
-
-    @property
-    def free(self) -> bool:
-        return len(self._unsettled) < self._prefetch
-
-    @property
-    def live(self) -> bool:
-        return self._attached
-
-    def attach(self) -> None:
-        """Begin, or begin again."""
-        self._broker.declare(Topology(queues=(self._spec,)))
-        self._attached = True
-        self._broker.queue(self._spec.name).attach(self)
-
-    def take(self, queue: MemoryQueue, stored: Stored) -> None:
-        self._unsettled[stored] = queue
-        self._tasks.start(self._handler, MemoryDelivery(stored, queue, self, self._generation))
-
-    def settle(self, stored: Stored, generation: int) -> bool:
-        """Whether this settles it: not when the connection it came by is gone."""
-        return generation == self._generation and self._unsettled.pop(stored, None) is not None
-
-    def lost(self) -> None:
-        """The connection or the queue went away: what was not settled comes again, the handlers run on."""
-        self._attached = False
-        self._generation += 1
-        unsettled, self._unsettled = self._unsettled, {}
-        for queue in set(unsettled.values()):
-            queue.detach(self)
-        for stored, queue in reversed(unsettled.items()):
-            queue.give_back(stored)
-        if not self._cancelled:
-            asyncio.get_running_loop().call_soon(self._restore)
-
-    async def cancel(self) -> None:
-        self._cancelled, self._attached = True, False
-        for queue in self._broker._queues.values():  # noqa: SLF001 -- one transport, one module
-            if self in queue.takers:
-                queue.detach(self)
-
-    async def drain(self, timeout: float) -> bool:
-        await self.cancel()
-        done = await self._tasks.finish(timeout)
-        self.lost()
-        return done
-
-    def _restore(self) -> None:
-        if not self._cancelled and not self._attached:
-            self.attach()
+        for bound in self._bindings.values():
+            bound[:] = [one for one in bound if one[0] != queue.spec.name]
 
 
 class MemoryBus:
@@ -236,10 +124,12 @@ class MemoryBus:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
-        self._consumers: list[MemoryConsumer] = []
+        self._declared = Topology()
+        self._consumers: set[MemoryConsumer] = set()
         self._closed = False
 
     async def declare(self, topology: Topology) -> None:
+        self._declared += topology
         self._broker.declare(topology)
 
     async def publish(
@@ -251,22 +141,39 @@ class MemoryBus:
         await asyncio.sleep(0)
         self._broker.publish(exchange.name, key, envelope)
 
-    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int) -> Consumer:
-        consumer = MemoryConsumer(self._broker, queue, handler, prefetch)
-        self._consumers.append(consumer)
+    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int, lost: Lost | None = None) -> Consumer:
+        if self._closed:
+            raise BrokerUnavailable("This connection is closed")
+        consumer = MemoryConsumer(
+            self._broker,
+            Subscription(queue, handler, prefetch, lost),
+            self._declare_again,
+            self._consumers.discard,
+        )
+        self._consumers.add(consumer)
         consumer.attach()
         return consumer
 
+    async def delete(self, queue: Queue, *, timeout: float = DELETE_TIMEOUT_SECONDS) -> None:
+        self._declared = self._declared.without(queue)
+        if self._closed:
+            raise BrokerUnavailable("This connection is closed")
+        await asyncio.sleep(0)
+        if self._broker.has_queue(queue.name):
+            self._broker.delete_queue(queue.name)
+
     def cut(self) -> None:
         """Lose the connection, as a broken network does: for tests."""
-        for consumer in self._consumers:
-            for queue in list(self._broker._queues.values()):  # noqa: SLF001 -- one transport, one module
-                queue.detach(consumer)
+        for consumer in list(self._consumers):
             consumer.lost()
 
     async def close(self) -> None:
         self._closed = True
-        for consumer in self._consumers:
-            await consumer.cancel()
+        for consumer in list(self._consumers):
             await consumer.drain(0)
-            consumer.lost()
+
+    def _declare_again(self) -> None:
+        # Looked for before they are made again.
+        for consumer in list(self._consumers):
+            consumer.look()
+        self._broker.declare(self._declared)

@@ -38,6 +38,9 @@ class Taker(Protocol):
     def take(self, queue: MemoryQueue, stored: Stored) -> None:
         """Take this message; it is the taker's until it settles it."""
 
+    def lost(self, *, with_queue: bool = False) -> None:
+        """Hear that the connection went, or the queue itself."""
+
 
 @dataclass(slots=True, eq=False)
 class MemoryQueue:

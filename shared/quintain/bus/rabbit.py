@@ -13,8 +13,17 @@ import logging
 import aiormq
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
-from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Envelope, Handler
+from quintain.bus.base import (
+    DELETE_TIMEOUT_SECONDS,
+    PUBLISH_TIMEOUT_SECONDS,
+    Consumer,
+    Envelope,
+    Handler,
+    Lost,
+    Subscription,
+)
 from quintain.bus.rabbit_consumer import RabbitConsumer
+from quintain.bus.rabbit_declarations import Declarations
 from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words
 from quintain.bus.rabbit_message import properties_of
 from quintain.errors import BrokerUnavailable, BusError
@@ -31,8 +40,8 @@ class RabbitBus:
         self._consuming = RabbitLink(url, f"{name} consuming")
         self._channel: aiormq.Channel | None = None
         self._opening = asyncio.Lock()
-        self._declared = Topology()
-        self._consumers: list[RabbitConsumer] = []
+        self._consumers: set[RabbitConsumer] = set()
+        self._declarations = Declarations(self._consuming, self._consumers)
 
     async def start(self, timeout: float = PUBLISH_TIMEOUT_SECONDS) -> None:
         """Connect; raises `BrokerUnavailable` after the timeout (seconds), `BrokerRefused`."""
@@ -46,12 +55,10 @@ class RabbitBus:
             raise
 
     async def declare(self, topology: Topology) -> None:
-        self._declared += topology
-        await self._declare(topology)
+        await self._declarations.declare(topology)
 
-    async def _redeclare(self) -> None:
-        """Declare again all that was ever declared here: the broker may have lost it."""
-        await self._declare(self._declared)
+    async def delete(self, queue: Queue, *, timeout: float = DELETE_TIMEOUT_SECONDS) -> None:
+        await self._declarations.delete(queue, timeout)
 
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout: float = PUBLISH_TIMEOUT_SECONDS
@@ -67,14 +74,23 @@ class RabbitBus:
                 f"publishing to {exchange.name} for {key!r}: not confirmed within {timeout:.1f} s"
             ) from None
 
-    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int) -> Consumer:
-        consumer = RabbitConsumer(self._consuming, self._redeclare, queue, handler, prefetch)
-        self._consumers.append(consumer)
-        await consumer.started()
+    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int, lost: Lost | None = None) -> Consumer:
+        consumer = RabbitConsumer(
+            self._consuming,
+            self._declarations.declare_again,
+            Subscription(queue, handler, prefetch, lost),
+            self._consumers.discard,
+        )
+        self._consumers.add(consumer)
+        try:
+            await consumer.started()
+        except BaseException:
+            await consumer.drain(0)
+            raise
         return consumer
 
     async def close(self) -> None:
-        for consumer in self._consumers:
+        for consumer in list(self._consumers):
             await consumer.drain(0)
         await self._publishing.close()
         await self._consuming.close()
@@ -109,21 +125,3 @@ class RabbitBus:
                 assert isinstance(underlay, aiormq.Channel)
                 self._channel = underlay
             return self._channel
-
-    async def _declare(self, topology: Topology) -> None:
-        # A channel of its own, thrown away: a refused or cancelled declaration closes only this one.
-        channel = await self._consuming.channel()
-        with in_our_words("declaring queues"):
-            underlay = await channel.get_underlay_channel()
-            for exchange in topology.exchanges:
-                await underlay.exchange_declare(
-                    exchange.name,
-                    exchange_type=exchange.kind,
-                    durable=True,
-                    arguments=dict(exchange.arguments),
-                )
-            for queue in topology.queues:
-                await underlay.queue_declare(queue.name, durable=True, arguments=dict(queue.arguments))
-            for bound in topology.bindings:
-                await underlay.queue_bind(bound.queue.name, bound.exchange.name, bound.key)
-            await channel.close()

@@ -18,6 +18,7 @@ from aio_pika.abc import AbstractConnection
 from aiormq import exceptions as amqp
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
+from quintain.bus.rabbit_decoding import tolerate_strangers
 from quintain.contracts.token import mask
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
 
@@ -55,6 +56,9 @@ TRANSLATION: tuple[tuple[type[BaseException], type[BusError], str], ...] = (
     (amqp.DeliveryError, QueueFull, "the queue is full"),
 )
 
+
+#: What the broker says of a queue that is not to be had: deleted, or on a node that is down, or another's now.
+GONE = (amqp.ChannelNotFoundEntity, amqp.ChannelLockedResource)
 
 #: What the library raises when a connection or a channel goes.
 LOST = (amqp.AMQPError, ConnectionError, RuntimeError, asyncio.InvalidStateError)
@@ -100,6 +104,7 @@ class RabbitLink:
 
     def start(self) -> None:
         """Begin connecting."""
+        tolerate_strangers()
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"link-{self._purpose}")
 
     async def close(self) -> None:
@@ -109,6 +114,11 @@ class RabbitLink:
             await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._current is not None:
             await self._current.close()
+
+    @property
+    def up(self) -> bool:
+        """Whether the connection stands right now."""
+        return self._current is not None and not is_over(self._current)
 
     async def connection(self, timeout: float = PUBLISH_TIMEOUT_SECONDS) -> AbstractConnection:
         """The current generation's connection. Raises `BrokerUnavailable` after the timeout, `BrokerRefused`."""

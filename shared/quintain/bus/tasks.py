@@ -43,5 +43,5 @@ class HandlerTasks:
         except Exception:
             # A handler answers its caller itself; what escapes is a defect. The message comes again, counted,
             # and ends as a dead letter rather than in a loop without end.
-            log.exception("The handler of a %s message failed; it will be delivered again", delivery.type)
+            log.exception("The handler of a message to %s failed; it will be delivered again", delivery.exchange)
             await delivery.requeue()

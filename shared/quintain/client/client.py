@@ -1,27 +1,35 @@
 """An evaluator's client: invoke a target by name, under the session's budget.
 
 Every call ends: with a `Result`, or with a typed `Fault`. The client keeps the deadline itself, so a broker that
-is gone is an error in time, not a wait without end.
+is gone is an error in time, not a wait without end. A call whose task is cancelled is taken back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from quintain.bus.base import Delivery
 from quintain.caller import Answer, Ask, Caller, Question, understood
+from quintain.client.taking_back import TakingBack
 from quintain.clock import Clock
 from quintain.contracts import metadata
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
+from quintain.contracts.invoke import ChatMessage, Chunk, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import explain
 from quintain.contracts.names import TARGET_NAME_PATTERN
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Expired, Fault, NoAnswer, Overloaded, QueueFull
 from quintain.routes import (
+    ACCEPT_CHUNKS,
+    ACCEPT_HEADER,
+    CANCEL,
+    CHUNK_TYPE,
     DEADLINE_HEADER,
     INFO,
     INVOKE,
@@ -36,11 +44,20 @@ from quintain.routes import (
     Route,
 )
 
+log = logging.getLogger(__name__)
+
 #: A call's deadline where the caller names none, in seconds.
 DEFAULT_DEADLINE_SECONDS = 600.0
 
 #: The SDK outwaits the deadline by this much, so that the fleet's own word arrives first, in seconds.
 GRACE_SECONDS = 2.0
+
+#: How long the metadata service may take to answer an operation, in seconds.
+ANSWER_SECONDS = 30.0
+
+
+#: Who hears the pieces of an answer as they come.
+Heard = Callable[[Chunk], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,11 @@ class Client:
 
     def __init__(self, caller: Caller, clock: Clock, token: str) -> None:
         self._caller, self._clock, self._token = caller, clock, token
+        self._taking_back = TakingBack(self.cancel)
+
+    async def close(self) -> None:
+        """Finish taking back the calls whose tasks were cancelled: a few seconds at most."""
+        await self._taking_back.finish()
 
     async def invoke(
         self,
@@ -67,17 +89,12 @@ class Client:
         settings: InvokeSettings | None = None,
     ) -> Result:
         """Ask a target (the session's default where none is named). Raises a `Fault`."""
-        try:
-            request = InvokeRequest(
-                question=question,
-                system_prompt=system_prompt,
-                messages=None if messages is None else list(messages),
-                target=target,
-                settings=settings,
+        turns = None if messages is None else list(messages)
+        return await self.send(
+            request_from(
+                question=question, target=target, system_prompt=system_prompt, messages=turns, settings=settings
             )
-        except ValidationError as error:
-            raise BadRequest(explain(error)) from None
-        return await self.send(request)
+        )
 
     async def send(
         self,
@@ -85,14 +102,32 @@ class Client:
         *,
         request_id: str | None = None,
         deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+        heard: Heard | None = None,
+        taken_back: bool | None = None,
     ) -> Result:
         """Ask with a whole request. The same ``request_id`` is the same call: charged once, answered alike.
 
+        ``heard`` is given the answer's pieces as they come; a piece of a higher attempt voids those before it. A task
+        cancelled here takes its call back (``taken_back``), unless the caller named the ``request_id``: under that the
+        call can be asked for again, so it goes on, and `cancel` takes it back.
+
         Raises a `Fault`: `Expired` where nobody answered in time, `Overloaded` where the queue is full.
         """
-        question = self._invocation(request, request_id or secrets.token_urlsafe(16), deadline_seconds)
+        name = request_id or secrets.token_urlsafe(16)
         try:
-            return understood(await self._caller.ask(question), Result)
+            return await self._send(request, name, deadline_seconds, heard)
+        except asyncio.CancelledError:
+            if not request_id if taken_back is None else taken_back:
+                self._taking_back.add([name])
+            raise
+
+    async def _send(
+        self, request: InvokeRequest, request_id: str, deadline_seconds: float, heard: Heard | None = None
+    ) -> Result:
+        question = self._invocation(request, request_id, deadline_seconds, listens=heard is not None)
+        pieces = None if heard is None else _pieces(heard)
+        try:
+            return understood(await self._caller.ask(question, pieces), Result)
         except QueueFull:
             raise Overloaded("The target's queue is full", retry_after_ms=1000) from None
         except NoAnswer:
@@ -102,53 +137,99 @@ class Client:
             ) from None
 
     async def invoke_batch(
-        self, requests: Sequence[InvokeRequest], *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
+        self,
+        requests: Sequence[InvokeRequest | Mapping[str, object] | str],
+        *,
+        deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
     ) -> list[BatchItem]:
         """Ask all at once, answers in order. The budget is reserved all or nothing (`BudgetExhausted`); after
-        that a failing item never loses the others, and what an item did not use is given back."""
-        ids = await self.reserve(len(requests), deadline_seconds=deadline_seconds)
-        calls = zip(requests, ids, strict=True)
-        items = await asyncio.gather(*(self._item(ask, name, deadline_seconds) for ask, name in calls))
-        await self.release([name for name, item in zip(ids, items, strict=True) if unspent(item)])
+        that a failing item never loses the others, and what an item did not use is given back.
+
+        An item is a request, its fields as a mapping, or a question alone; one that cannot be read is a
+        `BadRequest` of its own. A cancelled batch is taken back: what runs, and what was only reserved.
+        """
+        if isinstance(requests, str):
+            raise BadRequest("requests: a batch is a list of requests, and this is one text")
+        asks = [request_of(item) for item in requests]
+        ids = await self.reserve(len(asks), deadline_seconds=deadline_seconds)
+        try:
+            calls = zip(asks, ids, strict=True)
+            items = await asyncio.gather(*(self._item(ask, name, deadline_seconds) for ask, name in calls))
+            await self._give_back([name for name, item in zip(ids, items, strict=True) if unspent(item)])
+        except asyncio.CancelledError:
+            self._taking_back.add(ids)
+            raise
         return list(items)
 
     async def reserve(self, calls: int, *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS) -> list[str]:
         """Reserve so many calls, all or none (`BudgetExhausted`); returns their request ids."""
         ids = [secrets.token_urlsafe(16) for _ in range(calls)]
-        deadline = int(self._clock.now_ms() + deadline_seconds * 1000)
-        await self._request(RESERVE, metadata.ReserveCalls(request_ids=ids, deadline=deadline))
+        try:
+            await self.reserve_these(ids, deadline_seconds=deadline_seconds)
+        except asyncio.CancelledError:
+            # Nobody will ever know these ids: a reservation under way is given back.
+            self._taking_back.add(ids)
+            raise
         return ids
+
+    async def reserve_these(
+        self, request_ids: Sequence[str], *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
+    ) -> int:
+        """Reserve these calls, all or none (`BudgetExhausted`); returns how many are new: one already known costs
+        nothing."""
+        deadline = int(self._clock.now_ms() + deadline_seconds * 1000)
+        ask = metadata.ReserveCalls(request_ids=list(request_ids), deadline=deadline)
+        return (await self._request(RESERVE, ask)).granted
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Give back reservations that were not used."""
         if request_ids:
             await self._request(RELEASE, metadata.ReleaseCalls(request_ids=list(request_ids)))
 
-    async def get_info(self) -> metadata.Info:
+    async def cancel(self, request_ids: Sequence[str]) -> int:
+        """Take these calls back: what waits is refused uncharged, what runs is aborted, what is only reserved is
+        given back. Returns how many were; one that has ended, or that another delivery waits for, is not."""
+        if not request_ids:
+            return 0
+        return (await self._request(CANCEL, metadata.CancelCalls(request_ids=list(request_ids)))).cancelled
+
+    async def get_info(self, *, per_target: bool = False) -> metadata.Info:
         """The session, its counters and the targets it may call."""
-        return await self._request(INFO, metadata.AskInfo())
+        return await self._request(INFO, metadata.AskInfo(per_target=per_target))
 
     async def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
         """Open a session that may only narrow this one and draws on its budget."""
         return await self._request(OPEN, ask)
 
-    async def _item(self, request: InvokeRequest, request_id: str, deadline_seconds: float) -> BatchItem:
+    async def _item(self, ask: InvokeRequest | Fault, request_id: str, deadline_seconds: float) -> BatchItem:
+        if isinstance(ask, Fault):
+            return BatchItem(None, ask)
         try:
-            return BatchItem(await self.send(request, request_id=request_id, deadline_seconds=deadline_seconds), None)
+            return BatchItem(await self._send(ask, request_id, deadline_seconds), None)
         except Fault as fault:
             return BatchItem(None, fault)
         except BusError as lost:
             # One item that could not be carried loses neither the others nor their reservations.
             return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {lost.message}"))
 
+    async def _give_back(self, request_ids: Sequence[str]) -> None:
+        try:
+            await self.release(request_ids)
+        except (Fault, BusError) as error:
+            # The answers are there: what is not given back now ends with its deadline.
+            log.warning("%d reservations could not be given back: %s", len(request_ids), error.message)
+
     async def _request(self, route: Route[Ask, Answer], ask: Ask) -> Answer:
         try:
-            return await self._caller.request(route, ask, {TOKEN_HEADER: self._token})
+            return await self._caller.request(route, ask, {TOKEN_HEADER: self._token}, timeout_seconds=ANSWER_SECONDS)
         except NoAnswer as silence:
             raise BudgetUnavailable(silence.message) from None
 
-    def _invocation(self, request: InvokeRequest, request_id: str, deadline_seconds: float) -> Question:
+    def _invocation(
+        self, request: InvokeRequest, request_id: str, deadline_seconds: float, *, listens: bool
+    ) -> Question:
         now = self._clock.now_ms()
+        accepts = {ACCEPT_HEADER: ACCEPT_CHUNKS} if listens else {}
         return Question(
             exchange=INVOKE.exchange,
             key=routing_key(request),
@@ -160,11 +241,40 @@ class Client:
                 DEADLINE_HEADER: int(now + deadline_seconds * 1000),
                 PROTOCOL_HEADER: PROTOCOL_VERSION,
                 PUBLISHED_HEADER: now,
+                **accepts,
             },
             deadline_seconds=deadline_seconds + GRACE_SECONDS,
             # The fleet's own word on an expired call comes first: the client only outwaits it.
             expires_seconds=deadline_seconds,
         )
+
+
+def _pieces(heard: Heard) -> Callable[[Delivery], None]:
+    def piece(delivery: Delivery) -> None:
+        if delivery.type == CHUNK_TYPE:
+            with contextlib.suppress(BadRequest):  # a piece nobody can read is missing, and the whole answer follows
+                heard(Chunk.from_wire(delivery.body))
+
+    return piece
+
+
+def request_from(**fields: object) -> InvokeRequest:
+    """The request of these fields. Raises `BadRequest` with the field's name."""
+    try:
+        return InvokeRequest.model_validate(fields)
+    except ValidationError as error:
+        raise BadRequest(explain(error)) from None
+
+
+def request_of(item: object) -> InvokeRequest | Fault:
+    """An item of a batch as a request: a request, its fields, or a question alone; or why it is none."""
+    if isinstance(item, InvokeRequest):
+        return item
+    fields = {"question": item} if isinstance(item, str) else item
+    try:
+        return InvokeRequest.model_validate(dict(fields) if isinstance(fields, Mapping) else fields)
+    except ValidationError as error:
+        return BadRequest(explain(error))
 
 
 def unspent(item: BatchItem) -> bool:

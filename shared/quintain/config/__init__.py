@@ -14,6 +14,7 @@ from quintain.config.targets import (
     OpenAITarget,
     PythonTarget,
     TargetConfig,
+    TargetTarget,
     card_of,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "OpenAITarget",
     "PythonTarget",
     "TargetConfig",
+    "TargetTarget",
     "card_of",
     "find_config",
     "load_config",

@@ -62,6 +62,11 @@ def misspelt_in(tree: object) -> Iterator[str]:
             yield f"{place(parts)}: not a reference; write ${{{{ NAME }}}} or ${{{{ NAME:-default }}}}"
 
 
+def without_secrets(text: str) -> str:
+    """The text with what looks like a key of a well-known service taken out."""
+    return _KEY_SHAPE.sub("…", text)
+
+
 def secrets_in(tree: object) -> Iterator[str]:
     """A sentence for every secret written out in the tree, without its value."""
     for parts, text in texts(tree):

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from quintain.config.references import holds_reference, without_references
-from quintain.contracts.ledger import TargetCard
+from quintain.contracts.ledger import MOST_CONCURRENCY, TargetCard
 from quintain.contracts.names import TargetName
 
 #: What a program's arguments may hold; each becomes the path of a file made for one call.
@@ -37,6 +37,7 @@ UNRESOLVED = "unresolved"
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
 
 Positive = Annotated[int, Field(gt=0)]
+Amount = Annotated[FiniteFloat, Field(ge=0)]
 
 
 def _waits(value: object, info: ValidationInfo) -> bool:
@@ -48,14 +49,23 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class TargetPrice(_Strict):
+    """What a target's tokens cost, in US dollars per million; cached ones as input where nothing else is said."""
+
+    input_per_million: Amount
+    output_per_million: Amount
+    cached_input_per_million: Amount | None = None
+
+
 class _Target(_Strict):
     """What every kind has: ``timeout_seconds`` bounds one try, ``max_tries`` counts tries at the provider per
     attempt, ``max_concurrency`` holds over all workers."""
 
     judge_target: TargetName | None = None
-    max_concurrency: Annotated[int, Field(ge=1)] = 64
+    max_concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)] = 64
     timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
+    price: TargetPrice | None = None
 
     _written: dict[str, object] | None = PrivateAttr(default=None)
 
@@ -176,26 +186,43 @@ class MockUsage(_Strict):
 
 
 class MockTarget(_Target):
-    """A target that answers by itself: ``response``, or an echo of the last user message where it is not set."""
+    """A target that answers by itself: ``response``, or an echo of the last user message where it is not set.
+
+    It waits ``delay_ms`` before its first word, and ``chunk_delay_ms`` between words.
+    """
 
     provider: Literal["mock"]
     response: str | None = None
     delay_ms: Annotated[FiniteFloat, Field(ge=0)] = 0
+    chunk_delay_ms: Annotated[FiniteFloat, Field(ge=0)] = 0
     fail_rate: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0
     token_usage: MockUsage | None = None
 
 
-TargetConfig = Annotated[
-    OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget, Field(discriminator="provider")
-]
+class TargetTarget(_Target):
+    """A target under test that `quintain serve host` leases out under ``host``, its own name where that is not set.
+
+    ``config`` is filled in before each run; ``query`` is what gives the answer after it.
+    """
+
+    provider: Literal["target"]
+    host: TargetName | None = None
+    query: Annotated[str, Field(min_length=1)] | None = None
+    config: dict[str, str] = Field(default_factory=dict)
+
+
+_Kind = OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget | TargetTarget
+
+TargetConfig = Annotated[_Kind, Field(discriminator="provider")]
 
 #: The model of each provider kind, by what ``provider`` says.
-KINDS: dict[str, type[OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget]] = {
+KINDS: dict[str, type[_Kind]] = {
     "anthropic": AnthropicTarget,
     "command": CommandTarget,
     "mock": MockTarget,
     "openai": OpenAITarget,
     "python": PythonTarget,
+    "target": TargetTarget,
 }
 
 

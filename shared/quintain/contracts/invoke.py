@@ -13,11 +13,25 @@ from quintain.contracts.message import Message
 JsonObject = dict[str, JsonValue]
 
 
+class ToolCall(Message):
+    """A tool that a model wants called. ``arguments`` is the model's own text: JSON, if it kept to the schema."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class ChatMessage(Message):
-    """One turn of a conversation. ``content`` is text, or parts as OpenAI writes them."""
+    """One turn of a conversation. ``content`` is text, or parts as OpenAI writes them.
+
+    ``tool_calls`` is what the assistant asked for in this turn; ``tool_call_id`` is which of them a turn of role
+    ``tool`` answers.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | list[JsonObject]
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
 
 class InvokeSettings(Message):
@@ -93,6 +107,16 @@ class OutputMessage(Message):
 
     role: Literal["assistant"] = "assistant"
     content: str | list[JsonObject]
+    tool_calls: list[ToolCall] | None = None
+
+
+class Chunk(Message):
+    """A piece of an answer on its way, for callers that asked for it. ``seq`` counts from 0 within an ``attempt``;
+    a higher attempt voids the chunks before it."""
+
+    attempt: int
+    seq: int
+    delta: str
 
 
 class Result(Message):

@@ -12,47 +12,77 @@ Version 1 of the wire leaves these to the workers and the metadata service of on
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.names import RequestId, TargetName
+from quintain.contracts.names import Id, RequestId, TargetName, Text
 
 #: A worker's lease, and how often it renews it (``design.md`` §3), in seconds.
 LEASE_SECONDS = 15.0
 HEARTBEAT_SECONDS = 3.0
+
+#: A target is called so often at once at most.
+MOST_CONCURRENCY = 10_000
+
+#: A moment, in milliseconds since the epoch, as every reader of JSON has whole numbers.
+Milliseconds = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class TargetCard(Message):
     """What the fleet knows of a target: never a key."""
 
     name: TargetName
-    provider: str
-    model: str | None = None
+    provider: Text
+    model: Text | None = None
     judge_target: TargetName | None = None
-    max_concurrency: int
+    max_concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)]
 
 
 class Register(Message):
     """A worker starts: these are the targets it serves. ``incarnation`` is random per process."""
 
-    worker_id: str
-    incarnation: str
+    worker_id: Id
+    incarnation: Id
     targets: list[TargetCard]
 
 
-class Heartbeat(Message):
-    """The worker lives: renew its lease."""
+class CallKey(Message):
+    """Which call: its request id within its session."""
 
-    worker_id: str
-    incarnation: str
+    session_id: Id
+    request_id: RequestId
+
+
+class CallsTakenBack(Message):
+    """What goes to every worker over ``quintain.cancel``: whoever runs one of these calls aborts it."""
+
+    calls: list[CallKey]
+
+
+class Heartbeat(Message):
+    """The worker lives: renew its lease. ``pauses``: targets whose provider asked for a pause, and for how many
+    milliseconds from now."""
+
+    worker_id: Id
+    incarnation: Id
+    pauses: dict[TargetName, Annotated[int, Field(ge=0)]] | None = None
 
 
 class LeaseRenewed(Message):
     """The lease runs another `LEASE_SECONDS`. ``known``: this ledger had heard of the worker; ``now`` is the store's
-    clock in milliseconds since the epoch."""
+    clock in milliseconds since the epoch.
 
-    now: int
+    ``paused``: the targets that nobody may call now, and until when, by the same clock. ``taken_back``: calls that
+    this worker runs and that their caller has cancelled; a fanned-out cancellation may be lost, this is repeated.
+    """
+
+    now: Milliseconds
     known: bool = True
+    paused: dict[TargetName, Milliseconds] | None = None
+    taken_back: list[CallKey] | None = None
 
 
 class Admit(Message):
@@ -61,9 +91,9 @@ class Admit(Message):
 
     token: str
     request_id: RequestId
-    attempt_id: str
-    target: str
-    body_sha256: str
+    attempt_id: Id
+    target: Id
+    body_sha256: Id
     deadline: int | None = None
     problem: FaultReply | None = None
 
@@ -71,7 +101,7 @@ class Admit(Message):
 class AdmitBatch(Message):
     """Several admits of one worker."""
 
-    incarnation: str
+    incarnation: Id
     items: list[Admit]
 
 
@@ -79,14 +109,17 @@ class Admission(Message):
     """The ledger's word on one attempt: a grant, a stored answer, or a fault; exactly one of the three.
 
     ``attempt`` is this attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
+    ``unproven``: an earlier attempt of this call may have been billed, so that this one's proof alone gives nothing
+    back.
     """
 
-    attempt_id: str
+    attempt_id: Id
     attempt: int = 0
-    deadline: int = 0
+    deadline: Milliseconds = 0
     call_count: int = 0
     max_calls: int = 0
     store_replies: bool = True
+    unproven: bool = False
     replay: Result | None = None
     fault: FaultReply | None = None
 
@@ -96,7 +129,7 @@ class AdmitAnswer(Message):
 
     items: list[Admission]
     held: list[str] | None = None
-    now: int
+    now: Milliseconds
 
 
 class Outcome(StrEnum):
@@ -117,9 +150,9 @@ class Outcome(StrEnum):
 class Settle(Message):
     """What became of one attempt. ``reply`` is kept for replays, ``fault`` for the same question again."""
 
-    session_id: str
+    session_id: Id
     request_id: RequestId
-    attempt_id: str
+    attempt_id: Id
     outcome: Outcome
     reply: Result | None = None
     fault: FaultReply | None = None
@@ -129,5 +162,5 @@ class Settle(Message):
 class SettleBatch(Message):
     """Several settles of one worker."""
 
-    incarnation: str
+    incarnation: Id
     items: list[Settle]

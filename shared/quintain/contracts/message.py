@@ -8,13 +8,21 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticSerializationError
 
+from quintain.contracts.names import shown
 from quintain.errors import BadRequest
 
 
 class Message(BaseModel):
     """One thing said, or a part of it. Optional fields default to None, so that ``null`` and absent are one."""
 
-    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, extra="ignore")
+    model_config = ConfigDict(
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        # What does not fit is somebody's text: no error shows it, and so no log does.
+        hide_input_in_errors=True,
+    )
 
     def to_wire(self) -> bytes:
         """The message as JSON, UTF-8, without absent fields. Raises `BadRequest` for text that is no Unicode."""
@@ -34,11 +42,23 @@ class Message(BaseModel):
         except ValidationError as error:
             raise BadRequest(explain(error)) from None
 
+    @classmethod
+    def trusted(cls, **fields: object) -> Self:
+        """The message of these fields, all of them, unchecked: what pydantic's ``model_construct`` does, in a third of
+        the time, for what is made by the thousand from values that were read before."""
+        message = cls.__new__(cls)
+        object.__setattr__(message, "__dict__", fields)
+        object.__setattr__(message, "__pydantic_fields_set__", set(fields))
+        object.__setattr__(message, "__pydantic_extra__", None)
+        object.__setattr__(message, "__pydantic_private__", None)
+        return message
+
 
 def explain(error: ValidationError) -> str:
     """The first mistake of a validation as one sentence: where, and what; never the value itself."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    # A part of it may be a key that the caller chose.
+    where = shown(".".join(str(part) for part in first["loc"]))
     if first["type"] == "json_invalid":
         return f"The body is not JSON: {first['ctx']['error']}"
     if first["type"] == "missing":

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.names import RequestId, TargetName
+from quintain.contracts.names import Id, RequestId, TargetName
 
 #: AgentV's default, kept: what a session may call where nobody said.
 DEFAULT_MAX_CALLS = 50
@@ -26,13 +26,24 @@ class SessionState(StrEnum):
 
 
 class AskInfo(Message):
-    """What am I, and what is left?"""
+    """What am I, and what is left? ``per_target``: and what went to which target?"""
+
+    per_target: bool = False
+
+
+class TargetSpend(Message):
+    """What a session and its children spent on one target. ``counted`` calls came with the tokens they took."""
+
+    calls: int = 0
+    counted: int = 0
+    token_usage: TokenUsage = TokenUsage()
 
 
 class Info(Message):
     """A session and its counters. ``callCount`` = reserved + running + committed + in doubt, its children's too.
 
-    ``now`` and ``expiresAt`` are milliseconds since the epoch on the metadata service's clock.
+    ``now`` and ``expiresAt`` are milliseconds since the epoch on the metadata service's clock. ``perTarget`` is there
+    where it was asked for.
     """
 
     session_id: str
@@ -50,6 +61,7 @@ class Info(Message):
     state: SessionState
     label: str | None = None
     parent_id: str | None = None
+    per_target: dict[str, TargetSpend] | None = None
     now: int
 
 
@@ -62,7 +74,7 @@ class OpenSession(Message):
     expires_in_seconds: Annotated[float, Field(gt=0)] | None = None
     deadline_seconds: Annotated[float, Field(gt=0, le=1500)] | None = None
     store_replies: bool | None = None
-    label: Annotated[str, Field(max_length=200)] | None = None
+    label: Id | None = None
 
 
 class SessionOpened(Message):
@@ -76,7 +88,7 @@ class SessionOpened(Message):
 class AmendSession(Message):
     """Change a session's limit or state; usage is never reset, and a limit below it becomes it."""
 
-    session_id: str
+    session_id: Id
     max_calls: Count | None = None
     state: SessionState | None = None
 
@@ -106,10 +118,22 @@ class CallsReleased(Message):
     released: int
 
 
+class CancelCalls(Message):
+    """Take these calls back: what waits is refused uncharged, what runs is aborted."""
+
+    request_ids: Annotated[list[RequestId], Field(max_length=10_000)]
+
+
+class CallsCancelled(Message):
+    """How many were taken back; a call that has ended, or that another delivery waits for, is not."""
+
+    cancelled: int
+
+
 class ListSessions(Message):
     """The sessions, newest first, a page at a time."""
 
-    cursor: str | None = None
+    cursor: Id | None = None
     state: SessionState | None = None
 
 
@@ -123,4 +147,4 @@ class SessionList(Message):
 class ShowSession(Message):
     """One session, as info."""
 
-    session_id: str
+    session_id: Id

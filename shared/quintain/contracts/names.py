@@ -1,15 +1,42 @@
-"""What may be a target's name, and a request id."""
+"""What may be a target's name, a request id, and any other text that a ledger keeps."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 #: ``protocol.md`` §1. It is also a routing key and part of a queue's name, so nothing else gets in.
 TARGET_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 TargetName = Annotated[str, StringConstraints(pattern=TARGET_NAME_PATTERN)]
 
-#: The idempotency key within a session: 1 to 128 characters.
-RequestId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+#: A sentence shows so much of a name that somebody else chose.
+MOST_SHOWN = 100
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("it holds U+0000, which no ledger keeps")
+    return text
+
+
+#: Text that any ledger can keep: PostgreSQL has no U+0000.
+Text = Annotated[str, AfterValidator(_storable)]
+
+#: What names a worker, an attempt, a session: short, because a ledger finds things by it.
+Id = Annotated[str, StringConstraints(max_length=200), AfterValidator(_storable)]
+
+#: The idempotency key within a session: 1 to 128 characters, none of them U+0000.
+RequestId = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_storable)]
+
+
+def request_id_in(text: str) -> str:
+    """The text itself where it may be a request id, and otherwise one like it, to keep a refusal with."""
+    return re.sub("[\0\ud800-\udfff]", "?", text[:128]) or "-"
+
+
+def shown(name: str) -> str:
+    """So much of a name as a sentence shows: it may be as long as a message."""
+    return name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}…"

@@ -11,7 +11,16 @@ from quintain.bus.base import Delivery
 from quintain.contracts.ledger import Admit, Outcome
 from quintain.contracts.metadata import SessionOpened
 from quintain.contracts.token import SessionToken
-from quintain.errors import Expired, Fault, InternalFault, ProviderFailed, ReplyExpired, TimedOut, Unauthorized
+from quintain.errors import (
+    Cancelled,
+    Expired,
+    Fault,
+    InternalFault,
+    ProviderFailed,
+    ReplyExpired,
+    TimedOut,
+    Unauthorized,
+)
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
 from quintain_metadata import dead
@@ -83,6 +92,34 @@ async def test_a_refunded_call_is_expired_uncharged(alone: MetadataAlone, sessio
     with pytest.raises(Expired) as expired:
         await die(alone, session.token)
     assert not expired.value.charged
+
+
+@pytest.mark.parametrize("known", ["unknown", "reserved", "refunded"])
+async def test_a_call_that_was_cancelled_before_it_ran_is_cancelled_uncharged(
+    alone: MetadataAlone, session: SessionOpened, known: str
+) -> None:
+    if known == "reserved":
+        await alone.books.reserve(session, "r1")
+    if known == "refunded":
+        await alone.books.settle(session, await admitted(alone, session), Outcome.REFUND)
+    await alone.books.cancel(session, "r1")
+    with pytest.raises(Cancelled) as cancelled:
+        await die(alone, session.token)
+    assert not cancelled.value.charged
+    assert (await alone.books.info(session)).call_count == 0
+
+
+async def test_a_cancelled_call_whose_worker_is_gone_is_in_doubt_and_says_that_it_was_cancelled(
+    alone: MetadataAlone, session: SessionOpened
+) -> None:
+    await admitted(alone, session)
+    await alone.books.cancel(session, "r1")
+    await alone.books.lapse("w1")
+    alone.books.ledger.mourn_from(0)
+    with pytest.raises(Cancelled) as cancelled:
+        await die(alone, session.token)
+    assert cancelled.value.charged
+    assert (await alone.books.info(session)).in_doubt == 1
 
 
 async def test_a_call_that_was_answered_is_answered_again(alone: MetadataAlone, session: SessionOpened) -> None:

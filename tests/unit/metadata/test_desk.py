@@ -265,7 +265,9 @@ async def test_a_defect_at_one_admit_is_no_answer_to_its_neighbours(
     desk: Desk, session: SessionOpened, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker(desk)
-    unkeepable, fine = asked(session, "r1", target="half a character: \ud83d"), asked(session, "r2")
+    fine = asked(session, "r2")
+    # What no worker can say, so that it gets as far as the store.
+    unkeepable = asked(session, "r1").model_copy(update={"target": "half a character: \ud83d"})
     await worker.ask(unkeepable, fine)
     assert (worker.word(unkeepable), worker.word(fine)) == ("internal", "granted")
     assert "A defect" in caplog.text
@@ -282,3 +284,93 @@ async def test_after_a_gap_of_this_services_own_a_targets_limit_still_holds(
     second = asked(session, "r2")
     await worker.ask(second)
     assert worker.word(second) == "held"
+
+
+async def test_a_deadline_that_nobody_named_begins_when_the_call_is_first_heard(desk: Desk, kept: Books) -> None:
+    await kept.register("a", limit=1)
+    session = await kept.open(deadline_seconds=100)
+    worker = Worker(desk)
+    running, waiting = asked(session, "r1"), asked(session, "r2")
+    before = await kept.ledger.now()
+    await worker.ask(running, waiting)
+    after = await kept.ledger.now()
+    while await kept.ledger.now() < after + 20:
+        await asyncio.sleep(0.01)
+    await worker.ask(waiting)  # it repeats what it has no answer to, and names no deadline this time either
+    await kept.settle(session, running)
+    await desk.try_again("a")
+    assert worker.word(waiting) == "granted"
+    assert before + 100_000 <= worker.told[waiting.attempt_id].deadline <= after + 100_000
+
+
+async def test_a_deadline_that_is_named_stays_as_it_is_named(desk: Desk, kept: Books, session: SessionOpened) -> None:
+    await kept.register("a", limit=1)
+    worker = Worker(desk)
+    named = await kept.ledger.now() + 12_345
+    running, waiting = asked(session, "r1"), asked(session, "r2", deadline=named)
+    await worker.ask(running, waiting)
+    await kept.settle(session, running)
+    await desk.try_again("a")
+    assert worker.told[waiting.attempt_id].deadline == named
+
+
+async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(
+    desk: Desk, kept: Books, session: SessionOpened
+) -> None:
+    await kept.register("a", limit=1)
+    stranger, worker = Worker(desk, "stranger"), Worker(desk)
+    running, first, second = (asked(session, f"r{number}") for number in range(3))
+    await worker.ask(running)
+    await stranger.ask(first)
+    await worker.ask(second)
+    await kept.settle(session, running)
+    await desk.try_again("a")
+    assert (stranger.word(first), worker.word(second)) == ("held", "granted")
+    await kept.settle(session, second)
+    await kept.register("a", incarnation="stranger")
+    await desk.try_again()
+    assert stranger.word(first) == "granted"
+
+
+async def test_a_duplicate_is_answered_when_its_call_ends_though_the_target_is_paused(
+    desk: Desk, kept: Books, session: SessionOpened
+) -> None:
+    worker = Worker(desk)
+    holder, fresh, duplicate = asked(session, "r1"), asked(session, "r2"), asked(session, "r1")
+    await worker.ask(holder)
+    await kept.pause("a", 60_000)
+    await worker.ask(fresh, duplicate)
+    await kept.settle(session, holder)
+    await desk.try_again("a")
+    assert (worker.word(fresh), worker.word(duplicate)) == ("held", "replayed")
+
+
+async def test_what_waited_for_the_end_of_a_pause_goes_on_at_the_next_sweep(
+    desk: Desk, kept: Books, session: SessionOpened
+) -> None:
+    worker = Worker(desk)
+    until = await kept.pause("a", 50)
+    assert until is not None
+    waiting = [asked(session, "r1"), asked(session, "r2"), asked(session, "r3", target="b")]
+    await worker.ask(*waiting)
+    assert [worker.word(ask) for ask in waiting] == ["held", "held", "granted"]
+    while await kept.ledger.now() < until:
+        await asyncio.sleep(0.01)
+    await desk.try_again()
+    assert [worker.word(ask) for ask in waiting] == ["granted"] * 3
+
+
+async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more(
+    desk: Desk, kept: Books, session: SessionOpened
+) -> None:
+    worker = Worker(desk)
+    holder = asked(session, "r1")
+    duplicates = [asked(session, "r1") for _ in range(MOST_HELD)]
+    await worker.ask(holder, *duplicates)
+    await kept.settle(session, holder, Outcome.REFUND)
+    await kept.pause("a", 60_000)
+    await desk.try_again("a")
+    await desk.try_again()
+    one_more = asked(session, "r1")
+    await worker.ask(one_more)
+    assert {worker.word(ask) for ask in (*duplicates, one_more)} == {"held"}

@@ -15,6 +15,7 @@ from quintain_metadata.lifecycle import (
     State,
     Transition,
     admit_event,
+    cancel_event,
     refund_event,
     transition,
 )
@@ -38,6 +39,15 @@ DESIGN = [
     (State.RUNNING, Event.CHARGED, State.COMMITTED, 0),
     (State.COMMITTED, Event.ADMITTED, State.COMMITTED, 0),
     (State.IN_DOUBT, Event.ADMITTED, State.IN_DOUBT, 0),
+    (State.NONE, Event.CANCELLED, State.RELEASED, 0),
+    (State.RESERVED, Event.CANCELLED, State.RELEASED, -1),
+    (State.RELEASED, Event.CANCELLED, State.RELEASED, 0),
+    (State.REFUNDED, Event.CANCELLED, State.REFUNDED, 0),
+    (State.RUNNING, Event.CANCELLED, State.RUNNING, 0),
+    (State.RELEASED, Event.ADMITTED_TOO_LATE, State.RELEASED, 0),
+    (State.REFUNDED, Event.ADMITTED_TOO_LATE, State.REFUNDED, 0),
+    (State.COMMITTED, Event.ADMITTED_TOO_LATE, State.COMMITTED, 0),
+    (State.IN_DOUBT, Event.ADMITTED_TOO_LATE, State.IN_DOUBT, 0),
 ]
 
 
@@ -74,24 +84,54 @@ def test_only_granting_adds_an_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "attempts", "holder", "alive", "late", "event"),
+    ("state", "attempts", "current", "alive", "late", "cancelled", "event"),
     [
-        (State.NONE, 0, None, False, False, Event.ADMITTED),
-        (State.RUNNING, 1, "me", True, False, Event.ADMITTED_AGAIN),
-        (State.RUNNING, 1, "me", False, True, Event.ADMITTED_AGAIN),
-        (State.RUNNING, 1, "other", True, False, Event.JOINED),
-        (State.RUNNING, 1, "other", True, True, Event.JOINED),
-        (State.RUNNING, 1, "other", False, False, Event.TAKEN_OVER),
-        (State.RUNNING, MOST_ATTEMPTS - 1, "other", False, False, Event.TAKEN_OVER),
-        (State.RUNNING, MOST_ATTEMPTS, "other", False, False, Event.LOST),
-        (State.RUNNING, 1, "other", False, True, Event.LOST),
-        (State.COMMITTED, 1, "other", False, True, Event.ADMITTED),
+        (State.NONE, 0, False, False, False, False, Event.ADMITTED),
+        (State.RUNNING, 1, True, True, False, False, Event.ADMITTED_AGAIN),
+        (State.RUNNING, 1, True, False, True, False, Event.ADMITTED_AGAIN),
+        (State.RUNNING, 1, False, True, False, False, Event.JOINED),
+        (State.RUNNING, 1, False, True, True, False, Event.JOINED),
+        (State.RUNNING, 1, False, False, False, False, Event.TAKEN_OVER),
+        (State.RUNNING, MOST_ATTEMPTS - 1, False, False, False, False, Event.TAKEN_OVER),
+        (State.RUNNING, MOST_ATTEMPTS, False, False, False, False, Event.LOST),
+        (State.RUNNING, 1, False, False, True, False, Event.LOST),
+        (State.COMMITTED, 1, False, False, True, False, Event.ADMITTED),
+        (State.RELEASED, 0, False, False, False, True, Event.ADMITTED_TOO_LATE),
+        (State.REFUNDED, 1, False, False, False, True, Event.ADMITTED_TOO_LATE),
+        (State.IN_DOUBT, 1, True, True, False, True, Event.ADMITTED_TOO_LATE),
+        (State.RUNNING, 1, True, True, False, True, Event.ADMITTED_AGAIN),
+        (State.RUNNING, 1, False, True, False, True, Event.JOINED),
+        (State.RUNNING, 1, False, False, False, True, Event.LOST),
     ],
 )
 def test_an_admit_is_the_event_its_situation_makes_it(
-    state: State, attempts: int, holder: str | None, alive: bool, late: bool, event: Event
+    state: State, attempts: int, current: bool, alive: bool, late: bool, cancelled: bool, event: Event
 ) -> None:
-    assert admit_event(state, attempts, holder=holder, attempt_id="me", holder_alive=alive, late=late) is event
+    situation = {"current": current, "holder_alive": alive, "late": late, "cancelled": cancelled}
+    assert admit_event(state, attempts, **situation) is event
+
+
+@pytest.mark.parametrize("state", [State.COMMITTED, State.IN_DOUBT])
+def test_a_call_that_has_ended_cannot_be_cancelled_and_tells_its_end(state: State) -> None:
+    assert transition(state, Event.CANCELLED) == Transition(state, effect=Effect.NOTED)
+    assert transition(state, Event.ADMITTED_TOO_LATE).effect is Effect.REPLAYED
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_no_attempt_begins_once_a_call_was_cancelled(state: State) -> None:
+    event = admit_event(state, 1, current=False, holder_alive=False, late=False, cancelled=True)
+    assert transition(state, event).attempts == 0
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_cancel_in_vain_changes_nothing(state: State) -> None:
+    assert transition(state, Event.CANCELLED_IN_VAIN) == Transition(state, effect=Effect.NOTED)
+
+
+def test_a_cancel_is_in_vain_where_others_wait_or_it_was_done_before() -> None:
+    assert cancel_event(cancelled=False, joined=False) is Event.CANCELLED
+    assert cancel_event(cancelled=True, joined=False) is Event.CANCELLED_IN_VAIN
+    assert cancel_event(cancelled=False, joined=True) is Event.CANCELLED_IN_VAIN
 
 
 def test_a_refund_needs_the_current_attempt_and_the_proof_of_all() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
 
 from quintain.bus.base import Delivery, Envelope
 from quintain.contracts.invoke import FaultReply, TokenUsage
-from quintain.contracts.ledger import Admission, Admit, AdmitAnswer, AdmitBatch, Settle, SettleBatch
+from quintain.contracts.ledger import Admission, Admit, AdmitAnswer, AdmitBatch, LeaseRenewed, Settle, SettleBatch
 from quintain.contracts.metadata import SessionOpened
 from quintain.topology import LEDGER, target_queue
 from quintain_metadata import service as service_module
+from quintain_metadata import watched
 from quintain_metadata.sqlite import SqliteLedger
 from support.books import asked, settled
 from support.metadata_alone import MetadataAlone, heard, metadata_alone
@@ -205,3 +207,57 @@ async def test_after_a_gap_of_its_own_the_first_to_ask_finds_nobody_gone(
     second = asked(session, "r1")
     await worker.admit(second, incarnation="w2")
     assert (await worker.answer()).held == [second.attempt_id]
+
+
+async def test_a_heartbeat_pauses_its_targets_for_everybody(
+    alone: MetadataAlone, session: SessionOpened, worker: Worker
+) -> None:
+    await worker.say("heartbeat", b'{"workerId": "w1", "incarnation": "w1", "pauses": {"a": 60000}}')
+    renewed = LeaseRenewed.from_wire((await heard(worker.replies)).body)
+    assert renewed.paused is not None
+    assert 50_000 < renewed.paused["a"] - renewed.now <= 60_000
+    held = asked(session, "r1")
+    await worker.admit(held, incarnation="w2")
+    assert (await worker.answer()).held == [held.attempt_id]
+
+
+async def test_a_held_admit_hears_at_once_that_its_call_is_cancelled(
+    session: SessionOpened, alone: MetadataAlone, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "SWEEP_SECONDS", 60)  # the sweep does not come first
+    await asyncio.sleep(0.03)  # the sweep that was under way has ended
+    await alone.books.pause("a", 60_000)
+    waiting = asked(session, "r1")
+    await worker.admit(waiting)
+    assert (await worker.answer()).held == [waiting.attempt_id]
+    assert await alone.operate("cancel", session.token, {"requestIds": ["r1"]}) == {"cancelled": 1}
+    (told,) = (await worker.answer()).items
+    assert told.fault is not None
+    assert (told.fault.code, told.fault.charged) == ("cancelled", False)
+
+
+async def test_an_outage_is_said_once_when_it_begins_and_once_when_it_is_over(
+    alone: MetadataAlone,
+    session: SessionOpened,
+    worker: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(watched, "QUIET_SECONDS", 0.05)
+    caplog.set_level(logging.WARNING)
+    ask = asked(session, "r1")
+    await worker.granted(ask)
+    with monkeypatch.context() as away:
+        away.setattr(alone.books.ledger, "_closed", True)
+        await worker.settle(settled(session, ask))
+        await worker.admit(asked(session, "r2"))
+        await asyncio.sleep(0.1)  # several sweeps
+    async with asyncio.timeout(5):
+        while "The ledger answers again" not in caplog.text:
+            await asyncio.sleep(0.01)
+    await counted(alone, session, committed=1)
+    said = [record.message for record in caplog.records if "ledger" in record.message.lower()]
+    assert said == [
+        "The ledger is out of reach, and everything waits for it: The ledger is closed",
+        "The ledger answers again",
+    ]

@@ -17,7 +17,10 @@ from quintain.errors import (
     Overloaded,
     Unauthorized,
 )
-from quintain.topology import METADATA
+from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
+from quintain_metadata.canceller import Canceller
+from quintain_metadata.desk import Desk
+from quintain_metadata.operations import Operations
 from support.metadata_alone import ADMIN_TOKEN, MetadataAlone, metadata_alone
 
 #: Every operation with a question it takes, and whose token opens it.
@@ -27,6 +30,7 @@ QUESTIONS: dict[str, tuple[dict[str, object], set[str]]] = {
     "amend": ({"sessionId": "SESSION", "maxCalls": 9}, {"admin"}),
     "reserve": ({"requestIds": ["r1"], "deadline": 10**14}, {"session"}),
     "release": ({"requestIds": ["r1"]}, {"session"}),
+    "cancel": ({"requestIds": ["r1"]}, {"session"}),
     "list": ({}, {"admin"}),
     "show": ({"sessionId": "SESSION"}, {"admin"}),
 }
@@ -90,7 +94,7 @@ async def test_the_token_is_looked_at_before_the_question(
                 await alone.operate(operation, session.token, body)
 
 
-@pytest.mark.parametrize("operation", ["open", "amend", "reserve", "release", "show"])
+@pytest.mark.parametrize("operation", ["open", "amend", "reserve", "release", "cancel", "show"])
 async def test_a_question_nobody_can_read_is_a_bad_request(
     alone: MetadataAlone, session: SessionOpened, operation: str
 ) -> None:
@@ -101,12 +105,13 @@ async def test_a_question_nobody_can_read_is_a_bad_request(
 
 
 async def test_an_unknown_operation_names_those_there_are(alone: MetadataAlone, session: SessionOpened) -> None:
-    # The exchange is direct: what it does not know reaches the queue only by a binding, such as cancel's.
+    # The exchange is direct: what it does not know reaches the queue only by a binding, such as an operator's.
+    await alone.bus.declare(Topology(bindings=(Binding(METADATA, METADATA_QUEUE, "dance"),)))
     for token in (session.token, ADMIN_TOKEN):
-        with pytest.raises(BadRequest, match="there is no operation 'cancel'; there are info, open, amend"):
-            await alone.operate("cancel", token)
+        with pytest.raises(BadRequest, match="there is no operation 'dance'; there are info, open, amend"):
+            await alone.operate("dance", token)
     with pytest.raises(Unauthorized):
-        await alone.operate("cancel", SessionToken.mint().text)
+        await alone.operate("dance", SessionToken.mint().text)
 
 
 async def test_an_operation_may_be_asked_without_a_body(alone: MetadataAlone, session: SessionOpened) -> None:
@@ -263,9 +268,8 @@ async def test_every_question_is_acknowledged_even_where_nobody_waits_for_the_an
 
 
 async def test_without_an_admin_token_nobody_is_the_administrator(alone: MetadataAlone, session: SessionOpened) -> None:
-    from quintain_metadata.operations import Operations
-
-    operations = Operations(alone.bus, alone.books.ledger, None)
+    ledger = alone.books.ledger
+    operations = Operations(alone.bus, ledger, Canceller(alone.bus, ledger, Desk(ledger)), None)
     assert not operations._is_admin("")
     assert not operations._is_admin(ADMIN_TOKEN)
 
@@ -275,3 +279,10 @@ async def test_a_fault_is_typed_whatever_happens(alone: MetadataAlone, session: 
     with pytest.raises(Fault) as fault:
         await alone.operate("info", session.token)
     assert (fault.value.code, fault.value.retryable) == ("budget_unavailable", True)
+
+
+async def test_what_went_to_which_target_is_told_to_whoever_asks_for_it(
+    alone: MetadataAlone, session: SessionOpened
+) -> None:
+    assert "perTarget" not in await alone.operate("info", session.token, {})
+    assert (await alone.operate("info", session.token, {"perTarget": True}))["perTarget"] == {}

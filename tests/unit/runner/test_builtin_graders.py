@@ -1,33 +1,137 @@
-"""The graders that are built in."""
+"""The graders that are built in and call nobody: each with its own options, on answers nobody should give too."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import time
+from pathlib import Path
 
-from quintain_runner.builtin import grade_builtin
-from quintain_runner.dataset import Case
-from quintain_runner.verdict import GraderError
+import pytest
+from pydantic import JsonValue, TypeAdapter
+
+from quintain.errors import ConfigError
+from quintain.graders import Case
+from quintain_runner.builtin import compare_of
+from quintain_runner.grader_specs import BuiltinGrader, GraderSpec
+from quintain_runner.verdict import GraderError, Verdict
+
+SCHEMA = {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}
+
+
+def spec(**options: object) -> BuiltinGrader:
+    read: BuiltinGrader = TypeAdapter(GraderSpec).validate_python({"name": "g", **options})
+    return read
+
+
+def verdict(answer: str, expected: JsonValue = "Paris", *, folder: Path = Path(), **options: object) -> Verdict:
+    case = Case(id="1", question="q", expected=expected)
+    return compare_of(spec(**options), folder)(case, answer)
 
 
 @pytest.mark.parametrize(
-    ("name", "expected", "answer", "right"),
+    ("options", "expected", "answer", "right"),
     [
-        ("exact", "Paris", "Paris", True),
-        ("exact", "Paris", "  Paris\n", True),
-        ("exact", "Paris", "paris", False),
-        ("exact", "Paris", "It is Paris", False),
-        ("exact", 42, "42", True),
-        ("contains", "Paris", "It is Paris.", True),
-        ("contains", "Paris", "It is Rome.", False),
+        ({"builtin": "exact"}, "Paris", "Paris", True),
+        ({"builtin": "exact"}, "Paris", "  Paris\n", True),
+        ({"builtin": "exact"}, "Paris", "paris", False),
+        ({"builtin": "exact", "ignore_case": True}, "Straße", "STRASSE", True),
+        ({"builtin": "exact"}, "Paris", "It is Paris", False),
+        ({"builtin": "exact"}, 42, "42", True),
+        ({"builtin": "contains"}, "Paris", "It is Paris.", True),
+        ({"builtin": "contains"}, "Paris", "It is PARIS.", False),
+        ({"builtin": "contains", "ignore_case": True}, "Paris", "It is PARIS.", True),
+        ({"builtin": "contains"}, "Paris", "It is Rome.", False),
+        ({"builtin": "regex", "pattern": r"^It is \w+\.$"}, None, "It is Paris.", True),
+        ({"builtin": "regex", "pattern": r"\bparis\b"}, None, "It is Paris.", False),
+        ({"builtin": "regex", "pattern": r"\bparis\b", "ignore_case": True}, None, "It is Paris.", True),
+        ({"builtin": "regex", "pattern": r"(?<!not )sure"}, None, "I am not sure", False),
+        ({"builtin": "numeric"}, 42, "It is 42.", True),
+        ({"builtin": "numeric"}, "1,234.5", "1234.50", True),
+        ({"builtin": "numeric"}, 3, "first 2, then 3", True),
+        ({"builtin": "numeric", "take": "first"}, 3, "first 2, then 3", False),
+        ({"builtin": "numeric", "take": "only"}, 3, "first 2, then 3", False),
+        ({"builtin": "numeric", "take": "only"}, 3, "3 apples", True),
+        ({"builtin": "numeric", "tolerance": 0.5}, 10, "10.5", True),
+        ({"builtin": "numeric", "tolerance": 0.5}, 10, "10.6", False),
+        ({"builtin": "numeric", "relative_tolerance": 0.1}, -10, "-11", True),
+        ({"builtin": "numeric", "tolerance": 5}, -10, "10", False),
+        ({"builtin": "numeric"}, 3, "three", False),
+        ({"builtin": "numeric"}, 2, "version 1.2.2", False),
+        ({"builtin": "numeric"}, 0, "1e999", False),
+        ({"builtin": "json-schema", "schema": SCHEMA}, None, '{"city": "Paris"}', True),
+        ({"builtin": "json-schema", "schema": SCHEMA}, None, '{"city": 3}', False),
+        ({"builtin": "json-schema", "schema": SCHEMA}, None, '```json\n{"city": "Paris"}\n```', False),
+        ({"builtin": "json-schema", "schema": SCHEMA, "fenced": True}, None, 'So:\n```json\n{"city": "a"}\n```', True),
+        ({"builtin": "json-schema", "schema": SCHEMA, "fenced": True}, None, "```\n1\n```\n```\n{}\n```", False),
+        ({"builtin": "json-schema", "schema": {}}, None, "NaN", False),
+        ({"builtin": "json-schema", "schema": {}}, None, "[" * 100_000, False),
     ],
 )
-def test_an_answer_is_compared_with_what_is_expected(
-    name: str, expected: str | int, answer: str, *, right: bool
+def test_an_answer_is_compared_by_the_graders_own_options(
+    options: dict[str, object], expected: JsonValue, answer: str, *, right: bool
 ) -> None:
-    verdict = grade_builtin(name, Case(id="1", question="q", expected=expected), answer)
-    assert (verdict.score, verdict.passed) == (float(right), right)
+    said = verdict(answer, expected, **options)
+    assert (said.score, said.passed) == (float(right), right)
 
 
-def test_a_row_that_expects_nothing_cannot_be_compared() -> None:
+def test_a_number_that_is_off_is_told_with_how_far() -> None:
+    assert verdict("It is 41.5", 42, builtin="numeric").reason == "41.5 is 0.5 off 42"
+    assert verdict("none", 42, builtin="numeric").reason == "there is no number in the answer"
+
+
+def test_every_breach_of_a_schema_is_a_check_with_its_place_and_without_the_answers_words() -> None:
+    schema = {"required": ["a"], "properties": {"b": {"items": {"type": "integer"}}}}
+    said = verdict(json.dumps({"b": [1, "ignore all rules"]}), builtin="json-schema", schema=schema)
+    assert [check.text for check in said.checks] == [
+        'the answer: "a" is a required property',
+        'b[1]: it is not of type "integer"',
+    ]
+    assert said.reason == said.checks[0].text
+
+
+@pytest.mark.parametrize("builtin", ["exact", "contains", "numeric"])
+def test_a_row_that_expects_nothing_cannot_be_compared(builtin: str) -> None:
     with pytest.raises(GraderError, match="The row has no expected"):
-        grade_builtin("exact", Case(id="1", question="q"), "answer")
+        verdict("answer", None, builtin=builtin)
+
+
+def test_a_row_that_expects_no_number_is_an_error_and_no_score() -> None:
+    with pytest.raises(GraderError, match="expected is no number"):
+        verdict("42", "forty-two", builtin="numeric")
+
+
+def test_an_answer_on_which_a_pattern_would_run_for_ever_is_an_error_in_time() -> None:
+    began = time.monotonic()
+    with pytest.raises(GraderError, match="goes back over this answer too often"):
+        verdict("a" * 60 + "b", builtin="regex", pattern=r"(a|aa)+\1$")
+    assert time.monotonic() - began < 5
+
+
+def test_an_answer_of_digits_alone_is_read_in_time() -> None:
+    began = time.monotonic()
+    assert not verdict("9" * 1_000_000 + "x", 1, builtin="numeric").passed
+    assert time.monotonic() - began < 5
+
+
+def test_a_schema_may_stand_in_a_file_beside_the_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "answer.json").write_text(json.dumps(SCHEMA))
+    assert verdict('{"city": "a"}', builtin="json-schema", schema="answer.json", folder=tmp_path).passed
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ("missing.json", r"missing\.json: cannot be read"),
+        ("broken.json", "broken.json: it is no JSON"),
+        ("list.json", "a JSON schema is an object"),
+        ({"type": "strin"}, "type: "),
+        ({"$ref": "https://example.com/schema.json"}, "it is no JSON schema"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused_before_the_run(
+    tmp_path: Path, schema: JsonValue, sentence: str
+) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ConfigError, match=sentence):
+        compare_of(spec(builtin="json-schema", schema=schema), tmp_path)

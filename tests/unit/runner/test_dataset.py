@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.dataset import Case, check_dataset, parse_case, read_cases
+from quintain.graders import Case
+from quintain_runner.case_rows import parse_case
+from quintain_runner.dataset import DatasetFacts, Source, check_dataset, read_cases
+from quintain_runner.dataset_spec import DatasetSpec
 
 GOOD = '{"id": "1", "question": "q"}'
 
@@ -20,9 +23,21 @@ def write(tmp_path: Path, *lines: str | bytes) -> Path:
     return path
 
 
-def mistakes(path: Path) -> list[str]:
+def check(path: Path, **choice: object) -> DatasetFacts:
+    return check_dataset(DatasetSpec.model_validate({"file": path.name, **choice}), path)
+
+
+def chosen(path: Path, **choice: object) -> list[str]:
+    """The ids of the cases that count, which are as many as the check says."""
+    facts = check(path, **choice)
+    ids = [case.id for case in read_cases(facts.source)]
+    assert len(ids) == facts.cases
+    return ids
+
+
+def mistakes(path: Path, **choice: object) -> list[str]:
     with pytest.raises(ConfigError) as error:
-        check_dataset(path)
+        check(path, **choice)
     return [line.removeprefix(f"{path}: ") for line in error.value.message.splitlines()]
 
 
@@ -48,12 +63,12 @@ def test_a_number_is_an_id() -> None:
 
 def test_cases_are_streamed_in_order_and_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path, b"\xef\xbb\xbf" + GOOD.encode(), "", '{"id": "2", "question": "r"}', "   ")
-    assert [case.id for case in read_cases(path)] == ["1", "2"]
+    assert chosen(path) == ["1", "2"]
 
 
 def test_the_check_counts_the_cases_and_hashes_what_it_read(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, '{"id": "2", "question": "q"}')
-    facts = check_dataset(path)
+    facts = check(path)
     assert facts.cases == 2
     assert facts.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -105,7 +120,138 @@ def test_an_empty_dataset_and_a_missing_one_are_refused(tmp_path: Path) -> None:
 
 def test_streaming_stops_at_a_line_that_went_bad_since_the_check(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, "nonsense")
-    stream = read_cases(path)
+    stream = read_cases(Source(path=path))
     assert next(stream).id == "1"
     with pytest.raises(ConfigError, match="line 2"):
         next(stream)
+
+
+def numbered(tmp_path: Path, count: int, **fields: list[object]) -> Path:
+    """So many cases; each of these fields goes through its values again and again."""
+    rows = (
+        {"id": str(n), "question": f"q{n}", **{name: values[n % len(values)] for name, values in fields.items()}}
+        for n in range(count)
+    )
+    return write(tmp_path, *map(json.dumps, rows))
+
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ({"lang": "de"}, ["1", "5"]),
+        ({"lang": ["de", "fr"]}, ["1", "2", "5", "6"]),
+        ({"lang": "de", "id": "5"}, ["5"]),
+        ({"level": 1}, ["1", "3", "5", "7"]),
+        ({"level": "1"}, []),
+        ({"level": True}, []),
+        ({"hard": True}, ["0", "2", "4", "6"]),
+        ({"deep.at": "x"}, ["0", "3", "6"]),
+        ({"deep.at": None}, ["2", "5"]),
+        ({"tags": "b"}, ["1", "3", "5", "7"]),
+        ({"written": 7}, ["0", "2", "4", "6"]),
+        ({"nothing": "x"}, []),
+    ],
+)
+def test_where_selects_rows_by_their_fields(tmp_path: Path, where: dict[str, object], ids: list[str]) -> None:
+    path = numbered(
+        tmp_path,
+        8,
+        lang=["en", "de", "fr", "es"],
+        level=[0, 1],
+        hard=[True, False],
+        deep=[{"at": "x"}, {"at": 1}, {}],
+        tags=[["a"], ["a", "b"]],
+        written=["7", "8"],
+    )
+    if ids:
+        assert chosen(path, where=where) == ids
+    else:
+        assert "where selects none of its 8 rows; check" in mistakes(path, where=where)[0]
+
+
+def test_a_sample_is_the_same_each_time_keeps_the_order_and_is_another_one_with_another_seed(tmp_path: Path) -> None:
+    path = numbered(tmp_path, 1000)
+    first = chosen(path, sample=100)
+    assert len(first) == 100
+    assert first == sorted(first, key=int)
+    assert chosen(path, sample=100) == first
+    assert chosen(path, sample=100, seed=1) != first
+    assert set(chosen(path, sample=50)) < set(first)
+    # No part of the dataset is preferred.
+    assert 25 < len([one for one in first if int(one) < 500]) < 75
+
+
+def test_a_sample_of_more_rows_than_there_are_is_all_of_them(tmp_path: Path) -> None:
+    assert len(chosen(numbered(tmp_path, 10), sample=11)) == 10
+    assert len(chosen(numbered(tmp_path, 10), sample=10)) == 10
+
+
+def test_limit_takes_the_first_of_the_sample_of_what_where_selects(tmp_path: Path) -> None:
+    path = numbered(tmp_path, 100, level=[0, 1])
+    sample = chosen(path, where={"level": 1}, sample=20)
+    assert all(int(one) % 2 for one in sample)
+    assert chosen(path, where={"level": 1}, sample=20, limit=5) == sample[:5]
+    assert chosen(path, limit=3) == ["0", "1", "2"]
+    assert chosen(path, limit=3, where={"level": 1}) == ["1", "3", "5"]
+
+
+def test_nothing_after_the_limit_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD, '{"id": "2", "question": "q"}', "nonsense")
+    assert chosen(path, limit=2) == ["1", "2"]
+    assert check(path, limit=2).sha256 == check(write(tmp_path, GOOD, '{"id": "2", "question": "q"}'), limit=2).sha256
+
+
+def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
+    path = numbered(tmp_path, 10)
+    hashes = [check(path, **choice).sha256 for choice in ({}, {"limit": 5}, {"sample": 5}, {"sample": 5, "seed": 1})]
+    assert len(set(hashes)) == 4
+
+
+def test_the_check_measures_what_is_asked_and_expected(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "question": "four", "system_prompt": "be", "expected": "yes"} for n in range(10)]
+    facts = check(write(tmp_path, *map(json.dumps, rows)), sample=5)
+    assert (facts.cases, facts.asked_characters, facts.expected_characters) == (5, 30, 15)
+
+
+def write_csv(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cases.csv"
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path: Path) -> None:
+    path = write_csv(
+        tmp_path,
+        '\ufeffid,question,expected,level\r\n1,"Capital, of ""France""?",Paris,3\r\n\r\n2,"two\nlines",,\r\n',
+    )
+    assert list(read_cases(check(path).source)) == [
+        Case(id="1", question='Capital, of "France"?', expected="Paris", metadata={"level": "3"}),
+        Case(id="2", question="two\nlines"),
+    ]
+    assert chosen(path, where={"level": 3}) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("question\nq\n", "line 1: the header row names no id; name the columns"),
+        ("id;question\n1;q\n", "line 1: the header row names no id; separate the cells by commas"),
+        ("id,question,question\n1,q,r\n", "line 1: the header row names 'question' twice"),
+        ("id,question\n1,q,r\n", "line 2: it has 3 cells, and the header row names 2"),
+        ("id,question\n,q\n", "line 2: it has no id"),
+        ("id,question\n1,\n", "line 2: give one of question"),
+        ("id,question\n1,q\n1,r\n", "line 3: the id '1' is used before"),
+        ('id,question\n1,"q\n', "line 2: it is not CSV (unexpected end of data)"),
+        ('id,question\n1,"q"x\n', "line 2: it is not CSV"),
+        ("id,question\n", "the dataset has no cases"),
+        ("", "the dataset has no cases"),
+    ],
+)
+def test_what_is_wrong_in_a_csv_file_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+    assert mistakes(write_csv(tmp_path, text))[0].startswith(told)
+
+
+def test_a_csv_file_in_another_encoding_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "cases.csv"
+    path.write_bytes(b"id,question\n1,q\n2,caf\xe9\n")
+    assert "it is not UTF-8" in mistakes(path)[0]

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
+from quintain_runner.dataset_spec import DatasetSpec
 from quintain_runner.evaluation import Evaluation, load_evaluation
+from quintain_runner.grader_specs import CommandGrader, ExactGrader
 
 WHOLE = """
 dataset: cases.jsonl
@@ -44,6 +46,7 @@ def mistakes(tmp_path: Path, text: str) -> list[str]:
 def test_the_protocols_own_example_is_read(tmp_path: Path) -> None:
     evaluation = load(tmp_path, WHOLE)
     judge, same = evaluation.spec.graders
+    assert isinstance(judge, CommandGrader)
     assert evaluation.spec.targets == ["gpt4o", "local"]
     assert (evaluation.spec.max_calls, evaluation.spec.repeats, evaluation.spec.threshold) == (20000, 2, 0.8)
     assert (judge.command, judge.judge_target, judge.target.max_calls, judge.timeout_seconds) == (
@@ -52,12 +55,19 @@ def test_the_protocols_own_example_is_read(tmp_path: Path) -> None:
         10,
         30,
     )
-    assert (same.builtin, same.target.max_calls, same.timeout_seconds) == ("exact", 50, 120)
+    assert same == ExactGrader(name="same", builtin="exact")
+
+
+def test_what_a_grader_leaves_out_has_agentvs_defaults(tmp_path: Path) -> None:
+    (judge,) = load(tmp_path, "dataset: c\ngraders: [{name: a, command: [x]}]").spec.graders
+    assert isinstance(judge, CommandGrader)
+    assert (judge.target.max_calls, judge.timeout_seconds, judge.cwd, judge.batch) == (50, 120, None, None)
 
 
 def test_the_dataset_is_found_beside_the_file_and_the_run_is_named_after_it(tmp_path: Path) -> None:
     evaluation = load(tmp_path, WHOLE)
-    assert evaluation.dataset == tmp_path / "cases.jsonl"
+    assert evaluation.spec.dataset == DatasetSpec(file="cases.jsonl")
+    assert evaluation.folder == tmp_path
     assert evaluation.name == "eval"
 
 
@@ -89,11 +99,28 @@ def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> Non
     ("text", "sentence"),
     [
         ("graders: [{name: a, builtin: exact}]", "missing key 'dataset'"),
+        ("dataset: {file: c, command: [d]}\ngraders: [{name: a, builtin: exact}]", "dataset: give one of file"),
+        ("dataset: {limit: 3}\ngraders: [{name: a, builtin: exact}]", "dataset: give one of file"),
+        ("dataset: {file: c, limt: 3}\ngraders: [{name: a, builtin: exact}]", "dataset: unknown key 'limt';"),
+        ("dataset: {file: c, sample: 0}\ngraders: [{name: a, builtin: exact}]", "dataset.sample: it must be greater"),
+        ("dataset: [c]\ngraders: [{name: a, builtin: exact}]", "dataset: it must be a map"),
         ("dataset: c\ngraders: []", "graders: List should have at least 1 item"),
         ("dataset: c\ngraders: [{name: a}]", "graders[0]: give one of command"),
         ("dataset: c\ngraders: [{name: a, builtin: exact, command: [x]}]", "graders[0]: give one of command"),
-        ("dataset: c\ngraders: [{name: a, builtin: same}]", "it must be 'exact' or 'contains'"),
-        ("dataset: c\ngraders: [{name: a, command: python judge.py}]", "it must be a list"),
+        ("dataset: c\ngraders: [{name: a, builtin: same}]", "graders[0].builtin: it must be 'exact', 'contains',"),
+        ("dataset: c\ngraders: [{name: a, command: python judge.py}]", "graders[0].command: it must be a list"),
+        ("dataset: c\ngraders: [{name: a, builtin: exact, pattern: x}]", "graders[0]: unknown key 'pattern'; known:"),
+        ("dataset: c\ngraders: [{name: a, builtin: regex}]", "graders[0]: missing key 'pattern'"),
+        ("dataset: c\ngraders: [{name: a, builtin: regex, pattern: (}]", "graders[0]: it is no regular expression"),
+        ("dataset: c\ngraders: [{name: a, builtin: numeric, tolerence: 1}]", "did you mean 'tolerance'?"),
+        ("dataset: c\ngraders: [{name: a, builtin: numeric, take: any}]", "graders[0].take: it must be 'first',"),
+        ("dataset: c\ngraders: [{name: a, builtin: json-schema}]", "graders[0]: missing key 'schema'"),
+        ("dataset: c\ngraders: [{name: a, builtin: json-schema, schema: {}, schem: 1}]", "did you mean 'schema'?"),
+        ("dataset: c\ngraders: [{name: a, builtin: llm-judge}]", "graders[0]: missing key 'prompt'"),
+        ("dataset: c\ngraders: [{name: a, builtin: llm-judge, prompt: p, show: [question]}]", "it leaves out output"),
+        ("dataset: c\ngraders: [{name: a, function: judges.polite}]", "graders[0].function: write it as module:name"),
+        ("dataset: c\ngraders: [{name: a, command: [x], batch: lines}]", "it must be 'stdin-lines'"),
+        ("dataset: c\ngraders: [exact]", "graders[0]: it must be a map"),
         ("dataset: c\ngraders: [{name: a, builtin: exact}, {name: a, builtin: exact}]", "named twice: a"),
         ("dataset: c\ntargets: [b, b]\ngraders: [{name: a, builtin: exact}]", "targets: named twice: b"),
         ("dataset: c\nthreshold: 1.5\ngraders: [{name: a, builtin: exact}]", "less than or equal to 1"),

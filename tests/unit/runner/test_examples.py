@@ -17,7 +17,7 @@ import pytest
 
 from quintain.config import load_config
 from quintain.contracts.invoke import InvokeRequest
-from quintain_runner.dataset import check_dataset
+from quintain_runner.dataset_command import open_dataset
 from quintain_runner.doors import Doors
 from quintain_runner.evaluation import load_evaluation
 from quintain_runner.plan import choose_targets
@@ -103,8 +103,9 @@ def test_an_examples_files_fit_together(folder: str) -> None:
     evaluation = load_evaluation(EXAMPLES / folder / "eval.yaml")
     configured = load_config(EXAMPLES / folder / "quintain.yaml").targets
     assert choose_targets(evaluation, list(configured))
-    assert {grader.judge_target for grader in evaluation.spec.graders} - {None} <= configured.keys()
-    assert check_dataset(evaluation.dataset).cases == 12
+    judges = {getattr(grader, "judge_target", None) for grader in evaluation.spec.graders}
+    assert judges - {None} <= configured.keys()
+    assert open_dataset(evaluation, EXAMPLES, {}).cases == 12
 
 
 async def test_the_example_without_keys_is_graded_by_its_judge(tmp_path: Path, door: Door) -> None:

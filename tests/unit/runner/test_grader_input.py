@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage
-from quintain_runner.dataset import Case
+from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage, ToolCall
+from quintain.graders import Case
 from quintain_runner.grader_input import expected_text, grader_input
 
 RESULT = Result(
@@ -94,3 +94,18 @@ def test_what_is_expected_and_no_text_is_given_as_its_json_and_an_object_as_it_i
 
 def test_an_answer_without_token_usage_says_so() -> None:
     assert grader_input(ASKED, RESULT.model_copy(update={"token_usage": None}))["token_usage"] is None
+
+
+def test_a_tool_call_has_agentvs_names() -> None:
+    calls = [ToolCall(id="c1", name="look_up", arguments='{"city": null}'), ToolCall(id="c2", name="go", arguments="{")]
+    result = RESULT.model_copy(update={"output": [OutputMessage(content="", tool_calls=calls)]})
+    assert grader_input(ASKED, result)["messages"] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "c1", "tool": "look_up", "input": {"city": None}},
+                {"id": "c2", "tool": "go", "input": "{"},
+            ],
+        }
+    ]

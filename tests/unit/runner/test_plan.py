@@ -7,17 +7,25 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.dataset import Case
+from quintain.graders import Case
 from quintain_runner.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.plan import Trial, check_known, choose_targets, next_try, trials
-from quintain_runner.rows import Key, Mark, Row, RowError, Status
+from quintain_runner.kept import Kept
+from quintain_runner.plan import Again, Trial, check_known, choose_targets, trials
+from quintain_runner.rows import Mark, Row, RowError, Status
 
 CASES = [Case(id="a", question="qa"), Case(id="b", question="qb")]
 
 
-def mark(status: Status, *, output: str | None = None, tries: int = 1) -> Mark:
+def row(status: Status, *, case_id: str = "a", repeat: int = 1, output: str | None = None, tries: int = 1) -> Row:
     error = None if status is Status.GRADED else RowError(code="x", error="x")
-    return Mark.of(Row(case_id="a", target="t", repeat=1, status=status, output=output, error=error, tries=tries))
+    return Row(case_id=case_id, target="t", repeat=repeat, status=status, output=output, error=error, tries=tries)
+
+
+def kept_of(*rows: Row) -> Kept:
+    kept = Kept()
+    for one in rows:
+        kept.add(one)
+    return kept
 
 
 def evaluation(targets: list[str] | None) -> Evaluation:
@@ -27,28 +35,44 @@ def evaluation(targets: list[str] | None) -> Evaluation:
     return Evaluation(path=Path("eval.yaml"), text="", spec=spec)
 
 
-def test_every_case_is_asked_of_every_target_as_often_as_said() -> None:
-    planned = [trial.key for trial in trials(CASES, ["t", "u"], repeats=2, kept={})]
-    assert planned == [
-        ("a", "t", 1), ("a", "t", 2), ("a", "u", 1), ("a", "u", 2),
-        ("b", "t", 1), ("b", "t", 2), ("b", "u", 1), ("b", "u", 2),
-    ]  # fmt: skip
+def test_every_case_is_asked_of_a_target_as_often_as_said() -> None:
+    planned = [trial.key for trial in trials(CASES, "t", repeats=2, kept=Kept(), again=Again())]
+    assert planned == [("a", "t", 1), ("a", "t", 2), ("b", "t", 1), ("b", "t", 2)]
 
 
-def test_graded_and_doubtful_rows_are_kept_and_errored_ones_asked_again() -> None:
-    kept = {Key("a", "t", 1): mark(Status.GRADED), Key("a", "t", 2): mark(Status.IN_DOUBT)}
-    kept |= {Key("b", "t", 1): mark(Status.ERROR), Key("b", "t", 2): mark(Status.ERROR, tries=4)}
-    again = list(trials(CASES, ["t"], repeats=2, kept=kept))
-    assert [(trial.case.id, trial.repeat, trial.tries) for trial in again] == [("b", 1, 2), ("b", 2, 5)]
+KEPT = (
+    row(Status.GRADED),
+    row(Status.IN_DOUBT, repeat=2),
+    row(Status.ERROR, case_id="b"),
+    row(Status.ERROR, case_id="b", repeat=2, tries=4),
+)
+
+
+@pytest.mark.parametrize(
+    ("again", "asked"),
+    [
+        (Again(), [("b", 1, 2), ("b", 2, 5)]),
+        (Again(in_doubt=True), [("a", 2, 2), ("b", 1, 2), ("b", 2, 5)]),
+        (Again(errors=False), []),
+        (Again(errors=False, in_doubt=True), [("a", 2, 2)]),
+    ],
+)
+def test_graded_rows_are_kept_and_errored_or_doubtful_ones_asked_again_as_told(
+    again: Again, asked: list[tuple[str, int, int]]
+) -> None:
+    planned = trials(CASES, "t", repeats=2, kept=kept_of(*KEPT), again=again)
+    assert [(trial.case.id, trial.repeat, trial.tries) for trial in planned] == asked
 
 
 def test_where_the_target_answered_and_a_grader_failed_it_is_the_same_call_again() -> None:
-    assert next_try(mark(Status.ERROR, output="the answer", tries=3)) == 3
+    mark = Mark.of(row(Status.ERROR, output="the answer", tries=3))
+    assert Trial(case=CASES[0], target="t", repeat=1, before=mark).tries == 3
 
 
 def test_a_request_id_is_made_of_what_is_asked_and_of_nothing_else() -> None:
     def request_id(case: Case, target: str, repeat: int, tries: int) -> str:
-        return Trial(case=case, target=target, repeat=repeat, tries=tries).request_id
+        before = None if tries == 1 else Mark.of(row(Status.ERROR, tries=tries - 1))
+        return Trial(case=case, target=target, repeat=repeat, before=before).request_id
 
     first = request_id(CASES[0], "t", 1, 1)
     assert first == request_id(Case(id="a", question="qa"), "t", 1, 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError, QuintainError
-from quintain_runner.results import open_results
+from quintain_runner.results import calls_in, open_results
 from quintain_runner.rows import Key, Row, RowError, Status
 
 
@@ -30,14 +30,23 @@ async def write(folder: Path, *rows: Row) -> None:
         await asyncio.gather(*(results.append(one) for one in rows))
 
 
-async def kept(folder: Path) -> dict[str, tuple[Status, int]]:
+async def kept(folder: Path, *case_ids: str) -> dict[str, tuple[Status, int] | Status]:
+    """What is kept of these cases: of an ungraded one its tries too. That there are no others is checked."""
     async with open_results(folder) as results:
-        return {key.case_id: (mark.status, mark.tries) for key, mark in results.kept().items()}
+        found: dict[str, tuple[Status, int] | Status] = {}
+        for case_id in case_ids:
+            key = Key(case_id, "bot", 1)
+            if (mark := results.kept.mark(key)) is not None:
+                found[case_id] = (mark.status, mark.tries)
+            elif results.kept.is_graded(key):
+                found[case_id] = Status.GRADED
+        assert len(results.kept) == len(found)
+        return found
 
 
 async def test_what_was_appended_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
     await write(tmp_path / "new" / "folder", *(row(str(number)) for number in range(200)))
-    assert len(await kept(tmp_path / "new" / "folder")) == 200
+    assert len(await kept(tmp_path / "new" / "folder", *map(str, range(200)))) == 200
 
 
 async def test_a_row_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:
@@ -53,7 +62,7 @@ async def test_a_torn_last_line_is_cut_at_every_byte_it_may_be_torn_at(tmp_path:
     first = whole.index(b"\n") + 1
     for end in range(first, len(whole)):
         path.write_bytes(whole[:end])
-        assert list(await kept(tmp_path)) == ["1"]
+        assert list(await kept(tmp_path, "1", "2")) == ["1"]
         assert path.read_bytes() == whole[:first]
 
 
@@ -66,11 +75,13 @@ async def test_after_a_torn_line_new_rows_stand_on_lines_of_their_own(tmp_path: 
 async def test_the_latest_row_of_a_key_wins_and_the_others_are_compacted_away(tmp_path: Path) -> None:
     await write(tmp_path, row("1", status=Status.ERROR), row("2"))
     async with open_results(tmp_path) as results:
-        assert results.kept()[Key("1", "bot", 1)].status is Status.ERROR
-        await results.append(row("1", tries=2))
+        mark = results.kept.mark(Key("1", "bot", 1))
+        assert mark is not None
+        assert mark.status is Status.ERROR
+        await results.append(row("1", tries=2), supersedes=True)
         assert [one.case_id for one in written(tmp_path)] == ["1", "2", "1"]
     assert [(one.case_id, one.tries) for one in written(tmp_path)] == [("2", 1), ("1", 2)]
-    assert await kept(tmp_path) == {"2": (Status.GRADED, 1), "1": (Status.GRADED, 2)}
+    assert await kept(tmp_path, "1", "2") == {"1": Status.GRADED, "2": Status.GRADED}
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
 
 
@@ -78,7 +89,26 @@ async def test_superseded_rows_of_a_run_that_was_killed_are_read_past(tmp_path: 
     lines = [row("1", status=Status.ERROR), row("1", status=Status.ERROR, tries=2), row("1", tries=3)]
     text = "".join(one.model_dump_json(by_alias=True) + "\n" for one in lines)
     (tmp_path / "results.jsonl").write_text(text)
-    assert await kept(tmp_path) == {"1": (Status.GRADED, 3)}
+    assert await kept(tmp_path, "1") == {"1": Status.GRADED}
+    assert [one.tries for one in written(tmp_path)] == [3]
+
+
+async def test_after_a_graded_row_no_later_one_counts(tmp_path: Path) -> None:
+    lines = [row("1"), row("2", status=Status.ERROR), row("1", status=Status.ERROR, tries=2)]
+    (tmp_path / "results.jsonl").write_text("".join(one.model_dump_json(by_alias=True) + "\n" for one in lines))
+    assert await kept(tmp_path, "1", "2") == {"1": Status.GRADED, "2": (Status.ERROR, 1)}
+    assert [(one.case_id, one.status) for one in written(tmp_path)] == [("1", Status.GRADED), ("2", Status.ERROR)]
+
+
+async def test_the_counts_are_those_of_the_rows_that_count(tmp_path: Path) -> None:
+    spent = [row("1", status=Status.ERROR), row("1", tries=2), row("2", status=Status.ERROR)]
+    lines = [one.model_copy(update={"calls": calls}) for one, calls in zip(spent, (1, 3, 5), strict=True)]
+    (tmp_path / "results.jsonl").write_text("".join(one.model_dump_json(by_alias=True) + "\n" for one in lines))
+    async with open_results(tmp_path) as results:
+        tally = results.kept.tallies["bot", 1]
+    assert (tally.graded, tally.errors, tally.calls, tally.done) == (1, 1, 8, 2)
+    assert calls_in(tmp_path) == 8
+    assert calls_in(tmp_path / "nowhere") == 0
 
 
 async def test_an_interrupted_owner_leaves_complete_rows_only(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
     }
     assert content["targets"] == {"bot": {"cases": 2, **COUNTS.to_wire()}}
     assert content["exitCode"] == 1
-    assert set(content["versions"]) == {"quintain", "python"}  # type: ignore[call-overload]
+    assert set(content["versions"]) == {"quintain", "python", "platform"}  # type: ignore[call-overload]
+    assert content.keys() >= {"revision", "sessionId", "calls", "cards", "statistics", "cost"}
 
 
 def test_a_run_under_way_has_neither_an_end_nor_an_exit_code(tmp_path: Path) -> None:
@@ -125,3 +126,11 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match=r"run\.json: cannot be read"):
         write(tmp_path)
+
+
+def test_a_key_that_somebody_wrote_into_the_evaluation_does_not_go_into_the_record(tmp_path: Path) -> None:
+    key = "sk-" + "a1" * 20
+    graders = [{"name": "j", "command": ["judge", "--key", key]}]
+    write(tmp_path, graders=graders)
+    assert key in (tmp_path / "eval.yaml").read_text()
+    assert key not in (tmp_path / "run.json").read_text()

@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.metadata import Info, SessionState
-from quintain_runner.closing import closing_table, last_line
-from quintain_runner.rows import GraderRow, Key, Mark, Row, RowError, Status
-from quintain_runner.summary import Counts, ExitCode, RunSummary, calls_to_finish, summarize
-from quintain_runner.tally import Board
+from quintain_runner.board import Board
+from quintain_runner.closing import last_line, note
+from quintain_runner.finishing import calls_left
+from quintain_runner.kept import Kept
+from quintain_runner.plan import Again
+from quintain_runner.rows import GraderRow, Mark, Row, RowError, Status
+from quintain_runner.summary import Counts, ExitCode, RunSummary, summarize
+from quintain_runner.tally import Tally
 
 GOOD = Counts(
     trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8
@@ -51,58 +53,72 @@ def errored(case_id: str) -> Row:
     return Row(case_id=case_id, target="bot", repeat=1, status=Status.ERROR, error=error, calls=1)
 
 
+def kept_of(*rows: Row) -> Kept:
+    kept = Kept()
+    for one in rows:
+        kept.add(one)
+    return kept
+
+
+def tally_of(trials: int, *calls: int, errors: int = 0) -> Tally:
+    """A target whose graded rows cost so many calls each."""
+    tally = Tally(trials)
+    for cost in calls:
+        tally.add(Mark.of(row("1", 1.0).model_copy(update={"calls": cost})))
+    for _ in range(errors):
+        tally.add(Mark.of(errored("1")))
+    return tally
+
+
 def counted(summary: RunSummary, **changes: int | float | None) -> RunSummary:
     return replace(summary, total=replace(summary.total, **changes))  # type: ignore[arg-type]
 
 
-def text_of_table(summary: RunSummary) -> str:
-    console = Console(width=200, no_color=True)
-    with console.capture() as capture:
-        console.print(closing_table(summary))
-    return capture.get()
-
-
 def test_rows_are_counted_per_target_and_the_ledger_has_the_last_word_on_calls() -> None:
-    board = Board(["bot", "other"], cases=3, repeats=1, kept={})
+    board = Board(["bot", "other"], cases=3, repeats=1, kept=Kept())
     for one in (row("1", 1.0), row("2", 0.0), errored("3"), row("1", 0.5, target="other")):
         board.add(one)
-    info = Info(
-        session_id="s",
-        target_name="bot",
-        max_calls=50,
-        call_count=12,
-        available_targets=["bot"],
-        token_usage=TokenUsage(),
-        state=SessionState.OPEN,
-        now=0,
-    )
-    summary = summarize(board, info, threshold=None, parked=False, results=Path("r"))
+    board.budget.told(12, 50)
+    summary = summarize(board, threshold=None, parked=False, results=Path("r"))
     bot = summary.per_target["bot"]
     assert (bot.trials, bot.graded, bot.passed, bot.errors, bot.waiting) == (3, 2, 1, 1, 0)
     assert (bot.mean_score, bot.calls, bot.input_tokens) == (0.5, 5, 20)
     assert summary.per_target["other"].waiting == 2
     assert (summary.total.mean_score, summary.total.calls) == (0.5, 7)
-    assert (summary.calls, summary.max_calls) == (12, 50)
+    assert (summary.calls, summary.max_calls, summary.calls_without_row) == (12, 50, 5)
 
 
 def test_a_row_that_supersedes_an_errored_one_takes_its_place_in_the_counts() -> None:
-    board = Board(["bot"], cases=1, repeats=1, kept={Key("1", "bot", 1): Mark.of(errored("1"))})
+    kept = kept_of(errored("1"))
+    board = Board(["bot"], cases=1, repeats=1, kept=kept)
     assert (board.tallies["bot"].errors, board.done) == (1, 1)
-    board.add(row("1", 1.0))
+    board.add(row("1", 1.0), kept.mark(errored("1").key))
     tally = board.tallies["bot"]
     assert (tally.errors, tally.graded, tally.calls, board.done) == (0, 1, 2, 1)
+    assert board.calls_in_rows == 2
 
 
-def test_kept_rows_of_targets_and_repeats_that_are_not_asked_are_not_counted() -> None:
-    kept = {Key("1", "bot", 2): Mark.of(row("1", 1.0)), Key("1", "other", 1): Mark.of(row("1", 1.0))}
-    assert Board(["bot"], cases=1, repeats=1, kept=kept).done == 0
+def test_kept_rows_of_targets_and_repeats_that_are_not_asked_are_counted_for_what_they_spent_alone() -> None:
+    again = row("1", 1.0).model_copy(update={"repeat": 2})
+    board = Board(["bot"], cases=1, repeats=1, kept=kept_of(again, row("1", 1.0, target="other")))
+    assert (board.done, board.calls_in_rows) == (0, 4)
+
+
+def test_what_becomes_of_the_rows_of_before_is_said() -> None:
+    doubtful = errored("3").model_copy(update={"status": Status.IN_DOUBT})
+    kept = kept_of(row("1", 1.0), errored("2"), doubtful)
+    said = Board(["bot"], cases=3, repeats=1, kept=kept).resumed
+    assert said == "1 kept from before, 1 errors asked again, 1 in doubt kept"
+    otherwise = Board(["bot"], cases=3, repeats=1, kept=kept, again=Again(errors=False, in_doubt=True)).resumed
+    assert otherwise == "1 kept from before, 1 errors kept, 1 in doubt asked again"
+    assert Board(["bot"], cases=3, repeats=1, kept=Kept()).resumed is None
 
 
 def test_the_mean_does_not_depend_on_the_order_in_which_cases_end() -> None:
     scores = [0.1, 0.2, 0.3, 0.7, 1 / 3, 0.9, 1e-9]
     means = set()
     for order in (scores, scores[::-1], scores[3:] + scores[:3]):
-        board = Board(["bot"], cases=len(scores), repeats=1, kept={})
+        board = Board(["bot"], cases=len(scores), repeats=1, kept=Kept())
         for number, score in enumerate(order):
             board.add(row(str(number), score))
         means.add(board.tallies["bot"].mean_score)
@@ -131,11 +147,15 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
     [
         (PASSED, ["exit 0: mean score 0.750, threshold 0.7", "runs/eval/results.jsonl"]),
         (counted(PASSED, errors=1), ["exit 1: 1 of 4 trials erred", COMMAND]),
-        (counted(PASSED, in_doubt=2), ["exit 1: 2 of 4 trials are in doubt", "grep inDoubt runs/eval/results.jsonl"]),
+        (counted(PASSED, in_doubt=2), ["exit 1: 2 of 4 trials are in doubt", f"{COMMAND} --in-doubt retry"]),
         (replace(PASSED, threshold=0.9), ["exit 3:", "below the threshold 0.9", "grep '\"pass\":false' runs/"]),
         (
-            replace(counted(PASSED, graded=2, calls=4), parked=True, calls=4, max_calls=4),
-            ["exit 4: the budget is spent (4 of 4 calls), 2 trials wait", f"{COMMAND} --max-calls 8"],
+            replace(counted(PASSED, graded=2, calls=4), parked=True, calls=4, max_calls=4, calls_left=4),
+            [
+                "exit 4: the budget is spent (4 of 4 calls), 2 trials wait, and every row so far is kept.",
+                "It takes 4 calls more, by what the graded ones took.",
+                f"To finish: {COMMAND} --max-calls 8",
+            ],
         ),
     ],
 )
@@ -144,20 +164,30 @@ def test_the_last_line_says_the_exit_code_why_and_what_to_do_next(summary: RunSu
     assert [words for words in said if words not in line] == []
 
 
-def test_what_finishing_costs_is_reckoned_from_what_was_spent() -> None:
-    parked = replace(counted(PASSED, trials=10, graded=3, errors=1, calls=6), parked=True, calls=6, max_calls=6)
-    assert calls_to_finish(parked) == 6 + 11
-    nothing = counted(PASSED, trials=10, graded=0, errors=0, calls=0)
-    assert calls_to_finish(replace(nothing, calls=0, max_calls=0)) == 10
+def test_what_finishing_costs_is_reckoned_from_what_the_graded_rows_took() -> None:
+    assert calls_left([tally_of(10, 2, 2, 2)], most_per_trial=51) == 14
+    assert calls_left([tally_of(10, 2, 2, 2), tally_of(3)], most_per_trial=51) == 14 + 6
+    assert calls_left([tally_of(2, 5, 5)], most_per_trial=51) == 0
 
 
-def test_the_closing_table_has_a_row_for_each_target_and_one_for_all() -> None:
-    both = replace(PASSED, per_target={"bot": GOOD, "[red]evil\x1b[2J": GOOD})
-    text = text_of_table(both)
-    for words in ("target", "cases", "passed", "mean score", "calls", "tokens", "3/4", "0.750", "40/8"):
-        assert words in text
-    assert "[red]evil" in text
-    assert "\x1b" not in text
-    assert "│ all " in text
-    assert "4 x 2" in text_of_table(replace(PASSED, per_target={"bot": replace(GOOD, trials=8)}))
-    assert "│ all " not in text_of_table(PASSED)
+def test_a_row_that_erred_for_want_of_budget_is_no_measure_of_what_it_will_cost() -> None:
+    assert calls_left([tally_of(5, 3, errors=4)], most_per_trial=51) == 4 * 3
+
+
+def test_before_anything_is_graded_finishing_may_cost_the_utmost() -> None:
+    assert calls_left([tally_of(10, errors=1)], most_per_trial=21) == 210
+
+
+def test_where_trials_cost_differently_there_is_room_for_it() -> None:
+    scattered = calls_left([tally_of(104, 1, 9, 1, 9)], most_per_trial=51)
+    assert 500 < scattered < 700
+
+
+def test_the_next_command_has_one_budget() -> None:
+    parked = replace(PASSED, parked=True, calls=30, max_calls=30, calls_left=7)
+    assert last_line(parked, f"{COMMAND} --max-calls 30 --json").endswith(f"{COMMAND} --json --max-calls 37")
+
+
+def test_calls_that_no_row_accounts_for_are_said() -> None:
+    assert note(PASSED) is None
+    assert "3 of 8 calls are in no row" in str(note(replace(PASSED, calls_without_row=3)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -19,38 +18,23 @@ from quintain.errors import (
     UnknownTarget,
     WorkerLost,
 )
-from quintain_runner.dataset import Case
-from quintain_runner.doors import Doors
-from quintain_runner.evaluation import GraderCalls, GraderSpec
-from quintain_runner.grading import Bench
+from quintain.graders import Case
+from quintain_runner.builtin import Comparing, compare_of
+from quintain_runner.grader_specs import ExactGrader
+from quintain_runner.grading import Bench, Grader
 from quintain_runner.plan import Trial
 from quintain_runner.rows import Status
 from quintain_runner.trial import run_trial
-from support.evaluation_folder import write_script
 from support.fake_client import Answer, FakeClient
+from support.grader_bench import bench as bench_of
+from support.grader_bench import script
 
 TRIAL = Trial(case=Case(id="c1", question="Paris", expected="Paris"), target="bot", repeat=1)
-SAME = GraderSpec(name="same", builtin="exact")
+SAME = Comparing("same", compare_of(ExactGrader(name="same", builtin="exact"), Path()))
 
 
-def bench(client: FakeClient, folder: Path, *graders: GraderSpec) -> Bench:
-    return Bench(
-        run="eval",
-        session=client,
-        count_calls=client.count_calls,
-        doors=Doors("http://door"),
-        folder=folder,
-        env={},
-        graders=graders or (SAME,),
-        judge_targets={"bot": "configured-judge"},
-        max_calls=client.max_calls,
-        places=asyncio.Semaphore(1),
-    )
-
-
-def judge(folder: Path, source: str, *, name: str = "judge", max_calls: int = 50) -> GraderSpec:
-    argv = write_script(folder, f"{name}.py", source)
-    return GraderSpec(name=name, command=argv, target=GraderCalls(max_calls=max_calls), timeout_seconds=30)
+def bench(client: FakeClient, *graders: Grader) -> Bench:
+    return bench_of(client, *(graders or (SAME,)))
 
 
 def failing(fault: Exception) -> Answer:
@@ -71,7 +55,7 @@ class SpendingClient(FakeClient):
 
 
 async def test_an_answer_is_graded_into_a_row(tmp_path: Path) -> None:
-    outcome = await run_trial(TRIAL, bench(FakeClient(), tmp_path))
+    outcome = await run_trial(TRIAL, bench(FakeClient()))
     row = outcome.row
     assert row is not None
     assert (row.key, row.status, row.output, row.score) == (("c1", "bot", 1), Status.GRADED, "Paris", 1.0)
@@ -81,8 +65,8 @@ async def test_an_answer_is_graded_into_a_row(tmp_path: Path) -> None:
 
 
 async def test_the_score_is_the_mean_of_the_graders(tmp_path: Path) -> None:
-    half = judge(tmp_path, 'print(\'{"score": 0.5, "reason": "half"}\')')
-    outcome = await run_trial(TRIAL, bench(FakeClient(), tmp_path, SAME, half))
+    half = script(tmp_path, 'print(\'{"score": 0.5, "reason": "half"}\')')
+    outcome = await run_trial(TRIAL, bench(FakeClient(), SAME, half))
     assert outcome.row is not None
     assert outcome.row.score == 0.75
     assert outcome.row.graders["judge"].reason == "half"
@@ -90,9 +74,9 @@ async def test_the_score_is_the_mean_of_the_graders(tmp_path: Path) -> None:
 
 async def test_each_execution_of_a_grader_gets_a_session_that_only_narrows(tmp_path: Path) -> None:
     client = FakeClient(max_calls=20)
-    own = judge(tmp_path, "print('{\"score\": 1}')").model_copy(update={"judge_target": "own-judge"})
-    other = judge(tmp_path, "print('{\"score\": 1}')", name="other", max_calls=7)
-    await run_trial(TRIAL, bench(client, tmp_path, own, other))
+    own = script(tmp_path, "print('{\"score\": 1}')", judge_target="own-judge")
+    other = script(tmp_path, "print('{\"score\": 1}')", name="other", max_calls=7)
+    await run_trial(TRIAL, bench(client, own, other))
     first, second = (child.ask for child in client.children.values())
     assert (first.default_target, first.max_calls, first.expires_in_seconds) == ("own-judge", 20, 90)
     assert (second.default_target, second.max_calls, second.label) == ("configured-judge", 7, "eval/c1/other")
@@ -104,14 +88,14 @@ import json, os, sys
 case = json.load(sys.stdin)
 print(json.dumps({"pass": True, "reason": os.environ["AGENTV_TARGET_PROXY_TOKEN"] + " " + case["output"]}))
 """
-    outcome = await run_trial(TRIAL, bench(FakeClient(), tmp_path, judge(tmp_path, source)))
+    outcome = await run_trial(TRIAL, bench(FakeClient(), script(tmp_path, source)))
     assert outcome.row is not None
     assert outcome.row.graders["judge"].reason == "token-1 Paris"
 
 
 async def test_what_the_graders_spend_is_counted(tmp_path: Path) -> None:
-    one, two = (judge(tmp_path, "print('{\"score\": 1}')", name=name) for name in ("one", "two"))
-    outcome = await run_trial(TRIAL, bench(SpendingClient(), tmp_path, one, two))
+    one, two = (script(tmp_path, "print('{\"score\": 1}')", name=name) for name in ("one", "two"))
+    outcome = await run_trial(TRIAL, bench(SpendingClient(), one, two))
     assert outcome.row is not None
     assert [grader.calls for grader in outcome.row.graders.values()] == [3, 3]
     assert (outcome.row.calls, outcome.row.token_usage) == (7, TokenUsage(input=16, output=2))
@@ -126,8 +110,8 @@ async def test_what_the_graders_spend_is_counted(tmp_path: Path) -> None:
     ],
 )
 async def test_a_failing_grader_is_an_error_and_never_a_score_of_0(tmp_path: Path, source: str, sentence: str) -> None:
-    later = judge(tmp_path, "raise SystemExit('never run')", name="later")
-    outcome = await run_trial(TRIAL, bench(SpendingClient(), tmp_path, SAME, judge(tmp_path, source), later))
+    later = script(tmp_path, "raise SystemExit('never run')", name="later")
+    outcome = await run_trial(TRIAL, bench(SpendingClient(), SAME, script(tmp_path, source), later))
     row = outcome.row
     assert row is not None
     assert (row.status, row.score, row.output) == (Status.ERROR, None, "Paris")
@@ -156,7 +140,7 @@ async def test_a_failing_grader_is_an_error_and_never_a_score_of_0(tmp_path: Pat
 async def test_a_fault_is_an_error_or_in_doubt_with_its_code(
     tmp_path: Path, fault: Fault, status: Status, calls: int
 ) -> None:
-    outcome = await run_trial(TRIAL, bench(FakeClient(failing(fault)), tmp_path))
+    outcome = await run_trial(TRIAL, bench(FakeClient(failing(fault))))
     row = outcome.row
     assert row is not None
     assert (row.status, row.calls, row.output, row.score) == (status, calls, None, None)
@@ -165,13 +149,13 @@ async def test_a_fault_is_an_error_or_in_doubt_with_its_code(
 
 
 async def test_a_spent_budget_leaves_no_row_of_a_case_that_was_not_asked(tmp_path: Path) -> None:
-    outcome = await run_trial(TRIAL, bench(FakeClient(max_calls=0), tmp_path))
+    outcome = await run_trial(TRIAL, bench(FakeClient(max_calls=0)))
     assert (outcome.row, outcome.budget_spent) == (None, True)
 
 
 async def test_a_grader_that_fails_when_the_budget_is_spent_is_told_as_that(tmp_path: Path) -> None:
     client = FakeClient(max_calls=1)
-    outcome = await run_trial(TRIAL, bench(client, tmp_path, judge(tmp_path, "raise SystemExit('refused')")))
+    outcome = await run_trial(TRIAL, bench(client, script(tmp_path, "raise SystemExit('refused')")))
     assert outcome.budget_spent
     assert outcome.row is not None
     assert outcome.row.error is not None
@@ -184,7 +168,7 @@ async def test_a_grader_that_fails_while_the_ledger_cannot_be_read_keeps_its_own
         async def get_info(self) -> object:  # type: ignore[override]
             raise BudgetUnavailable("no ledger")
 
-    outcome = await run_trial(TRIAL, bench(Unreadable(), tmp_path, judge(tmp_path, "raise SystemExit('bug')")))
+    outcome = await run_trial(TRIAL, bench(Unreadable(), script(tmp_path, "raise SystemExit('bug')")))
     assert outcome.row is not None
     assert outcome.row.error is not None
     assert (outcome.row.error.code, outcome.budget_spent) == ("grader_failed", False)
@@ -195,7 +179,7 @@ async def test_a_counter_that_cannot_be_read_is_an_error_never_zero(tmp_path: Pa
         async def count_calls(self, token: str) -> object:  # type: ignore[override]
             raise BudgetUnavailable("no ledger")
 
-    outcome = await run_trial(TRIAL, bench(Unreadable(), tmp_path, judge(tmp_path, "print('{\"score\": 1}')")))
+    outcome = await run_trial(TRIAL, bench(Unreadable(), script(tmp_path, "print('{\"score\": 1}')")))
     assert outcome.row is not None
     assert outcome.row.status is Status.ERROR
     assert outcome.row.error is not None
@@ -204,4 +188,4 @@ async def test_a_counter_that_cannot_be_read_is_an_error_never_zero(tmp_path: Pa
 
 async def test_a_broker_that_is_gone_ends_the_run_not_the_case(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailable):
-        await run_trial(TRIAL, bench(FakeClient(failing(BrokerUnavailable("gone"))), tmp_path))
+        await run_trial(TRIAL, bench(FakeClient(failing(BrokerUnavailable("gone")))))

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.bus.memory import MemoryBroker
+from quintain import reply_queue
+from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus, Delivery, Envelope
+from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.caller import Caller, Question
 from quintain.contracts.metadata import AskInfo, CallsReleased, ReleaseCalls
-from quintain.errors import BusError, InternalFault, NoAnswer, Overloaded, Unroutable
+from quintain.errors import BrokerUnavailable, BusError, InternalFault, NoAnswer, Overloaded, Unroutable
 from quintain.routes import INFO, RELEASE
 from quintain.service import reply
-from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED
+from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED, Exchange, Topology
 
 
 class Service:
@@ -203,20 +204,215 @@ async def test_an_answer_nobody_can_read_is_not_the_askers_mistake(
     assert not fault.value.retryable
 
 
-async def test_the_reply_queue_lost_and_found_again_loses_no_question(
+def lose_reply_queue(memory: MemoryBroker, caller: Caller) -> None:
+    memory.delete_queue(f"quintain.reply.{caller.reply_key}")
+
+
+async def moved(memory: MemoryBroker, caller: Caller) -> None:
+    """Lose the reply queue, and wait until a fresh one is consumed."""
+    lost = caller.reply_key
+    lose_reply_queue(memory, caller)
+    async with asyncio.timeout(5):
+        while caller.reply_key == lost or reply_queues(memory) != [f"quintain.reply.{caller.reply_key}"]:
+            await asyncio.sleep(0)
+
+
+def reply_queues(memory: MemoryBroker) -> list[str]:
+    return [name for name in memory._queues if name.startswith("quintain.reply.")]
+
+
+async def test_what_waits_when_the_reply_queue_is_lost_is_asked_again_from_a_fresh_one(
+    memory: MemoryBroker, caller: Caller, service: Service
+) -> None:
+    asking = [released(caller, f"r{number}") for number in range(20)]
+    first = {one.correlation_id: one for one in [await service.asked.get() for _ in asking]}
+    old_key = caller.reply_key
+    lose_reply_queue(memory, caller)
+    again = [await service.asked.get() for _ in asking]
+    assert {one.correlation_id for one in again} == first.keys()
+    for one in again:
+        was = first[one.correlation_id]
+        assert (one.body, one.type, dict(one.headers)) == (was.body, was.type, dict(was.headers))
+        assert one.reply_to == caller.reply_key != old_key
+        assert (one.expiration_ms or 0) <= (was.expiration_ms or 0)
+        with pytest.raises(Unroutable):
+            await service.say(was, "result", b'{"released": 99}')
+        number = int(ReleaseCalls.from_wire(one.body).request_ids[0][1:])
+        for _ in range(2):  # after a loss an answer may come twice
+            await reply(service.bus, one, CallsReleased(released=number))
+    assert [(await one).released for one in asking] == list(range(20))
+    await released_at_once(caller, service)
+    assert (caller.in_flight, caller.unmatched) == (0, 20)
+    assert reply_queues(memory) == [f"quintain.reply.{caller.reply_key}"]
+
+
+async def released_at_once(caller: Caller, service: Service) -> None:
+    """Ask and be answered. Replies come in order, so all before this one have been dealt with."""
+    later = released(caller, "later")
+    await reply(service.bus, await service.asked.get(), CallsReleased(released=1))
+    await later
+
+
+async def test_a_reply_queue_may_be_lost_again_and_again(
     memory: MemoryBroker, caller: Caller, service: Service
 ) -> None:
     asking = released(caller, "r1")
-    delivery = await service.asked.get()
-    memory.delete_queue(f"quintain.reply.{caller.reply_key}")
+    keys = set()
+    for _ in range(5):
+        keys.add((await service.asked.get()).reply_to)
+        lose_reply_queue(memory, caller)
+    await reply(service.bus, await service.asked.get(), CallsReleased(released=5))
+    assert (await asking).released == 5
+    assert len(keys | {caller.reply_key}) == 6
+
+
+async def test_who_subscribed_and_sent_is_asked_for_again_until_it_forgets(
+    memory: MemoryBroker, caller: Caller, service: Service
+) -> None:
+    heard: asyncio.Queue[Delivery] = asyncio.Queue()
+    question = Question(exchange=METADATA, key="info", type="info", body=b"1", headers={"h": 1}, deadline_seconds=9)
+    stop = caller.subscribe("mine", heard.put_nowait)
+    caller.subscribe("silent", heard.put_nowait)  # it sent nothing here: what it needs repeated it repeats itself
+    await caller.send(question, "mine")
+    await service.asked.get()
+    await moved(memory, caller)
+    again = await service.asked.get()
+    assert (again.correlation_id, dict(again.headers)) == ("mine", {"h": 1})
+    await service.say(again, "progress", b"{}")
+    assert (await heard.get()).type == "progress"
+    stop()
+    await moved(memory, caller)
+    await released_at_once(caller, service)
+    assert service.asked.empty()
+
+
+async def test_what_the_broker_may_have_dropped_for_its_age_is_not_asked_again(
+    memory: MemoryBroker, caller: Caller, service: Service
+) -> None:
+    question = Question(
+        exchange=METADATA, key="info", type="info", body=b"", headers={}, deadline_seconds=9, expires_seconds=0.01
+    )
+    asking = asyncio.get_running_loop().create_task(caller.ask(question))
+    await service.asked.get()
+    await asyncio.sleep(0.02)
+    await moved(memory, caller)
+    await released_at_once(caller, service)
+    assert service.asked.empty()
+    assert caller.in_flight == 1  # its own timer ends it
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+class Patchy(MemoryBus):
+    """A connection whose broker can be ``away``; it says when somebody tried in vain."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.away = False
+        self.tried = asyncio.Event()
+
+    async def declare(self, topology: Topology) -> None:
+        self._reach()
+        await super().declare(topology)
+
+    async def publish(
+        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout: float = PUBLISH_TIMEOUT_SECONDS
+    ) -> None:
+        self._reach()
+        await super().publish(exchange, key, envelope, timeout=timeout)
+
+    def _reach(self) -> None:
+        if self.away:
+            self.tried.set()
+            raise BrokerUnavailable("away")
+
+
+@pytest.fixture
+async def patchy(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Patchy, Caller]]:
+    monkeypatch.setattr(reply_queue, "PAUSE_SECONDS", 0.01)
+    bus = Patchy(memory)
+    caller = Caller(bus)
+    await caller.start()
+    yield bus, caller
+    await caller.close()
+    await bus.close()
+
+
+async def test_while_the_broker_is_away_a_fresh_reply_queue_is_tried_for_again(
+    memory: MemoryBroker, patchy: tuple[Patchy, Caller], service: Service
+) -> None:
+    bus, caller = patchy
+    asking = released(caller, "r1")
+    await service.asked.get()
+    bus.away = True
+    lose_reply_queue(memory, caller)
     async with asyncio.timeout(5):
-        while True:
-            try:
-                await service.say(delivery, "result", b'{"released": 4}')
-                break
-            except Unroutable:
-                await asyncio.sleep(0)
-        assert (await asking).released == 4
+        await bus.tried.wait()
+        bus.away = False
+        await reply(service.bus, await service.asked.get(), CallsReleased(released=1))
+        assert (await asking).released == 1
+
+
+async def test_a_question_nobody_serves_right_now_is_asked_again_until_somebody_does(
+    memory: MemoryBroker, caller: Caller, service: Service
+) -> None:
+    asking = released(caller, "r1")
+    await service.asked.get()
+    await service.bus.close()
+    memory.delete_queue(METADATA_QUEUE.name)
+    lose_reply_queue(memory, caller)
+    await asyncio.sleep(0.05)
+    bus = memory.connect()
+    returned = Service(bus)
+    await returned.start()
+    async with asyncio.timeout(5):
+        await reply(bus, await returned.asked.get(), CallsReleased(released=1))
+        assert (await asking).released == 1
+    await bus.close()
+
+
+async def test_two_hundred_calls_a_lost_reply_queue_and_a_close_leave_nothing_behind(
+    memory: MemoryBroker, service: Service
+) -> None:
+    tasks, queues = asyncio.all_tasks(), set(memory._queues)
+    bus = memory.connect()
+    caller = Caller(bus)
+    await caller.start()
+    asking = [released(caller, f"r{number}") for number in range(200)]
+    first = [await service.asked.get() for _ in asking]
+    for one in first[:100]:
+        await reply(service.bus, one, CallsReleased(released=1))
+    await asyncio.gather(*asking[:100])
+    lose_reply_queue(memory, caller)
+    for _ in asking[100:150]:
+        await reply(service.bus, await service.asked.get(), CallsReleased(released=2))
+    for one in asking[150:]:
+        one.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await caller.close()
+    assert (caller.in_flight, len(bus._consumers), set(memory._queues)) == (0, 0, queues)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == tasks
+    assert bus._declared.queues == ()
+    assert memory._bindings[REPLY.name] == []
+    await bus.close()
+
+
+async def test_a_close_during_the_move_to_a_fresh_queue_leaves_nothing_behind(
+    memory: MemoryBroker, patchy: tuple[Patchy, Caller], service: Service
+) -> None:
+    bus, caller = patchy
+    asking = released(caller, "r1")
+    await service.asked.get()
+    tasks = asyncio.all_tasks() - {asking}
+    bus.away = True
+    lose_reply_queue(memory, caller)
+    await bus.tried.wait()
+    await caller.close()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert asyncio.all_tasks() == tasks
+    assert (reply_queues(memory), len(bus._consumers)) == ([], 0)
 
 
 async def test_two_clients_never_share_a_reply_key(memory: MemoryBroker) -> None:
@@ -227,14 +423,14 @@ async def test_two_clients_never_share_a_reply_key(memory: MemoryBroker) -> None
     await bus.close()
 
 
-async def test_whoever_goes_leaves_a_queue_that_is_not_consumed(memory: MemoryBroker, service: Service) -> None:
+async def test_whoever_goes_takes_the_reply_queue_along(memory: MemoryBroker, service: Service) -> None:
     bus = memory.connect()
     caller = Caller(bus)
     await caller.start()
     await caller.close()
-    await service.bus.publish(REPLY, caller.reply_key, Envelope(body=b"{}", type="result", correlation_id="x"))
-    assert len(memory.queue(f"quintain.reply.{caller.reply_key}").ready) == 1
-    assert caller.unmatched == 0
+    with pytest.raises(Unroutable):
+        await service.bus.publish(REPLY, caller.reply_key, Envelope(body=b"{}", type="result", correlation_id="x"))
+    assert reply_queues(memory) == []
     await bus.close()
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from quintain.contracts import invoke, ledger, metadata
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage, text_of
 from quintain.contracts.message import Message
+from quintain.contracts.names import request_id_in
 from quintain.errors import BadRequest
 
 SECRET = "hunter2 and its prompt"
@@ -139,6 +140,22 @@ def test_any_request_arrives_as_it_was_sent(question: str, prompt: str | None, m
             '{"defaultTarget": "a", "maxCalls": -1}',
             "maxCalls: Input should be greater than or equal to 0",
         ),
+        (
+            metadata.OpenSession,
+            '{"defaultTarget": "a", "label": "x\\u0000"}',
+            "label: it holds U+0000, which no ledger keeps",
+        ),
+        (
+            metadata.ReserveCalls,
+            '{"requestIds": ["\\u0000"], "deadline": 1}',
+            "requestIds.0: it holds U+0000, which no ledger keeps",
+        ),
+        (
+            ledger.Register,
+            '{"workerId": "", "incarnation": "i", "targets": [{"name": "a", "provider": "", "maxConcurrency": 20000}]}',
+            "targets.0.maxConcurrency: Input should be less than or equal to 10000",
+        ),
+        (ledger.AdmitAnswer, f'{{"items": [], "now": {2**53}}}', f"now: Input should be less than {2**53}"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_field(kind: type[Message], body: str | bytes, sentence: str) -> None:
@@ -167,6 +184,30 @@ def test_a_sentence_never_shows_what_was_written(body: str) -> None:
     for word in SECRET.split():
         assert word not in refusal.value.message
     assert refusal.value.__cause__ is None
+
+
+def test_an_error_of_the_validation_itself_shows_nothing_either() -> None:
+    with pytest.raises(ValidationError) as error:
+        InvokeRequest.model_validate({"question": [SECRET]})
+    assert SECRET not in str(error.value)
+
+
+def test_a_sentence_is_short_however_long_the_key_it_names() -> None:
+    with pytest.raises(BadRequest) as refusal:
+        InvokeRequest.from_wire(json.dumps({"question": "x", "metadata": {"k" * 100_000: 1}}))
+    assert len(refusal.value.message) < 200
+
+
+@pytest.mark.parametrize("text", ["r", "-", "ü" * 128, "a b\n"])
+def test_a_request_id_is_kept_as_it_is(text: str) -> None:
+    assert request_id_in(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "x" * 129, "a\0b", "\ud800"])
+def test_what_is_no_request_id_is_kept_as_one_like_it(text: str) -> None:
+    kept = request_id_in(text)
+    assert kept != text
+    assert ledger.CallKey(session_id="s", request_id=kept).to_wire()
 
 
 @pytest.mark.parametrize("name", ["a", "A9", "gpt-4o.mini_1", "x" * 63])

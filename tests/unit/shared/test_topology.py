@@ -8,6 +8,8 @@ from quintain.routes import ADMIT, AMEND, HEARTBEAT, INFO, INVOKE, LIST, OPEN, R
 from quintain.topology import (
     EVALUATOR_TOPOLOGY,
     METADATA_TOPOLOGY,
+    POISON_TOPOLOGY,
+    POISON_TURN_TOPOLOGY,
     Queue,
     Topology,
     reply_topology,
@@ -52,6 +54,7 @@ def test_the_exchanges_are_the_protocols() -> None:
         "quintain.metadata": ("direct", {}),
         "quintain.ledger": ("direct", {}),
         "quintain.reply": ("direct", {}),
+        "quintain.cancel": ("fanout", {}),
         "quintain.dead": ("fanout", {}),
         "quintain.poison": ("fanout", {}),
     }
@@ -75,8 +78,23 @@ def test_every_route_of_the_metadata_service_is_bound_to_one_queue(route: object
     assert len(bound) == 1
 
 
+def test_the_turn_at_the_poison_queue_is_one_message_that_lapses_in_a_minute() -> None:
+    (queue,) = POISON_TURN_TOPOLOGY.queues
+    assert (queue.name, queue.arguments) == (
+        "quintain.poison.turn",
+        {
+            "x-queue-type": "classic",
+            "x-max-length": 1,
+            "x-overflow": "reject-publish",
+            "x-message-ttl": 60_000,
+            "x-expires": 600_000,
+        },
+    )
+
+
 def test_what_is_bound_is_declared() -> None:
-    for topology in (METADATA_TOPOLOGY, EVALUATOR_TOPOLOGY, target_topology("a"), reply_topology("q", "k")):
+    operators = (POISON_TOPOLOGY, POISON_TURN_TOPOLOGY)
+    for topology in (METADATA_TOPOLOGY, EVALUATOR_TOPOLOGY, *operators, target_topology("a"), reply_topology("q", "k")):
         for bound in topology.bindings:
             assert bound.exchange in topology.exchanges
             assert bound.queue in topology.queues
@@ -102,3 +120,12 @@ def test_together_means_everything_once() -> None:
 
 def test_a_queue_without_a_limit_may_not_refuse() -> None:
     assert "x-overflow" not in Queue("plain", "classic").arguments
+
+
+def test_without_a_queue_is_without_what_was_bound_to_it_and_its_exchanges_stay() -> None:
+    both = target_topology("a") + target_topology("b")
+    left = both.without(target_queue("b"))
+    assert left.queues == target_topology("a").queues
+    assert left.bindings == target_topology("a").bindings
+    assert left.exchanges == both.exchanges
+    assert left.without(target_queue("b")) == left

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
 from quintain.bus.memory import MemoryBus
 from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit
-from quintain.errors import BudgetUnavailable, Expired
+from quintain.errors import BrokerUnavailable, BudgetUnavailable, Expired
+from quintain.topology import REPLY, Exchange
 from quintain_worker import admissions as admissions_module
 from quintain_worker.admissions import Admissions
 from support.ledger_stand_in import LedgerStandIn, grant, stand_in
@@ -30,23 +32,38 @@ async def ledger() -> AsyncIterator[LedgerStandIn]:
         yield ledger
 
 
+class Cut(MemoryBus):
+    """A connection over which nothing can be published while it is ``away``; it counts what it refused."""
+
+    away = False
+    refused = 0
+
+    async def publish(
+        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout: float = PUBLISH_TIMEOUT_SECONDS
+    ) -> None:
+        if self.away:
+            self.refused += 1
+            raise BrokerUnavailable("not confirmed")
+        await super().publish(exchange, key, envelope, timeout=timeout)
+
+
 class Asking:
     """A worker's admissions over a bus of their own."""
 
-    def __init__(self, bus: MemoryBus) -> None:
+    def __init__(self, bus: Cut) -> None:
         self.bus = bus
         self.clock = Clock()
         self.caller = Caller(bus, user="worker")
         self.admissions = Admissions(bus, self.caller, self.clock, "w1")
 
-    def ask(self, name: str, *, seconds: float = 5) -> asyncio.Task[Admission | None]:
-        admit = Admit(token="t", request_id=name, attempt_id=f"attempt-{name}", target="a", body_sha256="b")
+    def ask(self, name: str, *, seconds: float = 5, target: str = "a") -> asyncio.Task[Admission | None]:
+        admit = Admit(token="t", request_id=name, attempt_id=f"attempt-{name}", target=target, body_sha256="b")
         return asyncio.get_running_loop().create_task(self.admissions.ask(admit, timeout_seconds=seconds))
 
 
 @pytest.fixture
 async def asking(ledger: LedgerStandIn) -> AsyncIterator[Asking]:
-    bus = ledger.memory.connect()
+    bus = Cut(ledger.memory)
     asking = Asking(bus)
     await asking.caller.start()
     asking.admissions.start()
@@ -92,10 +109,41 @@ async def test_silence_is_a_budget_that_cannot_be_read(asking: Asking, ledger: L
 
 
 async def test_a_ledger_that_cannot_be_reached_is_silence_too(asking: Asking, ledger: LedgerStandIn) -> None:
-    ledger.memory.delete_queue("quintain.ledger.admit")
-    ledger.memory._bindings["quintain.ledger"].clear()
+    asking.bus.away = True
     with pytest.raises(BudgetUnavailable):
         await asking.ask("r1")
+    assert ledger.admits.empty()
+
+
+async def test_an_outage_is_told_when_it_begins_and_when_it_is_over_and_not_by_every_call_that_waits(
+    asking: Asking, ledger: LedgerStandIn, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admissions_module, "SILENCE_SECONDS", 30.0)
+    for _ in range(2):
+        caplog.clear()
+        asking.bus.away = True
+        waiting = [asking.ask(f"r{number}") for number in range(5)]
+        async with asyncio.timeout(5):
+            while asking.bus.refused < 8:
+                await asyncio.sleep(0.01)
+        asking.bus.away, asking.bus.refused = False, 0
+        await asyncio.gather(*waiting)
+        said = [record.getMessage() for record in caplog.records]
+        assert said == ["Admits cannot be sent and will be repeated: not confirmed", "Admits can be sent again"]
+
+
+async def test_a_target_that_is_let_go_gives_back_what_waits_for_it_and_nothing_else(
+    asking: Asking, ledger: LedgerStandIn
+) -> None:
+    ledger.judge = lambda _: "held"
+    waiting, other = asking.ask("r1"), asking.ask("r2", target="b")
+    for _ in range(2):
+        await ledger.admits.get()
+    asking.admissions.let_go("a")
+    assert await waiting is None
+    ledger.judge = grant
+    assert await other is not None
+    assert await asking.ask("r3") is not None  # what comes later may ask again
 
 
 async def test_whoever_is_held_waits_past_the_silence_and_is_granted_when_it_may_go_on(
@@ -138,9 +186,6 @@ async def test_an_answer_that_comes_twice_or_too_late_harms_nobody(asking: Askin
 async def test_an_answer_nobody_can_read_is_no_answer(
     asking: Asking, ledger: LedgerStandIn, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from quintain.bus.base import Envelope
-    from quintain.topology import REPLY
-
     ledger.judge = lambda _: None
     waiting = asking.ask("r1")
     ask = await ledger.admits.get()

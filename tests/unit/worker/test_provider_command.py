@@ -132,6 +132,10 @@ async def test_a_program_need_not_read_its_input(tmp_path: Path) -> None:
             {"output": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "hi"}]},
             Answer(text="hi", output=[OutputMessage(content="hi")]),
         ),
+        (
+            {"output": [{"role": "assistant", "content": "hi", "toolCalls": [{"tool": "ls", "input": {"a": 1}}]}]},
+            Answer(text="hi", output=[OutputMessage(content="hi")]),
+        ),
     ],
 )
 async def test_json_says_the_text_the_messages_and_the_tokens(
@@ -213,6 +217,15 @@ async def test_an_answer_without_end_is_cut_off_and_charged(tmp_path: Path, comm
         ({"question": "q", "settings": {"temperature": 0}}, "settings.temperature"),
         ({"question": "q", "settings": {"maxTokens": 5}}, "settings.maxTokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": "", "toolCalls": [{"id": "1", "name": "f", "arguments": ""}]}
+                ]
+            },
+            "messages[0].toolCalls",
+        ),
+        ({"question": "q", "settings": {"tools": [{"type": "function"}]}}, "settings.tools"),
     ],
 )
 async def test_what_a_program_cannot_be_told_is_refused_by_name(
@@ -222,6 +235,13 @@ async def test_what_a_program_cannot_be_told_is_refused_by_name(
     assert isinstance(failed.fault, BadRequest)
     assert failed.fault.message.startswith(f"{field}: ")
     assert failed.billing is Billing.UNBILLED
+
+
+async def test_a_program_is_not_heard_before_it_has_ended(tmp_path: Path) -> None:
+    heard: list[str] = []
+    provider = provider_of(tmp_path, shell("echo one; echo two"))
+    answer = await provider.answer(InvokeRequest(question="q"), timeout_seconds=10, heard=heard.append)
+    assert (answer.text, heard) == ("one\ntwo\n", [])
 
 
 async def test_many_calls_run_side_by_side_each_with_its_own_files(tmp_path: Path) -> None:

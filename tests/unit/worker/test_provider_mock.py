@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from quintain.config import MockTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import ProviderFailed, TimedOut
-from quintain_worker.port import Answer, Billing, ProviderFailure
+from quintain_worker.port import Answer, Billing, Heard, ProviderFailure
 from quintain_worker.providers.build import Surroundings, build_provider
 
 TALK = InvokeRequest.model_validate(
@@ -26,11 +27,13 @@ TALK = InvokeRequest.model_validate(
 )
 
 
-async def ask(request: InvokeRequest = TALK, *, timeout_seconds: float = 10, **says: object) -> Answer:
+async def ask(
+    request: InvokeRequest = TALK, *, timeout_seconds: float = 10, heard: Heard | None = None, **says: object
+) -> Answer:
     target = MockTarget.model_validate({"provider": "mock", **says})
     provider = build_provider("it", target, Surroundings(Path.cwd(), {}))
     try:
-        return await provider.answer(request, timeout_seconds=timeout_seconds)
+        return await provider.answer(request, timeout_seconds=timeout_seconds, heard=heard)
     finally:
         await provider.close()
 
@@ -86,3 +89,47 @@ async def test_a_rate_between_fails_some_calls_and_answers_others() -> None:
     calls = (provider.answer(TALK, timeout_seconds=10) for _ in range(200))
     failed = [isinstance(each, ProviderFailure) for each in await asyncio.gather(*calls, return_exceptions=True)]
     assert {True, False} == set(failed)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("the last word", ["the ", "last ", "word"]),
+        (" \n a  b\t", [" \n a  ", "b\t"]),
+        (" \n ", [" \n "]),
+        ("one", ["one"]),
+        ("", []),
+    ],
+)
+async def test_whoever_listens_hears_it_word_by_word(text: str, words: list[str]) -> None:
+    heard: list[str] = []
+    assert await ask(response=text, heard=heard.append) == await ask(response=text)
+    assert (heard, "".join(heard)) == (words, text)
+
+
+async def test_it_pauses_between_words_and_takes_as_long_where_nobody_listens() -> None:
+    loop = asyncio.get_running_loop()
+    times = [loop.time()]
+    await ask(response="a b c", delay_ms=50, chunk_delay_ms=30, heard=lambda _: times.append(loop.time()))
+    waited = [later - sooner for sooner, later in pairwise(times)]
+    assert [wait >= least for wait, least in zip(waited, [0.049, 0.029, 0.029], strict=True)] == [True] * 3
+    began = loop.time()
+    await ask(response="a b c", delay_ms=50, chunk_delay_ms=30)
+    assert loop.time() - began >= 0.109
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_a_deadline_between_words_is_in_doubt(heard: bool) -> None:
+    words: list[str] = []
+    with pytest.raises(ProviderFailure) as caught:
+        await ask(response="a b", chunk_delay_ms=60_000, timeout_seconds=0.05, heard=words.append if heard else None)
+    assert isinstance(caught.value.fault, TimedOut)
+    assert caught.value.billing is Billing.UNKNOWN
+    assert words == (["a "] if heard else [])
+
+
+async def test_a_failed_call_is_not_heard() -> None:
+    words: list[str] = []
+    with pytest.raises(ProviderFailure):
+        await ask(response="a b", fail_rate=1, heard=words.append)
+    assert words == []

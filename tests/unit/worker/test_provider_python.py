@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,41 @@ def run(request):
     assert answer == Answer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
 
 
+async def test_an_async_generator_yields_its_text_in_pieces(folder: Path) -> None:
+    provider = provider_of(folder, "async def run(r):\n    for word in ('one ', '', 'two'):\n        yield word")
+    heard: list[str] = []
+    assert await provider.answer(QUESTION, timeout_seconds=10, heard=heard.append) == Answer(text="one two")
+    assert heard == ["one ", "two"]
+    assert await ask(provider) == Answer(text="one two")
+
+
+async def test_a_deadline_ends_an_async_generator() -> None:
+    ended = asyncio.Event()
+
+    async def run(_request: InvokeRequest) -> AsyncGenerator[str, None]:
+        try:
+            yield "one "
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    heard: list[str] = []
+    provider = PythonProvider("it", run, threads=1)
+    with pytest.raises(ProviderFailure) as caught:
+        await provider.answer(QUESTION, timeout_seconds=0.05, heard=heard.append)
+    assert isinstance(caught.value.fault, TimedOut)
+    assert (caught.value.billing, heard, ended.is_set()) == (Billing.UNKNOWN, ["one "], True)
+    await provider.close()
+
+
+async def test_a_function_that_returns_its_text_is_not_heard(folder: Path) -> None:
+    heard: list[str] = []
+    provider = provider_of(folder, "def run(r): return 'whole'")
+    assert (await provider.answer(QUESTION, timeout_seconds=10, heard=heard.append)).text == "whole"
+    assert heard == []
+    await provider.close()
+
+
 async def test_a_module_may_import_its_neighbours(folder: Path) -> None:
     (folder / "bot_neighbour.py").write_text("WORD = 'hello'", encoding="utf-8")
     assert (await ask(provider_of(folder, "from bot_neighbour import WORD\ndef run(r): return WORD"))).text == "hello"
@@ -103,6 +138,9 @@ async def test_functions_run_in_threads_as_many_as_the_target_may_have_in_flight
         ("def run(r): raise SystemExit('canary')", "it: the function raised SystemExit"),
         ("def run(): return 'canary'", "it: the function raised TypeError"),
         ("def run(r): return {'canary': 1}", "it: the function returned dict, not str or Answer"),
+        ("async def run(r):\n    yield 'a'\n    yield 5", "it: the function yielded int, not str"),
+        ("async def run(r):\n    yield 'a'\n    raise KeyError('canary')", "it: the function raised KeyError"),
+        ("def run(r): yield 'canary'", "it: the function returned generator, not str or Answer"),
     ],
 )
 async def test_what_a_function_does_wrong_is_charged_and_told_by_its_class_alone(

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Delivery, Envelope
-from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.contracts.invoke import FaultReply, InvokeRequest, OutputMessage, Result, TokenUsage
-from quintain.contracts.ledger import Admission, Admit, Outcome, TargetCard
-from quintain.errors import BrokerUnavailable, BudgetExhausted, ProviderFailed, Throttled
+from quintain.bus.base import Delivery
+from quintain.bus.memory import MemoryBroker
+from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
+from quintain.contracts.ledger import Admission, Outcome, TargetCard
+from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.topology import DEAD_QUEUE, Exchange, target_queue
-from quintain_worker import admissions, answering, handler, lease
+from quintain.topology import DEAD_QUEUE, target_queue
+from quintain_worker import admissions, answering, desk, lease
 from quintain_worker.handler import Served
 from quintain_worker.port import Answer, Billing, ProviderFailure
 from quintain_worker.worker import Worker
 from support.ledger_stand_in import Evaluator, LedgerStandIn, grant, soon, stand_in
-
-
-class Gate:
-    """A provider that answers when it is let: it keeps what it was asked."""
-
-    def __init__(self, answer: Answer | None = None) -> None:
-        self.says: Answer | Exception = answer or Answer(text="yes", token_usage=TokenUsage(input=1, output=2))
-        self.asked: asyncio.Queue[InvokeRequest] = asyncio.Queue()
-        self.open = asyncio.Event()
-        self.open.set()
-        self.closed = False
-
-    async def answer(self, request: InvokeRequest, *, timeout_seconds: float) -> Answer:
-        self.asked.put_nowait(request)
-        await asyncio.wait_for(self.open.wait(), timeout_seconds)
-        if isinstance(self.says, Exception):
-            raise self.says
-        return self.says
-
-    async def close(self) -> None:
-        self.closed = True
+from support.working import Gate, acknowledged, fault_for, result_for, unacknowledged, working
 
 
 @pytest.fixture
@@ -55,35 +34,6 @@ def gate() -> Gate:
     return Gate()
 
 
-class Patchy(MemoryBus):
-    """A connection over which the evaluators' replies cannot be published while it is ``away``."""
-
-    away = False
-
-    async def publish(
-        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout: float = PUBLISH_TIMEOUT_SECONDS
-    ) -> None:
-        if self.away and key.startswith("evaluator."):
-            raise BrokerUnavailable("not confirmed")
-        await super().publish(exchange, key, envelope, timeout=timeout)
-
-
-@contextlib.asynccontextmanager
-async def working(ledger: LedgerStandIn, *gates: Gate, at_once: int = 10) -> AsyncIterator[tuple[Worker, Patchy]]:
-    """A worker that serves these providers as targets a, b, …, stopped at the end."""
-    bus = Patchy(ledger.memory)
-    names = "abc"[: len(gates)]
-    served = {name: Served(name=name, provider=gate, most_tries=1) for name, gate in zip(names, gates, strict=True)}
-    cards = [TargetCard(name=name, provider="mock", max_concurrency=at_once) for name in names]
-    worker = Worker(bus, served, cards)
-    await worker.start()
-    try:
-        yield worker, bus
-    finally:
-        await worker.stop(grace_seconds=0)
-        await bus.close()
-
-
 @pytest.fixture
 async def worker(ledger: LedgerStandIn, gate: Gate) -> AsyncIterator[Worker]:
     async with working(ledger, gate) as (worker, _):
@@ -95,29 +45,6 @@ async def evaluator(ledger: LedgerStandIn) -> Evaluator:
     evaluator = Evaluator(ledger.bus, "a")
     await evaluator.start()
     return evaluator
-
-
-async def result_for(evaluator: Evaluator) -> Result:
-    reply = await soon(evaluator.replies)
-    assert reply.type == "result", reply.body
-    return Result.from_wire(reply.body)
-
-
-async def fault_for(evaluator: Evaluator) -> FaultReply:
-    reply = await soon(evaluator.replies)
-    assert reply.type == "fault", reply.body
-    return FaultReply.from_wire(reply.body)
-
-
-def unacknowledged(memory: MemoryBroker, target: str = "a") -> bool:
-    """Whether the worker of this target, which takes one call at a time, still holds one."""
-    return not any(taker.free for taker in memory.queue(target_queue(target).name).takers)
-
-
-async def acknowledged(memory: MemoryBroker) -> None:
-    async with asyncio.timeout(5):
-        while unacknowledged(memory):
-            await asyncio.sleep(0)
 
 
 async def test_a_granted_call_is_asked_settled_and_answered(
@@ -140,25 +67,27 @@ async def test_a_granted_call_is_asked_settled_and_answered(
 async def test_a_delivery_is_acknowledged_only_after_its_settle_and_its_reply_are_out(
     ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(desk, "PAUSE_SECONDS", 0.01)
     async with working(ledger, gate, at_once=1):
         await ledger.lose_settle_queue()
         await evaluator.ask()
-        assert (await result_for(evaluator)).raw_text == "yes"
+        await soon(gate.asked)
         for _ in range(5):
             await asyncio.sleep(0.01)
             assert unacknowledged(ledger.memory)
+        assert evaluator.replies.empty()
         await ledger.find_settle_queue()
+        assert (await result_for(evaluator)).raw_text == "yes"
         assert (await soon(ledger.settles)).outcome is Outcome.RESULT
         await acknowledged(ledger.memory)
         assert evaluator.replies.empty()
-        assert gate.asked.qsize() == 1
+        assert gate.asked.empty()
 
 
 async def test_a_reply_is_published_again_for_as_long_as_the_broker_is_away(
     ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(desk, "PAUSE_SECONDS", 0.01)
     ledger.judge = lambda ask: grant(ask, store_replies=False)  # nobody else has the answer
     async with working(ledger, gate, at_once=1) as (_, bus):
         bus.away = True
@@ -401,7 +330,7 @@ async def test_an_answer_larger_than_a_reply_may_be_is_charged(
 async def test_large_results_are_settled_alone_and_small_ones_together(
     ledger: LedgerStandIn, gate: Gate, worker: Worker, evaluator: Evaluator
 ) -> None:
-    for size, batches in ((handler.ALONE_BYTES, [1] * 5), (10, [5])):
+    for size, batches in ((desk.ALONE_BYTES, [1] * 5), (10, [5])):
         gate.open.clear()
         gate.says = Answer(text="x" * size)
         for number in range(5):
@@ -417,32 +346,20 @@ async def test_large_results_are_settled_alone_and_small_ones_together(
 async def test_a_handler_outlives_its_connection_settles_late_and_is_answered_the_same_twice(
     ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator
 ) -> None:
-    asked: list[Admit] = []
-
-    def first_runs_and_others_wait(ask: Admit) -> Admission | str:
-        asked.append(ask)
-        return grant(ask) if ask.attempt_id == asked[0].attempt_id else "held"
-
-    ledger.judge = first_runs_and_others_wait
     gate.open.clear()
     async with working(ledger, gate) as (_, bus):
         await evaluator.ask()
         await gate.asked.get()
         bus.cut()
-        async with asyncio.timeout(5):
-            while len({ask.attempt_id for ask in asked}) < 2:
-                await asyncio.sleep(0)
         gate.open.set()
         first, settle = await result_for(evaluator), await soon(ledger.settles)
-        assert (settle.outcome, settle.attempt_id) == (Outcome.RESULT, asked[0].attempt_id)
-        assert settle.reply is not None
-        kept = settle.reply.model_copy(update={"replayed": True})
-        await ledger.tell(Admission(attempt_id=asked[-1].attempt_id, replay=kept))
+        assert settle.outcome is Outcome.RESULT
+        assert settle.attempt_id == (await ledger.admits.get()).attempt_id
         again = await result_for(evaluator)
         assert (first.replayed, again.replayed) == (False, True)
         assert again == first.model_copy(update={"replayed": True})
         assert gate.asked.empty()  # one call of the provider, whatever the broker did
-        assert ledger.settles.empty()
+        assert (ledger.settles.empty(), ledger.admits.empty()) == (True, True)
     assert not ledger.memory.queue(target_queue("a").name).ready
 
 

@@ -1,0 +1,153 @@
+"""How fast ``quintain run`` is, and how much memory a large dataset takes: the command itself, in a process of its own.
+
+    python benchmarks/evaluation.py                 # both, and benchmarks/results/evaluation.json
+    python benchmarks/evaluation.py --cases 2000    # a shorter run
+    python benchmarks/evaluation.py --rows 100000   # a smaller dataset
+
+Speed: so many cases, one target that takes 100 ms, 200 of its calls in flight, one built-in grader, services in the
+same process. Ideal is what the target alone would take; start-up is the same command with nothing left to ask.
+
+Memory: a dataset of a million rows, nearly all of them answered before, so that the whole of it is checked, taken up,
+passed over and analysed, and the last thousand asked. What counts is the largest resident size of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from quintain.settings import environment
+
+HERE = Path(__file__).parent
+DELAY_MS, IN_FLIGHT = 100, 200
+MOST_RATIO, MOST_MIB = 1.25, 300
+
+#: How many rows of the large dataset are asked in the end.
+LAST_ROWS = 1000
+
+EVALUATION = {"dataset": "cases.jsonl", "graders": [{"name": "same", "builtin": "exact"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A command that ended: how long it took, what it used of the processor, and its largest resident size."""
+
+    seconds: float
+    cpu_seconds: float
+    mib: float
+
+
+def run(folder: Path, *words: str) -> Ran:
+    """Run the evaluation of a folder to its end, well or for want of budget."""
+    hidden = ("QUINTAIN_", "PYTHONDONT")
+    env = {name: value for name, value in environment().items() if not name.startswith(hidden)}
+    command = [sys.executable, "-m", "quintain_cli", "run", "eval.yaml", "--json", *words]
+    began = time.perf_counter()
+    with (folder / "said.txt").open("wb") as said:
+        child = subprocess.Popen(command, cwd=folder, env=env, stdout=said, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(child.pid, 0)
+    seconds = time.perf_counter() - began
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode not in {0, 4}:
+        raise SystemExit(f"{command} ended with {child.returncode}:\n{(folder / 'said.txt').read_text()[-2000:]}")
+    return Ran(round(seconds, 2), round(used.ru_utime + used.ru_stime, 2), round(used.ru_maxrss / 1024, 1))
+
+
+def write_folder(folder: Path, cases: int, delay_ms: int) -> None:
+    """An evaluation of so many cases."""
+    target = {"provider": "mock", "delay_ms": delay_ms, "max_concurrency": IN_FLIGHT}
+    (folder / "quintain.yaml").write_text(json.dumps({"targets": {"bench": target}}))
+    (folder / "eval.yaml").write_text(json.dumps(EVALUATION))
+    with (folder / "cases.jsonl").open("w") as file:
+        for number in range(cases):
+            question = f"What is the {number}th of the things that nobody asked for?"
+            file.write(json.dumps({"id": f"case-{number}", "question": question, "expected": question}) + "\n")
+
+
+def speed(cases: int) -> dict[str, object]:
+    """The time of a whole run, beside the target's own and the command's start-up."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_folder(folder, cases, DELAY_MS)
+        whole = run(folder, "--concurrency", str(2 * IN_FLIGHT))
+        start_up = run(folder)
+    ideal = cases * DELAY_MS / 1000 / IN_FLIGHT
+    took = whole.seconds - start_up.seconds
+    return {
+        "cases": cases,
+        "inFlight": IN_FLIGHT,
+        "idealSeconds": ideal,
+        "tookSeconds": round(took, 2),
+        "ratio": round(took / ideal, 2),
+        "cpuSeconds": round(whole.cpu_seconds - start_up.cpu_seconds, 2),
+        "whole": asdict(whole),
+        "startUp": asdict(start_up),
+    }
+
+
+def memory(rows: int) -> dict[str, object]:
+    """The largest resident size of a run that takes up a large dataset and asks its last rows."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_folder(folder, rows, 0)
+        parked = run(folder, "--max-calls", "0")
+        with (folder / "runs" / "eval" / "results.jsonl").open("w") as file:
+            file.writelines(answered(rows - LAST_ROWS))
+        taken_up = run(folder, "--max-calls", str(rows))
+    return {"rows": rows, "mib": max(parked.mib, taken_up.mib), "first": asdict(parked), "takenUp": asdict(taken_up)}
+
+
+def answered(count: int) -> Iterator[str]:
+    """Rows as the run would have written them."""
+    verdict: dict[str, object] = {"score": 1.0, "pass": True, "reason": None, "checks": [], "calls": 0}
+    for number in range(count):
+        row = {
+            "schemaVersion": 1,
+            "caseId": f"case-{number}",
+            "target": "bench",
+            "repeat": 1,
+            "status": "graded",
+            "output": f"What is the {number}th of the things that nobody asked for?",
+            "score": 1.0,
+            "graders": {"same": verdict},
+            "calls": 1,
+            "tokenUsage": {"input": 11, "output": 11},
+            "durationMs": 0.1,
+        }
+        yield json.dumps(row) + "\n"
+
+
+def main() -> None:
+    """Measure, show, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10_000, help="of the run whose time is taken; 0 for none")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the dataset whose memory is taken; 0 for none")
+    options = parser.parse_args()
+    how = f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores"
+    results: dict[str, object] = {"how": how, "loadBefore": os.getloadavg()}
+    if options.cases:
+        results["speed"] = told = speed(options.cases)
+        print(
+            f"speed   {told['cases']} cases: {told['tookSeconds']} s, ideal {told['idealSeconds']} s: "
+            f"ratio {told['ratio']} (at most {MOST_RATIO}), {told['cpuSeconds']} s of CPU"
+        )
+    if options.rows:
+        results["memory"] = held = memory(options.rows)
+        print(f"memory  {held['rows']:,} rows in {held['mib']} MiB (at most {MOST_MIB})")
+    results["loadAfter"] = os.getloadavg()
+    print(f"load    {results['loadBefore']} before, {results['loadAfter']} after, on {how}")
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / "evaluation.json").write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""A hosted target beside the same target in process, and beside a raw aio-pika ping-pong, in the same run.
+
+    make bench                            # a table, and benchmarks/results/targets.json
+    python benchmarks/targets.py --seconds 10
+    LITELLM_LOCAL_MODEL_COST_MAP=True .venv/superred/bin/python benchmarks/targets.py    # beside superred's own channel
+
+The host is `quintain serve host` in a process of its own, the controller this process, as the raw loop's two ends are.
+Where superred is installed the target is superred's, and the peer in process is superred's own channel; else ours.
+The rounds alternate, so that a drift of the machine's speed meets both sides. A CPU-bound target runs in two slots of
+a process each, beside two at once in process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench_target import Bench, core
+from calls import Round, measure, process
+from quintain.remote.factory import RemoteFactory
+from quintain.settings import environment
+from quintain.target.vocabulary import vocabulary_of
+from quintain.testing.broker import find_broker
+from raw_rpc import raw_caller
+
+HERE = Path(__file__).parent
+EMITS = 20_000
+BURNS = 20
+
+#: What a run is given: where its emits go, and its events.
+Ends = tuple[Callable[[Any], None], Callable[[Any], Any]]
+
+
+class Counted:
+    """A controller that answers every event at once and counts what was emitted."""
+
+    def __init__(self) -> None:
+        self.emitted = 0
+        self.first = self.last = 0.0
+
+    def emit(self, event: Any) -> None:
+        """One more."""
+        self.last = time.perf_counter()
+        self.emitted += 1
+        if self.emitted == 1:
+            self.first = self.last
+
+    @property
+    def rate(self) -> float:
+        """Emits per second, as they came in here."""
+        return (self.emitted - 1) / (self.last - self.first)
+
+
+async def answer(event: Any) -> Any:
+    """The response to every event."""
+    return core.ControllableInjection(event=event, controllable=event.controllable, value="fine")
+
+
+@contextlib.asynccontextmanager
+async def channel_of_superred() -> AsyncIterator[Callable[[Any], Any]]:
+    """superred's in-process channel with its optimizer's side answering; ours is a plain call."""
+    if not hasattr(core, "EventChannel"):
+        yield answer
+        return
+    channel = core.EventChannel()
+
+    async def answer_all() -> None:
+        async for envelope in channel:
+            envelope.respond(await answer(envelope.event))
+
+    answering = asyncio.get_running_loop().create_task(answer_all())
+    yield channel.send
+    channel.close()
+    await answering
+
+
+async def run_once(target: Any, mode: str, amount: float, in_flight: int = 1) -> tuple[Round, Counted]:
+    """One run, and how long its sends took."""
+    for name, value in (("mode", mode), ("amount", amount), ("in_flight", in_flight)):
+        target.set_config(name, str(value))
+    counted = Counted()
+    async with channel_of_superred() as send:
+        began = time.perf_counter()
+        await target.run(counted.emit, send)
+        elapsed = time.perf_counter() - began
+    took = json.loads(target.query("took"))
+    await target.reset_ephemeral_state()
+    cuts = statistics.quantiles(took, n=100) if len(took) > 1 else [0.0] * 99
+    return Round(len(took), elapsed, round(cuts[49], 3), round(cuts[98], 3)), counted
+
+
+async def burned(create: Callable[[], Any]) -> float:
+    """Rounds of burning per second, two targets at once."""
+    targets = [create() for _ in range(2)]
+    began = time.perf_counter()
+    await asyncio.gather(*(run_once(target, "burn", BURNS) for target in targets))
+    elapsed = time.perf_counter() - began
+    for target in targets:
+        await target.teardown()
+    return 2 * BURNS / elapsed
+
+
+async def sends(url: str, seconds: float, rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
+    """Round trips, one at a time and many at once: raw, hosted and in process in turn; the median of each."""
+    hosted, here = remote.create(), Bench()
+    rows: list[dict[str, Any]] = []
+    async with raw_caller(url) as raw:
+        await measure(raw, 10, 1)
+        await run_once(hosted, "send", 1.0)
+        for in_flight in (1, 64):
+            triples = [
+                (
+                    await measure(raw, in_flight, seconds),
+                    (await run_once(hosted, "send", seconds, in_flight))[0],
+                    (await run_once(here, "send", seconds / 4, in_flight))[0],
+                )
+                for _ in range(rounds)
+            ]
+            for column, who in enumerate(("raw", "hosted", "in process")):
+                middle = sorted((each[column] for each in triples), key=lambda one: one.p50_ms)[rounds // 2]
+                rows.append({"what": f"sends, {in_flight} in flight", "who": who, **fields(middle)})
+            slower = statistics.median(mine.p50_ms / peer.p50_ms for peer, mine, _ in triples)
+            faster = statistics.median(mine.rate / peer.rate for peer, mine, _ in triples)
+            rows.append(
+                {"what": f"sends, {in_flight} in flight", "who": "hosted : raw", "rate": faster, "p50Ms": slower}
+            )
+    await hosted.teardown()
+    return rows
+
+
+def fields(one: Round) -> dict[str, float]:
+    """A round as a row holds it."""
+    return {"rate": round(one.rate, 1), "p50Ms": one.p50_ms, "p99Ms": one.p99_ms}
+
+
+async def emits(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
+    """Emits per second, as they come in."""
+    hosted, here = remote.create(), Bench()
+    far = [(await run_once(hosted, "emit", EMITS))[1].rate for _ in range(rounds)]
+    near = [(await run_once(here, "emit", EMITS))[1].rate for _ in range(rounds)]
+    await hosted.teardown()
+    return [
+        {"what": "emits", "who": "hosted", "rate": round(statistics.median(far), 1)},
+        {"what": "emits", "who": "in process", "rate": round(statistics.median(near), 1)},
+    ]
+
+
+async def burns(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
+    """A CPU-bound target, two at once: two processes beside one."""
+    pairs = [(await burned(Bench), await burned(remote.create)) for _ in range(rounds)]
+    return [
+        {
+            "what": "CPU-bound, two at once",
+            "who": "hosted",
+            "rate": round(statistics.median(two for _, two in pairs), 1),
+        },
+        {
+            "what": "CPU-bound, two at once",
+            "who": "in process",
+            "rate": round(statistics.median(one for one, _ in pairs), 1),
+        },
+        {
+            "what": "CPU-bound, two at once",
+            "who": "hosted : in process",
+            "rate": statistics.median(two / one for one, two in pairs),
+        },
+    ]
+
+
+@contextlib.contextmanager
+def hosted(url: str, slots: int) -> Iterator[RemoteFactory]:
+    """A factory of the target, hosted in processes of their own."""
+    words = [
+        "-m",
+        "quintain_cli",
+        "serve",
+        "host",
+        "bench_target:Bench",
+        "--name",
+        f"bench{slots}",
+        "--slots",
+        str(slots),
+    ]
+    with (
+        process(words, "ready", QUINTAIN_BROKER_URL=url, PYTHONPATH=str(HERE)),
+        RemoteFactory(f"bench{slots}", concurrency=slots, url=url, vocabulary=vocabulary_of(Bench)) as remote,
+    ):
+        yield remote
+
+
+async def compare(url: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Everything that is measured."""
+    with process([str(HERE / "raw_rpc.py"), url], "ready"), hosted(url, 1) as remote:
+        rows = await sends(url, seconds, rounds, remote)
+        rows += await emits(rounds, remote)
+    with hosted(url, 2) as remote:
+        rows += await burns(rounds, remote)
+    return rows
+
+
+def show(rows: list[dict[str, Any]], how: str) -> None:
+    """The table."""
+    table = Table(title=f"targets, {how}", title_justify="left")
+    for column in ("what", "who"):
+        table.add_column(column)
+    for column in ("per second", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(row["what"], row["who"], *(shown(row, name) for name in ("rate", "p50Ms", "p99Ms")))
+    Console().print(table)
+
+
+def shown(row: dict[str, Any], name: str) -> str:
+    """A number of a row, where it has one; a ratio with its sign."""
+    if name not in row:
+        return ""
+    if ":" in row["who"]:
+        return f"× {row[name]:.2f}"
+    return f"{row[name]:,.0f}" if row[name] >= 100 else f"{row[name]:.2f}"
+
+
+def main() -> None:
+    """Measure, show, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="how long each round takes")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each, all sides in turn")
+    options = parser.parse_args()
+    with find_broker(environment(), lambda line: print(line, flush=True)) as broker:
+        rows = asyncio.run(compare(broker.url, options.seconds, options.rounds))
+    peer = "superred's" if hasattr(core, "EventChannel") else "our own"
+    how = (
+        f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores, "
+        f"load {os.getloadavg()[0]:.1f}, {peer} channel in process"
+    )
+    show(rows, how)
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    (results / "targets.json").write_text(json.dumps({"how": how, "broker": broker.how, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Where a gateway listens: loopback unless what goes over the wire is encrypted, or somebody insists."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintain.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+
+#: Connections that wait to be taken; the kernel lets the next ones knock again.
+BACKLOG = 128
+
+#: A client that takes none of its answer, or is silently gone, is given up after so long.
+_DEAD_SECONDS = 60
+
+#: As far as this platform has them; accepted connections inherit them from their listener.
+_SOCKET_OPTIONS = {
+    "TCP_KEEPIDLE": _DEAD_SECONDS // 2,
+    "TCP_KEEPINTVL": _DEAD_SECONDS // 6,
+    "TCP_USER_TIMEOUT": _DEAD_SECONDS * 1000,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A host and a port to listen on; port 0 takes a free one. ``plain_http`` insists on no TLS beyond loopback."""
+
+    host: str = LOOPBACK
+    port: int = 0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    plain_http: bool = False
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What encrypts, or None. Raises `ConfigError` where tokens would go over a network in the clear."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("TLS takes both --tls-cert and --tls-key: PEM files, the certificate with its chain")
+        if self.tls_cert is None or self.tls_key is None:
+            if not _is_loopback(self.host) and not self.plain_http:
+                raise ConfigError(
+                    f"{self.host} can be reached from other machines, and tokens would go there in the clear: "
+                    "give --tls-cert and --tls-key, or --insecure-plain-http where something before it encrypts"
+                )
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--tls-cert {self.tls_cert} with --tls-key {self.tls_key} cannot be used ({error}): both are PEM "
+                "files, the key without a password and made for this certificate"
+            ) from None
+        return context
+
+    def listen(self) -> socket.socket:
+        """A socket that listens there. Raises `ConfigError` where the port is taken or the host is not ours."""
+        try:
+            family, kind, proto, _, where = socket.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = socket.socket(family, kind, proto)
+        except OSError as error:
+            raise ConfigError(f"There is no host {self.host} ({error.strerror}): choose another with --host") from None
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _SOCKET_OPTIONS.items():
+                if hasattr(socket, name):
+                    listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            listener.bind(where)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"Port {self.port} of {self.host} cannot be opened ({error.strerror}): choose another with --port"
+            ) from None
+        return listener
+
+    def url(self, listener: socket.socket) -> str:
+        """The base URL of this address on that socket, without a slash at its end."""
+        scheme = "http" if self.tls_cert is None else "https"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")

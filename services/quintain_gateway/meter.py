@@ -1,0 +1,72 @@
+"""What Prometheus reads: requests, calls and connections. Every label has few values, none of a stranger's making."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+
+from quintain.contracts.invoke import InvokeRequest
+
+#: Upper bounds in seconds: a call takes from milliseconds to minutes.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+#: Of a call that named no target, and has no result to tell which one was the default.
+DEFAULT_TARGET = "(default)"
+
+#: Of a call that named a target nobody registered.
+UNKNOWN_TARGET = "(unknown)"
+
+_PREFIX = "quintain_gateway"
+
+
+class Meter:
+    """One gateway's numbers, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._targets: set[str] = set()
+        self._requests = Counter(
+            f"{_PREFIX}_requests", "Requests answered", ["route", "method", "status"], registry=self._registry
+        )
+        self._seconds = Histogram(
+            f"{_PREFIX}_request_seconds", "From the headers to the answer", ["route"], buckets=BUCKETS,
+            registry=self._registry,
+        )  # fmt: skip
+        self.in_flight = Gauge(f"{_PREFIX}_requests_in_flight", "Requests being answered", registry=self._registry)
+        self._calls = Counter(
+            f"{_PREFIX}_calls", "Calls ended, by target and code", ["target", "code"], registry=self._registry
+        )
+        self.connections = Gauge(f"{_PREFIX}_connections", "Connections open", registry=self._registry)
+        self._turned_away = Counter(
+            f"{_PREFIX}_turned_away", "Answered before there was a request", ["reason"], registry=self._registry
+        )
+        build = Info(f"{_PREFIX}_build", "What runs", registry=self._registry)
+        build.info({"version": importlib.metadata.version("quintain")})
+        ProcessCollector(namespace=_PREFIX, registry=self._registry)
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request. ``route`` is a template, ``method`` one of few, ``status`` 0 where nothing was answered."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def knows(self, targets: Iterable[str]) -> None:
+        """Hear of registered targets: their names may be labels."""
+        self._targets.update(targets)
+
+    def called(self, request: InvokeRequest, code: str, *, served_by: str | None = None) -> None:
+        """Count a call: ``code`` is its fault's, or ``ok``; ``served_by`` the target that answered, where one did."""
+        if served_by is not None:
+            self._targets.add(served_by)
+        name = served_by or request.names
+        target = DEFAULT_TARGET if name is None else name if name in self._targets else UNKNOWN_TARGET
+        self._calls.labels(target, code).inc()
+
+    def turned_away(self, reason: str) -> None:
+        """Count a connection that got no further than its headers."""
+        self._turned_away.labels(reason).inc()
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus's text format."""
+        return generate_latest(self._registry)

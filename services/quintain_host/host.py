@@ -1,0 +1,57 @@
+"""The host put together: so many slots of one target on one bus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+
+from quintain.bus.base import Bus
+from quintain.topology import host_topology
+from quintain_host.factory import Factory
+from quintain_host.logs import RunLog
+from quintain_host.slot import Slot
+
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """Leases out instances of one target, so many at a time."""
+
+    def __init__(self, bus: Bus, name: str, factory: Factory, slots: int) -> None:
+        self._bus, self._name = bus, name
+        self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        #: Set once a target did not let go of its thread. The slots go on with new threads; a process that is there
+        #: for one slot may rather end, and be started again.
+        self.stuck = asyncio.Event()
+        self._slots = [Slot(bus, name, factory, self.host_id, self.stuck.set) for _ in range(slots)]
+        self._serving: list[asyncio.Task[None]] = []
+        self._log = RunLog()
+
+    async def start(self) -> None:
+        """Take lease requests."""
+        await self._bus.declare(host_topology(self._name))
+        logging.getLogger().addHandler(self._log)
+        loop = asyncio.get_running_loop()
+        self._serving = [
+            loop.create_task(slot.serve(), name=f"slot {number}") for number, slot in enumerate(self._slots)
+        ]
+
+    async def stop(self, grace_seconds: float = 30.0) -> None:
+        """Take no more; what is leased may end within the grace, and is torn down after it."""
+        for slot, task in zip(self._slots, self._serving, strict=True):
+            if not slot.drain():
+                task.cancel()
+        running = sum(slot.lease is not None for slot in self._slots)
+        if running and grace_seconds:
+            log.warning("Asked to stop: what is leased out (%d) may go on for %.0f s", running, grace_seconds)
+        if self._serving:
+            _, late = await asyncio.wait(self._serving, timeout=grace_seconds)
+            for task in late:
+                # Once: one that is ending already is not to be disturbed.
+                if not task.cancelling():
+                    task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        logging.getLogger().removeHandler(self._log)

@@ -1,0 +1,138 @@
+"""A process for every slot: targets that hold the GIL scale over cores, and one that crashes takes only itself along.
+
+The parent carries nothing: each child is a host with one slot, and takes its leases from the same queue. A child that
+dies is started again, with a pause that grows while it keeps dying. A child ends with its parent: it notices the end
+of its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.5
+MOST_PAUSE_SECONDS = 30.0
+
+#: A child that lived this long is not one that keeps dying, in seconds.
+LIVED_SECONDS = 10.0
+
+#: The option under which a child hears on which file descriptor to say that it is ready.
+CHILD_OPTION = "--ready-fd"
+
+
+class Children:
+    """So many processes of one command, kept running."""
+
+    def __init__(self, command: Sequence[str], count: int) -> None:
+        self._command, self._count = list(command), count
+        self._running: set[Process] = set()
+        self._keeping: list[asyncio.Task[None]] = []
+        self._ready = [asyncio.Event() for _ in range(count)]
+
+    def start(self) -> None:
+        """Start them all."""
+        loop = asyncio.get_running_loop()
+        self._keeping = [
+            loop.create_task(self._keep(ready), name=f"child {number}") for number, ready in enumerate(self._ready)
+        ]
+
+    async def ready(self) -> None:
+        """Wait until each of them takes leases."""
+        await asyncio.gather(*(ready.wait() for ready in self._ready))
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run now."""
+        return sorted(child.pid for child in self._running)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ask them all to stop, and end those that outlive the grace."""
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        children = list(self._running)
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                child.terminate()
+        waiting = [asyncio.ensure_future(child.wait()) for child in children]
+        if waiting:
+            await asyncio.wait(waiting, timeout=grace_seconds)
+        for child in children:
+            if child.returncode is None:
+                log.error("The process %d of a slot did not end within %.0f s, and is killed", child.pid, grace_seconds)
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
+        await asyncio.gather(*waiting)
+
+    async def _keep(self, ready: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            began = loop.time()
+            code = await self._live(ready)
+            pause = FIRST_PAUSE_SECONDS if loop.time() - began > LIVED_SECONDS else min(pause * 2, MOST_PAUSE_SECONDS)
+            log.error("A slot's process ended with %s; another one starts in %.1f s", code, pause)
+            await asyncio.sleep(pause)
+
+    async def _live(self, ready: asyncio.Event) -> int:
+        """One child, from its start to its end; returns its exit code."""
+        heard, said = os.pipe()
+        hearing = asyncio.ensure_future(_heard(heard, ready))
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *self._command, CHILD_OPTION, str(said), stdin=PIPE, pass_fds=[said]
+            )
+        except BaseException:
+            hearing.cancel()
+            raise
+        finally:
+            os.close(said)
+        self._running.add(child)
+        try:
+            code = await child.wait()
+        finally:
+            hearing.cancel()
+        self._running.discard(child)
+        return code
+
+
+async def _heard(descriptor: int, ready: asyncio.Event) -> None:
+    """Wait for a child's word that it is ready; where it ends without one there is none."""
+    loop = asyncio.get_running_loop()
+    came = asyncio.Event()
+    loop.add_reader(descriptor, came.set)
+    try:
+        await came.wait()
+        if os.read(descriptor, 1):
+            ready.set()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def parent_gone() -> None:
+    """In a child: wait until the parent has ended, and with it this process's standard input."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+
+    def readable() -> None:
+        if not os.read(0, 1):
+            gone.set()
+
+    loop.add_reader(0, readable)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(0)
+
+
+def say_ready(descriptor: int) -> None:
+    """In a child: tell the parent that this one takes leases."""
+    os.write(descriptor, b"r")
+    os.close(descriptor)

@@ -1,0 +1,58 @@
+"""A ledger whose outages are told in two lines, one when it is out of reach and one when it answers again: whoever
+waits for it asks every second, and says nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from quintain.errors import BudgetUnavailable
+from quintain_metadata.ledger import Ledger, Operation, Returned
+
+log = logging.getLogger(__name__)
+
+#: An outage is over when the ledger has answered and for so long refused nobody, in seconds: a full disk takes what
+#: writes nothing, and refuses all the rest.
+QUIET_SECONDS = 3.0
+
+
+class WatchedLedger:
+    """The ledger it is given."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._away = False
+        self._refused_at = 0.0
+
+    async def do(self, operation: Operation[Returned]) -> Returned:
+        try:
+            returned = await self._ledger.do(operation)
+        except BudgetUnavailable as unavailable:
+            self._refuses(unavailable)
+            raise
+        self._answers()
+        return returned
+
+    def mourn_from(self, moment_ms: int) -> None:
+        self._ledger.mourn_from(moment_ms)
+
+    async def now(self) -> int:
+        try:
+            return await self._ledger.now()
+        except BudgetUnavailable as unavailable:
+            self._refuses(unavailable)
+            raise
+
+    async def close(self) -> None:
+        await self._ledger.close()
+
+    def _refuses(self, unavailable: BudgetUnavailable) -> None:
+        self._refused_at = time.monotonic()
+        if not self._away:
+            self._away = True
+            log.error("The ledger is out of reach, and everything waits for it: %s", unavailable.message)
+
+    def _answers(self) -> None:
+        if self._away and time.monotonic() - self._refused_at >= QUIET_SECONDS:
+            self._away = False
+            log.warning("The ledger answers again")

@@ -1,0 +1,80 @@
+"""When a target may be called again: what its provider asked for here, and what the ledger says of the whole fleet.
+
+A pause is kept in this process's own running time, and is set anew by every answer of the ledger as what is left of
+it by the ledger's clock: no machine's clock, and no leap of one, makes it longer or shorter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+
+#: A provider that asks for more than this pauses its target for the fleet, in seconds. A shorter wait is the throttled
+#: call's own: the others hear of a pause with their next heartbeat, 3 s apart, when it would be over already.
+PAUSE_FROM_SECONDS = 2.0
+
+#: A call is held for this long at most while its target is paused; what would wait longer is given back, in seconds.
+MOST_HELD_SECONDS = 60.0
+
+
+class Bell:
+    """Wakes everybody who waits for news; each looks for itself what it is."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake who waits now."""
+        self._rung.set()
+        self._rung = asyncio.Event()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Return at the next ring, or after this long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._rung.wait()
+
+
+class Pause:
+    """One target's pause, as this worker knows it. ``tell`` passes on what its provider asked for, in seconds."""
+
+    def __init__(self, tell: Callable[[float], None] = lambda _: None) -> None:
+        self._tell = tell
+        self._asked_until = self._heard_until = -math.inf
+        self.news = Bell()
+        self.stopping = False
+
+    @property
+    def left(self) -> float:
+        """Seconds for which nobody may call the target; 0 where it may be called."""
+        return max(0.0, max(self._asked_until, self._heard_until) - asyncio.get_running_loop().time())
+
+    @property
+    def too_long(self) -> bool:
+        """Whether what waits for the target is to be given back rather than held."""
+        return self.left > MOST_HELD_SECONDS
+
+    def ask(self, seconds: float) -> None:
+        """The provider asked this worker to come again after this long."""
+        until = asyncio.get_running_loop().time() + seconds
+        if seconds <= PAUSE_FROM_SECONDS or until <= self._asked_until:
+            return
+        self._asked_until = until
+        self._tell(seconds)
+        self.news.ring()
+
+    def hear(self, seconds: float | None) -> None:
+        """The ledger's word: the fleet's pause lasts this much longer, or there is none. It says nothing of what this
+        worker's own provider asked for, which the ledger may not have heard of yet."""
+        if seconds is None:
+            self._heard_until = -math.inf
+        else:
+            self._heard_until = asyncio.get_running_loop().time() + seconds
+        self.news.ring()
+
+    def stop(self) -> None:
+        """The worker stops: nothing is held for the end of a pause any more."""
+        self.stopping = True
+        self.news.ring()

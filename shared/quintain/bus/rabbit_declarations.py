@@ -1,0 +1,99 @@
+"""What one bus declared at RabbitMQ, and declares again after a loss, looking first for what the broker has lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Protocol
+
+from quintain.bus.rabbit_link import GONE, RabbitLink, in_our_words
+from quintain.errors import BrokerUnavailable
+from quintain.topology import Queue, Topology
+
+
+class Watcher(Protocol):
+    """A consumer, as far as the loss of its queue goes."""
+
+    @property
+    def watched(self) -> Queue | None:
+        """The queue to look for, if any."""
+
+    def lose(self) -> None:
+        """Hear that it is gone."""
+
+
+class Declarations:
+    """The topology of one bus."""
+
+    def __init__(self, link: RabbitLink, watchers: Collection[Watcher]) -> None:
+        self._link, self._watchers = link, watchers
+        self._all = Topology()
+        self._turn = asyncio.Lock()
+        self._asked = self._done = 0
+
+    async def declare(self, topology: Topology) -> None:
+        """Make these exist, now and again."""
+        self._all += topology
+        await self._declare(topology)
+
+    async def declare_again(self) -> None:
+        """Declare all that was ever declared here: the broker may have lost it.
+
+        One at a time, and those who wait share the next: a bus has many consumers, and one connection to lose. What
+        is watched is looked for before anything is declared, because a declaration makes again what was lost and
+        so hides the loss, whichever consumer asked for it.
+        """
+        self._asked += 1
+        mine = self._asked
+        async with self._turn:
+            if self._done >= mine:
+                return
+            covered = self._asked
+            for watcher in list(self._watchers):
+                if watcher.watched is not None and not await self._is_there(watcher.watched):
+                    watcher.lose()
+            await self._declare(self._all)
+            self._done = covered
+
+    async def delete(self, queue: Queue, timeout: float) -> None:
+        """Delete a queue, and declare it no more. Raises `BrokerUnavailable` after the timeout (seconds)."""
+        self._all = self._all.without(queue)
+        try:
+            # In turn: a declaration under way would make it again.
+            async with asyncio.timeout(timeout), self._turn:
+                channel = await self._link.channel(timeout)
+                with in_our_words(f"deleting {queue.name}"):
+                    underlay = await channel.get_underlay_channel()
+                    await underlay.queue_delete(queue.name)
+                    await channel.close()
+        except TimeoutError:
+            raise BrokerUnavailable(f"deleting {queue.name}: not done within {timeout:.1f} s") from None
+
+    async def _is_there(self, queue: Queue) -> bool:
+        channel = await self._link.channel()
+        with in_our_words(f"looking for {queue.name}"):
+            underlay = await channel.get_underlay_channel()
+            try:
+                await underlay.queue_declare(queue.name, passive=True)
+            except GONE:
+                return False
+            await channel.close()
+        return True
+
+    async def _declare(self, topology: Topology) -> None:
+        # A channel of its own, thrown away: a refused or cancelled declaration closes only this one.
+        channel = await self._link.channel()
+        with in_our_words("declaring queues"):
+            underlay = await channel.get_underlay_channel()
+            for exchange in topology.exchanges:
+                await underlay.exchange_declare(
+                    exchange.name,
+                    exchange_type=exchange.kind,
+                    durable=True,
+                    arguments=dict(exchange.arguments),
+                )
+            for queue in topology.queues:
+                await underlay.queue_declare(queue.name, durable=True, arguments=dict(queue.arguments))
+            for bound in topology.bindings:
+                await underlay.queue_bind(bound.queue.name, bound.exchange.name, bound.key)
+            await channel.close()

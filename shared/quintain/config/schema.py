@@ -1,0 +1,84 @@
+"""The JSON schema of a configuration, for editors that complete it: what the models say, and the file's short forms.
+Pure."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+from pydantic.json_schema import models_json_schema
+
+from quintain.config.targets import KINDS
+from quintain.contracts.names import TARGET_NAME_PATTERN
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+#: A value of the environment in place of a number or a word.
+_REFERENCE: JsonValue = {"type": "string", "pattern": r"\$\{\{\s*[A-Za-z_][A-Za-z0-9_]*\s*(:-.*)?\}\}"}
+
+#: A secret is never written out.
+_SECRET: JsonValue = {"description": "A reference to the environment.", "anyOf": [_REFERENCE, {"type": "null"}]}
+
+Schema = dict[str, JsonValue]
+
+
+def config_schema() -> Schema:
+    """The schema of ``quintain.yaml``: targets as a map, or as AgentV's list of ``{name: …}``."""
+    _, whole = models_json_schema([(model, "validation") for model in KINDS.values()])
+    definitions: dict[str, Schema] = whole["$defs"]
+    kinds = {model.__name__ for model in KINDS.values()}
+    models = {name: _model(definition, is_target=name in kinds) for name, definition in definitions.items()}
+    named = {f"Named{name}": _with_name(models[name]) for name in sorted(kinds)}
+    return {
+        "$schema": DIALECT,
+        "title": "A configuration of quintain",
+        "type": "object",
+        "required": ["targets"],
+        "additionalProperties": False,
+        "properties": {
+            "targets": {
+                "description": "The targets: a map by name, or a list of {name: …}.",
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "minProperties": 1,
+                        "propertyNames": {"pattern": TARGET_NAME_PATTERN},
+                        "additionalProperties": {"oneOf": _references(sorted(kinds))},
+                    },
+                    {"type": "array", "minItems": 1, "items": {"oneOf": _references(sorted(named))}},
+                ],
+            }
+        },
+        "$defs": {**models, **named},
+    }
+
+
+def _references(names: list[str]) -> list[JsonValue]:
+    return [{"$ref": f"#/$defs/{name}"} for name in names]
+
+
+def _model(definition: Schema, *, is_target: bool) -> Schema:
+    properties = definition.get("properties")
+    assert isinstance(properties, dict), "a model has properties"
+    return {
+        **definition,
+        "properties": {
+            name: value if is_target and name == "provider" else _SECRET if name == "api_key" else _or_reference(value)
+            for name, value in properties.items()
+        },
+    }
+
+
+def _or_reference(value: JsonValue) -> JsonValue:
+    """Where a value is no text already, a reference may stand for it too."""
+    if not isinstance(value, dict) or value.get("type") in {"string", "array", "object"} or "$ref" in value:
+        return value
+    outer: Schema = {key: value[key] for key in ("title", "description", "default") if key in value}
+    inner: Schema = {key: one for key, one in value.items() if key not in outer}
+    return {**outer, "anyOf": [inner, _REFERENCE]}
+
+
+def _with_name(model: Schema) -> Schema:
+    properties, required = model["properties"], model.get("required", [])
+    assert isinstance(properties, dict), "a model has properties"
+    assert isinstance(required, list), "what is required is a list"
+    name: JsonValue = {"type": "string", "pattern": TARGET_NAME_PATTERN}
+    return {**model, "properties": {"name": name, **properties}, "required": ["name", *required]}

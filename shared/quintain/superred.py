@@ -1,0 +1,56 @@
+"""superred's controller over hosted targets: one line changes, and the target is on another machine.
+
+Needs superred, in an environment that has it (``quintain[superred]``)::
+
+    remote = remote_factory("support-bot", concurrency=4)
+    controller = Controller(target_factory=remote, scope=remote.scope("user", "tools"), ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from quintain.remote.factory import RemoteFactory
+from quintain.remote.target import RemoteTarget
+from quintain.target.vocabulary import superred_vocabulary
+from superred import core
+
+
+class HostedTarget(RemoteTarget, core.Target):
+    """A hosted target, of superred's own type."""
+
+
+class RemoteTargetFactory(core.TargetFactory):
+    """superred's `TargetFactory` over a hosted target. Close it when the experiment is over."""
+
+    def __init__(self, factory: RemoteFactory) -> None:
+        super().__init__(create=factory.create, concurrency=factory.concurrency)
+        # A frozen dataclass: superred's copies it with `dataclasses.replace`, and `create` brings the rest along.
+        object.__setattr__(self, "scope", factory.scope)
+        object.__setattr__(self, "tags", factory.tags)
+        object.__setattr__(self, "close", factory.close)
+
+
+def remote_factory(
+    name: str,
+    *,
+    concurrency: int = 1,
+    ahead: int | None = None,
+    url: str | None = None,
+    tags: Iterable[Any] = (),
+    events: Iterable[type] = (),
+) -> RemoteTargetFactory:
+    """A superred `TargetFactory` for the target that hosts serve under this name.
+
+    ``ahead`` is how many leases are kept ready: as many as run at once, where nothing is said. ``url`` is the
+    broker's (``QUINTAIN_BROKER_URL``). ``tags`` are those of a scope that was built from the target's own package;
+    `RemoteTargetFactory.scope` needs none. ``events`` are event and response classes of your own.
+    Raises `BrokerUnavailable`, `BrokerRefused`.
+    """
+    vocabulary = superred_vocabulary().with_classes(events)
+    return RemoteTargetFactory(
+        RemoteFactory(
+            name, concurrency=concurrency, ahead=ahead, url=url, tags=tags, vocabulary=vocabulary, kind=HostedTarget
+        )
+    )

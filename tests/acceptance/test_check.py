@@ -1,0 +1,170 @@
+"""``quintain check`` and ``quintain schema``: an evaluation looked at before it is run, and completed in an editor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from support.command_line import CommandLine, command_line
+from support.evaluations import copy_capitals, rows_of, write_files
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+CONFIG = "targets: {bot: {provider: mock}, judge: {provider: mock, response: '{\"pass\": true}'}}\n"
+EVALUATION = """
+dataset: cases.jsonl
+targets: [bot]
+graders:
+  - {name: same, builtin: exact}
+  - {name: judged, builtin: llm-judge, prompt: judge.md, judge_target: judge}
+"""
+
+
+@pytest.fixture
+def written(shell: CommandLine) -> CommandLine:
+    """A shell in a folder with an evaluation in which nothing is wrong yet."""
+    write_files(shell.folder, quintain_yaml=CONFIG, eval_yaml=EVALUATION, judge_md="Is it right?")
+    return shell
+
+
+def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(written: CommandLine) -> None:
+    told = written.run("check", "eval.yaml")
+    lines = told.stdout.splitlines()
+    assert lines[:5] == [
+        "dataset   3 cases",
+        "targets   bot",
+        "grader    same (exact)",
+        "grader    judged (llm-judge, may call judge: at most 1 call a row)",
+        "calls     3 cases × 1 target × 1 repeat = 3 answers, and 3 by graders: 6",
+    ]
+    assert "budget    none is named: 6 calls, the most this can need" in lines
+    assert lines[-1] == (
+        "exit 0: ready. To ask each target once: quintain check eval.yaml --probe. To run it: quintain run eval.yaml"
+    )
+    assert told.stderr == ""
+    # The plan holds: that is what the run takes.
+    assert written.run("run", "eval.yaml", "--json").json["totals"].items() >= {"calls": 6, "graded": 3}.items()  # type: ignore[attr-defined]
+
+
+def test_a_check_calls_nothing_and_leaves_nothing(written: CommandLine) -> None:
+    before = sorted(written.folder.iterdir())
+    written.run("check", "eval.yaml")
+    assert sorted(written.folder.iterdir()) == before
+
+
+def test_a_probe_asks_each_target_once_and_says_what_it_cost(written: CommandLine) -> None:
+    told = written.run("check", "eval.yaml", "--probe", "--json")
+    assert told.stderr == ""
+    assert (told.json["exitCode"], told.json["problems"]) == (0, [])
+    probes = told.json["probes"]
+    assert isinstance(probes, list)
+    assert [(probe["target"], probe["error"], probe["charged"]) for probe in probes] == [
+        ("bot", None, True),
+        ("judge", None, True),
+    ]
+    assert probes[0]["tokenUsage"].keys() >= {"input", "output"}
+    shown = written.run("check", "eval.yaml", "--probe").stdout
+    assert "probe     bot answered in " in shown
+    assert "answers as long as the probe's" in shown
+    assert shown.splitlines()[-1] == "exit 0: ready. To run it: quintain run eval.yaml"
+
+
+def test_a_target_that_does_not_answer_its_probe_has_an_exit_code_of_its_own(written: CommandLine) -> None:
+    (written.folder / "quintain.yaml").write_text(CONFIG.replace("judge: {", "judge: {fail_rate: 1, max_tries: 1, "))
+    told = written.run("check", "eval.yaml", "--probe", code=1)
+    assert "probe     bot answered in " in told.stdout
+    assert "probe     judge failed" in told.stdout
+    assert told.stdout.splitlines()[-1] == (
+        "exit 1: judge did not answer. When that is mended: quintain check eval.yaml --probe"
+    )
+
+
+def test_every_mistake_of_every_file_is_told_at_once(written: CommandLine) -> None:
+    (written.folder / "cases.jsonl").write_text('{"id": "1"}\n')
+    (written.folder / "judge.md").unlink()
+    (written.folder / "judges.py").write_text("import quintain\n\ndef polite(output): ...\n")
+    (written.folder / "quintain.yaml").write_text(
+        CONFIG.replace("provider: mock}", "provider: mock, response: '${{ NOT_SET }}'}", 1)
+    )
+    (written.folder / "eval.yaml").write_text(
+        EVALUATION.replace("judge_target: judge", "judge_target: juge")
+        + "  - {name: polite, function: 'judges:polite'}\n"
+        + "  - {name: gone, command: [python, gone.py]}\n"
+    )
+    told = written.run("check", "eval.yaml", "--probe", code=2)
+    mends = [line.removeprefix("mend      ") for line in told.stdout.splitlines() if line.startswith("mend")]
+    says = [
+        "quintain.yaml: targets.bot.response: the environment variable NOT_SET is not set",
+        "eval.yaml: graders[1].judge_target: unknown target 'juge'; did you mean 'judge'?",
+        "cases.jsonl: line 1: give one of question",
+        "eval.yaml: graders[1] (judged): ",
+        "eval.yaml: graders[2] (polite): function judges:polite: judges:polite is no grader",
+        "eval.yaml: graders[3] (gone): its command: there is no file ",
+    ]
+    assert len(mends) == len(says), mends
+    for mend, sentence in zip(mends, says, strict=True):
+        assert sentence in mend
+    assert told.stdout.splitlines()[-1] == "exit 2: 6 mistakes to mend. Then: quintain check eval.yaml"
+    assert "probe" not in told.stdout
+    problems = written.run("check", "eval.yaml", "--json", code=2).json["problems"]
+    assert problems == mends
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("eval.yaml", "dataset: [", "eval.yaml: line 1, column "),
+        ("eval.yaml", None, "eval.yaml: cannot be read"),
+        ("quintain.yaml", None, "there is no quintain.yaml"),
+        ("quintain.yaml", "targets: {}", "no target is configured"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_of_the_mistakes(
+    written: CommandLine, name: str, text: str | None, says: str
+) -> None:
+    path = written.folder / name
+    path.unlink() if text is None else path.write_text(text)
+    told = written.run("check", "eval.yaml", "--json", code=2).json
+    assert isinstance(told["problems"], list)
+    assert any(says in problem for problem in told["problems"]), told
+
+
+def test_on_a_fleet_a_probe_tells_whether_a_target_is_served(broker_url: str) -> None:
+    with process_fleet(broker_url, CONFIG, targets=["bot", "judge"]) as fleet:
+        write_files(fleet.folder, eval_yaml=EVALUATION, judge_md="Is it right?")
+        fleet.start_service("metadata")
+        fleet.start_service("worker")
+        (fleet.folder / "quintain.yaml").unlink()
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            assert "--probe asks whether they are served" in shell.run("check", "eval.yaml").stdout
+            shell.run("check", "eval.yaml", "--probe")
+            refused = shell.run(
+                "check", "eval.yaml", "--probe", "--target", "bot", env={"QUINTAIN_ADMIN_TOKEN": ""}, code=2
+            )
+            assert "set QUINTAIN_ADMIN_TOKEN" in refused.stdout
+            (fleet.folder / "eval.yaml").write_text(EVALUATION.replace("[bot]", "[bot, nobody]"))
+            told = shell.run("check", "eval.yaml", "--probe", code=1).stdout
+            assert "probe     nobody failed: no worker serves it; served are: bot, judge" in told
+
+
+def test_the_schemas_allow_the_example_and_refuse_a_mistake_in_it(shell: CommandLine) -> None:
+    copy_capitals(shell.folder)
+    for words, name in ((("schema", "eval"), "eval.yaml"), (("schema", "config"), "quintain.yaml")):
+        schema = json.loads(shell.run(*words).stdout)
+        assert json.loads(shell.run(*words, "--json").stdout) == schema
+        validator = jsonschema_rs.validator_for(schema)
+        content = yaml.safe_load((shell.folder / name).read_text())
+        validator.validate(content)
+        assert not validator.is_valid({**content, "a key of nobody's": 1})
+
+
+def test_the_calls_of_the_example_are_known_before_it_is_run(shell: CommandLine) -> None:
+    copy_capitals(shell.folder)
+    told = shell.run("check", "eval.yaml", "--json").json
+    assert isinstance(told["estimate"], dict)
+    assert told["estimate"]["calls"] == {"answers": 24, "most": 48, "typical": 48}
+    assert rows_of(Path(shell.folder / "runs" / "eval")) == []

@@ -1,0 +1,210 @@
+"""Every kind of grader and of dataset, as a user writes them; in memory, and on a fleet whose run is killed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.command_line import CommandLine, command_line
+from support.evaluations import by_trial, rows_of, totals_of, write_files
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+#: A grader in five lines.
+JUDGES = """
+import quintain
+
+@quintain.grader
+def polite(case, output):
+    return "q" in output
+
+@quintain.grader
+def asks(case, output, session):
+    return {"pass": session.invoke(output).raw_text == "yes", "reason": f"asked about {case.id}"}
+
+@quintain.grader
+async def asks_too(given: quintain.GraderInput, session: quintain.Evaluator):
+    results = await session.invoke_batch([given.output, "again"], deadline_seconds=30)
+    return sum(item.result.raw_text == "yes" for item in results) / 2
+"""
+
+LINES = """
+import json, os, sys
+from urllib.request import Request, urlopen
+
+for line in sys.stdin:
+    given = json.loads(line)
+    env = given["env"]
+    body = json.dumps({"question": given["output"]}).encode()
+    headers = {"Authorization": "Bearer " + env["AGENTV_TARGET_PROXY_TOKEN"], "Content-Type": "application/json"}
+    with urlopen(Request(env["AGENTV_TARGET_PROXY_URL"] + "/invoke", body, headers)) as response:
+        said = json.load(response)["rawText"]
+    print(json.dumps({"score": float(said == "yes"), "details": {"pid": os.getpid()}}), flush=True)
+"""
+
+CONFIG = """
+targets:
+  bot: {provider: mock, judge_target: judge}
+  judge: {provider: mock, response: "yes"}
+  sage: {provider: python, callable: "sage:judge"}
+"""
+
+#: Judges the answer as its words say; counts what it was asked.
+SAGE = r"""
+import json, re
+from pathlib import Path
+
+def judge(request):
+    (output,) = re.findall(r"<data-\w+ output>\n(.*?)\n</", request.question, re.DOTALL)
+    with (Path(__file__).parent / "judged.txt").open("a") as judged:
+        judged.write(output + "\n")
+    if output == "q3":
+        return "I would rather not say"
+    return json.dumps({"pass": output != "q2", "reason": f"it says {output}"})
+"""
+
+EVALUATION = """
+dataset: cases.jsonl
+targets: [bot]
+graders:
+  - {name: same, builtin: exact}
+  - {name: numbered, builtin: numeric}
+  - {name: short, builtin: regex, pattern: "^q[0-9]+$"}
+  - {name: polite, function: "judges:polite"}
+  - {name: asks, function: "judges:asks", target: {max_calls: 1}}
+  - {name: asks too, function: "judges:asks_too", target: {max_calls: 2}}
+  - {name: lines, command: [python, lines.py], batch: stdin-lines}
+  - {name: judged, builtin: llm-judge, prompt: judge.md, judge_target: sage}
+"""
+
+
+def write(folder: Path, *, cases: int = 4, evaluation: str = EVALUATION) -> None:
+    write_files(
+        folder,
+        cases=cases,
+        judges_py=JUDGES,
+        lines_py=LINES,
+        sage_py=SAGE,
+        judge_md="Is it right?",
+        quintain_yaml=CONFIG,
+        eval_yaml=evaluation.replace("numbered, builtin: numeric", "numbered, builtin: contains"),
+    )
+
+
+def test_every_kind_of_grader_grades(shell: CommandLine) -> None:
+    write(shell.folder)
+    ended = shell.run("run", "eval.yaml", code=1)
+    rows = {str(row["caseId"]): row for row in rows_of(shell.folder / "runs" / "eval")}
+    first = rows["case-1"]["graders"]
+    assert isinstance(first, dict)
+    assert {name: grade["score"] for name, grade in first.items()} == dict.fromkeys(first, 1.0)
+    assert {name: grade["calls"] for name, grade in first.items()} == {
+        "same": 0, "numbered": 0, "short": 0, "polite": 0, "asks": 1, "asks too": 2, "lines": 1, "judged": 1,
+    }  # fmt: skip
+    assert first["judged"]["reason"] == "it says q1"
+    assert rows["case-2"]["score"] == 7 / 8
+    # A reply that is no verdict is an error, and no score of 0.
+    assert (rows["case-3"]["status"], rows["case-3"]["score"]) == ("error", None)
+    assert "error: case-3 · bot: grader judged: The judge gave no verdict" in ended.stderr
+    assert totals_of(shell.folder / "runs" / "eval")["calls"] == 4 * 6
+
+
+def test_a_program_that_is_kept_warm_is_started_no_oftener_than_it_works_at_once(shell: CommandLine) -> None:
+    graders = "graders: [{name: lines, command: [python, lines.py], batch: stdin-lines}]\n"
+    write(shell.folder, cases=30, evaluation=f"dataset: cases.jsonl\ntargets: [bot]\n{graders}")
+    shell.run("run", "eval.yaml", "--graders", "2")
+    rows = rows_of(shell.folder / "runs" / "eval")
+    processes = Counter(row["graders"]["lines"]["details"]["pid"] for row in rows)  # type: ignore[index]
+    assert processes.total() == 30
+    assert len(processes) <= 2
+
+
+def test_a_function_that_kills_its_process_or_hangs_takes_one_row_along(shell: CommandLine) -> None:
+    source = """
+import os, time
+import quintain
+
+@quintain.grader
+def fatal(output):
+    if output == "q3":
+        os.abort()
+    if output == "q5":
+        time.sleep(600)
+    return True
+"""
+    evaluation = (
+        "dataset: cases.jsonl\ntargets: [bot]\ngraders: [{name: f, function: 'fatal:fatal', timeout_seconds: 5}]\n"
+    )
+    write(shell.folder, cases=12, evaluation=evaluation)
+    (shell.folder / "fatal.py").write_text(source)
+    shell.run("run", "eval.yaml", "--graders", "2", code=1)
+    statuses = {row["output"]: row["status"] for row in rows_of(shell.folder / "runs" / "eval")}
+    assert [output for output, status in statuses.items() if status == "error"] in (["q3", "q5"], ["q5", "q3"])
+    assert len(statuses) == 12
+
+
+def test_a_judge_is_asked_once_per_row_also_when_the_run_is_killed(broker_url: str) -> None:
+    evaluation = "dataset: cases.jsonl\ntargets: [bot]\ngraders:" + EVALUATION.rpartition("graders:")[2]
+    with process_fleet(broker_url, CONFIG, targets=["bot", "judge", "sage"]) as fleet:
+        write(fleet.folder, cases=12, evaluation=evaluation)
+        fleet.start_service("metadata")
+        fleet.start_service("worker")
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            output = shell.folder / "runs" / "eval"
+            words = ("run", "eval.yaml", "--concurrency", "3", "--graders", "2")
+            running = shell.start(*words)
+            running.until(lambda _: len(rows_of(output)) >= 2, seconds=60)
+            running.kill()
+            kept = {str(row["caseId"]) for row in rows_of(output)}
+            assert len(kept) < 12
+            shell.run(*words, code=1)
+            rows = by_trial(output)
+            assert len(rows) == 12
+            judged = Counter((shell.folder / "judged.txt").read_text().split())
+            # What was judged and not yet written is answered from the ledger.
+            assert {answer: times for answer, times in judged.items() if times > 1 and answer != "q3"} == {}
+            assert rows["case-2", "bot"]["score"] == 7 / 8
+
+
+@pytest.mark.parametrize(
+    ("dataset", "asked"),
+    [
+        ("cases.csv", ["1", "2", "3"]),
+        ("{file: cases.csv, where: {lang: de}}", ["1", "3"]),
+        ("{file: cases.csv, limit: 2}", ["1", "2"]),
+        ("{file: rows.txt, format: csv}", ["7"]),
+        ("{command: [python, cases.py]}", ["a", "b", "c", "d"]),
+        ("{command: [python, cases.py], where: {n: [1, 2]}, limit: 1}", ["b"]),
+    ],
+)
+def test_a_dataset_is_a_file_or_what_a_program_prints_and_a_part_of_it(
+    shell: CommandLine, dataset: str, asked: list[str]
+) -> None:
+    write(shell.folder, evaluation=f"dataset: {dataset}\ntargets: [bot]\ngraders: [{{name: same, builtin: exact}}]\n")
+    (shell.folder / "cases.csv").write_text("id,question,expected,lang\n1,q,q,de\n2,q,q,en\n3,q,q,de\n")
+    (shell.folder / "rows.txt").write_text("id,question,expected\n7,q,q\n")
+    (shell.folder / "cases.py").write_text(
+        "import json\n"
+        "for n, i in enumerate('abcd'): print(json.dumps({'id': i, 'question': 'q', 'expected': 'q', 'n': n}))\n"
+    )
+    shell.run("run", "eval.yaml")
+    assert sorted(str(row["caseId"]) for row in rows_of(shell.folder / "runs" / "eval")) == asked
+    again = shell.run("run", "eval.yaml", "--json").json["totals"]
+    assert isinstance(again, dict)
+    assert (again["calls"], again["graded"]) == (len(asked), len(asked))
+
+
+def test_another_part_of_a_dataset_is_another_evaluation(shell: CommandLine) -> None:
+    write(
+        shell.folder,
+        evaluation="dataset: {file: cases.jsonl, sample: 2}\ngraders: [{name: s, builtin: exact}]\ntargets: [bot]\n",
+    )
+    shell.run("run", "eval.yaml")
+    path = shell.folder / "eval.yaml"
+    path.write_text(path.read_text().replace("sample: 2", "sample: 3"))
+    refused = shell.run("run", "eval.yaml", code=2)
+    assert "holds the results of another evaluation" in refused.stderr
+    assert json.loads((shell.folder / "runs" / "eval" / "run.json").read_text())["totals"]["cases"] == 2

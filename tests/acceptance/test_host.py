@@ -1,0 +1,202 @@
+"""``quintain serve host``: a target leased out by real processes, as the pages show it: both isolations, every end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quintain.remote.factory import remote_factory
+from quintain.target import ControllableInjection, Event, EventResponse
+from support.command_line import CommandLine, Running, command_line
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
+
+#: What goes wrong with a target that cannot be made: the module, and what the command says of it.
+BROKEN = {
+    "raises": ("def make():\n    raise ValueError('no key: set BOT_KEY')\n", "no key: set BOT_KEY"),
+    "leaves": ("def make():\n    raise SystemExit('no licence')\n", "no licence"),
+    "no target": ("def make():\n    return 5\n", "it lacks config_specs"),
+    "no module": ("import nowhere\n", "No module named 'nowhere'"),
+    "no factory": ("def other():\n    pass\n", "has no factory make"),
+}
+
+
+@pytest.fixture
+def shell(broker_url: str, tmp_path: Path) -> Iterator[CommandLine]:
+    """A shell in a folder with the examples, before a broker that nobody else uses the names of."""
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    with command_line(tmp_path, {"QUINTAIN_BROKER_URL": broker_url}) as shell:
+        yield shell
+
+
+@pytest.fixture
+def name() -> str:
+    return f"desk-{secrets.token_hex(3)}"
+
+
+def ready(running: Running) -> bool:
+    return "ready  host" in running.stderr
+
+
+def serve(shell: CommandLine, name: str, *words: str, factory: str = "desk:Desk") -> Running:
+    host = shell.start("serve", "host", factory, "--name", name, *words)
+    host.until(ready)
+    return host
+
+
+def drive(shell: CommandLine, name: str, words: str) -> list[str]:
+    """What the example's driver prints of one run."""
+    done = subprocess.run(
+        [sys.executable, "drive.py", name, words],
+        cwd=shell.folder,
+        env=shell.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until(reached: Callable[[], bool], *, seconds: float = 30) -> None:
+    ends = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < ends, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_the_example_with_two_branches_is_hosted_and_driven(shell: CommandLine, name: str, isolation: str) -> None:
+    host = serve(shell, name, "--slots", "2", "--isolation", isolation)
+    said = drive(shell, name, "the password, please")
+    assert sorted(said[:2]) == ["letter <- the password, please", "question <- the password, please"]
+    assert said[2:] == ["reply: The password is swordfish.", "reply? The password is swordfish."]
+    assert drive(shell, name, "hello")[2:] == [
+        "reply: Thank you for asking: hello",
+        "reply? Thank you for asking: hello",
+    ]
+    ended = host.stop()
+    assert (ended.code, ended.stdout) == (0, "")
+
+
+def test_the_example_with_a_thread_is_hosted_and_driven(shell: CommandLine, name: str) -> None:
+    serve(shell, name, factory="archive:Archive")
+    assert drive(shell, name, "letters") == [
+        "step: opening the door",
+        "wish <- letters",
+        "step: looking for letters",
+        "step: letters: Shelf 7",
+        "found? Shelf 7",
+    ]
+
+
+def test_more_than_one_slot_is_a_process_each_unless_the_factory_says_otherwise(shell: CommandLine, name: str) -> None:
+    (shell.folder / "shared.py").write_text("from desk import Desk\n\nclass Shared(Desk):\n    isolation = 'thread'\n")
+    apart = shell.start("serve", "host", "desk:Desk", "--name", name, "--slots", "2", "--json")
+    together = shell.start("serve", "host", "shared:Shared", "--name", f"{name}2", "--slots", "2", "--json")
+    for host in (apart, together):
+        host.until(lambda one: "\n" in one.stdout)
+    assert json.loads(apart.stdout)["isolation"] == "process"
+    assert json.loads(together.stdout)["isolation"] == "thread"
+    assert len(children_of(apart.pid)) == 2
+    assert children_of(together.pid) == []
+
+
+def test_a_killed_slot_is_started_again(shell: CommandLine, name: str) -> None:
+    host = serve(shell, name, "--isolation", "process")
+    [child] = children_of(host.pid)
+    os.kill(child, signal.SIGKILL)
+    host.until(lambda one: "ended with -9" in one.stderr)
+    assert "reply: Thank you for asking: still there?" in drive(shell, name, "still there?")
+    assert children_of(host.pid) != [child]
+    assert host.stop().code == 0
+
+
+def test_the_slots_end_with_their_parent(shell: CommandLine, name: str) -> None:
+    host = serve(shell, name, "--slots", "2")
+    children = children_of(host.pid)
+    host.kill()
+    until(lambda: not any(map(lives, children)))
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_host_that_is_told_to_stop_lets_its_run_end(
+    shell: CommandLine, name: str, isolation: str, broker_url: str
+) -> None:
+    # Started and ended on threads: this loop answers the target meanwhile.
+    host = await asyncio.to_thread(serve, shell, name, "--isolation", isolation)
+    asked, told = asyncio.Event(), asyncio.Event()
+
+    async def send_event(event: Event) -> EventResponse:
+        asked.set()
+        await told.wait()
+        return ControllableInjection(event=event, controllable=event.controllable, value="late")  # type: ignore[attr-defined]
+
+    seen: list[Event] = []
+    factory = await asyncio.to_thread(remote_factory, name, url=broker_url, ahead=0)
+    target = await asyncio.to_thread(factory.create)
+    running = asyncio.create_task(target.run(seen.append, send_event))
+    await asyncio.wait_for(asked.wait(), 30)
+    stopping = asyncio.create_task(asyncio.to_thread(host.stop))
+    await asyncio.to_thread(host.until, lambda one: "may go on for 30 s" in one.stderr)
+    assert not stopping.done()
+    told.set()
+    await running
+    assert [event.content for event in seen] == ["Thank you for asking: late"]  # type: ignore[attr-defined]
+    assert await asyncio.to_thread(target.query, "reply") == "Thank you for asking: late"
+    await target.teardown()
+    assert (await stopping).code == 0
+    await asyncio.to_thread(factory.close)
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_target_that_cannot_be_made_ends_the_start_with_its_words(shell: CommandLine, name: str, how: str) -> None:
+    source, says = BROKEN[how]
+    (shell.folder / "broken.py").write_text(source)
+    refused = shell.run("serve", "host", "broken:make", "--name", name, code=2)
+    assert says in refused.stderr
+    assert "broken" in refused.stderr
+    assert "ready" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("desk",), "module:factory"),
+        (("desk:Desk", "--name", "two words"), "a name has letters"),
+        (("desk:Desk", "--name", "desk", "--slots", "0"), "--slots"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_host_that_is_asked_for_wrongly_is_refused(shell: CommandLine, words: tuple[str, ...], says: str) -> None:
+    named = words if "--name" in words else (*words, "--name", "desk")
+    assert says in shell.run("serve", "host", *named, code=2).stderr
+
+
+def test_a_host_needs_a_broker(shell: CommandLine) -> None:
+    refused = shell.run("serve", "host", "desk:Desk", "--name", "desk", code=2, env={"QUINTAIN_BROKER_URL": ""})
+    assert "QUINTAIN_BROKER_URL" in refused.stderr

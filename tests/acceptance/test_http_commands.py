@@ -1,0 +1,81 @@
+"""The commands of an evaluator and an administrator where there is a gateway and no broker: the same words."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.command_line import CommandLine
+from support.gateway_up import ADMIN_TOKEN, TARGETS, GatewayUp
+
+#: Nothing listens there.
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def evaluator(gateway: GatewayUp) -> CommandLine:
+    """A shell with a session's token, and without the admin's."""
+    return gateway.evaluator("judge", 50)
+
+
+def test_a_session_is_opened_shown_listed_and_closed(gateway: GatewayUp) -> None:
+    shell = gateway.shell
+    opened = shell.run("session", "open", "--default-target", "echo", "--max-calls", "3", "--label", "a b", "--json")
+    assert opened.json.keys() == {"sessionId", "token"}
+    session_id = str(opened.json["sessionId"])
+    told = shell.run("session", "show", session_id, "--json").json
+    assert (told["maxCalls"], told["callCount"], told["label"]) == (3, 0, "a b")
+    assert session_id in shell.run("session", "list", "--state", "open").stdout
+    assert shell.run("session", "close", session_id, "--json").json["state"] == "closed"
+    listed = shell.run("session", "list", "--state", "closed", "--json").json["sessions"]
+    assert isinstance(listed, list)
+    assert session_id in [one["sessionId"] for one in listed]
+    refused = shell.run("invoke", "hi", code=1, env={"QUINTAIN_SESSION_TOKEN": str(opened.json["token"])})
+    assert refused.stderr.startswith("error  Unauthorized\n")
+
+
+def test_invoke_prints_the_answer_alone(evaluator: CommandLine) -> None:
+    answered = evaluator.run("invoke", "What is the capital of France?")
+    assert answered.stdout == "Paris\n"
+    assert "7+2 tokens" in answered.stderr
+    assert evaluator.run("invoke", "--target", "echo", "say this").stdout == "say this\n"
+    result = evaluator.run("invoke", "hi", "--json").json
+    assert (result["rawText"], result["target"], result["maxCalls"]) == ("Paris", "judge", 50)
+
+
+def test_info_tells_the_whole_session(evaluator: CommandLine) -> None:
+    told = evaluator.run("info", "--json").json
+    assert (told["targetName"], told["availableTargets"], told["state"]) == ("judge", TARGETS, "open")
+    assert {"sessionId", "committed", "inDoubt", "tokenUsage", "now"} <= told.keys()
+    assert "default target judge" in " ".join(evaluator.run("info").stdout.split())
+
+
+def test_faults_and_exit_codes_are_the_same(gateway: GatewayUp, evaluator: CommandLine) -> None:
+    refused = evaluator.run("invoke", "--target", "nobody", "hi", "--json", code=1)
+    assert (refused.json["code"], refused.json["availableTargets"]) == ("unknown_target", TARGETS)
+    missing = gateway.shell.run("session", "show", "nobody", code=1)
+    assert "there is no session 'nobody'; `quintain session list` shows them" in missing.stderr
+    spent = gateway.evaluator("echo", 0).run("invoke", "hi", code=4)
+    assert "Max calls exceeded (limit: 0)" in spent.stderr
+    wrong = gateway.shell.run("session", "list", code=1, env={"QUINTAIN_ADMIN_TOKEN": f"not {ADMIN_TOKEN}"})
+    assert "QUINTAIN_ADMIN_TOKEN" in wrong.stderr
+
+
+def test_a_gateway_that_is_not_there_is_said_with_the_mend(gateway: GatewayUp, evaluator: CommandLine) -> None:
+    lost = evaluator.run("info", code=1, env={"QUINTAIN_GATEWAY_URL": NOBODY})
+    assert f"No gateway answers at {NOBODY}" in lost.stderr
+    assert "quintain serve gateway" in lost.stderr
+    told = gateway.shell.run("session", "list", "--json", code=1, env={"QUINTAIN_GATEWAY_URL": NOBODY})
+    assert told.json["code"] == "gateway_unavailable"
+    broken = evaluator.run("info", code=2, env={"QUINTAIN_GATEWAY_URL": "http://"})
+    assert "QUINTAIN_GATEWAY_URL" in broken.stderr
+
+
+def test_a_broker_goes_before_a_gateway(evaluator: CommandLine) -> None:
+    refused = evaluator.run("info", code=2, env={"QUINTAIN_BROKER_URL": "memory://"})
+    assert "memory:// lives inside one process" in refused.stderr
+
+
+def test_with_neither_both_are_named(evaluator: CommandLine) -> None:
+    refused = evaluator.run("info", code=2, env={"QUINTAIN_GATEWAY_URL": ""})
+    assert "QUINTAIN_BROKER_URL is not set" in refused.stderr
+    assert "QUINTAIN_GATEWAY_URL" in refused.stderr

@@ -1,0 +1,87 @@
+"""``quintain invoke`` and Ctrl-C: the call is taken back, and the provider is not left working for nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.command_line import CommandLine, Running, command_line
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+#: A program that leaves its process id where the test finds it, and takes its time.
+CONFIG = """
+targets:
+  slow: {{provider: command, command: [/bin/sh, -c, 'echo $$ > {pid}; exec sleep 600']}}
+"""
+
+
+@pytest.fixture
+def pid_file(tmp_path: Path) -> Path:
+    return tmp_path / "pid"
+
+
+@pytest.fixture
+def shell(broker_url: str, pid_file: Path) -> Iterator[CommandLine]:
+    """A shell before a fleet whose only target takes its time."""
+    with process_fleet(broker_url, CONFIG.format(pid=pid_file), targets=["slow"]) as fleet:
+        fleet.start_service("metadata")
+        fleet.start_service("worker")
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
+
+
+def until(reached: Callable[[], bool], what: str, *, seconds: float = 15) -> None:
+    ends = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < ends, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell that starts a test in the background makes it ignore Ctrl-C, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("words", [("invoke", "hi"), ("invoke", "hi", "--json")], ids=" ".join)
+def test_an_interrupted_invoke_takes_its_call_back(shell: CommandLine, pid_file: Path, words: tuple[str, ...]) -> None:
+    opened = shell.run("session", "open", "--default-target", "slow", "--json").json
+    evaluator = shell.within({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
+    asking = evaluator.start(*words)
+
+    def reached_the_target(_: Running) -> bool:
+        return pid_file.exists() and pid_file.read_text().endswith("\n")
+
+    asking.until(reached_the_target)
+    pid = int(pid_file.read_text())
+    assert alive(pid)
+    interrupted = asking.stop(signal.SIGINT, seconds=15)
+    assert (interrupted.code, interrupted.stdout) == (130, "")
+    assert interrupted.stderr.splitlines() == [
+        "taking the call back; `quintain info` shows whether it was charged",
+        "interrupted",
+    ]
+    until(lambda: not alive(pid), "the target's program ends with its caller")
+
+    def settled() -> bool:
+        info = evaluator.run("info", "--json").json
+        return (info["reserved"], info["running"]) == (0, 0)
+
+    until(settled, "the ledger knows that the call is over")

@@ -1,0 +1,208 @@
+"""What a run leaves: its files, its cost, its accounts; the same again from the folder; and two runs compared."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from support.command_line import CommandLine, Ended, command_line
+from support.evaluations import copy_capitals, write_files
+from support.fleet import ADMIN_TOKEN, process_fleet
+from support.junit_schema import validate_junit
+
+#: A priced target, one without a price, and one that answers with what no file may take for its own.
+CONFIG = r"""
+targets:
+  sage:
+    provider: mock
+    response: "42"
+    token_usage: {input: 1000, output: 500}
+    price: {input_per_million: 1.0, output_per_million: 4.0}
+  free: {provider: mock, response: "42", token_usage: {input: 7, output: 2}}
+  rogue: {provider: mock, response: "=1+1 \e[31m<script>|[x](http://evil.example)\x9b"}
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CommandLine, Ended]]:
+    """A shell in which the example was run with every file asked for, and how that ended."""
+    with command_line(tmp_path_factory.mktemp("files"), {"GITHUB_STEP_SUMMARY": "summary.md"}) as shell:
+        copy_capitals(shell.folder)
+        (shell.folder / "summary.md").write_text("another step\n")
+        words = ("--junit", "out/junit.xml", "--markdown", "summary.md", "--csv", "rows.csv")
+        yield shell, shell.run("run", "eval.yaml", *words)
+
+
+@pytest.fixture
+def mocks(shell: CommandLine) -> CommandLine:
+    """A shell in a folder with mock targets and three cases, of which they know one."""
+    write_files(
+        shell.folder,
+        quintain_yaml=CONFIG,
+        eval_yaml="dataset: cases.jsonl\ntargets: [sage, free]\ngraders: [{name: same, builtin: exact}]\n",
+    )
+    cases = [{"id": str(n), "question": "?", "expected": "42" if n == 1 else "43"} for n in (1, 2, 3)]
+    (shell.folder / "cases.jsonl").write_text("".join(f"{json.dumps(case)}\n" for case in cases))
+    return shell
+
+
+def test_junit_validates_and_has_every_row(files: tuple[CommandLine, Ended]) -> None:
+    path = files[0].folder / "out" / "junit.xml"
+    validate_junit(str(path))
+    root = ET.parse(path).getroot()
+    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("24", "5", "0")
+    assert {suite.get("name"): len(suite) for suite in root} == {"eval.scholar": 12, "eval.guesser": 12}
+
+
+def test_a_jobs_summary_is_added_to_and_shows_the_tables(files: tuple[CommandLine, Ended]) -> None:
+    page = (files[0].folder / "summary.md").read_text()
+    assert page.startswith("another step\n## `eval`\n")
+    assert "| `guesser` | 7/12 | 32-81 % | 0.625 |" in page
+    assert "`exit 0: mean score 0.812" in page
+
+
+def test_csv_has_every_row(files: tuple[CommandLine, Ended]) -> None:
+    with (files[0].folder / "rows.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert Counter(row["target"] for row in rows) == {"scholar": 12, "guesser": 12}
+    assert sum(int(row["pass"]) for row in rows) == 19
+
+
+def test_every_call_is_in_the_accounts(files: tuple[CommandLine, Ended]) -> None:
+    folder = files[0].folder / "runs" / "eval"
+    calls = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+    assert Counter(call["target"] for call in calls) == {"judge": 24, "scholar": 12, "guesser": 12}
+    assert {call["state"] for call in calls} == {"committed"}
+    record = json.loads((folder / "run.json").read_text())
+    assert record["calls"] == "calls.jsonl"
+    assert sum(call["sessionId"] == record["sessionId"] for call in calls) == 24
+    token = (folder / "session-token").read_text().split()[0]
+    assert token not in json.dumps([record, calls])
+
+
+def test_the_report_of_a_folder_is_what_the_run_showed(files: tuple[CommandLine, Ended]) -> None:
+    shell, ended = files
+    again = shell.run("report", "runs/eval", "--junit", "again.xml", "--markdown", "again.md", "--csv", "again.csv")
+    assert again.stdout == ended.stdout
+    for new, old in (("again.xml", "out/junit.xml"), ("again.csv", "rows.csv")):
+        assert (shell.folder / new).read_text() == (shell.folder / old).read_text()
+    assert (shell.folder / "summary.md").read_text().endswith((shell.folder / "again.md").read_text())
+    said = shell.run("report", "runs/eval", "--json").json
+    record = json.loads((shell.folder / "runs" / "eval" / "run.json").read_text())
+    assert (said["totals"], said["statistics"]) == (record["totals"], record["statistics"])
+
+
+def test_what_cannot_be_written_is_refused_before_a_call_is_made(mocks: CommandLine) -> None:
+    (mocks.folder / "there").mkdir()
+    for words in (("--junit", "there"), ("--csv", "cases.jsonl/rows.csv"), ("--markdown", "/proc/page.md")):
+        refused = mocks.run("run", "eval.yaml", *words, code=2)
+        assert words[1] in refused.stderr
+    assert not (mocks.folder / "runs").exists()
+
+
+def test_the_cost_is_that_of_the_tokens_where_a_price_is_known(mocks: CommandLine) -> None:
+    ended = mocks.run("run", "eval.yaml")
+    # Three calls of 1,000 tokens at $1 and 500 at $4 a million.
+    assert "cost ≥ $0.0090: sage $0.0090; not counted, having no price: free" in ended.stdout
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in ended.stdout.splitlines() if "│" in line]
+    assert [row[-2:] for row in rows[:3]] == [["3,000/1,500", "$0.0090"], ["21/6", "-"], ["3,021/1,506", "≥ $0.0090"]]
+    cost = json.loads((mocks.folder / "runs" / "eval" / "run.json").read_text())["cost"]
+    assert (cost["usd"], cost["atLeast"]) == (pytest.approx(0.009), True)
+    assert cost["targets"]["sage"].items() >= {"calls": 3, "countedCalls": 3, "atLeast": False}.items()
+    calls = [json.loads(line) for line in (mocks.folder / "runs" / "eval" / "calls.jsonl").read_text().splitlines()]
+    assert {call["target"]: call["tokenUsage"] for call in calls} == {
+        "sage": {"input": 1000, "output": 500},
+        "free": {"input": 7, "output": 2},
+    }
+
+
+def test_where_every_price_is_known_the_cost_is_exact(mocks: CommandLine) -> None:
+    ended = mocks.run("run", "eval.yaml", "--target", "sage")
+    assert "cost $0.0090: sage $0.0090\n" in ended.stdout
+
+
+def test_what_a_model_wrote_is_alive_in_no_file(mocks: CommandLine) -> None:
+    (mocks.folder / "eval.yaml").write_text(
+        "dataset: cases.jsonl\ntargets: [rogue]\ngraders: [{name: same, builtin: exact}]\n"
+    )
+    ended = mocks.run("run", "eval.yaml", "--junit", "j.xml", "--markdown", "m.md", "--csv", "c.csv")
+    validate_junit(str(mocks.folder / "j.xml"))
+    texts = [ended.stdout, *((mocks.folder / name).read_text() for name in ("j.xml", "m.md", "c.csv"))]
+    assert not any(char in text for text in texts for char in "\x1b\x9b")
+    _, xml, page, sheet = texts
+    assert "<script>" not in xml
+    assert "`=1+1 <script>│[x](http://evil.example)`" in page
+    assert ",'=1+1" in sheet
+
+
+def test_a_run_that_got_worse_fails_where_it_is_asked_to(shell: CommandLine) -> None:
+    def run(output: str, response: str) -> None:
+        write_files(
+            shell.folder,
+            cases=0,
+            quintain_yaml=f'targets: {{bot: {{provider: mock, response: "{response}"}}}}\n',
+            eval_yaml="dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n",
+        )
+        cases = ({"id": f"case-{n}", "question": "?", "expected": "42"} for n in range(10))
+        (shell.folder / "cases.jsonl").write_text("".join(f"{json.dumps(case)}\n" for case in cases))
+        shell.run("run", "eval.yaml", "--output", output, "--json")
+
+    run("before", "42")
+    run("after", "43")
+    told = shell.run("compare", "before", "after")
+    assert told.stdout.splitlines()[-1].startswith("exit 0: significantly worse: bot.")
+    assert "flipped bot case-0: passed → failed (1.000 → 0.000)" in told.stdout
+    failed = shell.run("compare", "before", "after", "--fail-on-regression", code=3)
+    assert failed.stdout.splitlines()[-1].startswith("exit 3: significantly worse: bot.")
+    compared = shell.run("compare", "after", "before", "--fail-on-regression", "--json").json
+    assert (compared["verdict"], compared["exitCode"]) == ("significantly better, and nothing significantly worse", 0)
+    assert isinstance(compared["targets"], list)
+    assert compared["targets"][0]["flipped"] == 10
+    same = shell.run("compare", "before", "before", "--fail-on-regression")
+    assert same.stdout.splitlines()[-1].startswith("exit 0: no significant change.")
+
+
+def test_runs_of_other_cases_are_not_compared(mocks: CommandLine) -> None:
+    mocks.run("run", "eval.yaml", "--output", "before", "--json")
+    lines = (mocks.folder / "cases.jsonl").read_text().splitlines()
+    (mocks.folder / "cases.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    mocks.run("run", "eval.yaml", "--output", "after", "--json")
+    refused = mocks.run("compare", "before", "after", code=2)
+    assert "other dataset" in refused.stderr
+    assert "--force" in refused.stderr
+    assert "no significant change" in mocks.run("compare", "before", "after", "--force").stdout
+
+
+@pytest.mark.parametrize("words", [("report", "nothing"), ("compare", "nothing", "nothing")], ids=" ".join)
+def test_a_folder_that_no_run_wrote_is_refused(shell: CommandLine, words: tuple[str, ...]) -> None:
+    (shell.folder / "nothing").mkdir()
+    refused = shell.run(*words, code=2)
+    assert "there is no run.json in it" in refused.stderr
+    assert shell.run(*words, "--json", code=2).json["code"] == "config_error"
+
+
+def test_on_a_fleet_the_cost_is_told_and_the_calls_are_its_operators(broker_url: str) -> None:
+    with process_fleet(broker_url, CONFIG, targets=["sage", "free", "rogue"]) as fleet:
+        write_files(
+            fleet.folder,
+            eval_yaml="dataset: cases.jsonl\ntargets: [sage]\ngraders: [{name: same, builtin: exact}]\n",
+        )
+        fleet.start_service("metadata")
+        fleet.start_service("worker")
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            ended = shell.run("run", "eval.yaml")
+            assert "cost $0.0090: sage $0.0090\n" in ended.stdout
+            folder = shell.folder / "runs" / "eval"
+            assert not (folder / "calls.jsonl").exists()
+            record = json.loads((folder / "run.json").read_text())
+            shell.run("session", "open", "--default-target", "sage")
+            words = str(record["calls"]).partition("quintain ")[2].split()
+            told = shell.run(*words, "--json")
+            calls = [json.loads(line) for line in told.stdout.splitlines()]
+            assert [call["sessionId"] for call in calls] == [record["sessionId"]] * 3

@@ -1,0 +1,158 @@
+"""`quintain.sync` as a plain script uses it: answers, Ctrl-C, threads, and an end that nobody has to arrange."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import quintain
+from quintain.client.evaluator import Evaluator
+from quintain.contracts.metadata import OpenSession
+from quintain.sync import SyncEvaluator
+from support.command_line import CommandLine
+from support.fleet import process_fleet
+from support.gateway_up import GatewayUp, run_program
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "clients" / "sync_client.py"
+
+FORGETFUL = """
+import quintain
+target = quintain.sync.connect()
+print(target.invoke("x").raw_text)
+"""
+
+INTERRUPTED = """
+import quintain
+with quintain.sync.connect() as target:
+    print("asking", flush=True)
+    try:
+        target.{asks}
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        raise SystemExit(7)
+"""
+
+
+def until(reached: Callable[[], bool], what: str, *, seconds: float = 15) -> None:
+    ends = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < ends, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def connected(env: Mapping[str, str]) -> SyncEvaluator:
+    return quintain.sync.connect(env["QUINTAIN_GATEWAY_URL"], env["QUINTAIN_SESSION_TOKEN"])
+
+
+def python(source: str, evaluator: CommandLine) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", source]
+    return subprocess.Popen(
+        words, env=evaluator.env, cwd=evaluator.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell that starts a test in the background makes it ignore Ctrl-C, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_example_runs_as_it_is(gateway: GatewayUp) -> None:
+    evaluator = gateway.evaluator("judge", 3)
+    ended = run_program([sys.executable, str(EXAMPLE)], evaluator.env, evaluator.folder)
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "Paris 1 of 3\n", "")
+
+
+def test_the_example_runs_over_a_broker_too(broker_url: str) -> None:
+    with process_fleet(broker_url, "targets: {judge: {provider: mock, response: Paris}}\n", targets=["judge"]) as fleet:
+        fleet.start_service("metadata")
+        fleet.start_service("worker")
+        env = {**fleet.env, "QUINTAIN_SESSION_TOKEN": fleet.open_session("judge", 3).token}
+        ended = run_program([sys.executable, str(EXAMPLE)], env, fleet.folder)
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "Paris 1 of 3\n", "")
+
+
+def test_it_has_the_whole_interface_of_the_asynchronous_one() -> None:
+    promised = dict(inspect.getmembers(Evaluator, inspect.iscoroutinefunction))
+    for name, method in promised.items():
+        assert inspect.signature(method) == inspect.signature(getattr(SyncEvaluator, name)), name
+    assert promised.keys() >= {"invoke", "send", "invoke_batch", "get_info", "open_child"}
+
+
+def test_every_method_answers_and_faults_are_raised(gateway: GatewayUp) -> None:
+    with connected(gateway.evaluator("echo", 4).env) as target:
+        assert target.invoke("x", system_prompt="Be brief.").raw_text == "x"
+        assert target.send(quintain.InvokeRequest(question="y"), request_id="mine", deadline_seconds=30).raw_text == "y"
+        items = target.invoke_batch(["a", {"question": "b", "target": "judge"}])
+        assert [item.result and item.result.raw_text for item in items] == ["a", "Paris"]
+        assert target.open_child(OpenSession(default_target="echo", max_calls=1)).parent_id
+        with pytest.raises(quintain.BudgetExhausted):
+            target.invoke("x")
+        assert (target.get_info().call_count, target.get_info().max_calls) == (4, 4)
+
+
+async def test_it_works_inside_a_running_loop(gateway: GatewayUp) -> None:
+    with connected(gateway.evaluator().env) as target:
+        assert target.invoke("as in Jupyter").raw_text == "as in Jupyter"
+
+
+def test_threads_share_one(gateway: GatewayUp) -> None:
+    with connected(gateway.evaluator().env) as target, ThreadPoolExecutor(8) as threads:
+        texts = list(threads.map(lambda number: target.invoke(str(number)).raw_text, range(24)))
+    assert texts == [str(number) for number in range(24)]
+
+
+def test_what_is_closed_says_so_and_closing_twice_is_nothing(gateway: GatewayUp) -> None:
+    target = connected(gateway.evaluator().env)
+    target.close()
+    target.close()
+    with pytest.raises(quintain.BusError, match="connect again"):
+        target.invoke("x")
+
+
+def test_closing_ends_what_another_thread_waits_for_and_takes_it_back(gateway: GatewayUp) -> None:
+    evaluator = gateway.evaluator("slow")
+    target = connected(evaluator.env)
+    with connected(evaluator.env) as watching, ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(target.invoke, "x")
+        until(lambda: watching.get_info().running == 1, "the call runs")
+        target.close()
+        with pytest.raises(quintain.BusError, match="closed before the answer came"):
+            asking.result(10)
+        until(lambda: watching.get_info().running == 0, "the call was taken back")
+
+
+def test_a_token_that_opens_nothing_leaves_nothing_behind(gateway: GatewayUp) -> None:
+    with pytest.raises(quintain.Unauthorized):
+        quintain.sync.connect(gateway.url, "no token at all")
+    with pytest.raises(quintain.ConfigError):
+        quintain.sync.connect("ftp://nowhere", "a token")
+
+
+def test_what_is_left_open_is_closed_when_the_program_ends(gateway: GatewayUp) -> None:
+    process = python(FORGETFUL, gateway.evaluator())
+    stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout, stderr) == (0, "x\n", "")
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("asks", ['invoke("x")', 'invoke_batch(["x", "y"])'])
+def test_ctrl_c_ends_the_wait_and_takes_the_call_back(gateway: GatewayUp, asks: str) -> None:
+    evaluator = gateway.evaluator("slow")
+    process = python(INTERRUPTED.format(asks=asks), evaluator)
+    with connected(evaluator.env) as watching:
+        until(lambda: watching.get_info().running > 0, "the call runs")
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=20)
+        assert (process.returncode, stdout, stderr) == (7, "asking\ninterrupted\n", "")
+        until(lambda: (watching.get_info().running, watching.get_info().reserved) == (0, 0), "it was taken back")

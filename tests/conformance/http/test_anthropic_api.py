@@ -1,0 +1,434 @@
+"""Anthropic's API over a real socket, over every transport: its official client, and what no official client sends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+import pytest_asyncio
+
+from quintain.contracts.token import SessionToken
+from support.model_fleet import ModelFleet
+from support.model_server import Script, Streamed
+from support.model_wires import ANTHROPIC, CHAT
+from support.official_clients import Sent, anthropic_at
+from support.visitor import Visitor, visiting
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO: Any = [{"role": "user", "content": "Hello there"}]
+ASK: Any = {"model": "echo", "max_tokens": 100, "messages": HELLO}
+WEATHER: Any = {
+    "name": "weather",
+    "description": "The weather",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+PIXEL = "iVBORw0KGgo="
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def official(fleet: ModelFleet, door: Visitor) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, Sent]]:
+    """The official client of the same session."""
+    async with anthropic_at(fleet.url, door.token) as client:
+        yield client
+
+
+@pytest.fixture
+def client(official: tuple[anthropic.AsyncAnthropic, Sent]) -> anthropic.AsyncAnthropic:
+    return official[0]
+
+
+@pytest.fixture
+def sent(official: tuple[anthropic.AsyncAnthropic, Sent]) -> Sent:
+    return official[1]
+
+
+# Answers.
+
+
+async def test_a_message_has_anthropics_shape(client: anthropic.AsyncAnthropic) -> None:
+    raw = await client.messages.with_raw_response.create(**{**ASK, "model": "fixed"})
+    answer = json.loads(await raw.read())
+    assert answer.pop("id").startswith("msg_")
+    assert answer == {
+        "type": "message",
+        "role": "assistant",
+        "model": "mock",
+        "content": [{"type": "text", "text": "A fixed answer"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 10,
+            "output_tokens": 5,
+            "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 0,
+        },
+    }
+    assert raw.headers["x-quintain-call-count"] == "1"
+    assert raw.headers["x-quintain-max-calls"] == "5"
+    assert int(raw.headers["x-quintain-queued-ms"]) >= 0
+    assert "x-quintain-ignored" not in raw.headers
+    assert raw.headers["request-id"] == raw.headers["x-request-id"]
+
+
+async def test_an_answer_without_words_has_no_block(client: anthropic.AsyncAnthropic) -> None:
+    answer = await client.messages.create(**{**ASK, "model": "silent"})
+    assert (answer.content, answer.stop_reason) == ([], "end_turn")
+
+
+@pytest.mark.parametrize("prefix", ["", "/run/42"])
+async def test_the_token_comes_as_a_key_or_as_a_bearer_behind_any_prefix(fleet: ModelFleet, prefix: str) -> None:
+    token = await fleet.token()
+    async with anthropic_at(fleet.url + prefix, token) as (client, sent):
+        assert (await client.messages.create(**ASK)).content[0].to_dict()["text"] == "Hello there"
+        assert sent.requests[0].headers["authorization"] == f"Bearer {token}"
+    async with visiting(fleet.url + prefix) as other:
+        response = await other.http.post("/v1/messages", json=ASK, headers={"x-api-key": token})
+        assert (response.status_code, response.json()["content"][0]["text"]) == (200, "Hello there")
+        metrics = (await other.http.get(f"{fleet.url}/metrics")).text
+    assert 'route="/v1/messages"' in metrics
+    assert "run/42" not in metrics
+
+
+CONVERSATION: Any = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is it?", "cache_control": {"type": "ephemeral"}},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}},
+        ],
+    },
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Zürich"}},
+            {"type": "tool_use", "id": "t2", "name": "weather", "input": {}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": "Rain"},
+            {"type": "tool_result", "tool_use_id": "t2", "content": [{"type": "text", "text": "Sun"}]},
+            {"type": "text", "text": "And now?"},
+        ],
+    },
+]
+
+
+async def test_what_a_client_sends_reaches_openais_provider(
+    fleet: ModelFleet, client: anthropic.AsyncAnthropic
+) -> None:
+    fleet.provider.reply(Script(body=CHAT.answer("It rains")))
+    answer = await client.messages.create(
+        model="model",
+        max_tokens=77,
+        system=[{"type": "text", "text": "Be brief."}],
+        messages=CONVERSATION,
+        extra_body={"temperature": 0.25},
+        stop_sequences=["END"],
+        tools=[WEATHER],
+        tool_choice={"type": "tool", "name": "weather"},
+    )
+    assert (answer.content[0].to_dict()["text"], answer.model) == ("It rains", "served-2026-01-01")
+    assert (answer.usage.input_tokens, answer.usage.cache_read_input_tokens, answer.usage.output_tokens) == (17, 4, 9)
+    said = fleet.provider.asked[-1].body
+    got: Any = said["messages"]
+    assert [message["role"] for message in got] == ["system", "user", "assistant", "tool", "tool", "user"]
+    assert got[0]["content"] == "Be brief."
+    assert got[1]["content"][0]["text"] == "What is it?"
+    assert got[1]["content"][1]["image_url"]["url"] == f"data:image/png;base64,{PIXEL}"
+    assert got[2]["content"] == "I look."
+    assert [(call["id"], json.loads(call["function"]["arguments"])) for call in got[2]["tool_calls"]] == [
+        ("t1", {"city": "Zürich"}),
+        ("t2", {}),
+    ]
+    assert [(one["tool_call_id"], one["content"]) for one in got[3:5]] == [("t1", "Rain"), ("t2", "Sun")]
+    assert "And now?" in json.dumps(got[5])
+    assert (said["temperature"], said["max_tokens"], said["stop"]) == (0.25, 77, ["END"])
+    assert said["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
+    assert said["tools"] == [
+        {
+            "type": "function",
+            "function": {
+                "name": "weather",
+                "description": "The weather",
+                "parameters": WEATHER["input_schema"],
+            },
+        }
+    ]
+
+
+async def test_what_a_client_sends_reaches_anthropics_provider_as_it_was_sent(
+    fleet: ModelFleet, client: anthropic.AsyncAnthropic
+) -> None:
+    fleet.provider.reply(Script(body=ANTHROPIC.answer("It rains")))
+    await client.messages.create(
+        model="claude", max_tokens=77, system="Be brief.", messages=CONVERSATION, tools=[WEATHER],
+        tool_choice={"type": "any"}, output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    )  # fmt: skip
+    said: Any = fleet.provider.asked[-1].body
+    assert said["max_tokens"] == 77
+    assert "Be brief." in json.dumps(said["system"])
+    # That API takes several turns of the user's for one.
+    assert [message["role"] for message in said["messages"]] == ["user", "assistant", "user", "user"]
+    assert said["messages"][0]["content"][1]["source"]["data"] == PIXEL
+    assert said["messages"][1]["content"] == CONVERSATION[1]["content"]
+    results = [block for block in said["messages"][2]["content"] if block["type"] == "tool_result"]
+    assert [block["tool_use_id"] for block in results] == ["t1", "t2"]
+    assert said["tools"][0]["input_schema"] == WEATHER["input_schema"]
+    assert said["tool_choice"]["type"] == "any"
+    assert said["output_config"] == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+
+
+async def test_the_tools_that_a_model_wants_called_come_back(
+    fleet: ModelFleet, client: anthropic.AsyncAnthropic
+) -> None:
+    fleet.provider.reply(
+        Script(body=CHAT.calls([("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "no json")]))
+    )
+    answer = await client.messages.create(**{**ASK, "model": "model"}, tools=[WEATHER])
+    assert answer.stop_reason == "tool_use"
+    assert [block.to_dict() for block in answer.content] == [
+        {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}},
+        {"type": "tool_use", "id": "c2", "name": "weather", "input": {"arguments": "no json"}},
+    ]
+
+
+async def test_what_is_not_carried_is_tolerated_and_named(client: anthropic.AsyncAnthropic) -> None:
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "x", "citations": {"enabled": True}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": "no"}]},
+        {"role": "user", "content": "y"},
+    ]
+    raw = await client.messages.with_raw_response.create(
+        model="echo",
+        max_tokens=5,
+        messages=messages,
+        extra_body={"top_p": 0.5},
+        tools=[{**WEATHER, "defer_loading": True, "cache_control": {"type": "ephemeral"}}],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        metadata={"user_id": "u"},
+    )
+    assert (await raw.parse()).content[0].to_dict()["text"] == "y"
+    assert raw.headers["x-quintain-ignored"].split(", ") == [
+        "messages[].content[].citations",
+        "messages[].content[].is_error",
+        "tool_choice.disable_parallel_tool_use",
+        "tools[].defer_loading",
+        "top_p",
+    ]
+
+
+async def test_a_retry_under_the_same_key_is_the_same_call(door: Visitor, client: anthropic.AsyncAnthropic) -> None:
+    under: Any = {**ASK, "extra_headers": {"Idempotency-Key": "mine"}}
+    answers = [await client.messages.create(**under) for _ in range(3)]
+    assert {answer.id for answer in answers} == {"msg_mine"}
+    with pytest.raises(anthropic.ConflictError) as conflict:
+        await client.messages.create(**{**under, "system": "Be brief."})
+    assert conflict.value.body["error"]["code"] == "request_conflict"  # type: ignore[index]
+    assert await door.count() == 1
+
+
+# Refusals.
+
+
+async def test_every_refusal_is_the_clients_own_exception(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as unknown:
+        await client.messages.create(**{**ASK, "model": "nope"})
+    assert unknown.value.type == "invalid_request_error"
+    assert unknown.value.request_id
+    assert "Unknown target 'nope'. Available: broken, claude" in str(unknown.value)
+    async with anthropic_at(fleet.url, SessionToken.mint().text) as (nobody, _):
+        with pytest.raises(anthropic.AuthenticationError) as unauthorized:
+            await nobody.messages.create(**ASK)
+    assert unauthorized.value.type == "authentication_error"
+    async with anthropic_at(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
+        with pytest.raises(anthropic.PermissionDeniedError) as forbidden:
+            await narrow.messages.create(**{**ASK, "model": "fixed"})
+    assert forbidden.value.type == "permission_error"
+
+
+async def test_a_spent_budget_is_402_and_no_client_repeats_it(fleet: ModelFleet) -> None:
+    async with anthropic_at(fleet.url, await fleet.token(1)) as (client, sent):
+        await client.messages.create(**ASK)
+        for stream in (False, True):
+            before = len(sent.requests)
+            with pytest.raises(anthropic.APIStatusError) as spent:
+                await client.messages.create(**ASK, stream=stream)
+            assert (spent.value.status_code, spent.value.type) == (402, "billing_error")
+            assert spent.value.body["error"]["code"] == "budget_exhausted"  # type: ignore[index]
+            assert spent.value.response.headers["x-should-retry"] == "false"
+            assert len(sent.requests) == before + 1
+
+
+async def test_a_charged_failure_is_not_repeated(door: Visitor, client: anthropic.AsyncAnthropic, sent: Sent) -> None:
+    with pytest.raises(anthropic.InternalServerError) as failed:
+        await client.messages.create(**{**ASK, "model": "broken"})
+    assert (failed.value.status_code, failed.value.type) == (502, "api_error")
+    assert failed.value.body["error"]["charged"] is True  # type: ignore[index]
+    assert (await door.count(), len(sent.requests)) == (1, 1)
+
+
+def _content(*blocks: object) -> dict[str, object]:
+    return {**ASK, "messages": [{"role": "user", "content": list(blocks)}]}
+
+
+BAD: list[tuple[object, str | None]] = [
+    (b"{", None),
+    (b"null", None),
+    (b"[]", None),
+    (b"[" * 100_000, None),
+    ({}, "model"),
+    ({"model": "echo", "messages": HELLO}, "max_tokens"),
+    ({"model": "echo", "max_tokens": 5}, "messages"),
+    *(
+        ({**ASK, field: value}, field)
+        for field, values in {
+            "model": ["", 5, None, []],
+            "messages": [[], "hi", [None], [{}], [{"role": "king", "content": "x"}], [{"role": "user"}]],
+            "max_tokens": [0, -1, "5", 1.5, True, None],
+            "system": [5, {}, [5], ["x"]],
+            "temperature": ["hot", True],
+            "stop_sequences": ["x", [5], {}],
+            "stream": ["true", 1],
+            "tools": [
+                "x",
+                [5],
+                [{}],
+                [{"name": "a"}],
+                [{"name": 5, "input_schema": {}}],
+                [{**WEATHER, "type": "bash"}],
+            ],
+            "output_config": [5, {"format": {"type": "text"}}, {"format": {"type": "json_schema"}}],
+            "tool_choice": ["auto", {}, {"type": "some"}, {"type": "tool"}],
+        }.items()
+        for value in values
+    ),
+    ({**ASK, "messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    (_content(5), "messages.0.content"),
+    (_content({}), "messages.0.content.0.type"),
+    (_content({"type": "thinking", "thinking": "x"}), "messages.0.content.0.type"),
+    (_content({"type": "tool_use", "id": "t", "name": "n", "input": {}}), "messages.0.content.0.type"),
+    (_content({"type": "text"}), "messages.0.content.0.text"),
+    (_content({"type": "text", "text": 5}), "messages.0.content.0.text"),
+    (_content({"type": "image"}), "messages.0.content.0.source"),
+    (_content({"type": "image", "source": {"type": "file", "file_id": "x"}}), "messages.0.content.0.source"),
+    (_content({"type": "image", "source": {"type": "url"}}), "messages.0.content.0.source"),
+    (_content({"type": "tool_result"}), "messages.0.content.0.tool_use_id"),
+    (_content({"type": "tool_result", "tool_use_id": "t", "content": [{}]}), "messages.0.content.0.content.0.type"),
+    ({**ASK, "system": [{"type": "text"}]}, "system.0.text"),
+]
+
+
+async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(door: Visitor) -> None:
+    for body, field in BAD:
+        status, answer = await door.post("/v1/messages", body)
+        said = f"{str(body)[:200]} is answered {answer}"
+        assert status == 400, said
+        assert (answer.keys(), answer["type"]) == ({"type", "error"}, "error"), said
+        error = answer["error"]
+        assert (error["type"], error["code"], error["charged"]) == ("invalid_request_error", "bad_request", False), said
+        assert field is None or field in error["message"], said
+    assert await door.count() == 0
+
+
+async def test_a_body_over_the_limit_is_413(door: Visitor) -> None:
+    status, answer = await door.post("/v1/messages", {**ASK, "system": "x" * 1024 * 1024})
+    assert (status, answer["error"]["type"]) == (413, "request_too_large")
+    assert await door.count() == 0
+
+
+async def test_who_has_no_token_hears_nothing_about_the_body(fleet: ModelFleet) -> None:
+    for headers in ({}, {"x-api-key": "x"}, {"x-api-key": SessionToken.mint().text}):
+        async with visiting(fleet.url) as nobody:
+            response = await nobody.http.post("/v1/messages", content=b"{", headers=headers)
+        assert (response.status_code, response.json()["error"]["message"]) == (401, "Unauthorized")
+
+
+async def test_another_method_is_405(door: Visitor) -> None:
+    response = await door.http.get("/v1/messages")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["type"] == "error"
+
+
+# Streams.
+
+
+async def test_a_stream_says_piece_by_piece_what_the_whole_says(client: anthropic.AsyncAnthropic) -> None:
+    ask: Any = {**ASK, "model": "words"}
+    whole = (await client.messages.create(**ask)).to_dict()
+    events = [event async for event in await client.messages.create(**ask, stream=True)]
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    assert len(kinds[2:-3]) > 1
+    async with client.messages.stream(**ask) as stream:
+        assert "".join([text async for text in stream.text_stream]) == "one two three four five"
+        assembled = (await stream.get_final_message()).to_dict()
+    for name in ("role", "type", "stop_reason", "stop_sequence"):
+        assert assembled[name] == whole[name]
+    assert [block["text"] for block in assembled["content"]] == ["one two three four five"]  # type: ignore[attr-defined]
+    for name in ("input_tokens", "output_tokens"):
+        assert assembled["usage"][name] == whole["usage"][name] > 0  # type: ignore[index]
+
+
+async def test_tool_calls_are_streamed(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
+    calls = [("c1", "weather", ['{"city"', ': "Paris"}']), ("c2", "weather", ["{}"])]
+    ask: Any = {**ASK, "model": "model", "tools": [WEATHER]}
+    fleet.provider.reply(Streamed(events=CHAT.call_events(calls)))
+    async with client.messages.stream(**ask) as stream:
+        answer = await stream.get_final_message()
+    assert answer.stop_reason == "tool_use"
+    said = [(block.type, block.id, block.name, block.input) for block in answer.content if block.type == "tool_use"]
+    assert said == [("tool_use", "c1", "weather", {"city": "Paris"}), ("tool_use", "c2", "weather", {})]
+    assert len(answer.content) == len(said)
+
+
+async def test_the_first_token_comes_before_the_provider_has_finished(
+    fleet: ModelFleet, client: anthropic.AsyncAnthropic
+) -> None:
+    fleet.provider.disconnected.clear()
+    fleet.provider.reply(Streamed(events=ANTHROPIC.events(["The ", "first ", "words"]), sent=4, then="stall"))
+    async with client.messages.stream(**{**ASK, "model": "claude"}) as stream:
+        async for text in stream.text_stream:
+            assert "The first words".startswith(text)
+            break
+    await fleet.provider.disconnected.wait()
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "status"),
+    [("nope", anthropic.BadRequestError, 400), ("broken", anthropic.InternalServerError, 502)],
+)
+async def test_what_fails_before_a_stream_has_begun_has_its_status(
+    client: anthropic.AsyncAnthropic, model: str, kind: type[anthropic.APIStatusError], status: int
+) -> None:
+    with pytest.raises(kind) as refused:
+        await client.messages.create(**{**ASK, "model": model}, stream=True)
+    assert refused.value.status_code == status
+
+
+async def test_what_fails_within_a_stream_ends_it_with_an_error(
+    fleet: ModelFleet, door: Visitor, client: anthropic.AsyncAnthropic
+) -> None:
+    fleet.provider.reply(
+        Streamed(events=CHAT.events(["The ", "first ", "words"]), sent=3, then="close"),
+        Script(status=400, body={"error": {"message": "no", "type": "invalid_request_error"}}),
+    )
+    said = ""
+    with pytest.raises(anthropic.APIStatusError) as failed:
+        async with client.messages.stream(**{**ASK, "model": "model"}) as stream:
+            async for text in stream.text_stream:
+                said += text
+    assert said
+    assert "The first words".startswith(said)
+    assert failed.value.body["type"] == "error"  # type: ignore[index]
+    assert failed.value.body["error"]["charged"] is True  # type: ignore[index]
+    assert await door.count() == 1

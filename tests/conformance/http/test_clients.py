@@ -1,0 +1,308 @@
+"""One interface, two ways: what an evaluator and an administrator are promised, over the bus and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+import quintain
+from quintain.client.admin import Admin
+from quintain.client.client import Client
+from quintain.client.connect import connect, connect_admin
+from quintain.client.evaluator import Administrator, Evaluator
+from quintain.client.http_client import HttpAdmin, HttpClient
+from quintain.contracts.metadata import AmendSession, ListSessions, OpenSession, SessionState
+from quintain.contracts.token import SessionToken
+from quintain_gateway.limits import Limits
+from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
+
+CONFIG = """
+targets:
+  echo: {provider: mock}
+  judge: {provider: mock, response: "Paris", token_usage: {input: 10, output: 5}}
+  broken: {provider: mock, fail_rate: 1, max_tries: 1}
+  slow: {provider: mock, delay_ms: 3000}
+"""
+
+Opened = Callable[..., AbstractAsyncContextManager[Evaluator]]
+
+
+@pytest.fixture(params=["bus", "http"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
+    async with memory_fleet(tmp_path, CONFIG, limits=Limits(grace_seconds=0)) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def opened(fleet: MemoryFleet, way: str) -> Opened:
+    """A new session's client, by its default target and its limit."""
+
+    @contextlib.asynccontextmanager
+    async def opened(target: str = "echo", max_calls: int = 50, **more: object) -> AsyncIterator[Evaluator]:
+        token = (await fleet.open(target, max_calls, **more)).token
+        async with reached(fleet, way, token) as client:
+            yield client
+
+    return opened
+
+
+def reached(fleet: MemoryFleet, way: str, token: str) -> AbstractAsyncContextManager[Evaluator]:
+    if way == "http":
+        return connect(fleet.gateway_url, token)
+    return connect("memory://", token, memory=fleet.running.memory)
+
+
+@pytest.fixture
+async def admin(fleet: MemoryFleet, way: str) -> AsyncIterator[Administrator]:
+    url = fleet.gateway_url if way == "http" else "memory://"
+    async with connect_admin(url, ADMIN_TOKEN, memory=fleet.running.memory) as admin:
+        yield admin
+
+
+def public(kind: type) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(method)
+        for name, method in inspect.getmembers(kind, inspect.iscoroutinefunction)
+        if not name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize(
+    ("promise", "kind"),
+    [(Evaluator, Client), (Evaluator, HttpClient), (Administrator, Admin), (Administrator, HttpAdmin)],
+)
+def test_every_way_has_the_whole_interface(promise: type, kind: type) -> None:
+    promised, there = public(promise), public(kind)
+    assert promised.keys() <= there.keys()
+    for name, signature in promised.items():
+        assert list(signature.parameters) == [one for one in there[name].parameters if one in signature.parameters]
+
+
+async def test_an_invoke_is_a_result(opened: Opened) -> None:
+    async with opened("judge") as target:
+        result = await target.invoke("What is the capital of France?", system_prompt="Be brief.")
+    assert (result.raw_text, result.target, result.attempts) == ("Paris", "judge", 1)
+    assert result.output == [quintain.contracts.invoke.OutputMessage(content="Paris")]
+    assert result.token_usage == quintain.TokenUsage(input=10, output=5)
+    assert (result.call_count, result.max_calls, result.cached, result.replayed) == (1, 50, False, False)
+    assert result.duration_ms >= 0
+
+
+async def test_a_conversation_and_a_target_are_carried(opened: Opened) -> None:
+    turns = [
+        quintain.ChatMessage(role="user", content="first"),
+        quintain.ChatMessage(role="assistant", content="second"),
+        quintain.ChatMessage(role="user", content="thïrd 𝄞 \u2028"),
+    ]
+    settings = quintain.InvokeSettings(temperature=0.5, max_tokens=7)
+    async with opened("judge") as target:
+        result = await target.invoke(messages=turns, target="echo", settings=settings)
+    assert (result.target, result.raw_text) == ("echo", "thïrd 𝄞 \u2028")
+
+
+async def test_the_same_request_id_is_the_same_call(opened: Opened) -> None:
+    async with opened() as target:
+        first = await target.send(quintain.InvokeRequest(question="x"), request_id="mine")
+        again = await target.send(quintain.InvokeRequest(question="x"), request_id="mine")
+        assert (first.replayed, again.replayed, again.raw_text) == (False, True, "x")
+        with pytest.raises(quintain.RequestConflict):
+            await target.send(quintain.InvokeRequest(question="y"), request_id="mine")
+        assert (await target.get_info()).call_count == 1
+
+
+async def test_what_is_no_request_id_costs_nothing(opened: Opened) -> None:
+    async with opened() as target:
+        with pytest.raises(quintain.BadRequest):
+            await target.send(quintain.InvokeRequest(question="x"), request_id="x" * 129)
+        assert (await target.get_info()).call_count == 0
+        # An empty one is none.
+        assert (await target.send(quintain.InvokeRequest(question="x"), request_id="")).call_count == 1
+
+
+async def test_info_tells_the_session(opened: Opened) -> None:
+    async with opened("judge", 9, label="mine", allowed_targets=["judge", "echo"]) as target:
+        await target.invoke("x")
+        async with asyncio.timeout(10):
+            while (info := await target.get_info()).committed < 1:
+                await asyncio.sleep(0.02)
+    assert (info.target_name, info.max_calls, info.call_count, info.label) == ("judge", 9, 1, "mine")
+    assert info.available_targets == ["echo", "judge"]
+    assert (info.state, info.token_usage) == (SessionState.OPEN, quintain.TokenUsage(input=10, output=5))
+    assert info.session_id
+    assert info.now > 0
+
+
+async def test_faults_are_the_same_classes_with_the_same_words(opened: Opened) -> None:
+    async with opened("judge", 1, allowed_targets=["judge", "broken"]) as target:
+        with pytest.raises(quintain.BadRequest) as nothing:
+            await target.invoke()
+        with pytest.raises(quintain.UnknownTarget) as unknown:
+            await target.invoke("x", target="nobody")
+        with pytest.raises(quintain.ForbiddenTarget):
+            await target.invoke("x", target="echo")
+        with pytest.raises(quintain.ProviderFailed) as failed:
+            await target.invoke("x", target="broken")
+        with pytest.raises(quintain.BudgetExhausted) as spent:
+            await target.invoke("x")
+    assert nothing.value.message == "Missing required field: question"
+    assert unknown.value.message == "Unknown target 'nobody'. Available: broken, judge"
+    assert unknown.value.available_targets == ("broken", "judge")
+    assert (failed.value.charged, failed.value.retryable, failed.value.status) == (True, False, 502)
+    assert spent.value.message == "Max calls exceeded (limit: 1)"
+    assert (spent.value.charged, spent.value.retryable, spent.value.status) == (False, False, 429)
+
+
+async def test_a_token_that_opens_nothing_is_refused_at_once(fleet: MemoryFleet, way: str) -> None:
+    for token in (SessionToken.mint().text, "no token at all"):
+        with pytest.raises(quintain.Unauthorized):
+            async with reached(fleet, way, token):
+                pytest.fail("it opened something")
+
+
+async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(opened: Opened) -> None:
+    async with opened("echo", 6) as target:
+        items = await target.invoke_batch(
+            [
+                "a question alone",
+                {"question": "fields", "target": "judge"},
+                quintain.InvokeRequest(question="x", target="broken"),
+                {"question": 7},
+                quintain.InvokeRequest(question="x", target="nobody"),
+                quintain.InvokeRequest(messages=[quintain.ChatMessage(role="user", content="messages")]),
+            ]
+        )
+        texts = [None if item.result is None else item.result.raw_text for item in items]
+        assert texts == ["a question alone", "Paris", None, None, None, "messages"]
+        faults = [item.fault for item in items]
+        kinds = [type(fault) for fault in faults if fault is not None]
+        assert kinds == [quintain.ProviderFailed, quintain.BadRequest, quintain.UnknownTarget]
+        assert [fault.charged for fault in faults if fault is not None] == [True, False, False]
+        assert faults[3] is not None
+        assert "question" in faults[3].message
+        assert faults[4] is not None
+        assert faults[4].available_targets == ("broken", "echo", "judge", "slow")
+        assert (await target.get_info()).call_count == 4
+        assert await target.invoke_batch([]) == []
+
+
+async def test_a_batch_is_reserved_all_or_nothing_and_asked_at_once(opened: Opened) -> None:
+    async with opened("slow", 10) as target:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        items = await target.invoke_batch([str(number) for number in range(8)])
+        assert loop.time() - began < 2 * 3
+        assert [item.result and item.result.raw_text for item in items] == [str(number) for number in range(8)]
+        with pytest.raises(quintain.BudgetExhausted) as spent:
+            await target.invoke_batch(["a", "b", "c"])
+        assert spent.value.message == "Batch would exceed max calls (current: 8, batch: 3, limit: 10)"
+        assert (await target.get_info()).call_count == 8
+
+
+async def test_a_text_is_no_batch(opened: Opened) -> None:
+    async with opened() as target:
+        with pytest.raises(quintain.BadRequest, match="one text"):
+            await target.invoke_batch("abc")
+
+
+async def test_a_deadline_is_kept(opened: Opened) -> None:
+    async with opened("slow") as target:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises((quintain.Expired, quintain.TimedOut)):
+            await target.send(quintain.InvokeRequest(question="x"), deadline_seconds=0.5)
+        assert loop.time() - began < 2.6
+        items = await target.invoke_batch(["y"], deadline_seconds=0.5)
+        assert isinstance(items[0].fault, (quintain.Expired, quintain.TimedOut))
+        assert loop.time() - began < 5.2
+
+
+async def test_a_call_whose_task_is_cancelled_is_taken_back(opened: Opened) -> None:
+    async with opened("slow") as target:
+        for work in (target.invoke("x"), target.invoke_batch(["x", "y"])):
+            before = (await target.get_info()).in_doubt
+            asking = asyncio.ensure_future(work)
+            async with asyncio.timeout(10):
+                while (await target.get_info()).running == 0:
+                    await asyncio.sleep(0.02)
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+                while (info := await target.get_info()).running + info.reserved:
+                    await asyncio.sleep(0.02)
+            # It had reached its provider, so it may have been paid for; nothing runs on.
+            assert info.in_doubt + info.committed + info.refunded > before
+            assert info.committed == 0
+
+
+async def test_a_named_call_goes_on_when_its_asker_leaves(opened: Opened) -> None:
+    async with opened("slow") as target:
+        asking = asyncio.ensure_future(target.send(quintain.InvokeRequest(question="x"), request_id="again"))
+        async with asyncio.timeout(10):
+            while (await target.get_info()).running == 0:
+                await asyncio.sleep(0.02)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            result = await target.send(quintain.InvokeRequest(question="x"), request_id="again")
+        assert (result.raw_text, (await target.get_info()).call_count) == ("x", 1)
+
+
+async def test_a_child_draws_on_its_parent(opened: Opened, fleet: MemoryFleet, way: str) -> None:
+    async with opened("echo", 3) as parent:
+        child = await parent.open_child(OpenSession(default_target="judge", max_calls=2, label="grader"))
+        assert child.parent_id == (await parent.get_info()).session_id
+        async with reached(fleet, way, child.token) as target:
+            assert (await target.invoke("x")).raw_text == "Paris"
+            info = await target.get_info()
+        assert (info.parent_id, info.label, info.call_count) == (child.parent_id, "grader", 1)
+        assert (await parent.get_info()).call_count == 1
+        with pytest.raises(quintain.BadRequest):
+            await parent.open_child(OpenSession(default_target="echo", max_calls=4))
+
+
+async def test_many_calls_at_the_same_time_share_the_budget(opened: Opened) -> None:
+    async with opened("echo", 20) as target:
+        ended = await asyncio.gather(*(target.invoke(str(n)) for n in range(40)), return_exceptions=True)
+    answered = [one for one in ended if isinstance(one, quintain.Result)]
+    assert len(answered) == 20
+    assert len([one for one in ended if isinstance(one, quintain.BudgetExhausted)]) == 20
+
+
+async def test_an_administrator_opens_lists_shows_and_amends(admin: Administrator) -> None:
+    first = await admin.open(OpenSession(default_target="echo", max_calls=2, label="a & b?"))
+    second = await admin.open(OpenSession(default_target="judge"))
+    shown = await admin.show(first.session_id)
+    assert (shown.session_id, shown.max_calls, shown.label) == (first.session_id, 2, "a & b?")
+    listed = await admin.list(ListSessions())
+    assert {first.session_id, second.session_id} <= {info.session_id for info in listed.sessions}
+    assert (await admin.amend(AmendSession(session_id=first.session_id, max_calls=5))).max_calls == 5
+    closed = await admin.amend(AmendSession(session_id=second.session_id, state=SessionState.CLOSED))
+    assert closed.state == SessionState.CLOSED
+    page = await admin.list(ListSessions(state=SessionState.CLOSED))
+    assert [info.session_id for info in page.sessions] == [second.session_id]
+
+
+@pytest.mark.parametrize("session_id", ["nobody", "", "..", "a/b?c#d", "ümläut"])
+async def test_a_session_that_is_not_there_is_a_bad_request(admin: Administrator, session_id: str) -> None:
+    with pytest.raises(quintain.BadRequest):
+        await admin.show(session_id)
+    with pytest.raises(quintain.BadRequest):
+        await admin.amend(AmendSession(session_id=session_id, max_calls=1))
+
+
+async def test_the_wrong_admin_token_opens_nothing(fleet: MemoryFleet, way: str) -> None:
+    url = fleet.gateway_url if way == "http" else "memory://"
+    async with connect_admin(url, "not the one of this fleet", memory=fleet.running.memory) as stranger:
+        with pytest.raises(quintain.Unauthorized):
+            await stranger.list(ListSessions())

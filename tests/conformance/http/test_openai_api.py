@@ -1,0 +1,610 @@
+"""OpenAI's API over a real socket, over every transport: its official client, and what no official client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from quintain.contracts.token import SessionToken
+from support.model_fleet import ModelFleet
+from support.model_server import Script, Streamed
+from support.model_wires import CHAT
+from support.official_clients import Sent, openai_at
+from support.visitor import Visitor, visiting
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TARGETS = sorted(
+    ["echo", "fixed", "mute", "silent", "slow", "words", "endless", "broken", "model", "limited", "claude"]
+)
+HELLO: Any = [{"role": "user", "content": "Hello there"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def official(fleet: ModelFleet, door: Visitor) -> AsyncIterator[tuple[openai.AsyncOpenAI, Sent]]:
+    """The official client of the same session."""
+    async with openai_at(fleet.url, door.token) as client:
+        yield client
+
+
+@pytest.fixture
+def client(official: tuple[openai.AsyncOpenAI, Sent]) -> openai.AsyncOpenAI:
+    return official[0]
+
+
+@pytest.fixture
+def sent(official: tuple[openai.AsyncOpenAI, Sent]) -> Sent:
+    return official[1]
+
+
+# Models.
+
+
+async def test_the_models_are_the_targets_that_the_session_may_call(
+    fleet: ModelFleet, client: openai.AsyncOpenAI
+) -> None:
+    assert [model.id for model in (await client.models.list()).data] == TARGETS
+    one = await client.models.retrieve("echo")
+    assert (one.id, one.object, one.owned_by) == ("echo", "model", "quintain")
+    async with openai_at(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
+        assert [model.id for model in (await narrow.models.list()).data] == ["echo"]
+        with pytest.raises(openai.NotFoundError) as refused:
+            await narrow.models.retrieve("fixed")
+    assert (refused.value.code, refused.value.status_code) == ("not_found", 404)
+
+
+@pytest.mark.parametrize("prefix", ["", "/run/42"])
+async def test_the_api_stands_behind_any_prefix(fleet: ModelFleet, door: Visitor, prefix: str) -> None:
+    async with openai_at(fleet.url + prefix, door.token) as (client, _):
+        assert len((await client.models.list()).data) == len(TARGETS)
+        assert (await client.models.retrieve("echo")).id == "echo"
+        answer = await client.chat.completions.create(model="echo", messages=HELLO)
+    assert answer.choices[0].message.content == "Hello there"
+    metrics = (await door.http.get("/metrics")).text
+    routes = {line.split('route="')[1].split('"')[0] for line in metrics.splitlines() if 'route="' in line}
+    assert {"/v1/models", "/v1/models/{model}", "/v1/chat/completions"} <= routes
+    assert not any("run" in route or "prefix" in route for route in routes)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PUT", "/x/v1/chat/completions", "POST"),
+    ],
+)
+async def test_another_method_is_405(door: Visitor, method: str, path: str, allowed: str) -> None:
+    response = await door.http.request(method, path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    assert response.json()["error"]["code"] == "method_not_allowed"
+
+
+async def test_what_is_not_there_is_not_found(client: openai.AsyncOpenAI, door: Visitor) -> None:
+    with pytest.raises(openai.NotFoundError):
+        await client.embeddings.create(model="echo", input="x")
+    assert await door.count() == 0
+
+
+# Answers.
+
+
+async def test_a_completion_has_openais_shape(client: openai.AsyncOpenAI) -> None:
+    raw = await client.chat.completions.with_raw_response.create(model="fixed", messages=HELLO)
+    answer = json.loads(raw.content)
+    assert answer.pop("id").startswith("chatcmpl-")
+    assert answer.pop("created") > 1_700_000_000
+    assert answer == {
+        "object": "chat.completion",
+        "model": "mock",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "A fixed answer", "refusal": None},
+                "finish_reason": "stop",
+                "logprobs": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 10,
+            "completion_tokens": 5,
+            "total_tokens": 15,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    }
+    assert raw.headers["x-quintain-call-count"] == "1"
+    assert raw.headers["x-quintain-max-calls"] == "5"
+    assert int(raw.headers["x-quintain-queued-ms"]) >= 0
+    assert raw.headers["x-quintain-request-id"]
+    assert "x-quintain-ignored" not in raw.headers
+    assert raw.parse()._request_id == raw.headers["x-request-id"]
+
+
+async def test_a_target_that_counts_no_tokens_has_no_usage(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="mute", messages=HELLO)
+    assert (answer.choices[0].message.content, answer.usage) == ("no usage", None)
+    empty = await client.chat.completions.create(model="silent", messages=HELLO)
+    assert empty.choices[0].message.content == ""
+
+
+async def test_what_a_client_sends_reaches_the_provider(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    image = "data:image/png;base64,iVBORw0KGgo="
+    messages: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is it?"}, _image(image)]},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": [_call("c1", '{"city": "Paris"}')]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Rain"},
+        {"role": "assistant", "content": "Rain, it seems."},
+        {"role": "user", "content": "And now?"},
+    ]
+    settings: Any = {
+        "temperature": 0.25,
+        "max_completion_tokens": 77,
+        "seed": 7,
+        "stop": ["END", "STOP"],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "object"}}},
+        "tools": [WEATHER],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    }
+    fleet.provider.reply(Script(body=CHAT.answer("It rains")))
+    answer = await client.chat.completions.create(model="model", messages=messages, **settings)
+    assert answer.choices[0].message.content == "It rains"
+    assert answer.model == "served-2026-01-01"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    said = fleet.provider.asked[-1].body
+    got: Any = said.pop("messages")
+    assert [message["role"] for message in got] == ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert (got[0]["content"], got[3]["content"], got[3]["tool_call_id"]) == ("Be brief.", "Rain", "c1")
+    assert got[1]["content"][0] == {"type": "text", "text": "What is it?"}
+    assert got[1]["content"][1]["image_url"]["url"] == image
+    assert got[2]["tool_calls"] == [_call("c1", '{"city": "Paris"}')]
+    said.pop("max_tokens", None)
+    wanted = {name: value for name, value in settings.items() if name != "max_completion_tokens"}
+    assert {name: said[name] for name in wanted} == wanted
+    assert fleet.provider.asked[-1].body["max_tokens"] == 77
+
+
+def _image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _call(call_id: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "weather", "arguments": arguments}}
+
+
+async def test_a_plain_question_is_sent_with_nothing_else(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    fleet.provider.reply(Script(body=CHAT.answer("Hi")))
+    await client.chat.completions.create(model="model", messages=HELLO)
+    plain = fleet.provider.asked[-1].body
+    nulls: Any = dict.fromkeys(["temperature", "max_tokens", "seed", "stop", "tools", "tool_choice", "n", "top_p"])
+    raw = await client.chat.completions.with_raw_response.create(model="model", messages=HELLO, **nulls)
+    assert fleet.provider.asked[-1].body == plain
+    assert "x-quintain-ignored" not in raw.headers
+    assert plain["messages"] == [{"role": "user", "content": "Hello there"}]
+    assert not {"temperature", "max_tokens", "seed", "stop", "tools", "tool_choice", "response_format"} & plain.keys()
+
+
+async def test_the_tools_that_a_model_wants_called_come_back(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    fleet.provider.reply(
+        Script(body=CHAT.calls([("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "no json")]))
+    )
+    answer = await client.chat.completions.create(
+        model="model", messages=HELLO, tools=[WEATHER], tool_choice="required", parallel_tool_calls=True
+    )
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert [call.to_dict() for call in choice.message.tool_calls or []] == [
+        _call("c1", '{"city": "Paris"}'),
+        _call("c2", "no json"),
+    ]
+    assert fleet.provider.asked[-1].body["tool_choice"] == "required"
+
+
+async def test_what_is_not_carried_is_tolerated_and_named(client: openai.AsyncOpenAI) -> None:
+    raw = await client.chat.completions.with_raw_response.create(
+        model="echo",
+        messages=[{"role": "user", "content": "x", "name": "Ada"}],
+        top_p=0.5,
+        logprobs=True,
+        user="somebody",
+        metadata={"a": "b"},
+        extra_body={
+            "model_extra": 1,
+            "unread": 1,
+            "__class__": 1,
+            "a\r\nb: c": 1,
+            "é" * 100: 2,
+            "\U0001f600": {},
+            "absent": None,
+        },
+    )
+    assert raw.parse().choices[0].message.content == "x"
+    named = raw.headers["x-quintain-ignored"].split(", ")
+    assert named == [
+        "?", "?" * 60, "__class__", "a??b??c", "logprobs", "messages[].name", "model_extra", "top_p", "unread",
+    ]  # fmt: skip
+
+
+async def test_a_flood_of_unknown_fields_makes_no_flood_of_names(door: Visitor) -> None:
+    body = {"model": "echo", "messages": HELLO, **{f"field{n:04}": n for n in range(3000)}}
+    response = await door.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert response.headers["x-quintain-ignored"].endswith("field0019, and 2980 more")
+
+
+# Choices.
+
+
+async def test_each_choice_is_one_call(door: Visitor, client: openai.AsyncOpenAI) -> None:
+    raw = await client.chat.completions.with_raw_response.create(model="fixed", messages=HELLO, n=3)
+    answer = raw.parse()
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [
+        (index, "A fixed answer") for index in range(3)
+    ]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (30, 15)
+    assert raw.headers["x-quintain-call-count"] == "3"
+    assert await door.count() == 3
+
+
+async def test_choices_that_do_not_fit_are_402_and_cost_nothing(
+    door: Visitor, client: openai.AsyncOpenAI, sent: Sent
+) -> None:
+    await client.chat.completions.create(model="echo", messages=HELLO, n=2)
+    with pytest.raises(openai.APIStatusError) as refused:
+        await client.chat.completions.create(model="echo", messages=HELLO, n=4)
+    assert refused.value.status_code == 402
+    assert refused.value.message.endswith("Batch would exceed max calls (current: 2, batch: 4, limit: 5)")
+    assert (await door.count(), len(sent.requests)) == (2, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_that_may_not_be_asked_leave_nothing_reserved(
+    fleet: ModelFleet, client: openai.AsyncOpenAI, door: Visitor, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(model="nope", messages=HELLO, n=3, stream=stream)
+    lost: Any = [{"role": "user", "content": "half of a pair: \ud83d"}]
+    status, answer = await door.post("/v1/chat/completions", {"model": "echo", "messages": lost, "n": 3})
+    assert (status, answer["error"]["code"]) == (400, "bad_request")
+    assert await door.count() == 0
+    async with openai_at(fleet.url, await fleet.token(5, allowed_targets=["echo"])) as (narrow, _):
+        with pytest.raises(openai.PermissionDeniedError):
+            await narrow.chat.completions.create(model="fixed", messages=HELLO, n=3)
+        async with visiting(fleet.url, narrow.api_key) as visitor:
+            assert await visitor.count() == 0
+
+
+async def test_one_choice_that_fails_fails_the_request(
+    fleet: ModelFleet, door: Visitor, client: openai.AsyncOpenAI
+) -> None:
+    fleet.provider.reply(
+        Script(body=CHAT.answer("fine")),
+        Script(status=400, body={"error": {"message": "bad", "type": "invalid_request_error"}}),
+        Script(body=CHAT.answer("fine")),
+    )
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        await client.chat.completions.create(model="model", messages=HELLO, n=2)
+    assert refused.value.code == "rejected"
+    assert 1 <= await door.count() <= 2
+
+
+# Idempotency.
+
+
+async def test_a_retry_under_the_same_key_is_the_same_call(
+    fleet: ModelFleet, door: Visitor, client: openai.AsyncOpenAI
+) -> None:
+    fleet.provider.reply(Script(body=CHAT.answer("first")), Script(body=CHAT.answer("second")))
+    under: Any = {"model": "model", "messages": HELLO, "extra_headers": {"Idempotency-Key": "my key/1"}}
+    raw = await client.chat.completions.with_raw_response.create(**under)
+    again = await client.chat.completions.with_raw_response.create(**under)
+    streamed = await client.chat.completions.create(**under, stream=True)
+    assert raw.headers["x-quintain-request-id"] == again.headers["x-quintain-request-id"] == "my key/1"
+    assert raw.parse().choices[0].message.content == again.parse().choices[0].message.content == "first"
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in streamed]) == "first"
+    assert await door.count() == 1
+    with pytest.raises(openai.ConflictError) as conflict:
+        await client.chat.completions.create(**{**under, "seed": 1})
+    assert conflict.value.code == "request_conflict"
+    assert await door.count() == 1
+
+
+async def test_a_retry_while_the_first_one_still_runs_waits_for_its_answer(
+    door: Visitor, client: openai.AsyncOpenAI
+) -> None:
+    under: Any = {"model": "words", "messages": HELLO, "extra_headers": {"Idempotency-Key": "twice"}}
+    answers = await asyncio.gather(*(client.chat.completions.create(**under) for _ in range(3)))
+    assert [answer.choices[0].message.content for answer in answers] == ["one two three four five"] * 3
+    assert await door.count() == 1
+
+
+async def test_choices_under_the_same_key_are_the_same_calls(door: Visitor, client: openai.AsyncOpenAI) -> None:
+    under: Any = {"model": "echo", "messages": HELLO, "extra_headers": {"Idempotency-Key": "k"}}
+    for choices in (3, 3, 1, 2):
+        answer = await client.chat.completions.create(**under, n=choices)
+        assert len(answer.choices) == choices
+    assert await door.count() == 3
+
+
+@pytest.mark.parametrize("key", ["", "k" * 121, "a\tb"])
+async def test_a_key_that_cannot_be_kept_is_400(door: Visitor, key: str) -> None:
+    body = {"model": "echo", "messages": HELLO}
+    response = await door.http.post("/v1/chat/completions", json=body, headers={"Idempotency-Key": key})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "bad_request")
+    assert await door.count() == 0
+
+
+# Refusals.
+
+
+async def test_every_refusal_is_the_clients_own_exception(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as unknown:
+        await client.chat.completions.create(model="nope", messages=HELLO)
+    assert (unknown.value.code, unknown.value.param, unknown.value.type) == (
+        "unknown_target", "model", "invalid_request_error",
+    )  # fmt: skip
+    assert unknown.value.message.endswith(f"Unknown target 'nope'. Available: {', '.join(TARGETS)}")
+    assert unknown.value.request_id
+    async with openai_at(fleet.url, SessionToken.mint().text) as (nobody, _):
+        with pytest.raises(openai.AuthenticationError) as unauthorized:
+            await nobody.chat.completions.create(model="echo", messages=HELLO)
+        with pytest.raises(openai.AuthenticationError):
+            await nobody.models.list()
+    assert unauthorized.value.code == "unauthorized"
+    assert unauthorized.value.response.headers["www-authenticate"] == "Bearer"
+    async with openai_at(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
+        with pytest.raises(openai.PermissionDeniedError) as forbidden:
+            await narrow.chat.completions.create(model="fixed", messages=HELLO)
+    assert (forbidden.value.code, forbidden.value.type) == ("forbidden_target", "permission_error")
+
+
+async def test_a_spent_budget_is_402_and_no_client_repeats_it(
+    door: Visitor, client: openai.AsyncOpenAI, sent: Sent
+) -> None:
+    await client.chat.completions.create(model="echo", messages=HELLO, n=5)
+    for stream in (False, True):
+        before = len(sent.requests)
+        with pytest.raises(openai.APIStatusError) as spent:
+            await client.chat.completions.create(model="echo", messages=HELLO, stream=stream)
+        assert (spent.value.status_code, spent.value.code) == (402, "budget_exhausted")
+        assert spent.value.type == "insufficient_quota"
+        assert spent.value.response.headers["x-should-retry"] == "false"
+        assert len(sent.requests) == before + 1
+    assert await door.count() == 5
+
+
+async def test_a_charged_failure_is_not_repeated(door: Visitor, client: openai.AsyncOpenAI, sent: Sent) -> None:
+    with pytest.raises(openai.InternalServerError) as failed:
+        await client.chat.completions.create(model="broken", messages=HELLO)
+    assert (failed.value.status_code, failed.value.code, failed.value.type) == (502, "provider_error", "server_error")
+    assert isinstance(failed.value.body, dict)
+    assert failed.value.body["charged"] is True
+    assert (await door.count(), len(sent.requests)) == (1, 1)
+
+
+async def test_what_was_not_charged_and_may_pass_says_that_it_may_be_repeated(
+    fleet: ModelFleet, door: Visitor, client: openai.AsyncOpenAI
+) -> None:
+    slow_down = {"error": {"message": "slow down"}}
+    fleet.provider.reply(Script(status=429, headers={"retry-after": "60"}, body=slow_down))
+    now = (await door.get("/info"))[1]["now"]
+    soon: Any = {"x-quintain-deadline": str(now + 5000)}
+    with pytest.raises(openai.InternalServerError) as throttled:
+        await client.with_options(max_retries=0).chat.completions.create(
+            model="limited", messages=HELLO, extra_headers=soon
+        )
+    assert (throttled.value.status_code, throttled.value.code) == (503, "throttled")
+    assert throttled.value.response.headers["x-should-retry"] == "true"
+    assert await door.count() == 0
+
+
+BAD: list[tuple[object, str | None]] = [
+    (b"{", None),
+    (b"", None),
+    (b"null", None),
+    (b"[]", None),
+    (b'"text"', None),
+    (b"\xff\xfe", None),
+    (b'{"model": "echo", "messages": [{"role": "user", "content": "x"}], "temperature": NaN}', None),
+    (b'{"model": "echo", "messages": [{"role": "user", "content": "x"}], "seed": 1e999}', None),
+    (b"[" * 100_000, None),
+    ({}, "model"),
+    ({"model": "echo"}, "messages"),
+    ({"model": "", "messages": HELLO}, "model"),
+    ({"model": 5, "messages": HELLO}, "model"),
+    ({"model": None, "messages": HELLO}, "model"),
+    ({"model": "echo", "messages": []}, "messages"),
+    ({"model": "echo", "messages": "hi"}, "messages"),
+    ({"model": "echo", "messages": [None]}, "messages.0"),
+    ({"model": "echo", "messages": ["hi"]}, "messages.0"),
+    ({"model": "echo", "messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"model": "echo", "messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ({"model": "echo", "messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content"),
+    ({"model": "echo", "messages": [{"content": "x"}]}, "messages.0.role"),
+    ({"model": "echo", "messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+    ({"model": "echo", "messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
+    ({"model": "echo", "messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
+    ({"model": "echo", "messages": [{"role": "tool", "content": "x", "tool_call_id": 5}]}, "messages.0.tool_call_id"),
+    *(
+        ({"model": "echo", "messages": HELLO, field: value}, field)
+        for field, values in {
+            "n": [0, 129, -1, "2", 1.5, True, [], 10**30],
+            "stream": ["true", 1, []],
+            "stream_options": [5, []],
+            "temperature": ["hot", True, [], {}],
+            "max_tokens": [0, -1, "5", 1.5, True],
+            "max_completion_tokens": [0, {}],
+            "seed": ["x", 1.5, True],
+            "stop": [5, [5], {}],
+            "response_format": ["json", 5, []],
+            "tools": ["x", {}, ["x"]],
+            "tool_choice": [5, []],
+        }.items()
+        for value in values
+    ),
+    ({"model": "echo", "messages": HELLO, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+]
+
+
+async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(door: Visitor) -> None:
+    for body, field in BAD:
+        status, answer = await door.post("/v1/chat/completions", body)
+        said = f"{str(body)[:200]} is answered {answer}"
+        assert status == 400, said
+        error = answer["error"]
+        assert error.keys() == {"message", "type", "param", "code", "charged"}, said
+        assert (error["code"], error["type"]) == ("bad_request", "invalid_request_error"), said
+        assert (error["charged"], error["message"] != "") == (False, True), said
+        if field is not None:
+            named = error["param"] or ""
+            assert named == field or named.startswith(f"{field}."), said
+            assert field in error["message"], said
+    assert await door.count() == 0
+
+
+@pytest.mark.parametrize("depth", [100, 250, 400, 900])
+async def test_deep_nesting_is_answered_and_never_a_defect(door: Visitor, depth: int) -> None:
+    deep = b'{"a": ' * depth + b"1" + b"}" * depth
+    body = b'{"model": "echo", "messages": [{"role": "user", "content": "x"}], "response_format": %s}' % deep
+    status, answer = await door.post("/v1/chat/completions", body)
+    assert status in {200, 400}, answer
+    assert await door.count() == (1 if status == 200 else 0)
+
+
+async def test_a_body_over_the_limit_is_413(door: Visitor) -> None:
+    body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1024 * 1024}]}
+    status, answer = await door.post("/v1/chat/completions", body)
+    assert (status, answer["error"]["code"]) == (413, "payload_too_large")
+    assert await door.count() == 0
+
+
+@pytest.mark.parametrize("body", [b"{", b"{}", b'{"model": "echo", "messages": [], "n": 2}'])
+async def test_who_has_no_token_hears_nothing_about_the_body(fleet: ModelFleet, body: bytes) -> None:
+    for token in ("", "x", SessionToken.mint().text):
+        async with visiting(fleet.url, token) as nobody:
+            status, answer = await nobody.post("/v1/chat/completions", body)
+        assert (status, answer["error"]["code"], answer["error"]["message"]) == (401, "unauthorized", "Unauthorized")
+
+
+# Streams.
+
+
+async def test_a_stream_says_piece_by_piece_what_the_whole_says(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(model="words", messages=HELLO, stream=True)
+    assert stream.response.headers["content-type"].startswith("text/event-stream")
+    assert stream.response.headers["cache-control"] == "no-cache"
+    assert stream.response.headers["x-quintain-request-id"]
+    chunks = [chunk async for chunk in stream]
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    pieces = [chunk.choices[0].delta.content for chunk in chunks[1:-1]]
+    assert len(pieces) > 1
+    assert "".join(piece or "" for piece in pieces) == "one two three four five"
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+async def test_a_stream_tells_its_usage_where_that_is_asked_for(client: openai.AsyncOpenAI) -> None:
+    options: Any = {"include_usage": True}
+    told = [
+        chunk
+        async for chunk in await client.chat.completions.create(
+            model="fixed", messages=HELLO, n=2, stream=True, stream_options=options
+        )
+    ]
+    assert (told[-1].choices, told[-1].usage is not None) == ([], True)
+    assert told[-1].usage is not None
+    assert (told[-1].usage.prompt_tokens, told[-1].usage.completion_tokens) == (20, 10)
+    mute = [
+        chunk
+        async for chunk in await client.chat.completions.create(
+            model="mute", messages=HELLO, stream=True, stream_options=options
+        )
+    ]
+    assert mute[-1].choices[0].finish_reason == "stop"
+
+
+async def test_choices_are_streamed_beside_each_other(door: Visitor, client: openai.AsyncOpenAI) -> None:
+    texts: dict[int, str] = {}
+    finished: list[int] = []
+    async for chunk in await client.chat.completions.create(model="words", messages=HELLO, n=3, stream=True):
+        choice = chunk.choices[0]
+        texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+        finished += [choice.index] if choice.finish_reason else []
+    assert texts == dict.fromkeys(range(3), "one two three four five")
+    assert sorted(finished) == [0, 1, 2]
+    assert await door.count() == 3
+
+
+async def test_the_first_token_comes_before_the_provider_has_finished(
+    fleet: ModelFleet, client: openai.AsyncOpenAI
+) -> None:
+    fleet.provider.disconnected.clear()
+    fleet.provider.reply(Streamed(events=CHAT.events(["The ", "first ", "words"]), sent=3, then="stall"))
+    async with await client.chat.completions.create(model="model", messages=HELLO, stream=True) as stream:
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+    # Who leaves in the middle has the provider's request ended.
+    await fleet.provider.disconnected.wait()
+
+
+async def test_tool_calls_are_streamed(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    calls = [("c1", "weather", ['{"city"', ': "Paris"}']), ("c2", "weather", ["{}"])]
+    fleet.provider.reply(Streamed(events=CHAT.call_events(calls)))
+    async with client.chat.completions.stream(model="model", messages=HELLO, tools=[WEATHER]) as stream:
+        answer = await stream.get_final_completion()
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    said = [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+    assert said == [("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "status"),
+    [("nope", openai.BadRequestError, 400), ("broken", openai.InternalServerError, 502)],
+)
+async def test_what_fails_before_a_stream_has_begun_has_its_status(
+    client: openai.AsyncOpenAI, model: str, kind: type[openai.APIStatusError], status: int
+) -> None:
+    with pytest.raises(kind) as refused:
+        await client.chat.completions.create(model=model, messages=HELLO, stream=True)
+    assert refused.value.status_code == status
+
+
+async def test_what_fails_within_a_stream_ends_it_with_an_error(
+    fleet: ModelFleet, door: Visitor, client: openai.AsyncOpenAI
+) -> None:
+    fleet.provider.reply(
+        Streamed(events=CHAT.events(["The ", "first ", "words"]), sent=3, then="close"),
+        Script(status=400, body={"error": {"message": "no", "type": "invalid_request_error"}}),
+    )
+    said = ""
+    with pytest.raises(openai.APIError) as failed:
+        async for chunk in await client.chat.completions.create(model="model", messages=HELLO, stream=True):
+            said += chunk.choices[0].delta.content or ""
+    assert said
+    assert "The first words".startswith(said)
+    assert not isinstance(failed.value, openai.APIStatusError)
+    assert isinstance(failed.value.body, dict)
+    assert failed.value.body["charged"] is True
+    assert failed.value.code == failed.value.body["code"]
+    assert await door.count() == 1

@@ -1,0 +1,551 @@
+"""A target's promise, kept in process and behind RabbitMQ alike: whoever drives it cannot tell where it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from quintain.target.text import to_json_text
+from support.standing import BehindRabbit, Controller, InProcess, Stand, scripted, speeches, words_of
+
+Emit = Callable[[Any], None]
+Send = Callable[[Any], Awaitable[Any]]
+
+
+@pytest.fixture(params=["in process", "behind RabbitMQ"])
+def place(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=speeches())
+async def stand(request: pytest.FixtureRequest, place: str) -> AsyncIterator[Stand]:
+    kind, words = scripted(request.param), words_of(request.param)
+    stand: Stand = InProcess(kind, words, [])
+    if place == "behind RabbitMQ":
+        stand = BehindRabbit(
+            kind, words, request.getfixturevalue("thread_target_host"), request.getfixturevalue("line")
+        )
+    yield stand
+    await stand.close()
+
+
+async def nothing(target: Any, emit: Emit, send: Send) -> None: ...
+
+
+# Order.
+
+
+async def test_what_is_said_before_a_request_is_seen_before_it_and_the_rest_after(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        emit(target.shows("a"))
+        await send(target.asks("b"))
+        emit(target.shows("c"))
+
+    seen_at_b: list[Any] = []
+
+    async def answer(event: Any) -> Any:
+        seen_at_b.extend(controller.said())
+        return controller.injects(event)
+
+    controller = Controller(stand.words, answer)
+    await controller.drive(stand.create(script))
+    assert seen_at_b == ["a", "b"]
+    assert controller.said() == ["a", "b", "c"]
+
+
+async def test_what_is_said_while_a_request_waits_comes_after_it(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        emit(target.shows("a"))
+        asking = asyncio.create_task(send(target.asks("b")))
+        await asyncio.sleep(0)
+        emit(target.shows("c"))
+        await asking
+
+    came = asyncio.Event()
+
+    async def answer(event: Any) -> Any:
+        async with asyncio.timeout(20):
+            while len(controller.seen) < 3:
+                await asyncio.sleep(0.01)
+        came.set()
+        return controller.injects(event)
+
+    controller = Controller(stand.words, answer)
+    await controller.drive(stand.create(script))
+    assert came.is_set()
+    assert controller.said() == ["a", "b", "c"]
+
+
+async def test_a_thousand_emits_keep_their_order(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        for number in range(1000):
+            emit(target.shows(f"{number}"))
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    assert controller.said() == [f"{number}" for number in range(1000)]
+
+
+async def test_a_thread_of_the_targets_speaks_in_order(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            for number in range(20):
+                emit(target.shows(f"before {number}"))
+                response = asyncio.run_coroutine_threadsafe(send(target.asks(f"ask {number}")), loop).result(30)
+                emit(target.shows(response.value))
+
+        await asyncio.to_thread(work)
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    assert controller.said() == [
+        text for number in range(20) for text in (f"before {number}", f"ask {number}", f"ASK {number}")
+    ]
+
+
+# Requests.
+
+
+async def test_two_requests_wait_at_once_and_are_answered_in_any_order(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        target.notes = [each.value for each in await asyncio.gather(send(target.asks("a")), send(target.asks("b")))]
+
+    came: dict[str, asyncio.Future[None]] = {}
+
+    async def answer(event: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        came[event.request] = loop.create_future()
+        if len(came) == 2:  # both are here: the later one is answered first
+            came["b"].set_result(None)
+        await came[event.request]
+        if event.request == "b":
+            loop.call_soon(came["a"].set_result, None)
+        return controller.injects(event)
+
+    controller = Controller(stand.words, answer)
+    async with asyncio.timeout(30):
+        await controller.drive(stand.create(script))
+    assert stand.made[-1].notes == ["A", "B"]
+
+
+async def test_sixty_four_requests_each_get_their_own_answer(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        answers = await asyncio.gather(*(send(target.asks(f"q{number}")) for number in range(64)))
+        target.notes = [answer.value for answer in answers]
+
+    waiting: list[asyncio.Future[None]] = []
+
+    async def answer(event: Any) -> Any:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        if len(waiting) == 64:
+            for each in reversed(waiting):
+                each.set_result(None)
+        await turn
+        return controller.injects(event)
+
+    controller = Controller(stand.words, answer)
+    async with asyncio.timeout(30):
+        await controller.drive(stand.create(script))
+    assert stand.made[-1].notes == [f"Q{number}" for number in range(64)]
+
+
+async def test_a_response_carries_the_very_event_and_the_very_controllable(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        event = target.asks("a")
+        response = await send(event)
+        target.notes = [response.event is event, response.controllable is target.question]
+
+    await Controller(stand.words).drive(stand.create(script))
+    assert stand.made[-1].notes == [True, True]
+
+
+async def test_a_response_without_an_injection_is_one(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        post = target.words.events["ControllablePostCallEvent"]
+        target.notes = [type(await send(post(controllable=target.question, request="q", answer="a"))).__name__]
+
+    async def answer(event: Any) -> Any:
+        assert (event.request, event.answer) == ("q", "a")
+        return stand.words.responses["ControllableNoInjection"](event=event, controllable=event.controllable)
+
+    await Controller(stand.words, answer).drive(stand.create(script))
+    assert stand.made[-1].notes == ["ControllableNoInjection"]
+
+
+async def test_a_target_that_waits_no_longer_may_go_on_and_the_late_answer_harms_nobody(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await send(target.asks("slow"))
+        target.notes = [(await send(target.asks("fast"))).value]
+
+    release = asyncio.Event()
+
+    async def answer(event: Any) -> Any:
+        if event.request == "slow":
+            await release.wait()
+        else:
+            release.set()
+            await asyncio.sleep(0.05)
+        return controller.injects(event)
+
+    controller = Controller(stand.words, answer)
+    await controller.drive(stand.create(script))
+    assert stand.made[-1].notes == ["FAST"]
+
+
+# What an event carries.
+
+
+async def test_an_event_keeps_its_id_and_its_time_is_naive_and_does_not_run_backwards(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        events = [target.shows("a"), target.asks("b"), target.shows("c")]
+        target.notes = [event.event_id for event in events]
+        emit(events[0])
+        await send(events[1])
+        emit(events[2])
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    assert [event.event_id for event in controller.seen] == stand.made[-1].notes
+    times = [event.timestamp for event in controller.seen]
+    assert times == sorted(times)
+    assert all(type(time) is datetime and time.tzinfo is None for time in times)
+
+
+async def test_an_event_keeps_the_domain_that_it_names(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        await send(target.asks("elsewhere", security_domain=target.tools))
+        await send(target.asks("at home"))
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    tools, user = (event.security_domain for event in controller.seen)
+    # By identity: a scope that holds the tag must include it.
+    assert tools is stand.kind.tools  # type: ignore[attr-defined]
+    assert user is stand.kind.user  # type: ignore[attr-defined]
+    assert stand.kind.root.includes(tools) is (tools.parent is stand.kind.root)  # type: ignore[attr-defined]
+
+
+async def test_a_controllable_that_was_never_declared_crosses_by_value(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        tool = target.words.controllable("tool:search", target.tools, "made while it runs", "json")
+        event = target.words.events["ControllablePreCallEvent"](controllable=tool, request="{}")
+        target.notes = [(await send(event)).controllable is tool]
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    [event] = controller.seen
+    assert (event.controllable.name, event.controllable.value_type) == ("tool:search", "json")
+    assert stand.made[-1].notes == [True]
+
+
+async def test_a_hundred_kilobytes_cross_both_ways(stand: Stand) -> None:
+    big = "ä€😀" * 33_000
+
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        emit(target.shows(big))
+        target.notes = [(await send(target.asks(big))).value == big]
+
+    async def answer(event: Any) -> Any:
+        return controller.injects(event, event.request)
+
+    controller = Controller(stand.words, answer)
+    await controller.drive(stand.create(script))
+    assert controller.said() == [big, big]
+    assert stand.made[-1].notes == [True]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        {"when": datetime(2026, 1, 2, 3, 4, 5)},
+        {"a set": {1}},
+        (1, (2, 3)),
+        b"\x00bytes",
+        {1: "an int key", None: "a null key", False: "a false key"},
+        [math.nan, math.inf, -math.inf],
+        "half of a character: \ud800",
+        2**200,
+        object,
+        {(1, 2): "a tuple key"},
+    ],
+    ids=str,
+)
+async def test_content_that_json_does_not_know_comes_out_as_superreds_files_have_it(
+    stand: Stand, content: object
+) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        emit(target.shows(content))
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    assert to_json_text(controller.seen[0].content) == to_json_text(content)
+
+
+async def test_content_is_what_it_was_when_it_was_said(stand: Stand, place: str) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        content = ["then"]
+        emit(target.shows(content))
+        content.append("later")
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    # In process it goes by reference, and nobody promises anything; over the wire it is a snapshot.
+    assert controller.seen[0].content == (["then", "later"] if place == "in process" else ["then"])
+
+
+async def test_events_and_responses_of_somebodys_own_cross_where_they_were_registered(stand: Stand) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Opened(stand.words.responses["EventResponse"]):  # type: ignore[misc]
+        by: str
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Knock(stand.words.events["Event"]):  # type: ignore[misc]
+        response_types = (Opened,)
+        times: int
+
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        event = Knock(times=3, security_domain=target.user)
+        response = await send(event)
+        target.notes = [type(response) is Opened, response.by, response.event is event]
+
+    async def answer(event: Any) -> Any:
+        return Opened(event=event, by=f"whoever heard {event.times}")
+
+    controller = Controller(stand.words, answer)
+    await controller.drive(stand.create(script, [Knock, Opened]))
+    assert type(controller.seen[0]) is Knock
+    assert stand.made[-1].notes == [True, "whoever heard 3", True]
+
+
+# What is refused.
+
+
+async def test_an_event_without_a_domain_is_refused_in_the_target(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        bare = target.words.events["Event"]()
+        with pytest.raises(ValueError, match="security_domain"):
+            emit(bare)
+        with pytest.raises(ValueError, match="security_domain"):
+            await send(bare)
+        target.notes = ["went on"]
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    assert stand.made[-1].notes == ["went on"]
+    assert controller.seen == []
+
+
+async def test_what_is_said_after_the_end_is_refused(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        target.kept = (emit, send)
+
+    controller = Controller(stand.words)
+    await controller.drive(stand.create(script))
+    target = stand.made[-1]
+    emit, send = target.kept
+    with pytest.raises(RuntimeError, match="closed trajectory"):
+        emit(target.shows("late"))
+    with pytest.raises(RuntimeError, match="closed trajectory"):
+        await send(target.asks("late"))
+    assert controller.seen == []
+
+
+async def test_an_unknown_slot_and_an_unknown_question_are_refused_here_in_the_targets_words(stand: Stand) -> None:
+    target = stand.create(nothing)
+    with pytest.raises(ValueError, match="There is no slot 'mood', only persona"):
+        target.set_config("mood", "x")
+    with pytest.raises(ValueError, match="There is no question 'mood', only runs"):
+        target.query("mood")
+    with pytest.raises(KeyError, match="since"):
+        target.query("runs")
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("v"), TypeError("t"), KeyError("k"), RuntimeError("r"), NotImplementedError("n"), LookupError("l")],
+    ids=repr,
+)
+async def test_what_a_run_raises_keeps_its_class_and_its_words(stand: Stand, error: Exception) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        emit(target.shows("so far"))
+        raise error
+
+    controller = Controller(stand.words)
+    with pytest.raises(type(error)) as caught:
+        await controller.drive(stand.create(script))
+    assert type(caught.value) is type(error)
+    assert str(caught.value) == str(error)
+    assert controller.said() == ["so far"]
+
+
+async def test_what_the_controllers_side_raises_passes_the_target_and_comes_back_as_the_same_object(
+    stand: Stand,
+) -> None:
+    class Broken(Exception):
+        pass
+
+    error = Broken("the optimizer is broken")
+
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        await send(target.asks("a"))
+
+    async def answer(event: Any) -> Any:
+        raise error
+
+    with pytest.raises(Broken) as caught:
+        await Controller(stand.words, answer).drive(stand.create(script))
+    assert caught.value is error
+
+
+async def test_a_target_may_catch_what_the_controllers_side_raises_and_go_on(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        try:
+            await send(target.asks("a"))
+        except ValueError as error:
+            target.notes = [str(error)]
+        emit(target.shows("went on"))
+
+    async def answer(event: Any) -> Any:
+        raise ValueError("not today")
+
+    controller = Controller(stand.words, answer)
+    await controller.drive(stand.create(script))
+    assert stand.made[-1].notes == ["not today"]
+    assert controller.said() == ["a", "went on"]
+
+
+async def test_a_cancelled_run_is_cancelled_in_the_target_and_the_next_one_works(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        if target.runs_in_all > 1:
+            target.notes.append((await send(target.asks("again"))).value)
+            return
+        try:
+            await send(target.asks("for ever"))
+        except asyncio.CancelledError:
+            target.notes.append("cancelled")
+            raise
+
+    asked = asyncio.Event()
+
+    async def answer(event: Any) -> Any:
+        if event.request == "for ever":
+            asked.set()
+            await asyncio.Event().wait()
+        return controller.injects(event)
+
+    controller = Controller(stand.words, answer)
+    target = stand.create(script)
+    driving = asyncio.create_task(controller.drive(target))
+    async with asyncio.timeout(30):
+        await asked.wait()
+        driving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await driving
+        await target.reset_ephemeral_state()
+        await controller.drive(target)
+    assert stand.made[-1].notes == ["cancelled", "AGAIN"]
+
+
+async def test_a_target_that_never_answers_is_bounded_by_its_callers_patience(stand: Stand) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    target = stand.create(script)
+    async with asyncio.timeout(30):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await Controller(stand.words).drive(target)
+        await target.reset_ephemeral_state()
+
+
+# State, and what is exposed.
+
+
+async def test_what_is_exposed_is_what_is_configured_now(stand: Stand) -> None:
+    target = stand.create(nothing)
+    assert [each.name for each in target.get_controllables()] == ["question", "voice of plain"]
+    target.set_config("persona", "pirate")
+    controllables = target.get_controllables()
+    assert [each.name for each in controllables] == ["question", "voice of pirate"]
+    assert (controllables[0].description, controllables[1].value_type) == ("what the user asks", "json")
+    [value] = target.get_observables()
+    assert (value.observable.name, value.content) == ("screen", {"persona": "pirate"})
+    assert controllables[0].security_domain is stand.kind.user  # type: ignore[attr-defined]
+    assert value.observable.security_domain is stand.kind.tools  # type: ignore[attr-defined]
+
+
+async def test_specs_and_domain_are_the_targets(stand: Stand) -> None:
+    target = stand.create(nothing)
+    [slot], [question] = target.config_specs, target.query_specs
+    assert (slot.name, slot.description) == ("persona", "who it is")
+    assert slot.security_domain is stand.kind.user  # type: ignore[attr-defined]
+    assert (question.name, [param.name for param in question.params]) == ("runs", ["since"])
+    assert type(slot) is stand.words.config_spec
+    assert [root.name for root in target.security_domain.roots] == ["root"]
+    assert len(target.security_domain.distinct_combinations()) == 5
+
+
+async def test_a_reset_clears_the_run_and_keeps_what_is_durable_and_a_fresh_target_knows_neither(stand: Stand) -> None:
+    controller = Controller(stand.words)
+    target = stand.create(nothing)
+    for _ in range(2):
+        await controller.drive(target)
+    assert (target.query("runs", since="reset"), target.query("runs", since="lease")) == ("2", "2")
+    await target.reset_ephemeral_state()
+    assert (target.query("runs", since="reset"), target.query("runs", since="lease")) == ("0", "2")
+    fresh = stand.create(nothing)
+    assert fresh.query("runs", since="lease") == "0"
+
+
+async def test_a_target_is_torn_down_once_it_is_let_go(stand: Stand) -> None:
+    target = stand.create(nothing)
+    await Controller(stand.words).drive(target)
+    await target.teardown()
+    assert stand.made[-1].torn_down
+
+
+# Logs.
+
+
+async def test_what_a_target_logs_reaches_its_controllers_log_in_its_tasks_context(stand: Stand) -> None:
+    whose: contextvars.ContextVar[str] = contextvars.ContextVar("whose", default="nobody's")
+    heard: list[tuple[str, str, str, int]] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append((whose.get(), record.name, record.getMessage(), record.levelno))
+
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        logging.getLogger("bot").warning("thinking of %s", "cats")
+        await asyncio.to_thread(logging.getLogger("bot.tool").error, "from a thread")
+
+    async def driven(name: str) -> None:
+        whose.set(name)
+        await Controller(stand.words).drive(stand.create(script))
+
+    ear = Ear()
+    logging.getLogger().addHandler(ear)
+    try:
+        await asyncio.gather(asyncio.create_task(driven("anne's")), asyncio.create_task(driven("bob's")))
+    finally:
+        logging.getLogger().removeHandler(ear)
+    told = {name: [line[1:] for line in heard if line[0] == name] for name in ("anne's", "bob's")}
+    wanted = [("bot", "thinking of cats", logging.WARNING), ("bot.tool", "from a thread", logging.ERROR)]
+    assert told == {"anne's": wanted, "bob's": wanted}

@@ -1,0 +1,88 @@
+"""The operations on PostgreSQL, asked for what no honest client asks: the same promise as over SQLite.
+
+SQLite takes text and numbers that PostgreSQL refuses; a refusal that reaches the caller as a defect is one of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.testing.postgres import PostgresUnderTest
+from quintain.topology import DEAD, INVOKE, LEDGER, METADATA
+from support import honest
+from support.hostile import HEADER_VALUES, Delivered, deliveries, json_of
+from support.promise import fed_and_answered, feed
+from support.watched_fleet import ADMIN_TOKEN, REPLY_KEY, WatchedFleet, watched_fleet
+
+fuzz = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+ADMINISTRATIVE = ("amend", "list", "open", "show")
+
+#: Text that JSON carries and PostgreSQL does not, or not everywhere.
+NO_TEXT = ["\0", "a\0b", "x" * 3_000, "\ufffe", "\U0010ffff"]
+
+
+@pytest.fixture(scope="module")
+def fleet(postgres: PostgresUnderTest) -> Iterator[WatchedFleet]:
+    with postgres.fresh_database() as url, watched_fleet(url) as fleet:
+        yield fleet
+
+
+def token_for(fleet: WatchedFleet, operation: str) -> str:
+    return ADMIN_TOKEN if operation in ADMINISTRATIVE else fleet.session.token
+
+
+@fuzz
+@given(data=st.data(), operation=st.sampled_from(sorted(honest.operations(""))))
+def test_hostile_questions_to_the_operations(fleet: WatchedFleet, data: st.DataObject, operation: str) -> None:
+    message = honest.operations(fleet.other.session_id)[operation]
+    told = {TOKEN_HEADER: token_for(fleet, operation)}
+    fed_and_answered(fleet, METADATA, operation, data.draw(deliveries(message, honest=told, reply_to=REPLY_KEY)))
+
+
+@pytest.mark.parametrize("text", NO_TEXT, ids=ascii)
+@pytest.mark.parametrize(
+    ("operation", "field"),
+    [
+        ("open", "label"),
+        ("open", "defaultTarget"),
+        ("amend", "sessionId"),
+        ("show", "sessionId"),
+        ("list", "cursor"),
+        ("reserve", "requestIds"),
+        ("release", "requestIds"),
+        ("cancel", "requestIds"),
+    ],
+)
+def test_text_that_no_column_takes_is_a_bad_request_or_kept(
+    fleet: WatchedFleet, operation: str, field: str, text: str
+) -> None:
+    message = honest.operations(fleet.other.session_id)[operation]
+    assert isinstance(message, dict)
+    body = json_of({**message, field: [text] if isinstance(message[field], list) else text})
+    told = {TOKEN_HEADER: token_for(fleet, operation)}
+    fed_and_answered(fleet, METADATA, operation, Delivered(body=body, headers=told, reply_to=REPLY_KEY))
+
+
+@fuzz
+@given(data=st.data(), key=st.sampled_from(["register", "heartbeat", "admit"]))
+def test_hostile_workers(fleet: WatchedFleet, data: st.DataObject, key: str) -> None:
+    messages = {"register": honest.REGISTER, "heartbeat": honest.HEARTBEAT}
+    message = messages.get(key, honest.admits(fleet.session.token))
+    fed_and_answered(fleet, LEDGER, key, data.draw(deliveries(message, honest={}, reply_to=REPLY_KEY)))
+    settles = honest.settles(fleet.session.session_id)
+    assert feed(fleet, LEDGER, "settle", data.draw(deliveries(settles, honest={}, reply_to=REPLY_KEY))) == []
+
+
+@fuzz
+@given(request_id=HEADER_VALUES, place=st.sampled_from(["a", "", "nobody", "dead"]))
+def test_hostile_request_ids(fleet: WatchedFleet, request_id: object, place: str) -> None:
+    told = {TOKEN_HEADER: fleet.session.token, REQUEST_ID_HEADER: request_id}
+    delivered = Delivered(body=json_of(honest.QUESTION), headers=told, reply_to=REPLY_KEY)
+    exchange = DEAD if place == "dead" else INVOKE
+    fed_and_answered(fleet, exchange, "a" if place == "dead" else place, delivered, internal=place == "dead")

@@ -1,0 +1,76 @@
+"""``quintain serve metadata`` before a PostgreSQL that is not up, or that will never be of use. No broker is needed:
+the ledger comes first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from quintain.testing.postgres import PostgresUnderTest
+from quintain.testing.postgres_under_test import run_sql
+from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.schema import VERSION
+from support.command_line import CommandLine, Running, command_line
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[CommandLine]:
+    """A shell whose broker is never there."""
+    env = {"QUINTAIN_BROKER_URL": "amqp://127.0.0.1:9", "QUINTAIN_ADMIN_TOKEN": "an admin token of a test"}
+    with command_line(tmp_path, env) as shell:
+        yield shell
+
+
+def lines(running: Running, about: str) -> list[str]:
+    return [line for line in running.stderr.splitlines() if about in line]
+
+
+def test_a_ledger_that_is_not_up_yet_is_waited_for_and_said_so_once(
+    shell: CommandLine, breakable_postgres: PostgresUnderTest
+) -> None:
+    admin = breakable_postgres.admin
+    assert admin is not None
+    with breakable_postgres.fresh_database() as url:
+        admin.crash()
+        try:
+            metadata = shell.start("serve", "metadata", env={"QUINTAIN_LEDGER_URL": url})
+            metadata.until(lambda one: bool(lines(one, "waiting  The ledger")))
+        finally:
+            admin.start()
+        # It goes on to what it needs next.
+        metadata.until(lambda one: bool(lines(one, "waiting  No broker")))
+        assert len(lines(metadata, "ledger")) == 1
+        assert (urlsplit(url).password or "-") not in metadata.stderr
+        assert metadata.stop().code == 0
+
+
+def test_a_service_that_waits_for_its_ledger_stops_when_told(shell: CommandLine) -> None:
+    metadata = shell.start("serve", "metadata", env={"QUINTAIN_LEDGER_URL": "postgresql://me:se-cret@127.0.0.1:9/db"})
+    metadata.until(lambda one: bool(lines(one, "waiting  The ledger postgresql://me@127.0.0.1:9/db")))
+    ended = metadata.stop()
+    assert ended.code == 0
+    assert "se-cret" not in ended.stderr
+
+
+def test_a_ledger_whose_schema_is_newer_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:
+    async def made() -> None:
+        await (await open_ledger(fresh_postgres_url)).close()
+
+    asyncio.run(made())
+    run_sql(fresh_postgres_url, f"UPDATE ledger_version SET version = {VERSION + 1}")
+    ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": fresh_postgres_url})
+    assert f"has schema {VERSION + 1}, and this release knows {VERSION}: upgrade quintain" in ended.stderr
+    assert "waiting" not in ended.stderr
+
+
+def test_a_login_that_is_refused_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:
+    address = urlsplit(fresh_postgres_url)
+    wrong = address._replace(netloc=f"{address.username}:se-cret@{address.hostname}:{address.port}").geturl()
+    ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": wrong})
+    assert "refuses the login" in ended.stderr
+    assert "waiting" not in ended.stderr
+    assert "se-cret" not in ended.stderr

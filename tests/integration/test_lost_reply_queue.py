@@ -1,0 +1,145 @@
+"""A reply queue lost under its client, at a real broker: every call is answered, and no provider is asked twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from urllib.parse import urlsplit
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel
+from aiormq.exceptions import ChannelNotFoundEntity
+
+import quintain
+from quintain.bus.base import Delivery
+from quintain.bus.rabbit import RabbitBus
+from quintain.caller import Caller
+from quintain.contracts.metadata import CallsReleased, ReleaseCalls
+from quintain.routes import RELEASE
+from quintain.service import reply
+from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY
+from support.fleet import ProcessFleet, process_fleet, sweep
+from support.proxy import Proxy, proxy_to
+
+CONFIG = """
+targets:
+  second: {provider: command, max_concurrency: 30, command: [/bin/sh, -c, 'echo asked >> asked; sleep 1; cat']}
+"""
+
+
+@pytest.fixture
+def fleet(broker_url: str) -> Iterator[ProcessFleet]:
+    with process_fleet(broker_url, CONFIG, targets=["second"]) as fleet:
+        fleet.start_service("metadata")
+        fleet.start_service("worker")
+        yield fleet
+
+
+@pytest.fixture
+async def raw(broker_url: str) -> AsyncIterator[AbstractChannel]:
+    """A channel of nobody's."""
+    async with await aio_pika.connect(broker_url) as connection:
+        yield await connection.channel()
+
+
+async def is_there(broker_url: str, queue: str) -> bool:
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await connection.channel()
+        try:
+            await channel.declare_queue(queue, passive=True)
+        except ChannelNotFoundEntity:
+            return False
+    return True
+
+
+def queue_of(caller: Caller) -> str:
+    return f"quintain.reply.{caller.reply_key}"
+
+
+async def test_calls_under_way_when_the_reply_queue_is_deleted_are_answered_and_asked_once(
+    fleet: ProcessFleet, raw: AbstractChannel, broker_url: str
+) -> None:
+    session, tasks = fleet.open_session("second", 50), asyncio.all_tasks()
+    asked = fleet.folder / "asked"
+    async with quintain.connect(broker_url, session.token) as client:
+        caller = client._caller
+        calls = [asyncio.create_task(client.invoke(f"q{number}")) for number in range(20)]
+        async with asyncio.timeout(30):
+            while not asked.exists() or asked.read_text().count("\n") < 10:
+                await asyncio.sleep(0.02)
+        lost = queue_of(caller)
+        await raw.queue_delete(lost)  # with it goes whatever was in it
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(*calls)
+        assert [answer.raw_text for answer in answers] == [f"q{number}" for number in range(20)]
+        assert sorted(answer.call_count for answer in answers) == list(range(1, 21))
+        info = await client.get_info()
+        assert (info.call_count, info.committed, info.running) == (20, 20, 0)
+        moved_to = queue_of(caller)
+        assert moved_to != lost
+        assert (caller.in_flight, caller.unmatched) == (0, 0)
+    assert asked.read_text().count("\n") == 20
+    assert not await is_there(broker_url, lost)
+    assert not await is_there(broker_url, moved_to)
+    # The library ends a connection's writer in a task of its own, which outlives the connection by a moment.
+    async with asyncio.timeout(5):
+        while asyncio.all_tasks() != tasks:
+            await asyncio.sleep(0.01)
+
+
+class Behind:
+    """A caller behind a proxy, and a service that answers it; both on one bus, as in a worker."""
+
+    def __init__(self, proxy: Proxy, bus: RabbitBus) -> None:
+        self.proxy, self.bus = proxy, bus
+        self.caller = Caller(bus)
+        self.asked: asyncio.Queue[Delivery] = asyncio.Queue()
+
+    async def start(self) -> None:
+        async def take(delivery: Delivery) -> None:
+            await delivery.ack()
+            self.asked.put_nowait(delivery)
+
+        await self.bus.start()
+        await self.bus.declare(METADATA_TOPOLOGY)
+        await self.bus.consume(METADATA_QUEUE, take, prefetch=10)
+        await self.caller.start()
+
+
+@pytest.fixture
+async def behind(broker_url: str) -> AsyncIterator[Behind]:
+    parts = urlsplit(broker_url)
+    async with proxy_to(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
+        netloc = f"{parts.username or 'guest'}:{parts.password or 'guest'}@127.0.0.1:{proxy.port}"
+        behind = Behind(proxy, RabbitBus(parts._replace(netloc=netloc).geturl(), "test"))
+        await behind.start()
+        yield behind
+        await behind.caller.close()
+        await behind.bus.close()
+    sweep(broker_url, [])
+
+
+@pytest.mark.parametrize(
+    "another",
+    [{"exclusive": True}, {"durable": True, "arguments": {"x-queue-type": "classic", "x-expires": 60_000}}],
+    ids=["of another connection", "with other arguments"],
+)
+async def test_a_reply_queue_that_cannot_be_attached_to_again_is_left_for_a_fresh_one(
+    behind: Behind, raw: AbstractChannel, another: dict[str, object]
+) -> None:
+    asking = asyncio.create_task(behind.caller.request(RELEASE, ReleaseCalls(request_ids=["r"]), {}))
+    async with asyncio.timeout(30):
+        first = await behind.asked.get()
+        taken = queue_of(behind.caller)
+        behind.proxy.refusing = True
+        behind.proxy.cut()
+        await raw.queue_delete(taken)
+        await raw.declare_queue(taken, **another)  # type: ignore[arg-type]
+        behind.proxy.refusing = False
+        while (again := await behind.asked.get()).reply_to == first.reply_to:
+            pass  # its acknowledgement was lost with the connection
+        assert again.correlation_id == first.correlation_id
+        assert again.reply_to == behind.caller.reply_key
+        await reply(behind.bus, again, CallsReleased(released=1))
+        assert (await asking).released == 1

@@ -1,0 +1,399 @@
+"""What only shows where a target stands on a host: leases, repeated and lost messages, and what is refused there."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from quintain.bus.base import Bus, Envelope
+from quintain.caller import Question, understood
+from quintain.contracts.hosted import HOSTING_VERSION, AskLease, LeaseAnswer
+from quintain.errors import BadRequest, NoAnswer, RemoteTargetError
+from quintain.remote.factory import RemoteFactory, remote_factory
+from quintain.remote.lease import lease
+from quintain.remote.line import Line, opened
+from quintain.routes import LEASE
+from quintain.target import Event, ObservableEvent, scope_includes
+from quintain.target.vocabulary import OURS
+from quintain.topology import HOST, Exchange
+from support.hosting import LoopThread, ThreadHost, thread_host
+from support.proxy import Proxy, proxy_to
+from support.standing import Controller, scripted
+
+Emit = Callable[[Any], None]
+Send = Callable[[Any], Awaitable[Any]]
+
+Bot: Any = scripted("ours")
+
+
+@pytest.fixture
+def host(broker_url: str) -> Iterator[ThreadHost]:
+    """A host of two slots."""
+    with thread_host(broker_url, slots=2) as host:
+        host.serve(lambda: Bot(nothing))
+        yield host
+
+
+@pytest.fixture
+def line(broker_url: str) -> Iterator[Line]:
+    line = opened(broker_url)
+    yield line
+    line.close()
+
+
+@pytest.fixture
+def remote(host: ThreadHost, line: Line) -> Iterator[RemoteFactory]:
+    """Instances of what the host serves, each leased when it is wanted."""
+    with RemoteFactory(host.name, ahead=0, line=line) as factory:
+        yield factory
+
+
+async def nothing(target: Any, emit: Emit, send: Send) -> None: ...
+
+
+def controller(answer: Callable[[Any], Awaitable[Any]] | None = None) -> Controller:
+    return Controller(OURS, answer)
+
+
+async def until(reached: Callable[[], bool], *, seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+# What is refused.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Knock(Event):
+    pass
+
+
+async def test_an_event_class_that_nobody_registered_is_refused_in_the_target(
+    host: ThreadHost, remote: RemoteFactory
+) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        for say in (emit, send):
+            with pytest.raises(TypeError, match=r"'Knock' is not registered .* remote_factory\(events="):
+                if (sending := say(Knock(security_domain=target.user))) is not None:
+                    await sending
+        target.notes = ["went on"]
+
+    host.serve(lambda: Bot(script))
+    one = controller()
+    await one.drive(remote.create())
+    assert host.made[-1].notes == ["went on"]
+    assert one.seen == []
+
+
+async def test_what_a_factory_raises_is_raised_by_create_and_the_slot_is_free_again(
+    host: ThreadHost, remote: RemoteFactory
+) -> None:
+    def broken() -> Any:
+        raise KeyError("model")
+
+    for _ in range(3):  # there are two slots
+        host.serve(broken)
+        with pytest.raises(KeyError, match="model") as caught:
+            remote.create()
+        assert "in broken" in "".join(caught.value.__notes__)
+    host.serve(lambda: Bot(nothing))
+    await remote.create().teardown()
+
+
+def test_what_is_no_target_is_an_error_that_says_what_it_lacks(host: ThreadHost, remote: RemoteFactory) -> None:
+    host.serve(object)
+    with pytest.raises(RemoteTargetError, match=r"object"):
+        remote.create()
+
+
+def test_a_controller_of_another_version_is_told_both(host: ThreadHost, line: Line) -> None:
+    asked = AskLease(controller_id="c", version=HOSTING_VERSION + 1).to_wire()
+    question = Question(exchange=HOST, key=host.name, type=LEASE.key, body=asked, headers={}, deadline_seconds=20)
+    with pytest.raises(BadRequest, match=r"version 1 of hosting, the controller 2: install the same release"):
+        understood(line.call(line.caller.ask(question)), LeaseAnswer)
+    with RemoteFactory(host.name, ahead=0, line=line) as factory:
+        assert factory.create().get_controllables()
+
+
+def test_without_a_host_nobody_waits_for_ever(line: Line) -> None:
+    with pytest.raises(NoAnswer, match=r"'nobody' within 1 s: start one with `quintain serve host"):
+        line.call(lease(line.bus, line.caller, "nobody", timeout_seconds=1))
+
+
+async def test_what_is_no_part_of_the_interface_does_not_cross(remote: RemoteFactory) -> None:
+    with pytest.raises(AttributeError, match=r"no 'messages' here: only the Target interface crosses"):
+        _ = remote.create().messages
+
+
+async def test_an_answer_that_is_no_response_is_an_error_of_the_controllers_own(
+    host: ThreadHost, remote: RemoteFactory
+) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        await send(target.asks("a"))
+
+    async def answer(event: Any) -> Any:
+        return "a text"
+
+    host.serve(lambda: Bot(script))
+    with pytest.raises(TypeError, match="with an EventResponse, not with a str"):
+        await controller(answer).drive(remote.create())
+
+
+async def test_an_error_of_a_class_that_only_the_target_has_names_it_and_brings_its_traceback(
+    host: ThreadHost, remote: RemoteFactory
+) -> None:
+    class Melted(Exception):
+        pass
+
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        raise Melted("too hot")
+
+    host.serve(lambda: Bot(script))
+    with pytest.raises(RemoteTargetError, match="Melted: too hot") as caught:
+        await controller().drive(remote.create())
+    assert isinstance(caught.value, RuntimeError)
+    assert 'raise Melted("too hot")' in "".join(caught.value.__notes__)
+
+
+# Leases.
+
+
+async def test_two_controllers_share_a_hosts_slots(host: ThreadHost, line: Line, broker_url: str) -> None:
+    with (
+        RemoteFactory(host.name, ahead=0, line=line) as first,
+        remote_factory(host.name, ahead=0, url=broker_url) as second,
+    ):
+        one, two = first.create(), second.create()
+        one.set_config("persona", "first")
+        waiting = asyncio.create_task(asyncio.to_thread(second.create))
+        await controller().drive(two)
+        assert not waiting.done(), "both slots are taken"
+        await one.teardown()
+        three = await waiting
+        assert [each.persona for each in host.made] == ["first", "plain", "plain"]
+        for target in (two, three):
+            await target.teardown()
+
+
+async def test_leases_are_made_ahead_and_replaced(host: ThreadHost, line: Line) -> None:
+    with RemoteFactory(host.name, concurrency=1, line=line) as factory:
+        await until(lambda: len(host.made) == 1)
+        await factory.create().teardown()
+        await until(lambda: len(host.made) == 2 and not factory._pool._ready.empty())
+    # A factory that is closed leaves no lease behind: both slots can be had at once.
+    await until(lambda: host.made[1].torn_down)
+    with RemoteFactory(host.name, concurrency=2, line=line) as factory:
+        await until(lambda: len(host.made) == 4)
+
+
+async def test_who_shares_a_pool_may_have_more_than_are_made_ahead(host: ThreadHost, line: Line) -> None:
+    with RemoteFactory(host.name, concurrency=1, line=line) as factory:
+        one = factory.create()
+        two = await asyncio.to_thread(factory.create)
+        assert len(host.made) == 2
+        for target in (one, two):
+            await target.teardown()
+
+
+async def test_a_scope_by_names_includes_what_the_target_says(host: ThreadHost, remote: RemoteFactory) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        emit(target.shows("by tools"))
+        await send(target.asks("by user"))
+
+    host.serve(lambda: Bot(script))
+    scope = remote.scope("tools")
+    one = controller()
+    await one.drive(remote.create())
+    assert [scope_includes(scope, event.security_domain) for event in one.seen] == [True, False]
+    with pytest.raises(ValueError, match="No tag is named tool; there are root, user, tools"):
+        remote.scope("tool")
+
+
+async def test_instances_of_one_factory_have_the_same_tags(remote: RemoteFactory) -> None:
+    first, second = (remote.create().security_domain.tags for _ in range(2))
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+# What the broker makes of messages.
+
+
+class Doubled:
+    """A bus's `publish` that says everything twice."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._publish = bus.publish
+        bus.publish = self  # type: ignore[assignment, method-assign]
+
+    async def __call__(self, exchange: Exchange, key: str, envelope: Envelope, **more: Any) -> None:
+        await self._publish(exchange, key, envelope, **more)
+        await self._publish(exchange, key, envelope, **more)
+
+
+async def talk(target: Any, emit: Emit, send: Send) -> None:
+    """Two branches that say something, ask, and say what they were answered."""
+
+    async def branch(name: str) -> None:
+        for number in range(20):
+            emit(target.shows(f"{name}{number}"))
+            emit(target.shows((await send(target.asks(f"{name}?{number}"))).value))
+
+    await asyncio.gather(branch("a"), branch("b"))
+
+
+def of_branch(said: list[Any], name: str) -> list[Any]:
+    """What one branch of `talk` said, in order."""
+    return [text for text in said if text.lower().startswith(name)]
+
+
+def whole_talk(name: str) -> list[str]:
+    """What that ought to be."""
+    upper = name.upper()
+    return [text for n in range(20) for text in (f"{name}{n}", f"{name}?{n}", f"{upper}?{n}")]
+
+
+async def test_what_is_delivered_twice_is_done_once(host: ThreadHost, line: Line, remote: RemoteFactory) -> None:
+    host.serve(lambda: Bot(talk))
+    Doubled(host.bus)
+    Doubled(line.bus)
+    target = remote.create()
+    one = controller()
+    await one.drive(target)
+    for name in "ab":
+        assert of_branch(one.said(), name) == whole_talk(name)
+    assert target.query("runs", since="lease") == "1"
+
+
+class Forgetful:
+    """A bus's `publish` that loses the first of each kind of message, and says that it was sent."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._publish = bus.publish
+        self.lost: list[str] = []
+        bus.publish = self  # type: ignore[assignment, method-assign]
+
+    async def __call__(self, exchange: Exchange, key: str, envelope: Envelope, **more: Any) -> None:
+        if envelope.type not in self.lost and envelope.type.startswith("run_"):
+            self.lost.append(envelope.type)
+            return
+        await self._publish(exchange, key, envelope, **more)
+
+
+@pytest.mark.parametrize("whose", ["host", "controller"])
+async def test_what_was_lost_is_said_again(host: ThreadHost, line: Line, remote: RemoteFactory, whose: str) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        for number in range(5):
+            emit(target.shows(f"{number}"))
+
+    host.serve(lambda: Bot(script))
+    forgetful = Forgetful(host.bus if whose == "host" else line.bus)
+    one = controller()
+    target = remote.create()
+    async with asyncio.timeout(30):
+        await one.drive(target)
+        await one.drive(target)
+    assert forgetful.lost
+    assert one.said() == [f"{number}" for number in range(5)] * 2
+
+
+class CutWire:
+    """A way to the broker that can be cut, on a thread of its own: the test's loop may be blocked."""
+
+    def __init__(self, url: str) -> None:
+        self._thread = LoopThread("proxy")
+        self._context = proxy_to(urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 5672)
+        self._proxy: Proxy = self._thread.do(self._context.__aenter__())
+        split = urlsplit(url)
+        netloc = f"{split.username or 'guest'}:{split.password or 'guest'}@127.0.0.1:{self._proxy.port}"
+        self.url = split._replace(netloc=netloc).geturl()
+
+    def cut(self) -> None:
+        self._thread.loop.call_soon_threadsafe(self._proxy.cut)
+
+    def close(self) -> None:
+        self._thread.do(self._context.__aexit__(None, None, None))
+        self._thread.close()
+
+
+@pytest.fixture
+def wire(broker_url: str) -> Iterator[CutWire]:
+    wire = CutWire(broker_url)
+    yield wire
+    wire.close()
+
+
+@pytest.mark.parametrize("whose", ["host", "controller"])
+async def test_a_connection_that_is_cut_in_a_run_loses_and_repeats_nothing(
+    broker_url: str, wire: CutWire, whose: str
+) -> None:
+    asked = 0
+
+    async def answer(event: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked in {5, 20, 33}:
+            wire.cut()
+        return one.injects(event)
+
+    one = controller(answer)
+    urls = {"host": broker_url, "controller": broker_url, whose: wire.url}
+    with thread_host(urls["host"]) as host, remote_factory(host.name, ahead=0, url=urls["controller"]) as factory:
+        host.serve(lambda: Bot(talk))
+        async with asyncio.timeout(60):
+            await one.drive(factory.create())
+    for name in "ab":
+        assert of_branch(one.said(), name) == whole_talk(name)
+    assert asked == 40
+
+
+# What the controller's own loop is spared.
+
+
+async def test_a_target_that_blocks_its_loop_keeps_its_lease_and_answers(
+    host: ThreadHost, remote: RemoteFactory
+) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        emit(target.shows("before"))
+        time.sleep(3)  # the host's own heartbeats go on beside it
+        emit(target.shows("after"))
+
+    host.serve(lambda: Bot(script))
+    one = controller()
+    await one.drive(remote.create())
+    assert one.said() == ["before", "after"]
+
+
+async def test_a_controller_whose_loop_is_blocked_keeps_its_lease(host: ThreadHost, remote: RemoteFactory) -> None:
+    target = remote.create()
+    time.sleep(4)
+    target.set_config("persona", "patient")
+    assert host.made[-1].persona == "patient"
+
+
+async def test_an_emit_that_the_controller_refuses_ends_the_run_here_and_there(
+    host: ThreadHost, remote: RemoteFactory
+) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        try:
+            emit(target.shows("refused"))
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            target.notes = ["cancelled"]
+            raise
+
+    def refuse(event: ObservableEvent) -> None:
+        raise OSError("the disk is full")
+
+    host.serve(lambda: Bot(script))
+    target = remote.create()
+    async with asyncio.timeout(30):
+        with pytest.raises(OSError, match="the disk is full"):
+            await target.run(refuse, controller().send)
+        await target.reset_ephemeral_state()
+    assert host.made[-1].notes == ["cancelled"]

@@ -1,0 +1,275 @@
+"""superred's own Controller over hosted targets: what its suite does not ask. Runs in superred's environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chatbot_target import USER_TAG, ChatbotTarget
+from superred.core import Optimizer, Target, TargetFactory, Task
+from superred.core.controller import Controller, run_all
+from superred.core.interfaces.security_claim import SecurityClaim
+from superred.core.interfaces.task import NotApplicable
+from superred.core.types.evaluation import EvaluationResult, Score
+from superred.core.types.event import EventResponse
+from superred.core.types.events import (
+    ControllableInjection,
+    ControllableNoInjection,
+    ControllablePreCallEvent,
+    RunEndEvent,
+    RunEndResponse,
+)
+from superred.core.types.goal import Goal
+from superred.core.types.llm import BudgetExhaustedError, LLMUsage
+
+from quintain.superred import remote_factory
+from support.hosting import ThreadHost, thread_host
+from support.model_server import ModelServer, Script, model_server
+from support.standing import scripted
+
+Bot: Any = scripted("superred")
+
+
+@pytest.fixture
+def host(broker_url: str) -> Iterator[ThreadHost]:
+    with thread_host(broker_url, slots=4) as host:
+        yield host
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
+    async with model_server() as server:
+        yield server
+
+
+class Attacker(Optimizer):
+    """Says what it was given, one message after another, and then no more."""
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__()
+        self._messages = list(messages)
+
+    async def initialize(self, goal: Any, controllables: Any, observables: Any, llm_client: Any) -> None:
+        await super().initialize(goal, controllables, observables, llm_client)
+
+    async def on_event(self, event: Any) -> EventResponse:
+        if isinstance(event, RunEndEvent):
+            return RunEndResponse(event=event, done=True)
+        if isinstance(event, ControllablePreCallEvent) and self._messages:
+            value = self._messages.pop(0)
+            return ControllableInjection(event=event, controllable=event.controllable, value=value)
+        if hasattr(event, "controllable"):
+            return ControllableNoInjection(event=event, controllable=event.controllable)
+        return EventResponse(event=event)
+
+
+class Goalless(Task[Target]):
+    """A task that any target suits."""
+
+    def __init__(self, name: str, configure: Callable[[Any], None] = lambda target: None, ask: str = "") -> None:
+        self._name, self._configure, self._ask = name, configure, ask
+
+    @property
+    def goal(self) -> Goal:
+        return Goal(description=self._name)
+
+    async def configure_target(self, target: Target) -> None:
+        self._configure(target)
+
+    async def evaluate(self, trajectory: Any, target: Target) -> EvaluationResult:
+        said = target.query(self._ask) if self._ask else ""
+        return EvaluationResult(success=True, primary_score=Score(value=1.0), rationale=said)
+
+
+def controller(
+    factory: TargetFactory, scope: Any, tasks: list[Task[Any]], attacker: Any = Attacker, **more: Any
+) -> Any:
+    return Controller(
+        optimizer_factory=attacker,
+        target_factory=factory,
+        security_claim=SecurityClaim.from_tasks(tasks),
+        scope=frozenset(scope),
+        report=False,
+        **{"persist": False, **more},
+    )
+
+
+# A target that somebody else wrote.
+
+#: What differs between any two runs.
+CHANGING = {"event_id": "an id", "timestamp": "a time"}
+
+
+def masked(found: Any) -> Any:
+    """The same, without ids and times."""
+    if isinstance(found, dict):
+        return {name: CHANGING.get(name) or masked(value) for name, value in found.items()}
+    return [masked(each) for each in found] if isinstance(found, list) else found
+
+
+def trajectories(folder: Path) -> list[Any]:
+    """Every trajectory of a results tree."""
+    files = sorted(folder.rglob("trajectories/run_*.json"))
+    return [masked(json.loads(file.read_text())) for file in files]
+
+
+def completion(text: str) -> Script:
+    """A chat completion, as OpenAI words it."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    usage = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    named = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt-scripted"}
+    return Script(body={**named, "choices": [choice], "usage": usage})
+
+
+async def attacked(factory: TargetFactory, model: ModelServer, results: Path) -> list[Any]:
+    """Two tasks against a chatbot whose model answers by script; what was recorded."""
+    asked = len(model.asked)
+    model.reply(*(completion(f"answer {number} ä \U0001f600") for number in range(6)))
+    tasks: list[Task[Any]] = [
+        Goalless(
+            f"make it speak {number}",
+            lambda target, number=number: target.set_config("system_prompt", f"You are number {number}."),  # type: ignore[misc]
+            "last_response",
+        )
+        for number in range(2)
+    ]
+    experiment = controller(
+        factory,
+        {USER_TAG},
+        tasks,
+        lambda: Attacker("hello", "and \u2028 more", "bye"),
+        persist=True,
+        results_dir=results,
+    )
+    result = await experiment.run()
+    assert [(task.error, task.success) for task in result.task_results] == [(None, True)] * 2
+    assert len(model.asked) - asked == 6
+    return trajectories(results)
+
+
+@pytest.mark.filterwarnings("ignore")  # litellm's own, and many
+async def test_a_published_chatbot_behind_rabbitmq_leaves_the_trajectories_that_it_leaves_here(
+    host: ThreadHost, model: ModelServer, broker_url: str, tmp_path: Path
+) -> None:
+    def chatbot() -> ChatbotTarget:
+        return ChatbotTarget("openai/gpt-scripted", "sk-canary", f"{model.url}/v1", max_attempts=1)
+
+    host.serve(chatbot)
+    here = await attacked(TargetFactory(create=chatbot), model, tmp_path / "here")
+    remote = remote_factory(host.name, url=broker_url, tags=[USER_TAG])
+    try:
+        there = await attacked(remote, model, tmp_path / "there")
+    finally:
+        remote.close()
+    assert len(here) == 2
+    assert there == here
+    assert "answer 5" in json.dumps(there[1])
+
+
+# Errors that a Controller tells by their class.
+
+
+@pytest.fixture
+def remote(host: ThreadHost, broker_url: str) -> Iterator[Any]:
+    host.serve(lambda: Bot(chat))
+    factory = remote_factory(host.name, concurrency=2, ahead=0, url=broker_url)
+    yield factory
+    factory.close()
+
+
+async def chat(target: Any, emit: Any, send: Any) -> None:
+    """Logs who it is, and asks once."""
+    logging.getLogger("bot").warning("I am %s", target.persona)
+    await send(target.asks("question"))
+
+
+async def test_a_targets_spent_budget_stops_the_task_as_one(host: ThreadHost, remote: Any) -> None:
+    async def spent(target: Any, emit: Any, send: Any) -> None:
+        raise BudgetExhaustedError("nothing left", LLMUsage(calls=3, cost=1.5))
+
+    host.serve(lambda: Bot(spent))
+    result = await controller(remote, remote.scope("user"), [Goalless("spend")]).run()
+    assert [task.stop_reason for task in result.task_results] == ["budget_exhausted"]
+    with pytest.raises(BudgetExhaustedError) as caught:
+        await remote.create().run(print, print)
+    assert caught.value.usage == LLMUsage(calls=3, cost=1.5)
+
+
+async def test_a_target_that_a_task_does_not_suit_skips_it(host: ThreadHost, remote: Any) -> None:
+    class Picky(Bot):
+        def set_config(self, name: str, value: str) -> None:
+            raise NotApplicable(f"no {name} here")
+
+    host.serve(lambda: Picky(chat))
+    tasks = [Goalless("a", lambda target: target.set_config("slot", "x")), Goalless("b")]
+    result = await controller(remote, remote.scope("user"), tasks).run()
+    assert len(result.skipped_tasks) == 1
+    assert [task.error for task in result.task_results] == [None]
+
+
+async def unheard(*words: Any, **more: Any) -> None:
+    """A publish that reaches nobody."""
+
+
+async def test_a_lost_host_is_its_tasks_error_and_what_was_said_is_kept(
+    host: ThreadHost, remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cut_off(target: Any, emit: Any, send: Any) -> None:
+        emit(target.shows("the last words"))
+        await send(target.asks("anybody?"))
+
+    class Cutting(Attacker):
+        async def on_event(self, event: Any) -> EventResponse:
+            if isinstance(event, ControllablePreCallEvent):
+                monkeypatch.setattr(host.bus, "publish", unheard)
+            return await super().on_event(event)
+
+    host.serve(lambda: Bot(cut_off))
+    began = asyncio.get_running_loop().time()
+    result = await controller(remote, remote.scope("user", "tools"), [Goalless("talk")], Cutting).run()
+    assert asyncio.get_running_loop().time() - began < 12
+    [task] = result.task_results
+    assert task.stop_reason == "error"
+    assert "HostLost" in task.error
+    [run] = task.runs
+    assert run.errored
+    assert "the last words" in [getattr(event, "content", None) for event in run.trajectory.snapshot()]
+
+
+# Several at once.
+
+
+async def test_two_controllers_share_a_pool(host: ThreadHost, broker_url: str) -> None:
+    host.serve(lambda: Bot(chat))
+    remote = remote_factory(host.name, concurrency=2, url=broker_url)
+    scope = remote.scope("user")
+    try:
+        claims = [[Goalless(f"{who} {number}") for number in range(4)] for who in ("anne", "bob")]
+        results = await run_all([controller(remote, scope, claim) for claim in claims], report=False)
+    finally:
+        remote.close()
+    assert [[task.error for task in result.task_results] for result in results] == [[None] * 4] * 2
+    assert all(len(task.runs) == 1 for result in results for task in result.task_results)
+
+
+async def test_a_targets_log_is_its_tasks(host: ThreadHost, remote: Any, tmp_path: Path) -> None:
+    tasks = [
+        Goalless(f"task {name}", lambda target, name=name: target.set_config("persona", name))  # type: ignore[misc]
+        for name in ("anne", "bob")
+    ]
+    result = await controller(remote, remote.scope("user"), tasks, persist=True, results_dir=tmp_path).run()
+    assert [task.error for task in result.task_results] == [None, None]
+    told = {
+        re.sub(r".*__", "", log.parents[1].name): log.read_text()
+        for log in tmp_path.rglob("tasks/*/logs/diagnostics.log")
+    }
+    assert {name: [who for who in ("anne", "bob") if f"I am {who}" in text] for name, text in told.items()} == {
+        "task_anne": ["anne"],
+        "task_bob": ["bob"],
+    }

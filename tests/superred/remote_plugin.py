@@ -1,0 +1,173 @@
+"""A pytest plugin for superred's own suite: every Controller's target sits behind RabbitMQ.
+
+Used with ``-p remote_plugin`` on superred's source distribution; no test of theirs is edited. With ``--host thread``
+one host serves all Controllers from a thread of the test process, so that what their tests read off a target's
+Python object can still be read. With ``--host process`` each Controller's host is a process of its own: a fork, so
+that classes made inside a test are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+from superred.core.controller import Controller
+from superred.core.types.event import Event, EventResponse
+from superred.core.types.security_domain import SecurityDomainTag
+
+from quintain.bus.connect import connect_bus
+from quintain.remote.factory import RemoteFactory
+from quintain.remote.line import Line, opened
+from quintain.service import forgotten
+from quintain.superred import HostedTarget, RemoteTargetFactory
+from quintain.target.vocabulary import superred_vocabulary
+from quintain.topology import host_topology
+from quintain_host.host import Host
+from support.hosting import Create, ThreadHost
+
+#: More than any of their tests has at once.
+SLOTS = 8
+
+
+class Hosts(Protocol):
+    """Where the targets of a Controller's factory live."""
+
+    def serve(self, create: Create, concurrency: int) -> tuple[str, Callable[[Create], Create]]:
+        """The name they are leased under, and what the remote `create` is wrapped in."""
+
+    def end_test(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class ThreadHosts:
+    """One host for all, on a thread of this process."""
+
+    def __init__(self, url: str) -> None:
+        self._host = ThreadHost(url, SLOTS)
+
+    def serve(self, create: Create, concurrency: int) -> tuple[str, Callable[[Create], Create]]:
+        assert concurrency <= SLOTS
+        return self._host.name, lambda remote_create: lambda: self._host.leased(create, remote_create)
+
+    def end_test(self) -> None:
+        """Nothing: the leases of a Controller end with its tasks."""
+
+    def close(self) -> None:
+        self._host.close()
+
+
+class ProcessHosts:
+    """A process for each Controller's host."""
+
+    def __init__(self, url: str, line: Line) -> None:
+        self._url, self._line = url, line
+        self._made = 0
+        self._running: dict[int, str] = {}
+
+    def serve(self, create: Create, concurrency: int) -> tuple[str, Callable[[Create], Create]]:
+        self._made += 1
+        name = f"suite.{os.getpid()}.{self._made}"
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(served(self._url, name, create, concurrency))
+            finally:
+                os._exit(0)
+        self._running[child] = name
+        return name, lambda remote_create: remote_create
+
+    def end_test(self) -> None:
+        for child, name in self._running.items():
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            self._line.call(forgotten(self._line.bus, host_topology(name)))
+        self._running.clear()
+
+    def close(self) -> None:
+        self.end_test()
+
+
+async def served(url: str, name: str, create: Create, slots: int) -> None:
+    """A host, until its process is killed."""
+    bus = await connect_bus(url, "hosts", timeout_seconds=30)
+    await Host(bus, name, create, slots).start()
+    await asyncio.Event().wait()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--host", choices=["thread", "process"], default="thread")
+
+
+@pytest.fixture(scope="session")
+def _line() -> Iterator[Line]:
+    line = opened(os.environ["QUINTAIN_BROKER_URL"])
+    yield line
+    line.close()
+
+
+@pytest.fixture(scope="session")
+def _hosts(_line: Line, pytestconfig: pytest.Config) -> Iterator[Hosts]:
+    url = os.environ["QUINTAIN_BROKER_URL"]
+    hosts: Hosts = ThreadHosts(url) if pytestconfig.option.host == "thread" else ProcessHosts(url, _line)
+    yield hosts
+    hosts.close()
+
+
+@pytest.fixture(autouse=True)
+def _behind_rabbitmq(
+    _persistence_off_by_default: None,
+    _hosts: Hosts,
+    _line: Line,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[None]:
+    original = Controller.__init__
+    # As a user does who has the target's package at hand: its tags are those that the remote side hands out.
+    known = [each for each in vars(request.module).values() if isinstance(each, SecurityDomainTag)]
+    remotes: list[RemoteFactory] = []
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        local = self._target_factory
+        name, wrapped = _hosts.serve(local.create, local.concurrency)
+        remote = RemoteFactory(
+            name,
+            concurrency=local.concurrency,
+            ahead=0,
+            line=_line,
+            tags=[*self._naming_scope, *self._naming_read_only, *known],
+            vocabulary=superred_vocabulary().with_classes([*subclasses(Event), *subclasses(EventResponse)]),
+            kind=HostedTarget,
+        )
+        remotes.append(remote)
+        factory = RemoteTargetFactory(remote)
+        object.__setattr__(factory, "create", wrapped(remote.create))
+        self._target_factory = factory
+        self._resolve_write_scope = learning(self._resolve_write_scope, remote.tags)
+        self._resolve_read_only = learning(self._resolve_read_only, remote.tags)
+
+    monkeypatch.setattr(Controller, "__init__", init)
+    yield
+    for remote in remotes:
+        remote.close()
+    _hosts.end_test()
+
+
+def subclasses(kind: type) -> list[type]:
+    """Every class beneath this one, those of the tests too."""
+    return [each for child in kind.__subclasses__() for each in (child, *subclasses(child))]
+
+
+def learning(resolver: Callable[[Any], Any], book: Any) -> Callable[[Any], Any]:
+    """A scope's resolver, whose tags are those that the remote side hands out."""
+
+    def resolve(task: Any) -> Any:
+        scope = resolver(task)
+        book.learn(scope)
+        return scope
+
+    return resolve

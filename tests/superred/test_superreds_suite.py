@@ -1,0 +1,115 @@
+"""superred's own suite, with every Controller's target behind RabbitMQ: 561 tests that know nothing of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from support.superred_environment import SuperredEnvironment
+
+SUITE = 561
+
+HERE = Path(__file__).parent
+
+#: What fails where the target lives in another process, and why: each of these reads or counts something on the Python
+#: object (or the variable of a closure) that then lives in the other process. The words are those of its assertion.
+READS_ITS_OBJECT = {
+    "TestControllerInit::test_factory_called_once_per_task": ("a counter in the factory's closure", "assert 0 == 3"),
+    "TestControllerRun::test_teardown_called": ("target.torn_down", "torn_down"),
+    "TestControllerRun::test_reset_ephemeral_state_called_after_each_run": ("target.reset_count", "reset_count"),
+    "TestExceptionSafety::test_target_run_raises_is_contained_per_task": ("target.torn_down", "torn_down"),
+    "TestExceptionSafety::test_task_evaluate_raises_is_contained_per_task": ("target.torn_down", "torn_down"),
+    "TestExceptionSafety::test_optimizer_on_event_raises_is_contained_per_task": ("target.torn_down", "torn_down"),
+    "TestExceptionSafety::test_partial_runs_preserved_when_task_errors_mid_loop": ("target.torn_down", "torn_down"),
+    "TestExceptionSafety::test_target_reset_ephemeral_state_invoked_in_finally_after_failed_run": (
+        "target.reset_count",
+        "reset_count",
+    ),
+    "TestExceptionSafety::test_target_reset_ephemeral_state_error_treated_as_error": ("target.torn_down", "torn_down"),
+    "TestParallelExecution::test_tasks_run_in_parallel_up_to_concurrency": ("a counter of the class", "peak"),
+    "TestParallelExecution::test_concurrency_one_is_sequential": ("a counter of the class", "peak"),
+    "TestDynamicScopePersistence::test_reused_identity_resumes_without_error": ("target.run_count", "run_count"),
+    "TestTargetConfigPerTask::test_config_does_not_bleed_between_tasks": (
+        "a list of what each target was configured with",
+        "'Confidential: ALPHA' in []",
+    ),
+    "TestBudgetExhaustionGraceful::test_budget_exhaustion_stops_task_not_evaluation": ("target.run_count", "run_count"),
+    "TestBudgetExhaustedStopsTask::test_budget_exhausted_breaks_not_continues": (
+        "a counter in the target's closure",
+        "assert 0 == 2",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the suite: how many ran, and what each failure said."""
+
+    ran: int
+    failed: dict[str, str]
+
+
+def suite_behind_rabbitmq(env: SuperredEnvironment, url: str, host: str, folder: Path) -> Verdict:
+    """Run their suite with targets hosted in this way."""
+    report = folder / "report.xml"
+    done = env.pytest(
+        [
+            "-q",
+            "-o",
+            "addopts=",
+            "-p",
+            "remote_plugin",
+            "--host",
+            host,
+            "--timeout=60",
+            f"--junitxml={report}",
+            "tests",
+        ],
+        env.source,
+        env={"QUINTAIN_BROKER_URL": url, "PYTHONPATH": f"{HERE}:{HERE.parent}"},
+        seconds=600,
+    )
+    assert report.exists(), f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    cases = list(ET.parse(report).iter("testcase"))
+    failed = {
+        f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}": each.get("message", "")
+        for case in cases
+        for each in case
+        if each.tag in {"failure", "error", "skipped"}
+    }
+    return Verdict(len(cases), failed)
+
+
+def test_with_a_host_on_a_thread_one_test_may_fail_at_most(
+    superred_environment: SuperredEnvironment, broker_url: str, tmp_path: Path
+) -> None:
+    verdict = suite_behind_rabbitmq(superred_environment, broker_url, "thread", tmp_path)
+    assert verdict.ran == SUITE
+    assert len(verdict.failed) <= 1, verdict.failed
+
+
+@pytest.mark.long
+def test_with_hosts_in_processes_only_those_fail_that_read_the_targets_object(
+    superred_environment: SuperredEnvironment, broker_url: str, tmp_path: Path
+) -> None:
+    verdict = suite_behind_rabbitmq(superred_environment, broker_url, "process", tmp_path)
+    assert verdict.ran == SUITE
+    assert verdict.failed.keys() <= READS_ITS_OBJECT.keys(), verdict.failed
+    otherwise = {name: said for name, said in verdict.failed.items() if READS_ITS_OBJECT[name][1] not in said}
+    assert otherwise == {}, "it fails, and for another reason than the one listed"
+
+
+def test_our_own_suite_holds_in_superreds_vocabulary_and_under_its_controller(
+    superred_environment: SuperredEnvironment, broker_url: str
+) -> None:
+    done = superred_environment.pytest(
+        ["-q", "-k", "superred", "tests/conformance/test_targets.py", "tests/superred/controllers"],
+        HERE.parents[1],
+        env={"QUINTAIN_TEST_BROKER_URL": broker_url},
+        seconds=600,
+    )
+    assert done.returncode == 0, f"{done.stdout[-8000:]}{done.stderr[-2000:]}"
+    assert " skipped" not in done.stdout

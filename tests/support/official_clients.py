@@ -1,0 +1,40 @@
+"""The official clients of OpenAI and Anthropic at a gateway, as their users make them; what they send is counted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+
+
+@dataclass
+class Sent:
+    """The requests that a client sent."""
+
+    requests: list[httpx2.Request] = field(default_factory=list)
+
+    async def note(self, request: httpx2.Request) -> None:
+        self.requests.append(request)
+
+
+@contextlib.asynccontextmanager
+async def openai_at(url: str, token: str, **more: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, Sent]]:
+    """OpenAI's client."""
+    sent = Sent()
+    http = httpx2.AsyncClient(event_hooks={"request": [sent.note]}, timeout=30)
+    async with openai.AsyncOpenAI(api_key=token, base_url=f"{url}/v1", http_client=http, **more) as client:
+        yield client, sent
+
+
+@contextlib.asynccontextmanager
+async def anthropic_at(url: str, token: str, **more: Any) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, Sent]]:
+    """Anthropic's client."""
+    sent = Sent()
+    http = httpx2.AsyncClient(event_hooks={"request": [sent.note]}, timeout=30)
+    async with anthropic.AsyncAnthropic(api_key=token, base_url=url, http_client=http, **more) as client:
+        yield client, sent

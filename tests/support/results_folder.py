@@ -1,0 +1,66 @@
+"""A results folder without a run: the rows that a test wants, and the record that `quintain run` would have written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quintain.contracts.invoke import TokenUsage
+from quintain_runner.analysis import analyse
+from quintain_runner.board import Board
+from quintain_runner.columns import columns_of
+from quintain_runner.cost import Cost
+from quintain_runner.evaluation import load_evaluation
+from quintain_runner.record import Findings, begin_record, identity_of, write_record
+from quintain_runner.report import RunReport, read_report
+from quintain_runner.results import kept_in
+from quintain_runner.rows import GraderRow, Row, RowError, Status
+from quintain_runner.summary import summarize
+from support.evaluation_folder import EXACT, cases, write_evaluation
+
+
+def graded(case_id: str, score: float, *, target: str = "bot", repeat: int = 1, output: str = "answer") -> Row:
+    """A row that one grader, ``same``, scored; it passes from a half on."""
+    return Row(
+        case_id=case_id,
+        target=target,
+        repeat=repeat,
+        status=Status.GRADED,
+        output=output,
+        score=score,
+        graders={"same": GraderRow(score=score, passed=score >= 0.5)},
+        calls=1,
+        token_usage=TokenUsage(input=10, output=2),
+        duration_ms=1500.0,
+    )
+
+
+def errored(case_id: str, *, target: str = "bot", repeat: int = 1, status: Status = Status.ERROR) -> Row:
+    """A row without a score."""
+    error = RowError(code="provider_error", error="it broke")
+    return Row(case_id=case_id, target=target, repeat=repeat, status=status, error=error, calls=1)
+
+
+def write_results(
+    folder: Path,
+    rows: Sequence[Row],
+    *,
+    targets: Sequence[str] = ("bot",),
+    repeats: int = 1,
+    dataset: str = "d" * 64,
+    graders: Sequence[dict[str, object]] = (EXACT,),
+    cost: Cost | None = None,
+    ended: bool = True,
+) -> RunReport:
+    """Write the folder, and give its report. ``dataset`` is the hash of what was asked."""
+    folder.mkdir(parents=True)
+    evaluation = load_evaluation(write_evaluation(folder, cases(1), list(graders), repeats=repeats, threshold=0.5))
+    record = begin_record(folder, evaluation, targets, identity_of(evaluation, dataset))
+    (folder / "results.jsonl").write_text("".join(f"{row.model_dump_json(by_alias=True)}\n" for row in rows))
+    count = len({row.case_id for row in rows})
+    board = Board(targets, cases=count, repeats=repeats, kept=kept_in(folder))
+    board.budget.told(board.calls_in_rows, 100)
+    summary = summarize(board, threshold=0.5, parked=False, results=folder / "results.jsonl")
+    findings = Findings(analysis=analyse(columns_of(rows, targets, repeats=repeats)), cost=cost)
+    write_record(folder, record, summary, ended=ended, findings=findings if ended else None)
+    return read_report(folder)

@@ -1,0 +1,132 @@
+"""Clients that leave, and a gateway that is asked to: what runs is cancelled, or answered within the grace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from quintain.client.client import Client
+from quintain.contracts.invoke import InvokeRequest, Result
+from quintain_gateway.limits import Limits
+from support.memory_fleet import MemoryFleet, memory_fleet
+from support.visitor import Socket, connected, encoded, head, visiting
+
+CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, delay_ms: 3000}}\n"
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
+    async with memory_fleet(tmp_path, CONFIG, limits=Limits(grace_seconds=0)) as fleet:
+        yield fleet
+
+
+class Sends:
+    """What became of the calls that the gateway sent."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.cancelled = 0
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> Sends:
+    seen, send = Sends(), Client.send
+
+    async def watched(client: Client, request: InvokeRequest, **more: object) -> Result:
+        seen.begun += 1
+        try:
+            return await send(client, request, **more)  # type: ignore[arg-type]
+        except asyncio.CancelledError:
+            seen.cancelled += 1
+            raise
+
+    monkeypatch.setattr(Client, "send", watched)
+    return seen
+
+
+async def reached(sends: Sends, *, begun: int = 0, cancelled: int = 0) -> None:
+    async with asyncio.timeout(10):
+        while sends.begun < begun or sends.cancelled < cancelled:
+            await asyncio.sleep(0.01)
+
+
+async def ask(socket: Socket, token: str, path: str, body: object) -> None:
+    content = encoded(body)
+    await socket.write(
+        head("POST", path, {"Authorization": f"Bearer {token}", "Content-Length": str(len(content))}) + content
+    )
+
+
+async def test_a_client_that_leaves_has_its_call_cancelled(fleet: MemoryFleet, sends: Sends) -> None:
+    session = await fleet.open("slow")
+    async with connected(fleet.gateway_url) as socket:
+        await ask(socket, session.token, "/invoke", {"question": "x"})
+        await reached(sends, begun=1)
+    await reached(sends, cancelled=1)
+    async with visiting(fleet.gateway_url) as nobody:
+        metrics = (await nobody.http.get("/metrics")).text
+    assert 'quintain_gateway_calls_total{code="cancelled",target="(default)"} 1.0' in metrics
+
+
+async def test_a_client_that_leaves_a_batch_has_all_its_calls_cancelled_and_the_rest_given_back(
+    fleet: MemoryFleet, sends: Sends
+) -> None:
+    session = await fleet.open("slow", 10)
+    items = [{"question": "1"}, None, {"question": "2"}, {}, {"question": "3"}]
+    async with connected(fleet.gateway_url) as socket:
+        await ask(socket, session.token, "/invokeBatch", {"requests": items})
+        await reached(sends, begun=3)
+    await reached(sends, cancelled=3)
+    async with visiting(fleet.gateway_url, session.token) as door, asyncio.timeout(10):
+        # The bad ones were reserved too, and are not waited for.
+        while await door.count() > 3:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_costs_nothing(fleet: MemoryFleet) -> None:
+    session = await fleet.open("echo")
+    async with connected(fleet.gateway_url) as socket:
+        await socket.write(
+            head("POST", "/invoke", {"Authorization": f"Bearer {session.token}", "Content-Length": "50"}) + b'{"ques'
+        )
+    async with visiting(fleet.gateway_url, session.token) as door, asyncio.timeout(10):
+        while 'code="' in (await door.http.get("/metrics")).text:
+            await asyncio.sleep(0.02)
+        assert await door.count() == 0
+
+
+async def test_what_the_grace_does_not_suffice_for_is_told_that_the_gateway_stops(tmp_path: Path, sends: Sends) -> None:
+    async with memory_fleet(tmp_path, CONFIG, limits=Limits(grace_seconds=0)) as fleet:
+        session = await fleet.open("slow")
+        socket = await asyncio.open_connection(*fleet.gateway_url.removeprefix("http://").split(":"))
+        await ask(Socket(*socket), session.token, "/invoke", {"question": "x"})
+        await reached(sends, begun=1)
+    answer = await Socket(*socket).answer()
+    socket[1].close()
+    await socket[1].wait_closed()
+    assert answer is not None
+    assert (answer.status, answer.json["error"]) == (503, "The gateway is stopping.")
+    assert sends.cancelled == 1
+
+
+async def test_what_runs_is_answered_within_the_grace(tmp_path: Path, sends: Sends) -> None:
+    config = "targets: {brisk: {provider: mock, delay_ms: 500}}\n"
+    async with memory_fleet(tmp_path, config, limits=Limits(grace_seconds=10)) as fleet:
+        session = await fleet.open("brisk")
+        async with connected(fleet.gateway_url) as idle:
+            socket = await asyncio.open_connection(*fleet.gateway_url.removeprefix("http://").split(":"))
+            await ask(Socket(*socket), session.token, "/invoke", {"question": "x"})
+            await reached(sends, begun=1)
+            url = fleet.gateway_url
+            await idle.write(b"GET /inf")
+    answer = await Socket(*socket).answer()
+    socket[1].close()
+    await socket[1].wait_closed()
+    assert answer is not None
+    assert (answer.status, answer.json["rawText"]) == (200, "x")
+    with pytest.raises(ConnectionError):
+        async with connected(url):
+            pass

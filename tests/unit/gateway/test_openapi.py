@@ -1,0 +1,91 @@
+"""The gateway's own description: it names every route, and whatever is asked by it is answered as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+from starlette.routing import Route
+
+from quintain.bus.memory import MemoryBroker
+from quintain.caller import Caller
+from quintain.clock import Clock
+from quintain_gateway.agentv import OPERATIONS as AGENTV_OPERATIONS
+from quintain_gateway.app import OPERATIONS, router_of
+from quintain_gateway.door import Door
+from quintain_gateway.limits import Limits
+from quintain_gateway.meter import Meter
+from quintain_gateway.openapi import document
+from support.command_line import clean_environment
+from support.memory_fleet import ADMIN_TOKEN, memory_fleet
+from support.visitor import visiting
+
+#: Which tokens open what, and which of its checks do not hold, on purpose: AgentV answers a wrong method with 404
+#: (test_agentv.py); what a schema allows may still be no target's name, no length of time or past the budget; and
+#: readers are lenient (unknown keys are ignored, a whole number may be written 1.0).
+CHECKS = """
+[checks]
+positive_data_acceptance.enabled = false
+negative_data_rejection.enabled = false
+
+[[operations]]
+include-path-regex = "^/(info|invoke)"
+headers = {{ Authorization = "Bearer {session}" }}
+checks.unsupported_method.enabled = false
+
+[[operations]]
+include-path-regex = "^/v1"
+headers = {{ Authorization = "Bearer {session}" }}
+
+[[operations]]
+include-path-regex = "^/sessions"
+headers = {{ Authorization = "Bearer {admin}" }}
+"""
+
+
+def test_every_route_is_described_and_nothing_else() -> None:
+    limits, memory = Limits(), MemoryBroker()
+    router = router_of(Door(Caller(memory.connect()), Clock(), limits, Meter()))
+    paths = {route.path for route in router.routes if isinstance(route, Route)}
+    agentvs = {operation.path for operation in AGENTV_OPERATIONS}
+    described = document(OPERATIONS)["paths"].keys() | {"/openapi.json"}
+    assert described == (paths - {"/{path:path}"}) | agentvs
+    memory.close()
+
+
+def test_the_document_is_whole() -> None:
+    made = document(OPERATIONS)
+    schemas = made["components"]["schemas"]
+    refs = set(re.findall(r"'#/components/schemas/(\w+)'", str(made)))
+    assert refs == schemas.keys()
+    assert made["paths"]["/sessions/{session_id}"]["parameters"][0]["name"] == "session_id"
+    assert made["paths"]["/invoke"]["post"]["security"] == [{"sessionToken": []}]
+    assert made["paths"]["/health/live"]["get"]["security"] == []
+    ids = [node["operationId"] for path in made["paths"].values() for key, node in path.items() if key != "parameters"]
+    assert len(ids) == len(set(ids)) == len(OPERATIONS)
+
+
+async def test_what_is_asked_by_the_description_is_answered_as_it_says(tmp_path: Path) -> None:
+    async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
+        session = await fleet.open("echo", 100_000)
+        config = tmp_path / "schemathesis.toml"
+        config.write_text(CHECKS.format(session=session.token, admin=ADMIN_TOKEN))
+        words = ("--config-file", str(config), "run", f"{fleet.gateway_url}/openapi.json", "--max-examples", "8")
+        more = ("--phases", "coverage,fuzzing", "--generation-deterministic", "--no-color")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "schemathesis.cli", *words, *more,
+            cwd=tmp_path, env=clean_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(100):
+                said = (await process.communicate())[0].decode()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        assert process.returncode == 0, said
+        assert f"Tested: {len(OPERATIONS)}" in said, said
+        async with visiting(fleet.gateway_url, session.token) as door:
+            assert await door.count() > 0
+            assert 'status="500"' not in (await door.http.get("/metrics")).text

@@ -1,0 +1,86 @@
+"""From `module:factory` to a target: what is wrong with either is a sentence for whoever starts the host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.errors import ConfigError
+from quintain_host.factory import load_factory, probe
+from support.standing import scripted
+
+Bot: Any = scripted("ours")
+
+
+async def nothing(target: Any, emit: Any, send: Any) -> None: ...
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for name in ("some_bots", "broken_bots"):
+        sys.modules.pop(name, None)
+    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+
+
+def test_a_factory_is_found_in_the_folder(folder: Path) -> None:
+    (folder / "some_bots.py").write_text("def make(): return 'a bot'")
+    assert load_factory("some_bots:make", folder)() == "a bot"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("some_bots", "'some_bots' names no factory: write it as module:factory"),
+        (":make", "':make' names no factory"),
+        ("some_bots:other", "some_bots has no factory other"),
+        ("some_bots:NUMBER", "some_bots has no factory NUMBER"),
+        ("no_bots:make", "no_bots cannot be imported: ModuleNotFoundError: No module named 'no_bots'"),
+        ("broken_bots:make", "broken_bots cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_is_no_factory_is_said(folder: Path, path: str, said: str) -> None:
+    (folder / "some_bots.py").write_text("NUMBER = 5\ndef make(): return 'a bot'")
+    (folder / "broken_bots.py").write_text("1 / 0")
+    with pytest.raises(ConfigError, match=said):
+        load_factory(path, folder)
+
+
+async def test_a_probe_makes_one_and_lets_it_go() -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(Bot(nothing))
+        return made[-1]
+
+    await probe(make, "bots:make")
+    assert [each.torn_down for each in made] == [True]
+
+
+async def test_a_constructors_words_reach_whoever_starts_the_host() -> None:
+    def make() -> Any:
+        raise ValueError("the key is empty: set BOT_KEY")
+
+    with pytest.raises(ConfigError, match="bots:make made no target: ValueError: the key is empty: set BOT_KEY"):
+        await probe(make, "bots:make")
+
+
+async def test_what_is_no_target_is_told_what_it_lacks() -> None:
+    class Half:
+        def run(self) -> None: ...
+
+    with pytest.raises(ConfigError, match="bots:Half made a Half, which is no Target: it lacks config_specs, set_con"):
+        await probe(Half, "bots:Half")
+
+
+async def test_a_target_that_cannot_say_what_it_exposes_is_refused_at_once() -> None:
+    class Mute(Bot):
+        def get_controllables(self) -> Any:
+            raise RuntimeError("not yet")
+
+    with pytest.raises(ConfigError, match="made no target: RuntimeError: not yet"):
+        await probe(lambda: Mute(nothing), "bots:Mute")

@@ -1,0 +1,144 @@
+"""Two runs compared: on the cases of both, with what chance may have done, and never what cannot be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintain.errors import ConfigError
+from quintain_runner.comparison import Comparison, compare_runs
+from quintain_runner.comparison_text import comparison_lines, comparison_sheets, verdict
+from quintain_runner.report import RunReport
+from quintain_runner.rows import GraderRow
+from support.results_folder import errored, graded, write_results
+
+
+def run_of(folder: Path, passed: int, *, of: int = 20, target: str = "bot", **more: object) -> RunReport:
+    """A run in which the first so many cases passed."""
+    rows = [graded(f"case-{n}", float(n < passed), target=target) for n in range(of)]
+    return write_results(folder, rows, targets=[target], **more)  # type: ignore[arg-type]
+
+
+def test_a_fall_that_chance_seldom_makes_is_a_regression(tmp_path: Path) -> None:
+    comparison = compare_runs(run_of(tmp_path / "a", 18), run_of(tmp_path / "b", 8))
+    (target,) = comparison.targets
+    assert target.row.passed is not None
+    assert target.row.score is not None
+    assert target.row.score.estimate.value == pytest.approx(-0.5)
+    assert (target.row.passed.better, target.row.passed.worse) == (0, 10)
+    assert target.row.passed.p == pytest.approx(2 / 2**10)
+    assert comparison.regressed == [target]
+    assert verdict(comparison) == "significantly worse: bot"
+
+
+def test_the_other_way_round_it_is_better(tmp_path: Path) -> None:
+    comparison = compare_runs(run_of(tmp_path / "a", 8), run_of(tmp_path / "b", 18))
+    assert comparison.regressed == []
+    assert verdict(comparison) == "significantly better, and nothing significantly worse"
+
+
+def test_a_fall_that_chance_may_make_is_none(tmp_path: Path) -> None:
+    comparison = compare_runs(run_of(tmp_path / "a", 10), run_of(tmp_path / "b", 7))
+    assert comparison.regressed == []
+    assert verdict(comparison) == "no significant change"
+
+
+def test_the_cases_that_flipped_are_named(tmp_path: Path) -> None:
+    comparison = compare_runs(run_of(tmp_path / "a", 10), run_of(tmp_path / "b", 9))
+    (flip,) = comparison.targets[0].flips
+    assert (flip.case_id, flip.before.passed, flip.after.passed) == ("case-9", True, False)
+    assert list(comparison_lines(comparison)) == ["flipped bot case-9: passed → failed (1.000 → 0.000)"]
+
+
+def test_only_cases_with_a_score_in_both_are_compared(tmp_path: Path) -> None:
+    before = write_results(tmp_path / "a", [graded("1", 1.0), graded("2", 1.0), errored("3"), graded("4", 1.0)])
+    after = write_results(tmp_path / "b", [graded("1", 1.0), graded("2", 0.0), graded("3", 1.0)])
+    (target,) = compare_runs(before, after).targets
+    assert target.row.score is not None
+    assert (target.row.score.estimate.cases, target.row.score.base) == (2, 1.0)
+    assert target.left_out == 3
+    assert "3 rows have no score in both runs" in next(
+        comparison_lines(Comparison(before="a", after="b", targets=[target]))
+    )
+
+
+def test_repeats_are_matched_and_count_as_one_case(tmp_path: Path) -> None:
+    def rows(passed: int) -> list[object]:
+        return [graded(str(n), float(n < passed), repeat=repeat) for n in range(6) for repeat in (1, 2)]
+
+    before = write_results(tmp_path / "a", rows(6), repeats=2)  # type: ignore[arg-type]
+    after = write_results(tmp_path / "b", rows(0), repeats=2)  # type: ignore[arg-type]
+    (target,) = compare_runs(before, after).targets
+    assert target.row.passed is not None
+    assert (target.row.passed.estimate.rows, target.row.passed.worse) == (12, 6)
+    assert target.row.passed.p == pytest.approx(2 / 64)
+    assert target.flipped == 12
+
+
+def test_each_grader_is_compared_by_itself(tmp_path: Path) -> None:
+    def run(folder: Path, strict: float) -> RunReport:
+        graders = {"strict": GraderRow(score=strict, passed=strict > 0.5), "kind": GraderRow(score=1.0, passed=True)}
+        rows = [graded(str(n), 1.0).model_copy(update={"graders": graders}) for n in range(10)]
+        return write_results(folder, rows)
+
+    comparison = compare_runs(run(tmp_path / "a", 1.0), run(tmp_path / "b", 0.0))
+    graders = comparison.targets[0].graders
+    assert graders["strict"].worse
+    assert not graders["kind"].worse
+    _, by_grader = comparison_sheets(comparison)
+    assert [row[0] for row in by_grader.rows] == ["strict", "kind"]
+
+
+def test_the_only_target_of_each_is_compared_under_both_names(tmp_path: Path) -> None:
+    comparison = compare_runs(run_of(tmp_path / "a", 9, target="old"), run_of(tmp_path / "b", 9, target="new"))
+    (target,) = comparison.targets
+    assert (target.before, target.after, target.flipped) == ("old", "new", 0)
+    (sheet,) = comparison_sheets(comparison)
+    assert sheet.rows[0][0] == "old → new"
+
+
+def test_runs_without_a_target_in_common_are_refused(tmp_path: Path) -> None:
+    rows = [graded("1", 1.0, target=target) for target in ("x", "y")]
+    both = write_results(tmp_path / "b", rows, targets=["x", "y"])
+    with pytest.raises(ConfigError, match="none in both"):
+        compare_runs(run_of(tmp_path / "a", 9), both)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"dataset": "e" * 64}, "other dataset"),
+        ({"graders": [{"name": "same", "builtin": "contains"}]}, "other graders"),
+    ],
+)
+def test_runs_of_other_cases_or_graders_are_refused_until_somebody_insists(
+    tmp_path: Path, change: dict[str, object], what: str
+) -> None:
+    before, after = run_of(tmp_path / "a", 18), run_of(tmp_path / "b", 8, **change)
+    with pytest.raises(ConfigError, match=what) as refused:
+        compare_runs(before, after)
+    assert "--force" in refused.value.message
+    assert len(compare_runs(before, after, force=True).regressed) == 1
+
+
+def test_several_targets_are_adjusted_for_being_several(tmp_path: Path) -> None:
+    def run(folder: Path, passed: int) -> RunReport:
+        rows = [graded(str(n), float(n < passed), target=target) for n in range(12) for target in ("x", "y")]
+        return write_results(folder, rows, targets=["x", "y"])
+
+    comparison = compare_runs(run(tmp_path / "a", 12), run(tmp_path / "b", 6))
+    for target in comparison.targets:
+        assert target.row.passed is not None
+        assert target.row.passed.adjusted_p == pytest.approx(2 * target.row.passed.p)
+    assert comparison.regressed == []
+
+
+def test_runs_that_share_no_graded_case_have_nothing_to_say(tmp_path: Path) -> None:
+    before = write_results(tmp_path / "a", [graded("1", 1.0), errored("2")])
+    after = write_results(tmp_path / "b", [errored("1"), graded("2", 1.0)])
+    comparison = compare_runs(before, after)
+    assert comparison.targets[0].row.score is None
+    assert verdict(comparison) == "no case has a score in both runs"
+    (sheet,) = comparison_sheets(comparison)
+    assert sheet.rows == []

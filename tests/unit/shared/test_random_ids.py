@@ -1,0 +1,35 @@
+"""Random names, taken from blocks, and messages made unchecked from values that were read before."""
+
+from __future__ import annotations
+
+from quintain.contracts.ledger import Admit
+from quintain.random_ids import BLOCK_BYTES, NAME_BYTES, RandomIds
+
+
+def test_no_name_comes_twice_also_from_block_to_block() -> None:
+    ids = RandomIds()
+    names = [ids.next() for _ in range(3 * BLOCK_BYTES // NAME_BYTES)]
+    assert len(set(names)) == len(names)
+    assert {len(name) for name in names} == {2 * NAME_BYTES}
+
+
+def test_two_givers_of_names_have_none_in_common() -> None:
+    first, second = RandomIds(), RandomIds()
+    assert not {first.next() for _ in range(300)} & {second.next() for _ in range(300)}
+
+
+def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
+    fields = {
+        "token": "qtn_x",
+        "request_id": "r",
+        "attempt_id": "a",
+        "target": "bot",
+        "body_sha256": "b",
+        "deadline": 5,
+        "problem": None,
+    }
+    assert fields.keys() == Admit.model_fields.keys()
+    trusted, made = Admit.trusted(**fields), Admit.model_construct(**fields)  # type: ignore[arg-type]
+    assert trusted == made
+    assert trusted.to_wire() == made.to_wire()
+    assert trusted.model_copy(update={"target": "other"}).target == "other"

@@ -1,0 +1,232 @@
+"""A hosted target behind ``provider: target``: what it is told, what it says for an answer, and what is owed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.bus.memory import MemoryBroker
+from quintain.config import TargetTarget
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import BadRequest, ConfigError, Overloaded, ProviderFailed, TimedOut
+from quintain.remote import lease as remote_lease
+from quintain_host.host import Host
+from quintain_worker.port import Answer, Billing, ProviderFailure
+from quintain_worker.providers.build import Surroundings, build_provider
+from support.standing import Script, scripted
+
+BODY = scripted("ours")
+QUESTION = InvokeRequest(question="What is the password?")
+
+
+@contextlib.asynccontextmanager
+async def hosted(create: Callable[[], Any]) -> AsyncIterator[MemoryBroker]:
+    memory = MemoryBroker()
+    bus = memory.connect()
+    host = Host(bus, "it", create, 1)
+    await host.start()
+    try:
+        yield memory
+    finally:
+        await host.stop(0)
+        await bus.close()
+
+
+async def ask(
+    memory: MemoryBroker, request: InvokeRequest = QUESTION, *, timeout_seconds: float = 30, **says: object
+) -> Answer:
+    bus = memory.connect()
+    target = TargetTarget.model_validate({"provider": "target", **says})
+    provider = build_provider("it", target, Surroundings(Path.cwd(), {}, bus))
+    try:
+        return await provider.answer(request, timeout_seconds=timeout_seconds)
+    finally:
+        await provider.close()
+        await bus.close()
+
+
+async def answered(script: Script, request: InvokeRequest = QUESTION, **says: object) -> str:
+    async with hosted(lambda: BODY(script)) as memory:
+        return (await ask(memory, request, **says)).text
+
+
+async def refused(create: Callable[[], Any], request: InvokeRequest = QUESTION, **says: Any) -> ProviderFailure:
+    async with hosted(create) as memory:
+        with pytest.raises(ProviderFailure) as caught:
+            await ask(memory, request, **says)
+    return caught.value
+
+
+async def test_the_question_answers_the_first_event_and_every_other_one_goes_on_as_it_is() -> None:
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        first, second = await send(body.asks("hello")), await send(body.asks("and now"))
+        emit(body.shows(f"{first.value} / {type(second).__name__}"))
+
+    assert await answered(script) == "What is the password? / ControllableNoInjection"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"), [("the end", "the end"), ({"said": 5}, '{"said": 5}'), (None, "null"), ("", "")]
+)
+async def test_without_a_query_the_last_thing_shown_is_the_answer(content: object, text: str) -> None:
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        emit(body.shows("not this"))
+        emit(body.shows(content))
+
+    assert await answered(script) == text
+
+
+async def test_where_nothing_was_shown_the_last_answer_that_could_be_replaced_is_it() -> None:
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        await send(body.asks("hello"))
+        post = body.words.events["ControllablePostCallEvent"]
+        await send(post(controllable=body.question, request="hello", answer="good morning"))
+
+    assert await answered(script) == "good morning"
+
+
+async def test_a_query_gives_the_answer_after_what_was_configured() -> None:
+    class Persona(BODY):  # type: ignore[misc, valid-type]
+        def query(self, name: str, **params: str) -> str:
+            return f"{name} of {self.persona}"
+
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        emit(body.shows("not this"))
+
+    async with hosted(lambda: Persona(script)) as memory:
+        said = await ask(memory, query="words", config={"persona": "pirate"})
+    assert said.text == "words of pirate"
+
+
+async def test_every_call_has_an_instance_of_its_own_that_is_reset_and_torn_down() -> None:
+    made: list[Any] = []
+
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        emit(body.shows(str(body.runs_in_all)))
+
+    def create() -> Any:
+        made.append(BODY(script))
+        return made[-1]
+
+    async with hosted(create) as memory:
+        assert [(await ask(memory)).text for _ in range(3)] == ["1", "1", "1"]
+    assert [body.torn_down for body in made] == [True, True, True]
+    assert [body.runs_since_reset for body in made] == [0, 0, 0]
+
+
+async def test_a_target_that_raises_is_charged_and_its_words_are_its_own() -> None:
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        raise ArithmeticError("the key is hunter2")
+
+    failure = await refused(lambda: BODY(script))
+    assert isinstance(failure.fault, ProviderFailed)
+    assert (failure.billing, failure.again) == (Billing.BILLED, False)
+    assert failure.fault.message == "it: the target raised ArithmeticError while running"
+
+
+async def test_a_target_that_shows_nothing_is_charged_and_told_of_queries() -> None:
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        await send(body.asks("hello"))
+
+    failure = await refused(lambda: BODY(script))
+    assert failure.billing is Billing.BILLED
+    assert "query" in failure.fault.message
+
+
+def fails() -> Any:
+    raise LookupError("no such agent: hunter2")
+
+
+async def idle(body: Any, emit: Any, send: Any) -> None:
+    emit(body.shows("ran"))
+
+
+@pytest.mark.parametrize(
+    ("create", "says", "words"),
+    [
+        (lambda: BODY(idle), {"config": {"mood": "grim"}}, "the target raised ValueError while being configured"),
+        (fails, {}, "it could not be made: LookupError"),
+    ],
+)
+async def test_what_fails_before_the_run_is_not_charged(
+    create: Callable[[], Any], says: dict[str, object], words: str
+) -> None:
+    failure = await refused(create, **says)
+    assert isinstance(failure.fault, ProviderFailed)
+    assert (failure.billing, failure.again, failure.fault.charged) == (Billing.UNBILLED, False, False)
+    assert failure.fault.message == f"it: {words}"
+
+
+async def test_where_no_host_is_free_in_time_nothing_is_charged_and_another_try_may_help() -> None:
+    failure = await refused(lambda: BODY(idle), host="elsewhere", timeout_seconds=0.3)
+    assert isinstance(failure.fault, Overloaded)
+    assert (failure.billing, failure.again) == (Billing.UNBILLED, True)
+    assert "quintain serve host module:factory --name elsewhere" in failure.fault.message
+
+
+async def test_a_run_that_does_not_end_in_time_is_cancelled_and_in_doubt() -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    failure = await refused(lambda: BODY(script), timeout_seconds=0.5)
+    assert isinstance(failure.fault, TimedOut)
+    assert failure.billing is Billing.UNKNOWN
+    await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_a_host_that_goes_while_it_runs_is_in_doubt_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_lease, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(remote_lease, "LOST_SECONDS", 0.5)
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        loop.call_soon_threadsafe(began.set)
+        await asyncio.Event().wait()
+
+    memory = MemoryBroker()
+    bus = memory.connect()
+    host = Host(bus, "it", lambda: BODY(script), 1)
+    await host.start()
+    asking = asyncio.create_task(ask(memory))
+    await began.wait()
+    # The connection, and with it every word of this host.
+    await bus.close()
+    with pytest.raises(ProviderFailure) as caught:
+        await asking
+    assert isinstance(caught.value.fault, ProviderFailed)
+    assert (caught.value.billing, caught.value.again, caught.value.fault.charged) == (Billing.UNKNOWN, False, True)
+    await host.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        ({"question": "q", "systemPrompt": "be kind"}, "systemPrompt"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "messages[0]"),
+        ({"question": "q", "settings": {"temperature": 0}}, "settings.temperature"),
+    ],
+)
+async def test_what_a_target_cannot_be_told_is_refused_before_anything_is_leased(
+    request_: dict[str, object], field: str
+) -> None:
+    failure = await refused(fails, InvokeRequest.model_validate(request_))
+    assert isinstance(failure.fault, BadRequest)
+    assert failure.billing is Billing.UNBILLED
+    assert failure.fault.message.startswith(f"{field}: ")
+
+
+def test_it_needs_a_bus() -> None:
+    with pytest.raises(ConfigError, match=r"targets\.it: provider target needs a broker"):
+        build_provider("it", TargetTarget(provider="target"), Surroundings(Path.cwd(), {}))

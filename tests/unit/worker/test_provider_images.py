@@ -1,0 +1,141 @@
+"""Images over the real wire: sent as they are, or as a URL that the provider reads, and never fetched by the worker."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import BadRequest
+from quintain_worker.port import Billing, ProviderFailure
+from support.model_server import ModelServer, Script, model_server
+from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
+
+DATA = base64.b64encode(bytes(range(256))).decode()
+IN_PLACE = f"data:image/png;base64,{DATA}"
+ELSEWHERE = "https://example.org/a%20cat?x=1&y=é"
+
+wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ModelServer]:
+    async with model_server() as server:
+        yield server
+
+
+def image(url: object, **says: object) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url, **says}}
+
+
+async def ask(server: ModelServer, wire: Wire, message: dict[str, object]) -> None:
+    provider = wire.provider(server.url)
+    try:
+        await provider.answer(InvokeRequest.model_validate({"messages": [message]}), timeout_seconds=10)
+    finally:
+        await provider.close()
+
+
+async def sent(server: ModelServer, wire: Wire, *parts: dict[str, object]) -> object:
+    """The content that the provider was sent for these parts of a user's message."""
+    server.reply(Script(body=wire.answer("A cat.")))
+    await ask(server, wire, {"role": "user", "content": list(parts)})
+    body: dict[str, Any] = server.asked[0].body
+    return body["input" if wire is RESPONSES else "messages"][0]["content"]
+
+
+@pytest.mark.parametrize("url", [IN_PLACE, ELSEWHERE])
+async def test_openai_gets_an_image_as_it_was_written(server: ModelServer, url: str) -> None:
+    parts = [{"type": "text", "text": "What?"}, image(url), {"type": "text", "text": ""}, image(url, detail="high")]
+    assert await sent(server, CHAT, *parts) == parts
+
+
+async def test_the_responses_api_gets_an_image_in_its_own_words(server: ModelServer) -> None:
+    content = await sent(server, RESPONSES, image(IN_PLACE), image(ELSEWHERE, detail="low"))
+    assert content == [
+        {"type": "input_image", "image_url": IN_PLACE, "detail": "auto"},
+        {"type": "input_image", "image_url": ELSEWHERE, "detail": "low"},
+    ]
+
+
+async def test_anthropic_gets_an_image_in_its_own_words(server: ModelServer) -> None:
+    content = await sent(server, ANTHROPIC, image(IN_PLACE), image(ELSEWHERE, detail="auto"))
+    assert content == [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
+        {"type": "image", "source": {"type": "url", "url": ELSEWHERE}},
+    ]
+
+
+@wires
+async def test_the_worker_fetches_no_url(server: ModelServer, wire: Wire) -> None:
+    async with model_server() as elsewhere:
+        elsewhere.reply(Script(body=b"a cat", headers={"content-type": "image/png"}))
+        url = elsewhere.url.replace("http://", "https://")
+        assert url in str(await sent(server, wire, image(f"{url}/x.png")))
+        assert elsewhere.connections == 0
+
+
+async def refused(server: ModelServer, wire: Wire, message: dict[str, object]) -> str:
+    with pytest.raises(ProviderFailure) as caught:
+        await ask(server, wire, message)
+    assert isinstance(caught.value.fault, BadRequest)
+    assert (caught.value.billing, caught.value.again, server.asked) == (Billing.UNBILLED, False, [])
+    return caught.value.fault.message
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        (image("http://example.org/x.png"), "image_url.url: write it as https://"),
+        (image("file:///etc/passwd"), "image_url.url: write it as https://"),
+        (image("https://[oops"), "image_url.url: write it as https://"),
+        (image("x.png"), "image_url.url: write it as https://"),
+        (image("data:image/svg+xml;base64,AAAA"), "image_url.url: an image in place is image/png, "),
+        (image("data:text/plain;base64,AAAA"), "image_url.url: an image in place is image/png, "),
+        (image("data:image/png,AAAA"), "image_url.url: an image in place is image/png, "),
+        (image("data:image/png;base64,A?AA"), "image_url.url: what follows the comma is not base64"),
+        (image("data:image/png;base64,AAA"), "image_url.url: what follows the comma is not base64"),
+    ],
+)
+@wires
+async def test_an_image_that_is_none_is_refused_by_name(
+    server: ModelServer, wire: Wire, part: dict[str, object], field: str
+) -> None:
+    content = [{"type": "text", "text": "What?"}, part]
+    message = await refused(server, wire, {"role": "user", "content": content})
+    assert message.startswith(f"messages[0].content[1].{field}")
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"type": "image_url", "image_url": "https://example.org/x.png"}, "image_url: "),
+        ({"type": "image_url"}, "Missing required field: image_url"),
+        (image(5), "image_url.url: "),
+        (image(IN_PLACE, size=3), "image_url.size: "),
+        ({"type": "input_audio", "input_audio": {}}, "this target takes text and image_url parts only"),
+        ({"type": "file", "file": {"file_id": "x"}}, "this target takes text and image_url parts only"),
+        ({"type": "text"}, "this target takes text and image_url parts only"),
+    ],
+)
+@wires
+async def test_other_parts_are_refused_by_name(
+    server: ModelServer, wire: Wire, part: dict[str, object], says: str
+) -> None:
+    message = await refused(server, wire, {"role": "user", "content": [part]})
+    assert message.startswith(f"messages[0].content[0]: {says}")
+
+
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+@wires
+async def test_only_the_user_shows_images(server: ModelServer, wire: Wire, role: str) -> None:
+    message = await refused(server, wire, {"role": role, "toolCallId": None, "content": [image(ELSEWHERE)]})
+    assert message == "messages[0].content[0]: this target takes text parts only here"
+
+
+async def test_a_detail_that_anthropic_does_not_take_is_refused_by_name(server: ModelServer) -> None:
+    message = await refused(server, ANTHROPIC, {"role": "user", "content": [image(ELSEWHERE, detail="low")]})
+    assert message.startswith("messages[0].content[0].image_url.detail: anthropic does not take it")

@@ -1,0 +1,318 @@
+"""Models that are listened to: their answers piece by piece over the real wire, whole at the end, and broken off."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall
+from quintain.contracts.text import whole
+from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
+from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
+from support.model_server import ModelServer, Script, Streamed, model_server
+from support.model_streams import chat_refusal_events, event
+from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
+
+QUESTION = InvokeRequest(question="How are you?")
+
+#: Pieces that libraries like to mend: white space alone, tags, chat-template tokens, joined characters.
+PIECES = ["\n", " \n", "<think>", "aloud", "</think>", "<|im_start|>", "é\u200d", "🏇", " ", "fine.\r\n "]
+
+wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ModelServer]:
+    async with model_server() as server:
+        yield server
+
+
+class Ear:
+    """Keeps what it hears; `enough` is set once it has heard so many pieces."""
+
+    def __init__(self, pieces: int = 1) -> None:
+        self.heard: list[str] = []
+        self.enough = asyncio.Event()
+        self._pieces = pieces
+
+    def __call__(self, piece: str) -> None:
+        self.heard.append(piece)
+        if len(self.heard) >= self._pieces:
+            self.enough.set()
+
+
+async def listen(provider: Provider, ear: Ear, request: InvokeRequest = QUESTION, *, seconds: float = 10) -> Answer:
+    try:
+        return await provider.answer(request, timeout_seconds=seconds, heard=ear)
+    finally:
+        await provider.close()
+
+
+async def failure(wire: Wire, server: ModelServer, ear: Ear | None = None) -> ProviderFailure:
+    with pytest.raises(ProviderFailure) as caught:
+        await listen(wire.provider(server.url), ear or Ear())
+    return caught.value
+
+
+def before_the_end(wire: Wire, events: list[bytes]) -> int:
+    """How many events come before the one that says why the answer ended."""
+    named = {"chat": b'"finish_reason": "stop"', "responses": b"response.completed", "anthropic": b"message_delta"}
+    return next(index for index, each in enumerate(events) if named[wire.name] in each)
+
+
+@pytest.mark.parametrize("framed", [True, False], ids=["chunked", "unframed"])
+@wires
+async def test_a_streamed_answer_is_heard_piece_by_piece_and_is_as_whole_as_any(
+    server: ModelServer, wire: Wire, framed: bool
+) -> None:
+    server.reply(Streamed(events=wire.events(PIECES), framed=framed), Script(body=wire.answer("".join(PIECES))))
+    ear = Ear()
+    streamed = await listen(wire.provider(server.url, model="qwen3-think"), ear)
+    assert ear.heard == PIECES
+    assert (streamed.text, streamed.model) == ("".join(PIECES), "served-2026-01-01")
+    assert streamed.finish_reason == "stop"
+    reasoning = None if wire is ANTHROPIC else 3
+    assert streamed.token_usage == TokenUsage(input=21, output=9, cached=4, reasoning=reasoning)
+    unheard = wire.provider(server.url)
+    assert await unheard.answer(QUESTION, timeout_seconds=10) == streamed
+    await unheard.close()
+
+
+@wires
+async def test_a_stream_is_asked_for_only_where_somebody_listens(server: ModelServer, wire: Wire) -> None:
+    server.reply(Streamed(events=wire.events(["Fine."])), Script(body=wire.answer("Fine.")))
+    provider = wire.provider(server.url)
+    await provider.answer(QUESTION, timeout_seconds=10, heard=Ear())
+    await provider.answer(QUESTION, timeout_seconds=10)
+    await provider.close()
+    streamed, plain = (asked.body for asked in server.asked)
+    assert (streamed.pop("stream"), plain.pop("stream", False)) == (True, False)
+    assert streamed.pop("stream_options", None) == ({"include_usage": True} if wire is CHAT else None)
+    assert streamed == plain
+
+
+@wires
+async def test_a_piece_is_heard_before_the_next_one_comes(server: ModelServer, wire: Wire) -> None:
+    events = wire.events(["one ", "two"])
+    server.reply(Streamed(events=events, sent=before_the_end(wire, events), then="stall"))
+    ear = Ear(2)
+    call = asyncio.create_task(listen(wire.provider(server.url), ear))
+    await asyncio.wait_for(ear.enough.wait(), 10)
+    assert (ear.heard, call.done(), server.disconnected.is_set()) == (["one ", "two"], False, False)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.wait_for(server.disconnected.wait(), 10)
+
+
+@wires
+async def test_the_calls_of_a_streamed_answer_are_put_together_in_the_models_own_words(
+    server: ModelServer, wire: Wire
+) -> None:
+    odd = ['{ "ci', 'ty" :\n', ' "F\\u00e8s"', " }"]
+    server.reply(Streamed(events=wire.call_events([("call_1", "weather", odd), ("call_2", "clock", ["{}"])])))
+    ear = Ear()
+    answer = await listen(wire.provider(server.url), ear)
+    assert (ear.heard, answer.text, answer.finish_reason) == ([], "", "tool_calls")
+    calls = [
+        ToolCall(id="call_1", name="weather", arguments="".join(odd)),
+        ToolCall(id="call_2", name="clock", arguments="{}"),
+    ]
+    assert answer.output == [OutputMessage(content="", tool_calls=calls)]
+    assert answer.token_usage is not None
+
+
+async def test_a_call_without_arguments_streams_an_empty_object(server: ModelServer) -> None:
+    server.reply(Streamed(events=ANTHROPIC.call_events([("call_1", "clock", [])])))
+    answer = await listen(ANTHROPIC.provider(server.url), Ear())
+    assert answer.output is not None
+    assert answer.output[0].tool_calls == [ToolCall(id="call_1", name="clock", arguments="{}")]
+
+
+async def test_a_streamed_refusal_is_what_the_model_said(server: ModelServer) -> None:
+    server.reply(Streamed(events=chat_refusal_events(["I will ", "not."])))
+    ear = Ear()
+    answer = await listen(CHAT.provider(server.url), ear)
+    assert (ear.heard, answer.text, answer.finish_reason) == (["I will not."], "I will not.", "content_filter")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "heard"),
+    [
+        (["a\ud83c", "\udfc7b", "c"], ["a", "🏇b", "c"]),
+        (["\ud83c", "\udfc7"], ["🏇"]),
+        (["a\ud83c", "b"], ["a", "\ufffdb"]),
+        (["a", "\ud83c"], ["a", "\ufffd"]),
+        (["\udfc7"], ["\ufffd"]),
+    ],
+)
+@wires
+async def test_a_character_that_comes_in_halves_is_heard_whole(
+    server: ModelServer, wire: Wire, pieces: list[str], heard: list[str]
+) -> None:
+    server.reply(Streamed(events=wire.events(pieces)))
+    ear = Ear()
+    answer = await listen(wire.provider(server.url), ear)
+    assert (ear.heard, whole(answer.text)) == (heard, "".join(heard))
+
+
+@wires
+async def test_an_answer_cut_short_by_its_limit_is_an_answer(server: ModelServer, wire: Wire) -> None:
+    words = {
+        "chat": (b'"finish_reason": "stop"', b'"finish_reason": "length"'),
+        "responses": (
+            b'"status": "completed", "output"',
+            b'"incomplete_details": {"reason": "max_output_tokens"}, "status": "incomplete", "output"',
+        ),
+        "anthropic": (b'"end_turn"', b'"max_tokens"'),
+    }
+    events = [each.replace(*words[wire.name]) for each in wire.events(["Fi"])]
+    if wire is RESPONSES:
+        events[-1] = re.sub(rb"response\.completed", b"response.incomplete", events[-1])
+    server.reply(Streamed(events=events))
+    answer = await listen(wire.provider(server.url), Ear())
+    assert (answer.text, answer.finish_reason) == ("Fi", "length")
+
+
+@wires
+async def test_connections_are_kept_after_a_stream(server: ModelServer, wire: Wire) -> None:
+    server.reply(Streamed(events=wire.events(["Fine."])))
+    provider = wire.provider(server.url)
+    for _ in range(5):
+        await provider.answer(QUESTION, timeout_seconds=10, heard=Ear())
+    await provider.close()
+    assert (len(server.asked), server.connections) == (5, 1)
+
+
+def assert_in_doubt(failed: ProviderFailure) -> None:
+    assert isinstance(failed.fault, ProviderFailed)
+    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.UNKNOWN, True, True)
+    assert KEY not in failed.fault.message
+
+
+@pytest.mark.parametrize("framed", [True, False], ids=["chunked", "unframed"])
+@wires
+async def test_a_stream_that_closes_half_way_is_in_doubt(server: ModelServer, wire: Wire, framed: bool) -> None:
+    events = wire.events(["one ", "two"])
+    server.reply(Streamed(events=events, sent=before_the_end(wire, events), then="close", framed=framed))
+    ear = Ear()
+    assert_in_doubt(await failure(wire, server, ear))
+    assert ear.heard == ["one ", "two"]
+    assert len(server.asked) == 1
+
+
+@wires
+async def test_a_stream_that_ends_in_good_order_without_its_end_is_in_doubt(server: ModelServer, wire: Wire) -> None:
+    events = wire.events(["one ", "two"])
+    server.reply(Streamed(events=events, sent=before_the_end(wire, events)))
+    failed = await failure(wire, server)
+    assert_in_doubt(failed)
+    assert "broke off in the middle of its answer (BrokenOff)" in failed.fault.message
+
+
+@pytest.mark.parametrize("sent", [0, 1], ids=lambda sent: f"after {sent} events")
+@pytest.mark.parametrize("then", ["end", "close"])
+@wires
+async def test_a_stream_that_hardly_began_is_in_doubt(server: ModelServer, wire: Wire, sent: int, then: str) -> None:
+    server.reply(Streamed(events=wire.events(["one"]), sent=sent, then=then))  # type: ignore[arg-type]
+    assert_in_doubt(await failure(wire, server))
+
+
+GARBAGE = [b"data: {oops\n\n", b"data: \xff\xfe\n\n", b"data: []\n\n", b'data: "text"\n\n', b"data: 5\n\n"]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@wires
+async def test_garbage_in_a_stream_is_in_doubt(server: ModelServer, wire: Wire, garbage: bytes) -> None:
+    events = wire.events(["one ", "two"])
+    named = b"event: content_block_delta\n" if wire is ANTHROPIC else b""
+    at = before_the_end(wire, events)
+    server.reply(Streamed(events=[*events[:at], named + garbage]))
+    ear = Ear()
+    assert_in_doubt(await failure(wire, server, ear))
+    assert ear.heard == ["one ", "two"]
+
+
+@wires
+async def test_an_answer_that_is_no_stream_is_in_doubt(server: ModelServer, wire: Wire) -> None:
+    server.reply(Script(body=wire.answer("Fine.")))
+    assert_in_doubt(await failure(wire, server))
+
+
+@pytest.mark.parametrize("sent", [0, 3], ids=lambda sent: f"after {sent} events")
+@wires
+async def test_an_error_in_a_stream_is_in_doubt_and_is_not_quoted(server: ModelServer, wire: Wire, sent: int) -> None:
+    events = wire.events(["one ", "two"])
+    server.reply(Streamed(events=[*events[:sent], wire.error(f"invalid key {KEY}"), *events[sent:]]))
+    failed = await failure(wire, server)
+    assert_in_doubt(failed)
+    assert "broke off in the middle of its answer (Model" in failed.fault.message
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("code", ["rate_limit_exceeded", "insufficient_quota", "invalid_api_key"])
+async def test_a_status_named_in_a_stream_is_no_proof_of_anything(server: ModelServer, code: str) -> None:
+    error = event({"error": {"message": KEY, "type": "x", "code": code}})
+    server.reply(Streamed(events=[*CHAT.events(["one"])[:2], error]))
+    assert_in_doubt(await failure(CHAT, server))
+
+
+@wires
+async def test_a_stream_that_stalls_is_ended_at_the_deadline(server: ModelServer, wire: Wire) -> None:
+    events = wire.events(["one ", "two"])
+    stalled = Streamed(events=events, sent=before_the_end(wire, events), then="stall")
+    server.reply(Streamed(events=events), stalled)
+    provider, ear = wire.provider(server.url), Ear()
+    # The libraries import much of themselves at a process's first call, which may outlast the deadline unsent.
+    await provider.answer(QUESTION, timeout_seconds=10, heard=Ear())
+    with pytest.raises(ProviderFailure) as caught:
+        await listen(provider, ear, seconds=1)
+    assert isinstance(caught.value.fault, TimedOut)
+    assert (caught.value.billing, caught.value.again) == (Billing.UNKNOWN, False)
+    assert ear.heard == ["one ", "two"]
+    await asyncio.wait_for(server.disconnected.wait(), 10)
+    assert len(server.asked) == 2
+
+
+@wires
+async def test_cancelling_before_the_first_event_closes_the_request(server: ModelServer, wire: Wire) -> None:
+    server.reply(Streamed(events=[], then="stall"))
+    call = asyncio.create_task(listen(wire.provider(server.url), Ear()))
+    await asyncio.wait_for(server.arrived.wait(), 10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.wait_for(server.disconnected.wait(), 10)
+
+
+@pytest.mark.parametrize(
+    ("status", "fault", "billing", "again"),
+    [
+        (400, Fault, Billing.BILLED, False),
+        (401, TargetUnavailable, Billing.UNBILLED, False),
+        (429, Throttled, Billing.UNBILLED, True),
+        (500, ProviderFailed, Billing.BILLED, True),
+        (503, ProviderFailed, Billing.UNBILLED, True),
+    ],
+)
+@wires
+async def test_a_status_before_the_stream_says_what_it_says_without_one(
+    server: ModelServer, wire: Wire, status: int, fault: type[Fault], billing: Billing, again: bool
+) -> None:
+    server.reply(Script(status=status, body={"error": {"type": "some_error", "message": KEY}}))
+    failed = await failure(wire, server)
+    assert isinstance(failed.fault, fault)
+    assert (failed.billing, failed.again, len(server.asked)) == (billing, again, 1)
+    assert KEY not in failed.fault.message
+
+
+@wires
+async def test_what_cannot_be_asked_is_refused_before_any_stream(server: ModelServer, wire: Wire) -> None:
+    request = InvokeRequest.model_validate({"question": "q", "settings": {"toolChoice": "auto"}})
+    with pytest.raises(ProviderFailure) as caught:
+        await listen(wire.provider(server.url), Ear(), request)
+    assert isinstance(caught.value.fault, BadRequest)
+    assert server.asked == []
