@@ -12,11 +12,11 @@ In this order:
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
-from quintain.errors import BrokerUnavailable, ConfigError, QuintainError
+from quintain.errors import BrokerUnavailable, ConfigError
+from quintain.testing.choosing import Choice, Say
 from quintain.testing.handshake import address_of, read_version
 from quintain.testing.rabbitmq_container import container
 from quintain.testing.rabbitmq_node import private_node
@@ -25,52 +25,12 @@ from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 
 __all__ = ["BrokerAdmin", "BrokerUnderTest", "find_broker"]
 
-Say = Callable[[str], None]
-_Way = Callable[[Mapping[str, str], Say], AbstractContextManager[BrokerUnderTest]]
-
 _URL_VARIABLE = "QUINTAIN_TEST_BROKER_URL"
-_CHOICE_VARIABLE = "QUINTAIN_TEST_BROKER"
-
-_MEND = (
-    f"Start a RabbitMQ and name it ({_URL_VARIABLE}=amqp://guest:guest@127.0.0.1:5672/), or start Docker, "
-    "or install one (apt-get install -y rabbitmq-server)"
-)
 
 
-@contextlib.contextmanager
-def find_broker(environment: Mapping[str, str], say: Say) -> Iterator[BrokerUnderTest]:
-    """A real RabbitMQ, until left. It blocks: seconds, or minutes where something is pulled or installed.
-
-    ``say`` is told, in one line each, what takes long, and at last which broker was taken. Raises
-    `BrokerUnavailable`, with all that was tried, where there is none, and `ConfigError` for a variable that
-    cannot be understood.
-    """
-    with contextlib.ExitStack() as stack:
-        broker = _take(stack, environment, say)
-        say(f"broker: {broker.how}")
-        yield broker
-
-
-def _take(stack: contextlib.ExitStack, environment: Mapping[str, str], say: Say) -> BrokerUnderTest:
-    if environment.get(_URL_VARIABLE):
-        return _named_broker(environment[_URL_VARIABLE])
-    tried = []
-    for name, way in _ways(environment).items():
-        try:
-            return stack.enter_context(way(environment, say))
-        except QuintainError as reason:
-            tried.append(f"\n  {name}: {reason}")
-    raise BrokerUnavailable(f"There is no RabbitMQ to test against. Tried:{''.join(tried)}\n{_MEND}")
-
-
-def _ways(environment: Mapping[str, str]) -> Mapping[str, _Way]:
-    ways: dict[str, _Way] = {"container": container, "server": _server}
-    choice = environment.get(_CHOICE_VARIABLE)
-    if not choice:
-        return ways
-    if choice not in ways:
-        raise ConfigError(f"{_CHOICE_VARIABLE} is '{choice}'; it may be {' or '.join(sorted(ways))}")
-    return {choice: ways[choice]}
+def find_broker(environment: Mapping[str, str], say: Say) -> AbstractContextManager[BrokerUnderTest]:
+    """A real RabbitMQ, as `Choice.find` gives it; raises `BrokerUnavailable` where there is none."""
+    return _CHOICE.find(environment, say)
 
 
 def _named_broker(url: str) -> BrokerUnderTest:
@@ -90,3 +50,15 @@ def _named_broker(url: str) -> BrokerUnderTest:
 
 def _server(environment: Mapping[str, str], say: Say) -> AbstractContextManager[BrokerUnderTest]:
     return private_node(find_server(environment) or install_server(environment, say), environment)
+
+
+_CHOICE = Choice(
+    kind="broker",
+    product="RabbitMQ",
+    url_variable=_URL_VARIABLE,
+    named=_named_broker,
+    ways={"container": container, "server": _server},
+    missing=BrokerUnavailable,
+    mend=f"Start a RabbitMQ and name it ({_URL_VARIABLE}=amqp://guest:guest@127.0.0.1:5672/), or start Docker, "
+    "or install one (apt-get install -y rabbitmq-server)",
+)
