@@ -90,3 +90,9 @@ def burn() -> int:
     for number in range(BURN_ROUNDS):
         total += number * number
     return total
+
+
+def burn_rounds(count: int) -> None:
+    """Keep one core busy for so many rounds."""
+    for _ in range(count):
+        burn()

@@ -16,18 +16,20 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench_target import Bench, core
+from bench_target import Bench, burn_rounds, core
 from calls import Round, measure, process
 from quintain.remote.factory import RemoteFactory
 from quintain.settings import environment
@@ -157,26 +159,28 @@ async def emits(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
     ]
 
 
+async def bare(pool: ProcessPoolExecutor) -> float:
+    """Rounds of burning per second in two processes that do nothing else: what this machine's cores give."""
+    loop = asyncio.get_running_loop()
+    began = time.perf_counter()
+    await asyncio.gather(*(loop.run_in_executor(pool, burn_rounds, BURNS) for _ in range(2)))
+    return 2 * BURNS / (time.perf_counter() - began)
+
+
 async def burns(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
-    """A CPU-bound target, two at once: two processes beside one."""
-    pairs = [(await burned(Bench), await burned(remote.create)) for _ in range(rounds)]
-    return [
-        {
-            "what": "CPU-bound, two at once",
-            "who": "hosted",
-            "rate": round(statistics.median(two for _, two in pairs), 1),
-        },
-        {
-            "what": "CPU-bound, two at once",
-            "who": "in process",
-            "rate": round(statistics.median(one for one, _ in pairs), 1),
-        },
-        {
-            "what": "CPU-bound, two at once",
-            "who": "hosted : in process",
-            "rate": statistics.median(two / one for one, two in pairs),
-        },
-    ]
+    """A CPU-bound target, two at once: two processes beside one, and beside two that only burn."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        await bare(pool)
+        all_rounds = [(await burned(Bench), await burned(remote.create), await bare(pool)) for _ in range(rounds)]
+    in_process, far, alone = zip(*all_rounds, strict=True)
+    told = {
+        "hosted": statistics.median(far),
+        "in process": statistics.median(in_process),
+        "two bare processes": statistics.median(alone),
+        "hosted : in process": statistics.median(two / one for one, two, _ in all_rounds),
+        "bare : in process": statistics.median(most / one for one, _, most in all_rounds),
+    }
+    return [{"what": "CPU-bound, two at once", "who": who, "rate": rate} for who, rate in told.items()]
 
 
 @contextlib.contextmanager
