@@ -20,15 +20,16 @@ USER = core.SecurityDomainTag("user")
 POINT = core.Controllable("point", USER)
 SEEN = core.Observable("seen", USER)
 
-#: What `burn` does between two sends: about fifty milliseconds of Python that never lets the GIL go by itself.
+#: What one `burn` is: about thirty milliseconds of Python that never lets the GIL go by itself.
 BURN_ROUNDS = 600_000
 
 
 class Bench(core.Target):  # type: ignore[misc]
-    """``mode`` is what a run does, and ``amount`` how much: seconds of sends, emits in all, or rounds of burning."""
+    """``mode`` is what a run does, and ``amount`` how much: seconds of sends, emits in all, or rounds of burning, with
+    a send after each ``step`` of them."""
 
     def __init__(self) -> None:
-        self._config = {"mode": "send", "in_flight": "1", "amount": "1"}
+        self._config = {"mode": "send", "in_flight": "1", "amount": "1", "step": "1"}
         self._took_ms: list[float] = []
 
     @property
@@ -61,8 +62,9 @@ class Bench(core.Target):  # type: ignore[misc]
             for number in range(int(amount)):
                 emit(core.ObservableEvent(observable=SEEN, content=number))
         elif self._config["mode"] == "burn":
-            for _ in range(int(amount)):
-                burn()
+            step = int(self._config["step"])
+            for _ in range(0, int(amount), step):
+                burn_rounds(step)
                 await self._send(send_event)
         else:
             ends = time.perf_counter() + amount

@@ -39,7 +39,8 @@ from raw_rpc import raw_caller
 
 HERE = Path(__file__).parent
 EMITS = 20_000
-BURNS = 20
+#: Rounds of burning, and after how many of them a CPU-bound target sends: a chatty one, and one that thinks for longer.
+BURNS, STEPS = 40, (1, 10)
 
 #: What a run is given: where its emits go, and its events.
 Ends = tuple[Callable[[Any], None], Callable[[Any], Any]]
@@ -88,9 +89,9 @@ async def channel_of_superred() -> AsyncIterator[Callable[[Any], Any]]:
     await answering
 
 
-async def run_once(target: Any, mode: str, amount: float, in_flight: int = 1) -> tuple[Round, Counted]:
+async def run_once(target: Any, mode: str, amount: float, in_flight: int = 1, step: int = 1) -> tuple[Round, Counted]:
     """One run, and how long its sends took."""
-    for name, value in (("mode", mode), ("amount", amount), ("in_flight", in_flight)):
+    for name, value in (("mode", mode), ("amount", amount), ("in_flight", in_flight), ("step", step)):
         target.set_config(name, str(value))
     counted = Counted()
     async with channel_of_superred() as send:
@@ -103,11 +104,11 @@ async def run_once(target: Any, mode: str, amount: float, in_flight: int = 1) ->
     return Round(len(took), elapsed, round(cuts[49], 3), round(cuts[98], 3)), counted
 
 
-async def burned(create: Callable[[], Any]) -> float:
-    """Rounds of burning per second, two targets at once."""
+async def burned(create: Callable[[], Any], step: int) -> float:
+    """Rounds of burning per second, two targets at once that send after each so many."""
     targets = [create() for _ in range(2)]
     began = time.perf_counter()
-    await asyncio.gather(*(run_once(target, "burn", BURNS) for target in targets))
+    await asyncio.gather(*(run_once(target, "burn", BURNS, step=step) for target in targets))
     elapsed = time.perf_counter() - began
     for target in targets:
         await target.teardown()
@@ -169,18 +170,24 @@ async def bare(pool: ProcessPoolExecutor) -> float:
 
 async def burns(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
     """A CPU-bound target, two at once: two processes beside one, and beside two that only burn."""
+    rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         await bare(pool)
-        all_rounds = [(await burned(Bench), await burned(remote.create), await bare(pool)) for _ in range(rounds)]
-    in_process, far, alone = zip(*all_rounds, strict=True)
-    told = {
-        "hosted": statistics.median(far),
-        "in process": statistics.median(in_process),
-        "two bare processes": statistics.median(alone),
-        "hosted : in process": statistics.median(two / one for one, two, _ in all_rounds),
-        "bare : in process": statistics.median(most / one for one, _, most in all_rounds),
-    }
-    return [{"what": "CPU-bound, two at once", "who": who, "rate": rate} for who, rate in told.items()]
+        for step in STEPS:
+            all_rounds = [
+                (await burned(Bench, step), await burned(remote.create, step), await bare(pool)) for _ in range(rounds)
+            ]
+            in_process, far, alone = zip(*all_rounds, strict=True)
+            told = {
+                "hosted": statistics.median(far),
+                "in process": statistics.median(in_process),
+                "two bare processes": statistics.median(alone),
+                "hosted : in process": statistics.median(two / one for one, two, _ in all_rounds),
+                "bare : in process": statistics.median(most / one for one, _, most in all_rounds),
+            }
+            what = f"CPU-bound, two at once, a send after {step}"
+            rows += [{"what": what, "who": who, "rate": rate} for who, rate in told.items()]
+    return rows
 
 
 @contextlib.contextmanager
