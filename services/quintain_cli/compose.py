@@ -14,6 +14,7 @@ from quintain.clock import Clock
 from quintain.config import Config, card_of
 from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
+from quintain.secret_files import without_variables
 from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
@@ -87,9 +88,7 @@ async def worker(
     resolved = config.resolved(env)
     names = list(resolved.targets) if only is None else list(only)
     # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
-    programs = {
-        name: value for name, value in env.items() if name not in {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"}
-    }
+    programs = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     surroundings = Surroundings(folder=config.folder, env=programs, bus=bus)
     served = {
         name: Served(
@@ -111,7 +110,7 @@ async def worker(
 @contextlib.asynccontextmanager
 async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[str]:
     """A running gateway; yields its base URL. Raises `ConfigError`."""
-    caller, meter = Caller(bus, user="gateway"), Meter()
+    caller, meter = Caller(bus), Meter()
     await caller.start()
     try:
         app = app_of(Door(caller, Clock(), limits, meter))

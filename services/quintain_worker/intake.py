@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from quintain.bus.base import Consumer, Delivery
 from quintain.errors import BusError
-from quintain.topology import target_queue, target_topology
+from quintain.topology import target_queue
 from quintain_worker.desk import Desk
 from quintain_worker.handler import Served, handler_of
 from quintain_worker.pause import Pause
@@ -39,8 +39,8 @@ class Intake:
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take calls, unless the target is paused, and keep to its pauses from then on."""
-        await self._desk.bus.declare(target_topology(self._name))
+        """Take calls, unless the target is paused, and keep to its pauses from then on. The queue is there: the metadata
+        service declares it before it answers the registration, and again when a call finds it gone."""
         if not self.pause.left:
             await self._begin()
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"intake-{self._name}")

@@ -35,7 +35,7 @@ class Worker:
         self._bus, self._served = bus, served
         clock, incarnation = Clock(), secrets.token_hex(16)
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}"
-        self._caller = Caller(bus, user="worker")
+        self._caller = Caller(bus)
         self._admissions = Admissions(bus, self._caller, clock, incarnation)
         self._desk = Desk(bus, self._admissions, clock, incarnation)
         self._cancels = Cancels(bus, self._desk.running)

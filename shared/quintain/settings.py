@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.errors import ConfigError
+from quintain.secret_files import read_secret
 
 MEMORY_URL = "memory://"
 
@@ -50,17 +51,20 @@ def environment() -> dict[str, str]:
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """The settings of this environment. Raises `ConfigError` where a value cannot be used."""
-    admin_token = env.get("QUINTAIN_ADMIN_TOKEN") or None
+    """The settings of this environment; what is secret in them may lie in files (`read_secret`).
+
+    Raises `ConfigError` where a value cannot be used.
+    """
+    admin_token = read_secret(env, "QUINTAIN_ADMIN_TOKEN")
     if admin_token is not None and len(admin_token) < 16:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is too short: any string of 16 characters or more")
     config = env.get("QUINTAIN_CONFIG")
     return Settings(
-        broker_url=env.get("QUINTAIN_BROKER_URL") or None,
-        ledger_url=env.get("QUINTAIN_LEDGER_URL") or None,
+        broker_url=read_secret(env, "QUINTAIN_BROKER_URL"),
+        ledger_url=read_secret(env, "QUINTAIN_LEDGER_URL"),
         config_path=Path(config) if config else None,
         admin_token=admin_token,
-        session_token=env.get("QUINTAIN_SESSION_TOKEN") or None,
+        session_token=read_secret(env, "QUINTAIN_SESSION_TOKEN"),
         gateway_url=env.get("QUINTAIN_GATEWAY_URL") or None,
         state_dir=_state_dir(env),
     )

@@ -124,6 +124,7 @@ class MemoryBus:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
+        self.user = "guest"
         self._declared = Topology()
         self._consumers: set[MemoryConsumer] = set()
         self._closed = False

@@ -24,7 +24,7 @@ from quintain.bus.base import (
 )
 from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
-from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words
+from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words, user_of
 from quintain.bus.rabbit_message import properties_of
 from quintain.errors import BrokerUnavailable, BusError
 from quintain.topology import Exchange, Queue, Topology
@@ -36,6 +36,7 @@ class RabbitBus:
     """The bus over one RabbitMQ, kept connected."""
 
     def __init__(self, url: str, name: str = "client") -> None:
+        self.user = user_of(url)
         self._publishing = RabbitLink(url, f"{name} publishing")
         self._consuming = RabbitLink(url, f"{name} consuming")
         self._channel: aiormq.Channel | None = None

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator
+from urllib.parse import unquote, urlsplit
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
@@ -199,6 +200,11 @@ def shown(url: str) -> str:
     head, _, tail = url.rpartition("@")
     scheme, _, user = head.partition("://")
     return f"{scheme}://{user.partition(':')[0]}@{tail}" if head else url
+
+
+def user_of(url: str) -> str:
+    """The broker's user of this URL; ``guest`` where it names none."""
+    return unquote(urlsplit(url).username or "guest")
 
 
 def with_heartbeat(url: str) -> str:

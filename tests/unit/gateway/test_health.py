@@ -50,7 +50,7 @@ class Asked:
 async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIterator[tuple[str, Caller]]:
     """A gateway alone, before a broker on which there may be nobody."""
     bus = memory.connect()
-    caller, limits, meter = Caller(bus, user="gateway"), Limits(), Meter()
+    caller, limits, meter = Caller(bus), Limits(), Meter()
     await caller.start()
     app = app_of(Door(caller, clock or Clock(), limits, meter))
     async with serving(app, Address(), limits, meter) as url:
