@@ -106,6 +106,14 @@ class Consumer(Protocol):
 class Bus(Protocol):
     """A connection to a broker, kept up."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be spoken to right now."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often a connection was lost and made again."""
+
     async def declare(self, topology: Topology) -> None:
         """Make these exist; declared again by itself whenever the connection is rebuilt."""
 
