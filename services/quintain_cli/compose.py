@@ -111,6 +111,7 @@ async def worker(
 async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[str]:
     """A running gateway; yields its base URL. Raises `ConfigError`."""
     caller, meter = Caller(bus), Meter()
+    meter.watch(bus)
     await caller.start()
     try:
         app = app_of(Door(caller, Clock(), limits, meter))

@@ -39,6 +39,11 @@ class Host:
             loop.create_task(slot.serve(), name=f"slot {number}") for number, slot in enumerate(self._slots)
         ]
 
+    async def check(self) -> str | None:
+        """What keeps it from leasing out: slots that neither wait for a lease request nor have one in hand."""
+        closed = sum(not slot.open for slot in self._slots)
+        return f"{closed} of {len(self._slots)} slots take no lease request" if closed else None
+
     async def stop(self, grace_seconds: float = 30.0) -> None:
         """Take no more; what is leased may end within the grace, and is torn down after it."""
         for slot, task in zip(self._slots, self._serving, strict=True):

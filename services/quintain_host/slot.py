@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from quintain.bus.base import Bus, Delivery
+from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.contracts.hosted import HOSTING_VERSION, AskLease, LeaseAnswer
 from quintain.contracts.message import Message
 from quintain.errors import BadRequest, Fault
@@ -39,6 +39,13 @@ class Slot:
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
         self.draining = False
+        self._waiting: Consumer | None = None
+        self._asked = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it waits for a lease request, or has one in hand."""
+        return self._asked or (self._waiting is not None and self._waiting.live)
 
     def drain(self) -> bool:
         """Take no more; a lease that was never used ends. Returns whether a lease still runs."""
@@ -54,12 +61,16 @@ class Slot:
         while not self.draining:
             try:
                 async with self._taken() as request:
+                    self._asked = True
                     lease = await self._answered(request)
                 if lease is not None:
                     await self._live(lease)
             except Exception:
                 log.exception("A slot of %s failed, and goes on", self._name)
+                self._asked = False
                 await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                self._asked = False
 
     @contextlib.asynccontextmanager
     async def _taken(self) -> AsyncIterator[Delivery]:
@@ -73,7 +84,7 @@ class Slot:
             else:
                 came.set_result(delivery)
 
-        consumer = await self._bus.consume(self._queue, take, prefetch=1)
+        self._waiting = consumer = await self._bus.consume(self._queue, take, prefetch=1)
         try:
             delivery = await came
             await consumer.cancel()

@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 PREFETCH = 64
 SWEEP_SECONDS = 1.0
 
+#: A ledger that takes longer to say which targets there are is no ledger to be ready on.
+LEDGER_SECONDS = 2.0
+
 #: A pause in this process's own running longer than this may have kept workers from renewing, in seconds.
 GAP_SECONDS = 5.0
 
@@ -58,7 +61,7 @@ class MetadataService:
         self._desk = Desk(self._ledger)
         canceller = Canceller(bus, self._ledger, self._desk)
         self._operations = Operations(bus, self._ledger, canceller, admin_sha256)
-        self._consumers: list[Consumer] = []
+        self._consumers: dict[str, Consumer] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._awake_at = 0.0
 
@@ -76,17 +79,31 @@ class MetadataService:
             DEAD_QUEUE: Undertaker(self._bus, self._ledger),
         }
         for queue, handler in handlers.items():
-            self._consumers.append(await self._bus.consume(queue, handler, prefetch=PREFETCH))
+            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=PREFETCH)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep_on(), name="sweep")
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
         """Take no more, finish what runs, and stop; what was not taken waits in its queue."""
-        for consumer in self._consumers:
+        for consumer in self._consumers.values():
             await consumer.cancel()
-        await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers))
+        await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def check(self) -> str | None:
+        """What keeps it from answering: a queue that it does not consume, or the ledger."""
+        idle = [name for name, consumer in self._consumers.items() if not consumer.live]
+        if idle:
+            return f"not consumed: {', '.join(idle)}"
+        try:
+            async with asyncio.timeout(LEDGER_SECONDS):
+                await self._ledger.do(lambda _: upkeep.targets())
+        except BudgetUnavailable as unavailable:
+            return unavailable.message
+        except TimeoutError:
+            return f"the ledger does not answer within {LEDGER_SECONDS:g} s"
+        return None
 
     async def _on_ledger(self, delivery: Delivery) -> None:
         answer = await answer_to(self._ledger_answer(delivery), f"answering {delivery.routing_key}")

@@ -38,6 +38,13 @@ class Intake:
         self._retired: dict[Consumer, asyncio.Task[bool]] = {}
         self._keeper: asyncio.Task[None] | None = None
 
+    @property
+    def open(self) -> bool:
+        """Whether calls come; or do not by its own will, for a pause or for as many as it may have in hand."""
+        if self._consumer is None:
+            return self.pause.left > 0 or self._in_hand > self._prefetch
+        return self._consumer.live
+
     async def start(self) -> None:
         """Take calls, unless the target is paused, and keep to its pauses from then on. The queue is there: the metadata
         service declares it before it answers the registration, and again when a call finds it gone."""

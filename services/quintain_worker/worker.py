@@ -13,8 +13,8 @@ from functools import partial
 from quintain.bus.base import Bus
 from quintain.caller import Caller
 from quintain.clock import Clock
-from quintain.contracts.ledger import LeaseRenewed, Register, TargetCard
-from quintain.topology import LEDGER, Topology
+from quintain.contracts.ledger import LEASE_SECONDS, LeaseRenewed, Register, TargetCard
+from quintain.topology import LEDGER, Topology, target_queue
 from quintain_worker.admissions import Admissions
 from quintain_worker.cancels import Cancels
 from quintain_worker.desk import Desk
@@ -73,6 +73,13 @@ class Worker:
         await self._caller.close()
         for served in self._served.values():
             await served.provider.close()
+
+    async def check(self) -> str | None:
+        """What keeps it from taking calls: a lease that is not renewed, or a target's queue that is not consumed."""
+        if self._lease.age_seconds > LEASE_SECONDS:
+            return "the ledger has not renewed this worker's lease: does a metadata service run?"
+        idle = [name for name, intake in self._intakes.items() if not intake.open]
+        return f"not consumed: {', '.join(target_queue(name).name for name in idle)}" if idle else None
 
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
         """The ledger's word on what is paused for everybody, and on what was taken back."""

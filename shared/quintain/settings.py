@@ -24,6 +24,8 @@ class Settings:
     session_token: str | None
     gateway_url: str | None
     state_dir: Path
+    ops_port: int | None
+    ops_host: str
 
     def require_broker_url(self) -> str:
         """The broker's URL; raises `ConfigError` where none is named."""
@@ -67,7 +69,18 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         session_token=read_secret(env, "QUINTAIN_SESSION_TOKEN"),
         gateway_url=env.get("QUINTAIN_GATEWAY_URL") or None,
         state_dir=_state_dir(env),
+        ops_port=_port(env, "QUINTAIN_OPS_PORT"),
+        ops_host=env.get("QUINTAIN_OPS_HOST") or "127.0.0.1",
     )
+
+
+def _port(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name)
+    if not text:
+        return None
+    if not (text.isdecimal() and len(text) <= 5 and int(text) <= 65535):
+        raise ConfigError(f"{name} is no port: a whole number from 0 (which takes a free one) to 65535")
+    return int(text)
 
 
 def _state_dir(env: Mapping[str, str]) -> Path:

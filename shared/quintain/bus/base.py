@@ -113,6 +113,14 @@ class Bus(Protocol):
     def user(self) -> str:
         """The broker's user of this connection, by whom its own queues are named: rights go by that name."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be spoken to right now."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often a connection was lost and made again."""
+
     async def declare(self, topology: Topology) -> None:
         """Make these exist; declared again by itself whenever the connection is rebuilt.
 

@@ -128,6 +128,11 @@ class MemoryBus:
         self._declared = Topology()
         self._consumers: set[MemoryConsumer] = set()
         self._closed = False
+        self.reconnects = 0
+
+    @property
+    def connected(self) -> bool:
+        return not self._closed
 
     async def declare(self, topology: Topology) -> None:
         self._declared += topology

@@ -44,6 +44,14 @@ class RabbitBus:
         self._consumers: set[RabbitConsumer] = set()
         self._declarations = Declarations(self._consuming, self._consumers)
 
+    @property
+    def connected(self) -> bool:
+        return self._publishing.up and self._consuming.up
+
+    @property
+    def reconnects(self) -> int:
+        return self._publishing.reconnects + self._consuming.reconnects
+
     async def start(self, timeout: float = PUBLISH_TIMEOUT_SECONDS) -> None:
         """Connect; raises `BrokerUnavailable` after the timeout (seconds), `BrokerRefused`."""
         self._publishing.start()

@@ -102,6 +102,7 @@ class RabbitLink:
         self._changed = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error = "not tried yet"
+        self.reconnects = 0
 
     def start(self) -> None:
         """Begin connecting."""
@@ -169,6 +170,7 @@ class RabbitLink:
                 await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311 -- jitter, not a secret
                 continue
             failures = 0
+            self.reconnects += self._current is not None
             self._current = connection
             self._changed.set()
             await ended(connection)

@@ -16,11 +16,11 @@ from quintain.caller import Caller, Question
 from quintain.clock import Clock
 from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
+from quintain.operations.health import READY_SECONDS, VERDICT_SECONDS
 from quintain_cli import compose
 from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
-from quintain_gateway.health import READY_SECONDS, VERDICT_SECONDS
 from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
 from quintain_gateway.server import serving
