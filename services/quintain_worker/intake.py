@@ -46,8 +46,11 @@ class Intake:
         return self._consumer.live
 
     async def start(self) -> None:
-        """Take calls, unless the target is paused, and keep to its pauses from then on. The queue is there: the metadata
-        service declares it before it answers the registration, and again when a call finds it gone."""
+        """Take calls, unless the target is paused, and keep to its pauses from then on.
+
+        The queue is there: the metadata service declares it before it answers the registration, and again when a call
+        finds it gone.
+        """
         if not self.pause.left:
             await self._begin()
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"intake-{self._name}")

@@ -1,4 +1,4 @@
-"""Secrets by file: where ``NAME`` may be set, ``NAME_FILE`` may name a file that holds its value, as containers have it.
+"""Secrets by file: where ``NAME`` may be set, ``NAME_FILE`` may name a file with its value, as containers have it.
 
 One newline at the file's end is not part of the value. A variable that is set and empty says nothing.
 """

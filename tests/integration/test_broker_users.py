@@ -17,7 +17,6 @@ from quintain.client.connect import connect_admin
 from quintain.client.poison import PoisonQueue
 from quintain.config import load_config
 from quintain.contracts.metadata import OpenSession
-from quintain.contracts.token import digest
 from quintain.errors import BrokerRefused
 from quintain.remote.factory import remote_factory
 from quintain.settings import environment
