@@ -12,8 +12,10 @@ from quintain.bus.memory import MemoryBroker
 from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.config import Config, card_of
+from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
+from quintain.operations.presence import Identity, present
 from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
@@ -74,7 +76,8 @@ async def metadata(bus: Bus, ledger: Ledger, admin_token: str | None) -> AsyncIt
     service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token))
     try:
         await service.start()
-        yield service
+        async with present(bus, service.card):
+            yield service
     finally:
         await service.stop()
 
@@ -103,7 +106,8 @@ async def worker(
     service = Worker(bus, served, [card_of(name, resolved.targets[name]) for name in names])
     try:
         await service.start()
-        yield service
+        async with present(bus, service.card):
+            yield service
     finally:
         await service.stop(grace_seconds)
 
@@ -113,10 +117,15 @@ async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[s
     """A running gateway; yields its base URL. Raises `ConfigError`."""
     caller, meter = Caller(bus, user="gateway"), Meter()
     meter.watch(bus)
+    identity = Identity("gateway")
+
+    def card() -> ServiceCard:
+        return identity.card(in_flight=caller.in_flight, broker_reconnects=bus.reconnects)
+
     await caller.start()
     try:
         app = app_of(Door(caller, Clock(), limits, meter))
-        async with serving(app, address, limits, meter) as url:
+        async with serving(app, address, limits, meter) as url, present(bus, card):
             yield url
     finally:
         await caller.close()

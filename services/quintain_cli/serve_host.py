@@ -19,6 +19,7 @@ import typer
 from quintain.contracts.names import TARGET_NAME_PATTERN
 from quintain.operations.meter import ServiceMeter
 from quintain.operations.port import Operations
+from quintain.operations.presence import present
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.operating import OpsHost, OpsPort, OpsWish, broker, operating, waiting
 from quintain_cli.screen import run_command, set_up_logging
@@ -133,7 +134,7 @@ async def _in_threads(wish: Wish, factory: Factory, ground: _Ground) -> bool:
         host = Host(bus, wish.name, factory, wish.slots)
         await host.start()
         try:
-            async with ground.operations.running(bus, host.check):
+            async with present(bus, host.card), ground.operations.running(bus, host.check):
                 ground.ready({"hostId": host.host_id})
                 await ground.stop.wait()
         finally:
@@ -157,7 +158,8 @@ async def _slot(wish: Wish, ready_fd: int) -> bool:
         say_ready(ready_fd)
         ends = [asyncio.ensure_future(each) for each in (stop.wait(), parent_gone(), host.stuck.wait())]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            async with present(bus, host.card):
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in ends:
                 each.cancel()

@@ -55,6 +55,11 @@ class Desk:
         self._waiting: dict[str, _Waiting] = {}
         self._retrying = asyncio.Lock()
 
+    @property
+    def waiting(self) -> int:
+        """How many admits wait here."""
+        return len(self._waiting)
+
     async def admit(self, batch: AdmitBatch, reply: Reply) -> None:
         """Answer what can be answered now; the rest when it can be."""
         asks = [self._as_first_asked(ask) for ask in batch.items]

@@ -7,6 +7,7 @@ import logging
 from functools import partial
 
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
+from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.ledger import (
     LEASE_SECONDS,
     Admission,
@@ -19,6 +20,7 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, BusError, Fault
+from quintain.operations.presence import Identity
 from quintain.routes import ADMIT, HEARTBEAT, REGISTER
 from quintain.service import answer_to, defect, reply
 from quintain.topology import (
@@ -57,6 +59,7 @@ class MetadataService:
     """Sessions, info, the ledger, routing and dead letters, over one bus and one ledger."""
 
     def __init__(self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None) -> None:
+        self._identity = Identity("metadata")
         self._bus, self._ledger = bus, WatchedLedger(ledger)
         self._desk = Desk(self._ledger)
         canceller = Canceller(bus, self._ledger, self._desk)
@@ -90,6 +93,12 @@ class MetadataService:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    def card(self) -> ServiceCard:
+        """What it tells whoever asks who is there: the admits that wait are in flight."""
+        return self._identity.card(
+            in_flight=self._desk.waiting, broker_reconnects=self._bus.reconnects, ledger=self._ledger.kind
+        )
 
     async def check(self) -> str | None:
         """What keeps it from answering: a queue that it does not consume, or the ledger."""

@@ -24,6 +24,10 @@ class WatchedLedger:
         self._away = False
         self._refused_at = 0.0
 
+    @property
+    def kind(self) -> str:
+        return self._ledger.kind
+
     async def do(self, operation: Operation[Returned]) -> Returned:
         try:
             returned = await self._ledger.do(operation)

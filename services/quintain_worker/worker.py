@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import socket
@@ -13,7 +14,9 @@ from functools import partial
 from quintain.bus.base import Bus
 from quintain.caller import Caller
 from quintain.clock import Clock
+from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.ledger import LEASE_SECONDS, LeaseRenewed, Register, TargetCard
+from quintain.operations.presence import Identity
 from quintain.topology import LEDGER, Topology, target_queue
 from quintain_worker.admissions import Admissions
 from quintain_worker.cancels import Cancels
@@ -32,9 +35,10 @@ class Worker:
     """Serves targets: any number of workers, on any machine, share each target's queue."""
 
     def __init__(self, bus: Bus, served: Mapping[str, Served], cards: Sequence[TargetCard]) -> None:
-        self._bus, self._served = bus, served
+        self._bus, self._served, self._cards = bus, served, cards
         clock, incarnation = Clock(), secrets.token_hex(16)
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}"
+        self._identity = Identity("worker", self.worker_id)
         self._caller = Caller(bus, user="worker")
         self._admissions = Admissions(bus, self._caller, clock, incarnation)
         self._desk = Desk(bus, self._admissions, clock, incarnation)
@@ -73,6 +77,18 @@ class Worker:
         await self._caller.close()
         for served in self._served.values():
             await served.provider.close()
+
+    def card(self) -> ServiceCard:
+        """What it tells whoever asks who is there."""
+        served = [self._intakes[one.name].served(one.provider) for one in self._cards]
+        age = self._lease.age_seconds
+        return self._identity.card(
+            targets=served,
+            slots=sum(one.slots for one in served),
+            in_flight=sum(one.in_flight for one in served),
+            heartbeat_age_ms=None if math.isinf(age) else int(age * 1000),
+            broker_reconnects=self._bus.reconnects,
+        )
 
     async def check(self) -> str | None:
         """What keeps it from taking calls: a lease that is not renewed, or a target's queue that is not consumed."""

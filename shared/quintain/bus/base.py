@@ -114,8 +114,11 @@ class Bus(Protocol):
     def reconnects(self) -> int:
         """How often a connection was lost and made again."""
 
-    async def declare(self, topology: Topology) -> None:
-        """Make these exist; declared again by itself whenever the connection is rebuilt."""
+    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
+        """Make these exist; where they are ``kept``, declared again by itself whenever the connection is rebuilt.
+
+        Raises `BrokerRefused`, `BrokerUnavailable`.
+        """
 
     async def publish(
         self,

@@ -129,16 +129,16 @@ async def test_services_say_what_keeps_them(memory: MemoryBroker, tmp_path: Path
     path = tmp_path / "quintain.yaml"
     path.write_text(CONFIG)
     metadata_bus, worker_bus = memory.connect(), memory.connect()
-    async with compose.ledger("sqlite://") as ledger:
-        async with (
-            compose.metadata(metadata_bus, ledger, ADMIN_TOKEN) as metadata,
-            compose.worker(worker_bus, load_config(path), {}) as worker,
-        ):
-            assert (await metadata.check(), await worker.check()) == (None, None)
-            await worker_bus.close()
-            assert await worker.check() == "not consumed: quintain.target.echo"
-            await metadata_bus.close()
-            assert str(await metadata.check()).startswith("not consumed: quintain.metadata, quintain.ledger.admit")
+    async with (
+        compose.ledger("sqlite://") as ledger,
+        compose.metadata(metadata_bus, ledger, ADMIN_TOKEN) as metadata,
+        compose.worker(worker_bus, load_config(path), {}) as worker,
+    ):
+        assert (await metadata.check(), await worker.check()) == (None, None)
+        await worker_bus.close()
+        assert await worker.check() == "not consumed: quintain.target.echo"
+        await metadata_bus.close()
+        assert str(await metadata.check()).startswith("not consumed: quintain.metadata, quintain.ledger.admit")
 
 
 class Nothing:
