@@ -23,9 +23,11 @@ from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
 from quintain_gateway.server import serving
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.meter import MetadataMeter
 from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.service import MetadataService
 from quintain_worker.handler import Served
+from quintain_worker.meter import WorkerMeter
 from quintain_worker.providers.build import Surroundings, build_provider
 from quintain_worker.worker import Worker
 
@@ -71,9 +73,11 @@ async def _opened_in_time(url: str, waiting: Callable[[str], None]) -> Ledger:
 
 
 @contextlib.asynccontextmanager
-async def metadata(bus: Bus, ledger: Ledger, admin_token: str | None) -> AsyncIterator[MetadataService]:
+async def metadata(
+    bus: Bus, ledger: Ledger, admin_token: str | None, meter: MetadataMeter | None = None
+) -> AsyncIterator[MetadataService]:
     """A running metadata service on its ledger."""
-    service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token))
+    service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token), meter)
     try:
         await service.start()
         async with present(bus, service.card):
@@ -84,7 +88,13 @@ async def metadata(bus: Bus, ledger: Ledger, admin_token: str | None) -> AsyncIt
 
 @contextlib.asynccontextmanager
 async def worker(
-    bus: Bus, config: Config, env: Mapping[str, str], *, only: Iterable[str] | None = None, grace_seconds: float = 30.0
+    bus: Bus,
+    config: Config,
+    env: Mapping[str, str],
+    *,
+    only: Iterable[str] | None = None,
+    grace_seconds: float = 30.0,
+    meter: WorkerMeter | None = None,
 ) -> AsyncIterator[Worker]:
     """A running worker for the configuration's targets, or some of them. Raises `ConfigError`."""
     resolved = config.resolved(env)
@@ -103,7 +113,7 @@ async def worker(
         )
         for name in names
     }
-    service = Worker(bus, served, [card_of(name, resolved.targets[name]) for name in names])
+    service = Worker(bus, served, [card_of(name, resolved.targets[name]) for name in names], meter)
     try:
         await service.start()
         async with present(bus, service.card):
@@ -122,6 +132,7 @@ async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[s
     def card() -> ServiceCard:
         return identity.card(in_flight=caller.in_flight, broker_reconnects=bus.reconnects)
 
+    meter.show(card)
     await caller.start()
     try:
         app = app_of(Door(caller, Clock(), limits, meter))

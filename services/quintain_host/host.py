@@ -15,6 +15,7 @@ from quintain.topology import host_topology
 from quintain_host.factory import Factory
 from quintain_host.logs import RunLog
 from quintain_host.slot import Slot
+from quintain_host.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ class Host:
         #: Set once a target did not let go of its thread. The slots go on with new threads; a process that is there
         #: for one slot may rather end, and be started again.
         self.stuck = asyncio.Event()
-        self._slots = [Slot(bus, name, factory, self.host_id, self.stuck.set) for _ in range(slots)]
+        self.tally = Tally()
+        self._slots = [Slot(bus, name, factory, self.host_id, self.stuck.set, self.tally) for _ in range(slots)]
         self._serving: list[asyncio.Task[None]] = []
         self._log = RunLog()
 
