@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from quintain.errors import ConfigError
-from quintain.operations.meter import ServiceMeter
 from quintain.settings import environment, read_settings
 from quintain_cli import compose
 from quintain_cli.config import configuration
@@ -17,6 +16,8 @@ from quintain_cli.screen import print_json, run_command, set_up_logging, tell
 from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
 from quintain_metadata.ledger_url import shown
+from quintain_metadata.meter import MetadataMeter
+from quintain_worker.meter import WorkerMeter
 
 app = typer.Typer(no_args_is_help=True, help="Run one service until SIGTERM.")
 
@@ -54,15 +55,15 @@ async def _metadata(wish: OpsWish, *, as_json: bool) -> None:
     url = ledger_url(settings)
     if settings.admin_token is None:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
-    meter = ServiceMeter("metadata")
+    meter = MetadataMeter()
     async with (
         stopping() as stop,
         operating(meter, wish.address(settings)) as operations,
         # First: what its operator must mend is said at once, whether or not there is a broker yet.
         compose.ledger(url, waiting=operations.waits) as ledger,
         broker(settings, "metadata", operations.waits) as bus,
-        compose.metadata(bus, ledger, settings.admin_token) as service,
-        operations.running(bus, service.check),
+        compose.metadata(bus, ledger, settings.admin_token, meter) as service,
+        operations.running(bus, service.check, service.card),
     ):
         ready("metadata", {"ledger": shown(url)}, as_json=as_json)
         await stop.wait()
@@ -72,13 +73,13 @@ async def _worker(path: Path | None, grace_seconds: float, wish: OpsWish, *, as_
     env = environment()
     settings = read_settings(env)
     config = configuration(settings, path)
-    meter = ServiceMeter("worker")
+    meter = WorkerMeter()
     async with (
         stopping() as stop,
         operating(meter, wish.address(settings)) as operations,
         broker(settings, "worker", operations.waits) as bus,
-        compose.worker(bus, config, env, grace_seconds=grace_seconds) as worker,
-        operations.running(bus, worker.check),
+        compose.worker(bus, config, env, grace_seconds=grace_seconds, meter=meter) as worker,
+        operations.running(bus, worker.check, worker.card),
     ):
         ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)
         await stop.wait()

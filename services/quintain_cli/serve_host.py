@@ -17,8 +17,8 @@ from typing import Annotated
 import typer
 
 from quintain.contracts.names import TARGET_NAME_PATTERN
-from quintain.operations.meter import ServiceMeter
 from quintain.operations.port import Operations
+from quintain.operations.presence import present
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.operating import OpsHost, OpsPort, OpsWish, broker, operating, waiting
 from quintain_cli.screen import run_command, set_up_logging
@@ -27,6 +27,7 @@ from quintain_cli.stop import Stop, stopping
 from quintain_host.factory import Factory, load_factory, probe
 from quintain_host.host import Host
 from quintain_host.isolation import CHILD_OPTION, Children, parent_gone, say_ready
+from quintain_host.meter import HostMeter
 
 #: The exit code of a process whose target did not let go.
 STUCK = 70
@@ -94,11 +95,15 @@ async def _host(wish: Wish, ops: OpsWish, *, as_json: bool) -> bool:
     factory = load_factory(wish.path, Path.cwd())
     chosen = wish.isolation or isolation_for(factory, wish.slots)
     serve = _in_processes if chosen is Isolation.PROCESS else _in_threads
-    async with stopping() as stop, operating(ServiceMeter("host"), ops.address(settings)) as operations:
+    meter = HostMeter()
+    async with stopping() as stop, operating(meter, ops.address(settings)) as operations:
         await probe(factory, wish.path)
         facts = {"target": wish.name, "slots": wish.slots, "isolation": chosen.value}
-        ground = _Ground(settings, operations, stop, lambda more: ready("host", {**facts, **more}, as_json=as_json))
-        return await serve(wish, factory, ground)
+
+        def say(more: dict[str, object]) -> None:
+            ready("host", {**facts, **more}, as_json=as_json)
+
+        return await serve(wish, factory, _Ground(settings, operations, meter, stop, say))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class _Ground:
 
     settings: Settings
     operations: Operations
+    meter: HostMeter
     stop: Stop
     ready: Callable[[dict[str, object]], None]
 
@@ -131,9 +137,10 @@ async def _in_processes(wish: Wish, _: Factory, ground: _Ground) -> bool:
 async def _in_threads(wish: Wish, factory: Factory, ground: _Ground) -> bool:
     async with broker(ground.settings, "host", ground.operations.waits) as bus:
         host = Host(bus, wish.name, factory, wish.slots)
+        ground.meter.read(host.tally)
         await host.start()
         try:
-            async with ground.operations.running(bus, host.check):
+            async with present(bus, host.card), ground.operations.running(bus, host.check, host.card):
                 ground.ready({"hostId": host.host_id})
                 await ground.stop.wait()
         finally:
@@ -157,7 +164,8 @@ async def _slot(wish: Wish, ready_fd: int) -> bool:
         say_ready(ready_fd)
         ends = [asyncio.ensure_future(each) for each in (stop.wait(), parent_gone(), host.stuck.wait())]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            async with present(bus, host.card):
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in ends:
                 each.cancel()

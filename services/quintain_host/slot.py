@@ -23,6 +23,7 @@ from quintain.topology import host_topology
 from quintain_host.factory import Factory
 from quintain_host.lease import HostedLease
 from quintain_host.stage import Stage
+from quintain_host.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,11 @@ PAUSE_SECONDS = 1.0
 class Slot:
     """Room for one instance of a target. ``stuck`` is called when one does not let go of its thread."""
 
-    def __init__(self, bus: Bus, name: str, factory: Factory, host_id: str, stuck: Callable[[], None]) -> None:
+    def __init__(
+        self, bus: Bus, name: str, factory: Factory, host_id: str, stuck: Callable[[], None], tally: Tally
+    ) -> None:
         self._bus, self._name, self._factory, self._host_id = bus, name, factory, host_id
-        self._stuck = stuck
+        self._stuck, self._tally = stuck, tally
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
         self.draining = False
@@ -117,6 +120,7 @@ class Slot:
 
     async def _live(self, lease: HostedLease) -> None:
         self.lease = lease
+        self._tally.leases += 1
         try:
             await lease.lived()
         finally:
@@ -134,7 +138,7 @@ class Slot:
             target: Any = await stage.do(self._factory)
             codec = Codec(vocabulary_of(type(target)))
             descriptor = await stage.do(lambda: codec.describe(target))
-            lease = HostedLease(self._bus, target, stage, codec)
+            lease = HostedLease(self._bus, target, stage, codec, self._tally)
             await lease.open()
         except Exception as error:
             # The factory's own words reach whoever asked, with their class, and the host's log.

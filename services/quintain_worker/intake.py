@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 
 from quintain.bus.base import Consumer, Delivery
+from quintain.contracts.discovery import ServedTarget
 from quintain.errors import BusError
 from quintain.topology import target_queue
 from quintain_worker.desk import Desk
@@ -44,6 +45,16 @@ class Intake:
         if self._consumer is None:
             return self.pause.left > 0 or self._in_hand > self._prefetch
         return self._consumer.live
+
+    def served(self, kind: str) -> ServedTarget:
+        """This target as it is served here now."""
+        return ServedTarget(
+            name=self._name,
+            kind=kind,
+            slots=self._prefetch,
+            in_flight=self._in_hand,
+            paused_ms=math.ceil(self.pause.left * 1000) or None,
+        )
 
     async def start(self) -> None:
         """Take calls, unless the target is paused, and keep to its pauses from then on.

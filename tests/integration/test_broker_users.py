@@ -28,6 +28,7 @@ from quintain.topology import (
     Exchange,
     Topology,
     cancel_topology,
+    discovery_topology,
     host_topology,
     lease_topology,
     reply_topology,
@@ -58,13 +59,14 @@ WRITERS = {
     "quintain.unrouted": {"metadata"},
     "quintain.metadata": {"metadata", "gateway", "evaluator", "operator"},
     "quintain.ledger": {"worker"},
-    "quintain.reply": {"metadata", "worker", "host"},
+    "quintain.reply": {"metadata", "worker", "host", "gateway"},
     "quintain.cancel": {"metadata"},
     "quintain.dead": {"metadata"},
     "quintain.poison": {"metadata", "operator"},
     "quintain.poison.turn": {"operator"},
     "quintain.host": {"worker", "controller"},
     "quintain.run": {"host"},
+    "quintain.discovery": {"operator"},
 }
 
 #: Who may consume a queue; of what is one client's own, whose names begin with its user's, that user alone.
@@ -81,6 +83,7 @@ READERS = {
     "quintain.lease.x": {"host"},
     "quintain.cancel.x": {"worker"},
     "quintain.run.x": {"worker", "controller"},
+    "quintain.discovery.x": {"metadata", "worker", "gateway", "host"},
     **{f"quintain.reply.{user}.x": {user} for user in USERS},
 }
 
@@ -111,7 +114,7 @@ async def _declare(users: BrokerUsers) -> None:
         "metadata": METADATA_TOPOLOGY + target_topology("echo"),
         "operator": POISON_TURN_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
-        "worker": cancel_topology("x") + run_topology("x"),
+        "worker": cancel_topology("x") + run_topology("x") + discovery_topology("x"),
     }
     for user, topology in owned.items():
         async with bus_of(users, user) as bus:

@@ -121,11 +121,12 @@ class Bus(Protocol):
     def reconnects(self) -> int:
         """How often a connection was lost and made again."""
 
-    async def declare(self, topology: Topology) -> None:
-        """Make these exist; declared again by itself whenever the connection is rebuilt.
+    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
+        """Make these exist; where they are ``kept``, declared again by itself whenever the connection is rebuilt.
 
         An exchange that is there already is taken as it is, whoever made it. One that is not, and that this user may
         not declare, is waited for (`BrokerRefused` after `OWNER_SECONDS`): the service that owns it declares it.
+        Raises `BrokerRefused`, `BrokerUnavailable`.
         """
 
     async def publish(

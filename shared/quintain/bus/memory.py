@@ -134,8 +134,9 @@ class MemoryBus:
     def connected(self) -> bool:
         return not self._closed
 
-    async def declare(self, topology: Topology) -> None:
-        self._declared += topology
+    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
+        if kept:
+            self._declared += topology
         self._broker.declare(topology)
 
     async def publish(

@@ -63,8 +63,8 @@ class RabbitBus:
             await self.close()
             raise
 
-    async def declare(self, topology: Topology) -> None:
-        await self._declarations.declare(topology)
+    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
+        await self._declarations.declare(topology, kept=kept)
 
     async def delete(self, queue: Queue, *, timeout: float = DELETE_TIMEOUT_SECONDS) -> None:
         await self._declarations.delete(queue, timeout)

@@ -35,9 +35,10 @@ class Declarations:
         self._turn = asyncio.Lock()
         self._asked = self._done = 0
 
-    async def declare(self, topology: Topology) -> None:
-        """Make these exist, now and again."""
-        self._all += topology
+    async def declare(self, topology: Topology, *, kept: bool) -> None:
+        """Make these exist, now and, where they are kept, again."""
+        if kept:
+            self._all += topology
         await self._declare(topology)
 
     async def declare_again(self) -> None:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from quintain.bus.base import Bus
+from quintain.contracts.discovery import ServiceCard
 from quintain.operations.health import Check, Live, Probe, all_of
 from quintain.operations.listening import BACKLOG, LOOPBACK, listening_at, url_of
 from quintain.operations.meter import ServiceMeter
@@ -56,15 +57,15 @@ class Operations:
         self._tell(reason)
 
     @contextlib.asynccontextmanager
-    async def running(self, bus: Bus, check: Check) -> AsyncIterator[None]:
+    async def running(
+        self, bus: Bus, check: Check, card: Callable[[], ServiceCard] | None = None
+    ) -> AsyncIterator[None]:
         """The service is up: from now on it is ready where this check passes, and a message to itself comes back."""
         self._meter.watch(bus)
-        if not self.heard:
-            yield
-            return
+        if card is not None:
+            self._meter.show(card)
         round_trip = RoundTrip(bus)
         try:
-            await round_trip.start()
             self._check = all_of(check, round_trip.check)
             yield
         finally:

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 
 from quintain.bus.base import Bus, Consumer, Delivery, Envelope
-from quintain.errors import BusError
+from quintain.errors import BusError, Unroutable
 from quintain.operations.health import READY_SECONDS
 from quintain.service import forgotten
 from quintain.topology import REPLY, reply_topology
@@ -20,7 +20,10 @@ PROBE, PREFETCH = "probe", 4
 
 
 class RoundTrip:
-    """One process's own reply queue, for nothing but this."""
+    """One process's own reply queue, for nothing but this: made when it is first asked for, and anew where it is lost.
+
+    It is no part of what the bus declares again: a user who may not have it is not ready, and serves all the same.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -29,15 +32,11 @@ class RoundTrip:
         self._consumer: Consumer | None = None
         self._waiting: dict[str, asyncio.Future[None]] = {}
 
-    async def start(self) -> None:
-        """Declare and consume the queue. Raises what `Bus.declare` and `Bus.consume` raise."""
-        await self._bus.declare(self._topology)
-        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_back, prefetch=PREFETCH)
-
     async def stop(self) -> None:
         """Hear no more, and delete the queue; where the broker is away it expires."""
-        if self._consumer is not None:
-            await self._consumer.drain(0)
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.drain(0)
             await forgotten(self._bus, self._topology)
 
     async def check(self) -> str | None:
@@ -53,7 +52,7 @@ class RoundTrip:
         )
         try:
             async with asyncio.timeout(READY_SECONDS):
-                await self._bus.publish(REPLY, self._key, probe, timeout=READY_SECONDS)
+                await self._send(probe)
                 await back
         except TimeoutError:
             return f"no message came back through the broker within {READY_SECONDS:g} s"
@@ -62,6 +61,21 @@ class RoundTrip:
         finally:
             del self._waiting[correlation_id]
         return None
+
+    async def _send(self, probe: Envelope) -> None:
+        await self._attach()
+        try:
+            await self._bus.publish(REPLY, self._key, probe, timeout=READY_SECONDS)
+        except Unroutable:
+            # Nobody else's message goes there: the queue was lost.
+            await self.stop()
+            await self._attach()
+            await self._bus.publish(REPLY, self._key, probe, timeout=READY_SECONDS)
+
+    async def _attach(self) -> None:
+        if self._consumer is None:
+            await self._bus.declare(self._topology, kept=False)
+            self._consumer = await self._bus.consume(self._topology.queues[0], self._on_back, prefetch=PREFETCH)
 
     async def _on_back(self, delivery: Delivery) -> None:
         back = self._waiting.get(delivery.correlation_id or "")

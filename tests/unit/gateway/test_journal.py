@@ -30,6 +30,7 @@ SERIES = {
     "quintain_gateway_requests_in_flight",
     "quintain_gateway_requests_total",
     "quintain_gateway_turned_away_total",
+    "quintain_service_in_flight",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.config import load_config
-from quintain.errors import ConfigError
+from quintain.errors import BrokerRefused, ConfigError
 from quintain.operations.health import READY_SECONDS, VERDICT_SECONDS, Check, Probe, all_of
 from quintain.operations.meter import ServiceMeter
 from quintain.operations.port import Operations, OpsAddress, operations_port
@@ -95,7 +95,7 @@ async def test_ready_is_a_message_that_came_back(memory: MemoryBroker) -> None:
 async def test_a_message_that_does_not_come_back_is_none(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     bus = memory.connect()
     round_trip = RoundTrip(bus)
-    await round_trip.start()
+    assert await round_trip.check() is None
 
     async def swallow(*_: object, **__: object) -> None:
         """A broker that takes messages, and delivers none."""
@@ -103,6 +103,26 @@ async def test_a_message_that_does_not_come_back_is_none(memory: MemoryBroker, m
     monkeypatch.setattr(MemoryBus, "publish", swallow)
     assert await round_trip.check() == f"no message came back through the broker within {READY_SECONDS:g} s"
     await round_trip.stop()
+    await bus.close()
+
+
+async def test_a_lost_queue_is_made_anew_and_a_refused_one_is_a_reason(
+    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = memory.connect()
+    round_trip = RoundTrip(bus, "worker")
+    assert await round_trip.check() is None
+    memory.delete_queue(round_trip._topology.queues[0].name)
+    assert await round_trip.check() is None
+    await round_trip.stop()
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise BrokerRefused("declaring queues: this user may not do that")
+
+    monkeypatch.setattr(MemoryBus, "declare", refuse)
+    assert await round_trip.check() == (
+        "no message goes through the broker: declaring queues: this user may not do that"
+    )
     await bus.close()
 
 
@@ -129,16 +149,16 @@ async def test_services_say_what_keeps_them(memory: MemoryBroker, tmp_path: Path
     path = tmp_path / "quintain.yaml"
     path.write_text(CONFIG)
     metadata_bus, worker_bus = memory.connect(), memory.connect()
-    async with compose.ledger("sqlite://") as ledger:
-        async with (
-            compose.metadata(metadata_bus, ledger, ADMIN_TOKEN) as metadata,
-            compose.worker(worker_bus, load_config(path), {}) as worker,
-        ):
-            assert (await metadata.check(), await worker.check()) == (None, None)
-            await worker_bus.close()
-            assert await worker.check() == "not consumed: quintain.target.echo"
-            await metadata_bus.close()
-            assert str(await metadata.check()).startswith("not consumed: quintain.metadata, quintain.ledger.admit")
+    async with (
+        compose.ledger("sqlite://") as ledger,
+        compose.metadata(metadata_bus, ledger, ADMIN_TOKEN) as metadata,
+        compose.worker(worker_bus, load_config(path), {}) as worker,
+    ):
+        assert (await metadata.check(), await worker.check()) == (None, None)
+        await worker_bus.close()
+        assert await worker.check() == "not consumed: quintain.target.echo"
+        await metadata_bus.close()
+        assert str(await metadata.check()).startswith("not consumed: quintain.metadata, quintain.ledger.admit")
 
 
 class Nothing:

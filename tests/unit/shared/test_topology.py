@@ -59,6 +59,7 @@ def test_the_exchanges_are_the_protocols() -> None:
         "quintain.poison": ("fanout", {}),
         "quintain.host": ("direct", {}),
         "quintain.run": ("direct", {}),
+        "quintain.discovery": ("fanout", {}),
     }
 
 
