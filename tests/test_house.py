@@ -25,6 +25,9 @@ MOST_FUNCTION_LINES = 45
 
 #: Every command that a page may show, and the place that runs it.
 RUN_BY = {
+    "docker compose up": "tests/support/containers.py",
+    "docker compose run": "tests/acceptance/test_compose.py",
+    "docker run": "tests/acceptance/test_compose.py",
     "make check": ".ci/run",
     "make demo": ".ci/run",
     "make test": ".ci/run",

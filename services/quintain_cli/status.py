@@ -52,7 +52,7 @@ def status(
 
 async def _look(settings: Settings, wait: float, timeout: float) -> Census:
     async with compose.connected(_broker_url(settings), "status", None, timeout_seconds=timeout) as bus:
-        caller = Caller(bus, user="status")
+        caller = Caller(bus)
         await caller.start()
         try:
             return await look(bus, caller, settings.admin_token, wait_seconds=wait, timeout_seconds=timeout)
