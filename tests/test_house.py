@@ -25,6 +25,9 @@ MOST_FUNCTION_LINES = 45
 
 #: Every command that a page may show, and the place that runs it.
 RUN_BY = {
+    "docker compose up": "tests/support/containers.py",
+    "docker compose run": "tests/acceptance/test_compose.py",
+    "docker run": "tests/acceptance/test_compose.py",
     "make check": ".ci/run",
     "make demo": ".ci/run",
     "make test": ".ci/run",
@@ -48,6 +51,7 @@ RUN_BY = {
     "quintain session close": "tests/acceptance/test_commands.py",
     "quintain invoke": "tests/acceptance/test_commands.py",
     "quintain info": "tests/acceptance/test_commands.py",
+    "quintain status": "tests/acceptance/test_status.py",
     "quintain snippet": "tests/acceptance/test_snippet.py",
     "quintain dlq list": "tests/acceptance/test_dlq.py",
     "quintain dlq show": "tests/acceptance/test_dlq.py",

@@ -23,6 +23,7 @@ from quintain_cli import (
     serve_host,
     session,
     snippet,
+    status,
     up,
 )
 from quintain_cli.screen import set_up_logging
@@ -44,6 +45,7 @@ app.command("compare")(compare.compare)
 app.command("up")(up.up)
 app.command("invoke")(invoke.invoke)
 app.command("info")(invoke.info)
+app.command("status")(status.status)
 app.command("snippet")(snippet.snippet)
 app.add_typer(session.app, name="session")
 serve.app.command("gateway")(serve_gateway.serve_gateway)

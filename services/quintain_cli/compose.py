@@ -12,8 +12,11 @@ from quintain.bus.memory import MemoryBroker
 from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.config import Config, card_of
+from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
+from quintain.operations.presence import Identity, present
+from quintain.secret_files import without_variables
 from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
@@ -21,9 +24,11 @@ from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
 from quintain_gateway.server import serving
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.meter import MetadataMeter
 from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.service import MetadataService
 from quintain_worker.handler import Served
+from quintain_worker.meter import WorkerMeter
 from quintain_worker.providers.build import Surroundings, build_provider
 from quintain_worker.worker import Worker
 
@@ -69,27 +74,34 @@ async def _opened_in_time(url: str, waiting: Callable[[str], None]) -> Ledger:
 
 
 @contextlib.asynccontextmanager
-async def metadata(bus: Bus, ledger: Ledger, admin_token: str | None) -> AsyncIterator[MetadataService]:
+async def metadata(
+    bus: Bus, ledger: Ledger, admin_token: str | None, meter: MetadataMeter | None = None
+) -> AsyncIterator[MetadataService]:
     """A running metadata service on its ledger."""
-    service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token))
+    service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token), meter)
     try:
         await service.start()
-        yield service
+        async with present(bus, service.card):
+            yield service
     finally:
         await service.stop()
 
 
 @contextlib.asynccontextmanager
 async def worker(
-    bus: Bus, config: Config, env: Mapping[str, str], *, only: Iterable[str] | None = None, grace_seconds: float = 30.0
+    bus: Bus,
+    config: Config,
+    env: Mapping[str, str],
+    *,
+    only: Iterable[str] | None = None,
+    grace_seconds: float = 30.0,
+    meter: WorkerMeter | None = None,
 ) -> AsyncIterator[Worker]:
     """A running worker for the configuration's targets, or some of them. Raises `ConfigError`."""
     resolved = config.resolved(env)
     names = list(resolved.targets) if only is None else list(only)
     # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
-    programs = {
-        name: value for name, value in env.items() if name not in {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"}
-    }
+    programs = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     surroundings = Surroundings(folder=config.folder, env=programs, bus=bus)
     served = {
         name: Served(
@@ -100,10 +112,11 @@ async def worker(
         )
         for name in names
     }
-    service = Worker(bus, served, [card_of(name, resolved.targets[name]) for name in names])
+    service = Worker(bus, served, [card_of(name, resolved.targets[name]) for name in names], meter)
     try:
         await service.start()
-        yield service
+        async with present(bus, service.card):
+            yield service
     finally:
         await service.stop(grace_seconds)
 
@@ -111,11 +124,18 @@ async def worker(
 @contextlib.asynccontextmanager
 async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[str]:
     """A running gateway; yields its base URL. Raises `ConfigError`."""
-    caller, meter = Caller(bus, user="gateway"), Meter()
+    caller, meter = Caller(bus), Meter()
+    meter.watch(bus)
+    identity = Identity("gateway")
+
+    def card() -> ServiceCard:
+        return identity.card(in_flight=caller.in_flight, broker_reconnects=bus.reconnects)
+
+    meter.show(card)
     await caller.start()
     try:
         app = app_of(Door(caller, Clock(), limits, meter))
-        async with serving(app, address, limits, meter) as url:
+        async with serving(app, address, limits, meter) as url, present(bus, card):
             yield url
     finally:
         await caller.close()

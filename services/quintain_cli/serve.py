@@ -2,77 +2,84 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quintain.bus.base import Bus
-from quintain.bus.connect import connect_bus
-from quintain.errors import BrokerUnavailable, ConfigError
-from quintain.settings import Settings, environment, read_settings
+from quintain.errors import ConfigError
+from quintain.settings import environment, read_settings
 from quintain_cli import compose
 from quintain_cli.config import configuration
+from quintain_cli.operating import OpsHost, OpsPort, OpsWish, broker, operating
 from quintain_cli.screen import print_json, run_command, set_up_logging, tell
 from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
 from quintain_metadata.ledger_url import shown
+from quintain_metadata.meter import MetadataMeter
+from quintain_worker.meter import WorkerMeter
 
 app = typer.Typer(no_args_is_help=True, help="Run one service until SIGTERM.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")]
-#: A service that waits for its broker says so this often.
-SAY_SECONDS = 5.0
-
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
 @app.command("metadata")
-def serve_metadata(as_json: AsJson = False, verbose: Verbose = False) -> None:
+def serve_metadata(
+    ops_port: OpsPort = None, ops_host: OpsHost = None, as_json: AsJson = False, verbose: Verbose = False
+) -> None:
     """Sessions, info and the ledger. Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN."""
     set_up_logging(verbose=verbose)
-    run_command(_metadata(as_json=as_json), as_json=as_json)
+    run_command(_metadata(OpsWish(ops_port, ops_host), as_json=as_json), as_json=as_json)
 
 
 @app.command("worker")
 def serve_worker(
     config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
     grace_seconds: Annotated[float, typer.Option(help="How long running calls may take after SIGTERM.")] = 30.0,
+    ops_port: OpsPort = None,
+    ops_host: OpsHost = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Serve the configured targets. Reads QUINTAIN_BROKER_URL, QUINTAIN_CONFIG and the configuration's variables."""
     set_up_logging(verbose=verbose)
-    run_command(_worker(config, grace_seconds, as_json=as_json), as_json=as_json)
+    wish = OpsWish(ops_port, ops_host)
+    run_command(_worker(config, grace_seconds, wish, as_json=as_json), as_json=as_json)
 
 
-async def _metadata(*, as_json: bool) -> None:
+async def _metadata(wish: OpsWish, *, as_json: bool) -> None:
     settings = read_settings(environment())
     settings.require_broker_url()
     url = ledger_url(settings)
     if settings.admin_token is None:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
+    meter = MetadataMeter()
     async with (
         stopping() as stop,
+        operating(meter, wish.address(settings)) as operations,
         # First: what its operator must mend is said at once, whether or not there is a broker yet.
-        compose.ledger(url, waiting=lambda why: tell(f"waiting  {why}")) as ledger,
-        broker(settings, "metadata") as bus,
-        compose.metadata(bus, ledger, settings.admin_token),
+        compose.ledger(url, waiting=operations.waits) as ledger,
+        broker(settings, "metadata", operations.waits) as bus,
+        compose.metadata(bus, ledger, settings.admin_token, meter) as service,
+        operations.running(bus, service.check, service.card),
     ):
         ready("metadata", {"ledger": shown(url)}, as_json=as_json)
         await stop.wait()
 
 
-async def _worker(path: Path | None, grace_seconds: float, *, as_json: bool) -> None:
+async def _worker(path: Path | None, grace_seconds: float, wish: OpsWish, *, as_json: bool) -> None:
     env = environment()
     settings = read_settings(env)
     config = configuration(settings, path)
+    meter = WorkerMeter()
     async with (
         stopping() as stop,
-        broker(settings, "worker") as bus,
-        compose.worker(bus, config, env, grace_seconds=grace_seconds) as worker,
+        operating(meter, wish.address(settings)) as operations,
+        broker(settings, "worker", operations.waits) as bus,
+        compose.worker(bus, config, env, grace_seconds=grace_seconds, meter=meter) as worker,
+        operations.running(bus, worker.check, worker.card),
     ):
         ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)
         await stop.wait()
@@ -84,20 +91,3 @@ def ready(service: str, facts: dict[str, object], *, as_json: bool) -> None:
         print_json({"service": service, "state": "ready", **facts})
     else:
         tell(f"ready  {service}  " + "  ".join(f"{key} {value}" for key, value in facts.items()))
-
-
-@contextlib.asynccontextmanager
-async def broker(settings: Settings, name: str) -> AsyncIterator[Bus]:
-    """The broker's bus; a broker that is not there yet is waited for, and said so."""
-    url = settings.require_broker_url()
-    while True:
-        try:
-            bus = await connect_bus(url, name, timeout_seconds=SAY_SECONDS)
-        except BrokerUnavailable as error:
-            tell(f"waiting  {error.message}")
-        else:
-            break
-    try:
-        yield bus
-    finally:
-        await bus.close()

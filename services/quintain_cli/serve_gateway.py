@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from quintain.bus.rabbit_link import shown
+from quintain.operations.listening import LOOPBACK
 from quintain.settings import environment, read_settings
 from quintain_cli import compose
+from quintain_cli.operating import broker, waiting
 from quintain_cli.screen import run_command, set_up_logging
-from quintain_cli.serve import AsJson, Verbose, broker, ready
+from quintain_cli.serve import AsJson, Verbose, ready
 from quintain_cli.stop import stopping
 from quintain_cli.up import DEFAULT_PORT
-from quintain_gateway.address import LOOPBACK, Address
+from quintain_gateway.address import Address
 from quintain_gateway.limits import Limits
 
 _MOST = Limits()
@@ -53,7 +55,7 @@ async def _gateway(address: Address, limits: Limits, *, as_json: bool) -> None:
     address.tls()  # an address that may not be opened is no reason to wait for a broker first
     async with (
         stopping() as stop,
-        broker(settings, "gateway") as bus,
+        broker(settings, "gateway", waiting) as bus,
         compose.gateway(bus, address, limits) as gateway_url,
     ):
         ready("gateway", {"url": gateway_url, "broker": shown(url)}, as_json=as_json)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,13 +17,17 @@ from typing import Annotated
 import typer
 
 from quintain.contracts.names import TARGET_NAME_PATTERN
-from quintain.settings import environment, read_settings
+from quintain.operations.port import Operations
+from quintain.operations.presence import present
+from quintain.settings import Settings, environment, read_settings
+from quintain_cli.operating import OpsHost, OpsPort, OpsWish, broker, operating, waiting
 from quintain_cli.screen import run_command, set_up_logging
-from quintain_cli.serve import AsJson, Verbose, broker, ready
-from quintain_cli.stop import stopping
+from quintain_cli.serve import AsJson, Verbose, ready
+from quintain_cli.stop import Stop, stopping
 from quintain_host.factory import Factory, load_factory, probe
 from quintain_host.host import Host
 from quintain_host.isolation import CHILD_OPTION, Children, parent_gone, say_ready
+from quintain_host.meter import HostMeter
 
 #: The exit code of a process whose target did not let go.
 STUCK = 70
@@ -52,6 +58,8 @@ def serve_host(
         typer.Option(help="Where each instance lives. Else: a process of its own for more than one slot."),
     ] = None,
     grace_seconds: Annotated[float, typer.Option(help="How long leases may go on after SIGTERM.")] = 30.0,
+    ops_port: OpsPort = None,
+    ops_host: OpsHost = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
     ready_fd: Annotated[int | None, typer.Option(CHILD_OPTION, hidden=True)] = None,
@@ -62,7 +70,7 @@ def serve_host(
     if ready_fd is not None:
         stuck = run_command(_slot(wish, ready_fd))
     else:
-        stuck = run_command(_host(wish, as_json=as_json), as_json=as_json)
+        stuck = run_command(_host(wish, OpsWish(ops_port, ops_host), as_json=as_json), as_json=as_json)
     if stuck:
         # A thread of the target's that never ends would keep this process from ending.
         logging.shutdown()
@@ -80,34 +88,64 @@ class Wish:
     grace_seconds: float
 
 
-async def _host(wish: Wish, *, as_json: bool) -> bool:
+async def _host(wish: Wish, ops: OpsWish, *, as_json: bool) -> bool:
     """Serve until SIGTERM. Returns whether a target does not let go of this process."""
     settings = read_settings(environment())
     settings.require_broker_url()
     factory = load_factory(wish.path, Path.cwd())
     chosen = wish.isolation or isolation_for(factory, wish.slots)
-    async with stopping() as stop:
+    serve = _in_processes if chosen is Isolation.PROCESS else _in_threads
+    meter = HostMeter()
+    async with stopping() as stop, operating(meter, ops.address(settings)) as operations:
         await probe(factory, wish.path)
-        facts: dict[str, object] = {"target": wish.name, "slots": wish.slots, "isolation": chosen.value}
-        if chosen is Isolation.PROCESS:
-            children = Children(_child(wish), wish.slots)
-            children.start()
-            try:
-                await children.ready()
-                ready("host", facts, as_json=as_json)
-                await stop.wait()
-            finally:
-                await children.stop(wish.grace_seconds + 5)
-            return False
-        async with broker(settings, "host") as bus:
-            host = Host(bus, wish.name, factory, wish.slots)
-            await host.start()
-            try:
-                ready("host", {**facts, "hostId": host.host_id}, as_json=as_json)
-                await stop.wait()
-            finally:
-                await host.stop(wish.grace_seconds)
-            return host.stuck.is_set()
+        facts = {"target": wish.name, "slots": wish.slots, "isolation": chosen.value}
+
+        def say(more: dict[str, object]) -> None:
+            ready("host", {**facts, **more}, as_json=as_json)
+
+        return await serve(wish, factory, _Ground(settings, operations, meter, stop, say))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What a host of either kind is served on."""
+
+    settings: Settings
+    operations: Operations
+    meter: HostMeter
+    stop: Stop
+    ready: Callable[[dict[str, object]], None]
+
+
+async def _in_processes(wish: Wish, _: Factory, ground: _Ground) -> bool:
+    children = Children(_child(wish), wish.slots)
+    children.start()
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            if ground.operations.heard:
+                # This process carries nothing: it has a bus only to be asked whether the broker is there.
+                bus = await stack.enter_async_context(broker(ground.settings, "host", ground.operations.waits))
+                await stack.enter_async_context(ground.operations.running(bus, children.check))
+            await children.ready()
+            ground.ready({})
+            await ground.stop.wait()
+    finally:
+        await children.stop(wish.grace_seconds + 5)
+    return False
+
+
+async def _in_threads(wish: Wish, factory: Factory, ground: _Ground) -> bool:
+    async with broker(ground.settings, "host", ground.operations.waits) as bus:
+        host = Host(bus, wish.name, factory, wish.slots)
+        ground.meter.read(host.tally)
+        await host.start()
+        try:
+            async with present(bus, host.card), ground.operations.running(bus, host.check, host.card):
+                ground.ready({"hostId": host.host_id})
+                await ground.stop.wait()
+        finally:
+            await host.stop(wish.grace_seconds)
+        return host.stuck.is_set()
 
 
 def _child(wish: Wish) -> list[str]:
@@ -120,13 +158,14 @@ async def _slot(wish: Wish, ready_fd: int) -> bool:
     ends too, and the parent starts another one."""
     settings = read_settings(environment())
     factory = load_factory(wish.path, Path.cwd())
-    async with stopping() as stop, broker(settings, "host") as bus:
+    async with stopping() as stop, broker(settings, "host", waiting) as bus:
         host = Host(bus, wish.name, factory, 1)
         await host.start()
         say_ready(ready_fd)
         ends = [asyncio.ensure_future(each) for each in (stop.wait(), parent_gone(), host.stuck.wait())]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            async with present(bus, host.card):
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in ends:
                 each.cancel()

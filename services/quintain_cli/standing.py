@@ -69,7 +69,7 @@ async def _over_a_bus(settings: Settings, plan: FleetPlan | None) -> AsyncIterat
         bus = await stack.enter_async_context(compose.connected(url, "run", memory))
         if gateway_url is None:
             gateway_url = await stack.enter_async_context(compose.gateway(bus, Address(), Limits()))
-        caller = Caller(bus, user="run")
+        caller = Caller(bus)
         await caller.start()
         stack.push_async_callback(caller.close)
         yield Standing(

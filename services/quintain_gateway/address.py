@@ -9,21 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.errors import ConfigError
-
-LOOPBACK = "127.0.0.1"
-
-#: Connections that wait to be taken; the kernel lets the next ones knock again.
-BACKLOG = 128
-
-#: A client that takes none of its answer, or is silently gone, is given up after so long.
-_DEAD_SECONDS = 60
-
-#: As far as this platform has them; accepted connections inherit them from their listener.
-_SOCKET_OPTIONS = {
-    "TCP_KEEPIDLE": _DEAD_SECONDS // 2,
-    "TCP_KEEPINTVL": _DEAD_SECONDS // 6,
-    "TCP_USER_TIMEOUT": _DEAD_SECONDS * 1000,
-}
+from quintain.operations.listening import LOOPBACK, listening_at, url_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,33 +46,11 @@ class Address:
 
     def listen(self) -> socket.socket:
         """A socket that listens there. Raises `ConfigError` where the port is taken or the host is not ours."""
-        try:
-            family, kind, proto, _, where = socket.getaddrinfo(
-                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = socket.socket(family, kind, proto)
-        except OSError as error:
-            raise ConfigError(f"There is no host {self.host} ({error.strerror}): choose another with --host") from None
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _SOCKET_OPTIONS.items():
-                if hasattr(socket, name):
-                    listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-            listener.bind(where)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise ConfigError(
-                f"Port {self.port} of {self.host} cannot be opened ({error.strerror}): choose another with --port"
-            ) from None
-        return listener
+        return listening_at(self.host, self.port)
 
     def url(self, listener: socket.socket) -> str:
         """The base URL of this address on that socket, without a slash at its end."""
-        scheme = "http" if self.tls_cert is None else "https"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{listener.getsockname()[1]}"
+        return url_of("http" if self.tls_cert is None else "https", self.host, listener)
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -17,36 +16,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.caller import Caller
-from quintain.contracts.message import Message
 from quintain.contracts.metadata import AskInfo
 from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized
+from quintain.operations.health import READY_SECONDS, Live, Probe, Readiness
 from quintain.routes import INFO, TOKEN_HEADER
 from quintain_gateway.door import Api, Door
 from quintain_gateway.methods import resource
 from quintain_gateway.operation import Operation, faults
 from quintain_gateway.refusals import JSON, plain_refusal
 
-#: A round trip that takes longer is none.
-READY_SECONDS = 2.0
-
-#: A verdict is told again for so long: probes cannot flood the broker.
-VERDICT_SECONDS = 1.0
-
 API = Api(refusal=plain_refusal)
-
-
-class Live(Message):
-    """The process answers."""
-
-    status: Literal["live"] = "live"
-
-
-class Readiness(Message):
-    """Whether the fleet can be reached, and where it cannot, why."""
-
-    status: Literal["ready", "unready"]
-    reason: str | None = None
 
 
 OPERATIONS = (
@@ -65,7 +45,7 @@ class Health:
     """The endpoints of probes."""
 
     def __init__(self, door: Door) -> None:
-        self._meter, self._probe = door.meter, Probe(door.caller)
+        self._meter, self._probe = door.meter, Probe(WayToMetadata(door.caller).check)
         self.routes: list[Route] = [
             resource("/health/live", {"GET": self.live}, API.endpoint),
             resource("/health/ready", {"GET": self.ready}, API.endpoint),
@@ -86,34 +66,23 @@ class Health:
         return Response(self._meter.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-class Probe:
-    """Asks the metadata service, at most once a second, however many want to know."""
+class WayToMetadata:
+    """A question to the metadata service that nobody may ask, and its refusal."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._token = SessionToken.mint().text
-        self._asking: asyncio.Task[Readiness] | None = None
-        self._stale_at = 0.0
 
-    async def verdict(self) -> Readiness:
+    async def check(self) -> str | None:
         """Whether the way through the broker to the metadata service and back is open."""
-        loop = asyncio.get_running_loop()
-        if self._asking is None or (self._asking.done() and loop.time() >= self._stale_at):
-            self._asking = loop.create_task(self._ask())
-        # Whoever asked first may leave; the others still want to know.
-        return await asyncio.shield(self._asking)
-
-    async def _ask(self) -> Readiness:
         try:
             async with asyncio.timeout(READY_SECONDS):
                 with contextlib.suppress(Unauthorized):
                     await self._caller.request(
                         INFO, AskInfo(), {TOKEN_HEADER: self._token}, timeout_seconds=READY_SECONDS
                     )
-            return Readiness(status="ready")
         except (Fault, BusError, NoAnswer) as lost:
-            return Readiness(status="unready", reason=lost.message)
+            return lost.message
         except TimeoutError:
-            return Readiness(status="unready", reason=f"The broker took no question within {READY_SECONDS:g} s")
-        finally:
-            self._stale_at = asyncio.get_running_loop().time() + VERDICT_SECONDS
+            return f"The broker took no question within {READY_SECONDS:g} s"
+        return None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+from prometheus_client import Counter, Gauge, Histogram
 
 from quintain.contracts.invoke import InvokeRequest
-
-#: Upper bounds in seconds: a call takes from milliseconds to minutes.
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+from quintain.operations.meter import CALL_SECONDS, ServiceMeter
 
 #: Of a call that named no target, and has no result to tell which one was the default.
 DEFAULT_TARGET = "(default)"
@@ -21,30 +18,27 @@ UNKNOWN_TARGET = "(unknown)"
 _PREFIX = "quintain_gateway"
 
 
-class Meter:
+class Meter(ServiceMeter):
     """One gateway's numbers, in a registry of their own."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        super().__init__("gateway")
         self._targets: set[str] = set()
         self._requests = Counter(
-            f"{_PREFIX}_requests", "Requests answered", ["route", "method", "status"], registry=self._registry
+            f"{_PREFIX}_requests", "Requests answered", ["route", "method", "status"], registry=self.registry
         )
         self._seconds = Histogram(
-            f"{_PREFIX}_request_seconds", "From the headers to the answer", ["route"], buckets=BUCKETS,
-            registry=self._registry,
+            f"{_PREFIX}_request_seconds", "From the headers to the answer", ["route"], buckets=CALL_SECONDS,
+            registry=self.registry,
         )  # fmt: skip
-        self.in_flight = Gauge(f"{_PREFIX}_requests_in_flight", "Requests being answered", registry=self._registry)
+        self.in_flight = Gauge(f"{_PREFIX}_requests_in_flight", "Requests being answered", registry=self.registry)
         self._calls = Counter(
-            f"{_PREFIX}_calls", "Calls ended, by target and code", ["target", "code"], registry=self._registry
+            f"{_PREFIX}_calls", "Calls ended, by target and code", ["target", "code"], registry=self.registry
         )
-        self.connections = Gauge(f"{_PREFIX}_connections", "Connections open", registry=self._registry)
+        self.connections = Gauge(f"{_PREFIX}_connections", "Connections open", registry=self.registry)
         self._turned_away = Counter(
-            f"{_PREFIX}_turned_away", "Answered before there was a request", ["reason"], registry=self._registry
+            f"{_PREFIX}_turned_away", "Answered before there was a request", ["reason"], registry=self.registry
         )
-        build = Info(f"{_PREFIX}_build", "What runs", registry=self._registry)
-        build.info({"version": importlib.metadata.version("quintain")})
-        ProcessCollector(namespace=_PREFIX, registry=self._registry)
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request. ``route`` is a template, ``method`` one of few, ``status`` 0 where nothing was answered."""
@@ -66,7 +60,3 @@ class Meter:
     def turned_away(self, reason: str) -> None:
         """Count a connection that got no further than its headers."""
         self._turned_away.labels(reason).inc()
-
-    def exposition(self) -> bytes:
-        """Everything, in Prometheus's text format."""
-        return generate_latest(self._registry)

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from quintain_gateway.address import BACKLOG, Address
+from quintain.operations.listening import BACKLOG
+from quintain.operations.serving import serving_on
+from quintain_gateway.address import Address
 from quintain_gateway.guard import Guard, GuardedProtocol
 from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
-
-#: What was cut off when the grace was over gets so long for its last word.
-LAST_WORD_SECONDS = 2.0
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its hands on the process's signals: who composes the process owns them."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @contextlib.asynccontextmanager
@@ -56,15 +46,6 @@ async def serving(app: ASGIApp, address: Address, limits: Limits, meter: Meter) 
         timeout_graceful_shutdown=math.ceil(limits.grace_seconds),
         ssl_context_factory=None if tls is None else lambda *_: tls,
     )
-    server = _Server(config)
     listener = address.listen()
-    url = address.url(listener)
-    running = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name="gateway")
-    try:
-        yield url
-    finally:
-        server.should_exit = True
-        await asyncio.wait([running])
-        if server.server_state.tasks:
-            await asyncio.wait(server.server_state.tasks, timeout=LAST_WORD_SECONDS)
-        listener.close()
+    async with serving_on(listener, config, "gateway"):
+        yield address.url(listener)

@@ -9,10 +9,13 @@ import secrets
 import socket
 
 from quintain.bus.base import Bus
+from quintain.contracts.discovery import ServedTarget, ServiceCard
+from quintain.operations.presence import Identity
 from quintain.topology import host_topology
 from quintain_host.factory import Factory
 from quintain_host.logs import RunLog
 from quintain_host.slot import Slot
+from quintain_host.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +26,12 @@ class Host:
     def __init__(self, bus: Bus, name: str, factory: Factory, slots: int) -> None:
         self._bus, self._name = bus, name
         self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._identity = Identity("host", self.host_id)
         #: Set once a target did not let go of its thread. The slots go on with new threads; a process that is there
         #: for one slot may rather end, and be started again.
         self.stuck = asyncio.Event()
-        self._slots = [Slot(bus, name, factory, self.host_id, self.stuck.set) for _ in range(slots)]
+        self.tally = Tally()
+        self._slots = [Slot(bus, name, factory, self.host_id, self.stuck.set, self.tally) for _ in range(slots)]
         self._serving: list[asyncio.Task[None]] = []
         self._log = RunLog()
 
@@ -38,6 +43,19 @@ class Host:
         self._serving = [
             loop.create_task(slot.serve(), name=f"slot {number}") for number, slot in enumerate(self._slots)
         ]
+
+    def card(self) -> ServiceCard:
+        """What it tells whoever asks who is there."""
+        leased = sum(slot.lease is not None for slot in self._slots)
+        served = ServedTarget(name=self._name, kind="leased", slots=len(self._slots), in_flight=leased)
+        return self._identity.card(
+            targets=[served], slots=served.slots, in_flight=leased, broker_reconnects=self._bus.reconnects
+        )
+
+    async def check(self) -> str | None:
+        """What keeps it from leasing out: slots that neither wait for a lease request nor have one in hand."""
+        closed = sum(not slot.open for slot in self._slots)
+        return f"{closed} of {len(self._slots)} slots take no lease request" if closed else None
 
     async def stop(self, grace_seconds: float = 30.0) -> None:
         """Take no more; what is leased may end within the grace, and is torn down after it."""

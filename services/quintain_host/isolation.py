@@ -51,6 +51,11 @@ class Children:
         """The processes that run now."""
         return sorted(child.pid for child in self._running)
 
+    async def check(self) -> str | None:
+        """What keeps it from leasing out: processes that are not ready, or not any more."""
+        down = sum(not ready.is_set() for ready in self._ready)
+        return f"{down} of {self._count} slots' processes are not ready" if down else None
+
     async def stop(self, grace_seconds: float) -> None:
         """Ask them all to stop, and end those that outlive the grace."""
         for task in self._keeping:
@@ -98,6 +103,7 @@ class Children:
             code = await child.wait()
         finally:
             hearing.cancel()
+            ready.clear()
         self._running.discard(child)
         return code
 

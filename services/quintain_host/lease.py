@@ -36,6 +36,7 @@ from quintain.target.failures import failure_of
 from quintain.topology import lease_topology
 from quintain_host.running import HostedRun
 from quintain_host.stage import Stage
+from quintain_host.tally import Tally
 from quintain_host.telling import Telling
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,9 @@ ACK_ITEMS = 16
 class HostedLease:
     """One instance on its stage, in one controller's hands."""
 
-    def __init__(self, bus: Bus, target: Any, stage: Stage, codec: Codec) -> None:
+    def __init__(self, bus: Bus, target: Any, stage: Stage, codec: Codec, tally: Tally) -> None:
         self._bus, self._target, self._stage, self._codec = bus, target, stage, codec
+        self._tally = tally
         self.lease_id = secrets.token_urlsafe(24)
         self._topology = lease_topology(self.lease_id)
         self.key = self._topology.bindings[0].key
@@ -210,7 +212,11 @@ class HostedLease:
         await self._stop_run()
         telling = Telling(self._bus, asked.run_id, asked.run_key)
         self._run = HostedRun(self._target, self._stage, self._codec, asked, telling)
+        self._run.when_over(self._count)
         return Done()
+
+    def _count(self, end: str) -> None:
+        self._tally.runs[end] += 1
 
     async def cancel_run(self, asked: CancelRun) -> Done:
         """Stop a run that nobody awaits any more."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+from collections.abc import Callable
 from typing import Any
 
 from quintain.contracts.hosted import LogLine, RunHears, StartRun, WireResponse
@@ -34,6 +35,7 @@ class HostedRun:
         self._telling = telling
         self._waiting: dict[int, Waiting] = {}
         self._over = False
+        self._end = "cancelled"
         self.run_id = ask.run_id
         self._task = asyncio.get_running_loop().create_task(self._live(), name=f"run {ask.run_id}")
 
@@ -111,6 +113,10 @@ class HostedRun:
         self._telling.stop()
         self._task.cancel()
 
+    def when_over(self, heard: Callable[[str], None]) -> None:
+        """Tell how it ended, once it has: ``ended``, ``failed`` or ``cancelled``."""
+        self._task.add_done_callback(lambda _: heard(self._end))
+
     async def ended(self) -> None:
         """Wait for the run's end, and until it was heard; never raises."""
         await asyncio.gather(self._task, return_exceptions=True)
@@ -120,9 +126,10 @@ class HostedRun:
             failure = None
             try:
                 await self._stage.play(self._perform())
+                self._end = "ended"
             except Exception as error:
                 # Whatever a target raises is its run's end, and crosses with its class.
-                failure = failure_of(error)
+                failure, self._end = failure_of(error), "failed"
             self._over = True
             self._telling.end(failure)
             await self._telling.ended()

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from quintain.bus.base import Bus, Delivery
+from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.contracts.hosted import HOSTING_VERSION, AskLease, LeaseAnswer
 from quintain.contracts.message import Message
 from quintain.errors import BadRequest, Fault
@@ -23,6 +23,7 @@ from quintain.topology import host_topology
 from quintain_host.factory import Factory
 from quintain_host.lease import HostedLease
 from quintain_host.stage import Stage
+from quintain_host.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,21 @@ PAUSE_SECONDS = 1.0
 class Slot:
     """Room for one instance of a target. ``stuck`` is called when one does not let go of its thread."""
 
-    def __init__(self, bus: Bus, name: str, factory: Factory, host_id: str, stuck: Callable[[], None]) -> None:
+    def __init__(
+        self, bus: Bus, name: str, factory: Factory, host_id: str, stuck: Callable[[], None], tally: Tally
+    ) -> None:
         self._bus, self._name, self._factory, self._host_id = bus, name, factory, host_id
-        self._stuck = stuck
+        self._stuck, self._tally = stuck, tally
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
         self.draining = False
+        self._waiting: Consumer | None = None
+        self._asked = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it waits for a lease request, or has one in hand."""
+        return self._asked or (self._waiting is not None and self._waiting.live)
 
     def drain(self) -> bool:
         """Take no more; a lease that was never used ends. Returns whether a lease still runs."""
@@ -54,12 +64,16 @@ class Slot:
         while not self.draining:
             try:
                 async with self._taken() as request:
+                    self._asked = True
                     lease = await self._answered(request)
                 if lease is not None:
                     await self._live(lease)
             except Exception:
                 log.exception("A slot of %s failed, and goes on", self._name)
+                self._asked = False
                 await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                self._asked = False
 
     @contextlib.asynccontextmanager
     async def _taken(self) -> AsyncIterator[Delivery]:
@@ -73,7 +87,7 @@ class Slot:
             else:
                 came.set_result(delivery)
 
-        consumer = await self._bus.consume(self._queue, take, prefetch=1)
+        self._waiting = consumer = await self._bus.consume(self._queue, take, prefetch=1)
         try:
             delivery = await came
             await consumer.cancel()
@@ -106,6 +120,7 @@ class Slot:
 
     async def _live(self, lease: HostedLease) -> None:
         self.lease = lease
+        self._tally.leases += 1
         try:
             await lease.lived()
         finally:
@@ -123,7 +138,7 @@ class Slot:
             target: Any = await stage.do(self._factory)
             codec = Codec(vocabulary_of(type(target)))
             descriptor = await stage.do(lambda: codec.describe(target))
-            lease = HostedLease(self._bus, target, stage, codec)
+            lease = HostedLease(self._bus, target, stage, codec, self._tally)
             await lease.open()
         except Exception as error:
             # The factory's own words reach whoever asked, with their class, and the host's log.

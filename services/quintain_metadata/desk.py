@@ -24,6 +24,7 @@ from quintain.service import defect
 from quintain_metadata import calls
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import MOST_HELD
+from quintain_metadata.meter import MetadataMeter
 from quintain_metadata.records import Held, Wait
 
 log = logging.getLogger(__name__)
@@ -50,13 +51,19 @@ class _Waiting:
 class Desk:
     """Decides admits, one by one, and remembers the ones it could not decide yet."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, meter: MetadataMeter | None = None) -> None:
+        self._ledger, self._meter = ledger, meter or MetadataMeter()
         self._waiting: dict[str, _Waiting] = {}
         self._retrying = asyncio.Lock()
 
+    @property
+    def waiting(self) -> int:
+        """How many admits wait here."""
+        return len(self._waiting)
+
     async def admit(self, batch: AdmitBatch, reply: Reply) -> None:
         """Answer what can be answered now; the rest when it can be."""
+        self._meter.batch("admit", len(batch.items))
         asks = [self._as_first_asked(ask) for ask in batch.items]
         verdicts = await asyncio.gather(*(self._decide(ask, batch.incarnation) for ask in asks))
         answers: list[Admission] = []
@@ -137,6 +144,12 @@ class Desk:
         return []
 
     async def _decide(self, ask: Admit, incarnation: str) -> Admission | Held | None:
+        verdict = await self._asked(ask, incarnation)
+        if isinstance(verdict, Admission):
+            self._meter.admitted(verdict)
+        return verdict
+
+    async def _asked(self, ask: Admit, incarnation: str) -> Admission | Held | None:
         """The ledger's word; None where it has none, because it is out of reach."""
         try:
             return await self._ledger.do(lambda moment: calls.admit(moment, ask, incarnation))

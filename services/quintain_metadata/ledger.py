@@ -18,6 +18,10 @@ Operation = Callable[[Moment], Steps[Returned]]
 class Ledger(Protocol):
     """Runs operations. An operation's exception undoes it, and only it."""
 
+    @property
+    def kind(self) -> str:
+        """What keeps it, in one word; never where."""
+
     async def do(self, operation: Operation[Returned]) -> Returned:
         """Run one operation; returns after its commit. Raises `BudgetUnavailable` where the store cannot."""
 

@@ -7,13 +7,27 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts import metadata
+from quintain.contracts import discovery, metadata
 from quintain.contracts.message import Message
 from quintain.contracts.token import SessionToken, same_secret
 from quintain.errors import BadRequest, Unauthorized
-from quintain.routes import AMEND, CANCEL, INFO, LIST, OPEN, RELEASE, RESERVE, SHOW, TOKEN_HEADER, Answer, Ask, Route
+from quintain.routes import (
+    AMEND,
+    CANCEL,
+    INFO,
+    LIST,
+    OPEN,
+    RELEASE,
+    RESERVE,
+    SHOW,
+    TARGETS,
+    TOKEN_HEADER,
+    Answer,
+    Ask,
+    Route,
+)
 from quintain.service import answer_to, reply
-from quintain_metadata import reservations, sessions, spending
+from quintain_metadata import reservations, sessions, spending, targets
 from quintain_metadata.canceller import Canceller
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.records import Moment
@@ -126,6 +140,10 @@ def _show(moment: Moment, ask: metadata.ShowSession, _: Session | None) -> Steps
     return (yield from sessions.show(moment.now, ask.session_id))
 
 
+def _targets(moment: Moment, _: discovery.ListTargets, __: Session | None) -> Steps[discovery.TargetList]:
+    return (yield from targets.registered(moment.now))
+
+
 def _proven(_: Moment, ask: Ask, session: Session | None) -> Steps[tuple[Ask, Session]]:
     """Nothing in this transaction: an operation that takes several goes on from here."""
     yield from ()
@@ -161,4 +179,5 @@ OPERATIONS: dict[str, _Bound] = {
     CANCEL.key: _cancel,
     LIST.key: _entry(LIST, Who.ADMINISTRATOR, _list),
     SHOW.key: _entry(SHOW, Who.ADMINISTRATOR, _show),
+    TARGETS.key: _entry(TARGETS, Who.ADMINISTRATOR, _targets),
 }

@@ -57,6 +57,8 @@ _MARK = re.compile(r"'[^']*'|\?")
 class PostgresLedger:
     """A ledger in one PostgreSQL database. Make it with `open`."""
 
+    kind = "postgresql"
+
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record], place: str) -> None:
         self._pool, self._place = pool, place
         self._mourn_from = 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from functools import partial
 
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
+from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.ledger import (
     LEASE_SECONDS,
     Admission,
@@ -19,6 +21,7 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, BusError, Fault
+from quintain.operations.presence import Identity
 from quintain.routes import ADMIT, HEARTBEAT, REGISTER
 from quintain.service import answer_to, defect, reply
 from quintain.topology import (
@@ -35,7 +38,9 @@ from quintain_metadata import calls, upkeep
 from quintain_metadata.canceller import Canceller
 from quintain_metadata.dead import Undertaker
 from quintain_metadata.desk import Desk
+from quintain_metadata.figures import figures
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.meter import MetadataMeter
 from quintain_metadata.operations import Operations
 from quintain_metadata.records import Call
 from quintain_metadata.routing import Router
@@ -46,6 +51,12 @@ log = logging.getLogger(__name__)
 PREFETCH = 64
 SWEEP_SECONDS = 1.0
 
+#: How often the books are looked at for the numbers they come to.
+FIGURES_SECONDS = 10.0
+
+#: A ledger that takes longer to say which targets there are is no ledger to be ready on.
+LEDGER_SECONDS = 2.0
+
 #: A pause in this process's own running longer than this may have kept workers from renewing, in seconds.
 GAP_SECONDS = 5.0
 
@@ -53,14 +64,19 @@ GAP_SECONDS = 5.0
 class MetadataService:
     """Sessions, info, the ledger, routing and dead letters, over one bus and one ledger."""
 
-    def __init__(self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None) -> None:
-        self._bus, self._ledger = bus, WatchedLedger(ledger)
-        self._desk = Desk(self._ledger)
+    def __init__(
+        self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None, meter: MetadataMeter | None = None
+    ) -> None:
+        self._meter = meter or MetadataMeter()
+        self._identity = Identity("metadata")
+        self._bus, self._ledger = bus, WatchedLedger(ledger, self._meter)
+        self._desk = Desk(self._ledger, self._meter)
         canceller = Canceller(bus, self._ledger, self._desk)
         self._operations = Operations(bus, self._ledger, canceller, admin_sha256)
-        self._consumers: list[Consumer] = []
+        self._consumers: dict[str, Consumer] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._awake_at = 0.0
+        self._read_at = -math.inf
 
     async def start(self) -> None:
         """Declare the topology, know the targets of before, and answer."""
@@ -76,17 +92,37 @@ class MetadataService:
             DEAD_QUEUE: Undertaker(self._bus, self._ledger),
         }
         for queue, handler in handlers.items():
-            self._consumers.append(await self._bus.consume(queue, handler, prefetch=PREFETCH))
+            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=PREFETCH)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep_on(), name="sweep")
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
         """Take no more, finish what runs, and stop; what was not taken waits in its queue."""
-        for consumer in self._consumers:
+        for consumer in self._consumers.values():
             await consumer.cancel()
-        await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers))
+        await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    def card(self) -> ServiceCard:
+        """What it tells whoever asks who is there: the admits that wait are in flight."""
+        return self._identity.card(
+            in_flight=self._desk.waiting, broker_reconnects=self._bus.reconnects, ledger=self._ledger.kind
+        )
+
+    async def check(self) -> str | None:
+        """What keeps it from answering: a queue that it does not consume, or the ledger."""
+        idle = [name for name, consumer in self._consumers.items() if not consumer.live]
+        if idle:
+            return f"not consumed: {', '.join(idle)}"
+        try:
+            async with asyncio.timeout(LEDGER_SECONDS):
+                await self._ledger.do(lambda _: upkeep.targets())
+        except BudgetUnavailable as unavailable:
+            return unavailable.message
+        except TimeoutError:
+            return f"the ledger does not answer within {LEDGER_SECONDS:g} s"
+        return None
 
     async def _on_ledger(self, delivery: Delivery) -> None:
         answer = await answer_to(self._ledger_answer(delivery), f"answering {delivery.routing_key}")
@@ -121,6 +157,9 @@ class MetadataService:
             log.error("A settle nobody can read is dropped: %s", fault.message)
             await delivery.ack()
             return
+        self._meter.batch("settle", len(batch.items))
+        for item in batch.items:
+            self._meter.settled(item.outcome)
         settled = await asyncio.gather(*(self._settled(item) for item in batch.items))
         await delivery.ack()
         for target in {call.target for call in settled if call is not None}:
@@ -145,6 +184,7 @@ class MetadataService:
             try:
                 await self._mind_the_gap()
                 await self._ledger.do(upkeep.sweep)
+                await self._read_figures()
                 # While the ledger was out of reach no worker could renew: that is a gap too.
                 self._awake_at = asyncio.get_running_loop().time()
                 await self._desk.try_again()
@@ -155,6 +195,13 @@ class MetadataService:
             except Exception as error:
                 # Without its sweep the ledger stands still: whatever went wrong, it goes on.
                 defect(error, "sweeping")
+
+    async def _read_figures(self) -> None:
+        """Now and then: they are for people, who look every few seconds at most."""
+        now = asyncio.get_running_loop().time()
+        if now - self._read_at >= FIGURES_SECONDS:
+            self._read_at = now
+            self._meter.read(await self._ledger.do(figures))
 
     async def _mind_the_gap(self) -> None:
         """After a pause in this process's own running no worker is gone: whoever comes first, an admit or the

@@ -47,6 +47,8 @@ class _Asked:
 class SqliteLedger:
     """A ledger in one file, or in memory (``:memory:``) for tests and demos."""
 
+    kind = "sqlite"
+
     def __init__(self, path: str, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()

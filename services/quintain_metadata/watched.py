@@ -8,6 +8,7 @@ import time
 
 from quintain.errors import BudgetUnavailable
 from quintain_metadata.ledger import Ledger, Operation, Returned
+from quintain_metadata.meter import MetadataMeter
 
 log = logging.getLogger(__name__)
 
@@ -19,18 +20,25 @@ QUIET_SECONDS = 3.0
 class WatchedLedger:
     """The ledger it is given."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, meter: MetadataMeter | None = None) -> None:
+        self._ledger, self._meter = ledger, meter or MetadataMeter()
         self._away = False
         self._refused_at = 0.0
 
+    @property
+    def kind(self) -> str:
+        return self._ledger.kind
+
     async def do(self, operation: Operation[Returned]) -> Returned:
+        began = time.perf_counter()
         try:
             returned = await self._ledger.do(operation)
         except BudgetUnavailable as unavailable:
             self._refuses(unavailable)
+            self._meter.ledger(time.perf_counter() - began, reachable=False)
             raise
         self._answers()
+        self._meter.ledger(time.perf_counter() - began, reachable=True)
         return returned
 
     def mourn_from(self, moment_ms: int) -> None:

@@ -17,7 +17,7 @@ from quintain.contracts.token import mask
 from quintain.errors import ConfigError
 from quintain_runner.atomic import replacing
 from quintain_runner.dataset import DatasetFacts, check_dataset
-from quintain_runner.doors import ALWAYS_HIDDEN
+from quintain_runner.doors import scrubbed
 from quintain_runner.evaluation import Evaluation
 
 #: How much of what a failed program wrote on stderr its error tells, in characters.
@@ -41,7 +41,7 @@ def open_dataset(evaluation: Evaluation, kept_in: Path, env: Mapping[str, str]) 
         kept_in.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{kept_in}: cannot be written to ({error.strerror}); give another --output") from None
-    programs = {variable: value for variable, value in env.items() if variable not in ALWAYS_HIDDEN}
+    programs = scrubbed(env, ())
     _print_into(path, spec.command, evaluation.folder, programs)
     try:
         return check_dataset(spec, path)

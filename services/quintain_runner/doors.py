@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from quintain.secret_files import without_variables
+
 #: The runner's own, whatever the configuration names: no grader inherits them.
-ALWAYS_HIDDEN: Final = frozenset({"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL", "QUINTAIN_BROKER_URL"})
+ALWAYS_HIDDEN: Final = frozenset(
+    {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL", "QUINTAIN_BROKER_URL", "QUINTAIN_SESSION_TOKEN"}
+)
 
 #: The variables by which HTTP clients are sent through a proxy, in either case.
 _PROXIES: Final = frozenset({"http_proxy", "all_proxy"})
@@ -37,7 +41,7 @@ class Doors:
 
 def scrubbed(env: Mapping[str, str], hidden: Collection[str]) -> dict[str, str]:
     """The environment without the variables in ``hidden`` (the configuration's) and the runner's own."""
-    return {name: value for name, value in env.items() if name not in hidden and name not in ALWAYS_HIDDEN}
+    return without_variables(env, {*hidden, *ALWAYS_HIDDEN})
 
 
 def past_proxies(env: Mapping[str, str], doors: Doors) -> dict[str, str]:

@@ -19,6 +19,7 @@ from quintain.random_ids import RandomIds
 from quintain.routes import INVOKE, REQUEST_ID_HEADER, SETTLE
 from quintain.service import carried_headers, reply
 from quintain_worker.admissions import Admissions
+from quintain_worker.meter import WorkerMeter
 from quintain_worker.running import Running
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,11 @@ ALONE_BYTES = 64 * 1024
 class Desk:
     """One worker's desk."""
 
-    def __init__(self, bus: Bus, admissions: Admissions, clock: Clock, incarnation: str) -> None:
+    def __init__(
+        self, bus: Bus, admissions: Admissions, clock: Clock, incarnation: str, meter: WorkerMeter | None = None
+    ) -> None:
         self.bus, self.admissions, self.clock = bus, admissions, clock
+        self.meter = meter or WorkerMeter()
         self.running = Running()
         self.attempt_ids = RandomIds()
         self._incarnation = incarnation

@@ -157,6 +157,8 @@ class _Call:
         took_ms = (time.perf_counter() - began) * 1000
         published = self._incoming.published
         queued_ms = 0 if published is None else max(0, self._arrived_ms - published)
+        if published is not None:
+            self._desk.meter.waited(self._served.name, queued_ms / 1000)
         said = said_of(ending, grant, Took(target=self._served.name, duration_ms=took_ms, queued_ms=queued_ms))
         # In this order: a reply that went out before its settle, with a worker that then died, would be followed by
         # the answer of another attempt.
@@ -198,10 +200,12 @@ class _Call:
         """The call goes on elsewhere, or later: nobody is answered, and nothing is owed."""
         await self._desk.settle(self._settle(outcome))
         run.end(None)
+        self._desk.meter.given_back(self._served.name)
         await self._desk.give_back(self._delivery, self._served.name, left_seconds=self._left())
 
     def _settle(self, outcome: Outcome, answer: Result | Fault | None = None, *, keep: bool = False) -> Settle:
         result = answer if isinstance(answer, Result) else None
+        self._desk.meter.settled(self._served.name, outcome)
         return Settle.trusted(
             session_id=self._incoming.token.id,
             request_id=self._incoming.request_id,
@@ -213,5 +217,6 @@ class _Call:
         )
 
     async def _end(self, answer: Message | Fault) -> None:
+        self._desk.meter.ended(self._served.name, answer)
         await self._desk.tell(self._delivery, answer, self._incoming.request_id)
         await self._delivery.ack()

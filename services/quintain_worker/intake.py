@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable
 
 from quintain.bus.base import Consumer, Delivery
+from quintain.contracts.discovery import ServedTarget
 from quintain.errors import BusError
-from quintain.topology import target_queue, target_topology
+from quintain.topology import target_queue
 from quintain_worker.desk import Desk
 from quintain_worker.handler import Served, handler_of
 from quintain_worker.pause import Pause
@@ -38,9 +39,29 @@ class Intake:
         self._retired: dict[Consumer, asyncio.Task[bool]] = {}
         self._keeper: asyncio.Task[None] | None = None
 
+    @property
+    def open(self) -> bool:
+        """Whether calls come; or do not by its own will, for a pause or for as many as it may have in hand."""
+        if self._consumer is None:
+            return self.pause.left > 0 or self._in_hand > self._prefetch
+        return self._consumer.live
+
+    def served(self, kind: str) -> ServedTarget:
+        """This target as it is served here now."""
+        return ServedTarget(
+            name=self._name,
+            kind=kind,
+            slots=self._prefetch,
+            in_flight=self._in_hand,
+            paused_ms=math.ceil(self.pause.left * 1000) or None,
+        )
+
     async def start(self) -> None:
-        """Take calls, unless the target is paused, and keep to its pauses from then on."""
-        await self._desk.bus.declare(target_topology(self._name))
+        """Take calls, unless the target is paused, and keep to its pauses from then on.
+
+        The queue is there: the metadata service declares it before it answers the registration, and again when a call
+        finds it gone.
+        """
         if not self.pause.left:
             await self._begin()
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"intake-{self._name}")

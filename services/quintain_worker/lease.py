@@ -38,6 +38,12 @@ class Lease:
         self._untold: dict[str, float] = {}
         self._due = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
+        self._renewed_at = -math.inf
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago the ledger last renewed it; endless before it was registered."""
+        return asyncio.get_running_loop().time() - self._renewed_at
 
     async def start(self) -> None:
         """Register, however long it takes for a metadata service to come up, and renew from then on.
@@ -104,5 +110,6 @@ class Lease:
         self._learn(await self._caller.request(REGISTER, self._card, {}, timeout_seconds=REGISTER_SECONDS))
 
     def _learn(self, renewed: LeaseRenewed) -> None:
+        self._renewed_at = asyncio.get_running_loop().time()
         self._clock.learn(renewed.now)
         self._heard(renewed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import math
 import os
 import secrets
 import socket
@@ -13,14 +15,18 @@ from functools import partial
 from quintain.bus.base import Bus
 from quintain.caller import Caller
 from quintain.clock import Clock
-from quintain.contracts.ledger import LeaseRenewed, Register, TargetCard
-from quintain.topology import LEDGER, Topology
+from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.ledger import LEASE_SECONDS, LeaseRenewed, Register, TargetCard
+from quintain.operations.presence import Identity
+from quintain.topology import LEDGER, Topology, target_queue
 from quintain_worker.admissions import Admissions
 from quintain_worker.cancels import Cancels
 from quintain_worker.desk import Desk
 from quintain_worker.handler import Served
 from quintain_worker.intake import Intake
 from quintain_worker.lease import Lease
+from quintain_worker.meter import WorkerMeter
+from quintain_worker.metered import MeteredProvider
 from quintain_worker.port import MOST_RETRY_AFTER_SECONDS
 
 log = logging.getLogger(__name__)
@@ -31,19 +37,26 @@ MOST_PAUSE_MS = int(MOST_RETRY_AFTER_SECONDS * 1000)
 class Worker:
     """Serves targets: any number of workers, on any machine, share each target's queue."""
 
-    def __init__(self, bus: Bus, served: Mapping[str, Served], cards: Sequence[TargetCard]) -> None:
-        self._bus, self._served = bus, served
+    def __init__(
+        self, bus: Bus, served: Mapping[str, Served], cards: Sequence[TargetCard], meter: WorkerMeter | None = None
+    ) -> None:
+        meter = meter or WorkerMeter()
+        self._bus, self._served, self._cards = bus, {name: metered(one, meter) for name, one in served.items()}, cards
         clock, incarnation = Clock(), secrets.token_hex(16)
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}"
-        self._caller = Caller(bus, user="worker")
+        self._identity = Identity("worker", self.worker_id)
+        self._caller = Caller(bus)
         self._admissions = Admissions(bus, self._caller, clock, incarnation)
-        self._desk = Desk(bus, self._admissions, clock, incarnation)
+        self._desk = Desk(bus, self._admissions, clock, incarnation, meter)
         self._cancels = Cancels(bus, self._desk.running)
         card = Register(worker_id=self.worker_id, incarnation=incarnation, targets=list(cards))
         self._lease = Lease(self._caller, clock, card, self._on_renewed)
         self._intakes = {
             card.name: Intake(
-                served[card.name], self._desk, prefetch=card.max_concurrency, tell=partial(self._lease.pause, card.name)
+                self._served[card.name],
+                self._desk,
+                prefetch=card.max_concurrency,
+                tell=partial(self._lease.pause, card.name),
             )
             for card in cards
         }
@@ -74,6 +87,25 @@ class Worker:
         for served in self._served.values():
             await served.provider.close()
 
+    def card(self) -> ServiceCard:
+        """What it tells whoever asks who is there."""
+        served = [self._intakes[one.name].served(one.provider) for one in self._cards]
+        age = self._lease.age_seconds
+        return self._identity.card(
+            targets=served,
+            slots=sum(one.slots for one in served),
+            in_flight=sum(one.in_flight for one in served),
+            heartbeat_age_ms=None if math.isinf(age) else int(age * 1000),
+            broker_reconnects=self._bus.reconnects,
+        )
+
+    async def check(self) -> str | None:
+        """What keeps it from taking calls: a lease that is not renewed, or a target's queue that is not consumed."""
+        if self._lease.age_seconds > LEASE_SECONDS:
+            return "the ledger has not renewed this worker's lease: does a metadata service run?"
+        idle = [name for name, intake in self._intakes.items() if not intake.open]
+        return f"not consumed: {', '.join(target_queue(name).name for name in idle)}" if idle else None
+
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
         """The ledger's word on what is paused for everybody, and on what was taken back."""
         paused = renewed.paused or {}
@@ -81,3 +113,8 @@ class Worker:
             left_ms = paused[name] - renewed.now if name in paused else None
             intake.pause.hear(None if left_ms is None else min(left_ms, MOST_PAUSE_MS) / 1000)
         self._desk.running.take_back(renewed.taken_back or ())
+
+
+def metered(served: Served, meter: WorkerMeter) -> Served:
+    """The same target with its provider's tries counted."""
+    return dataclasses.replace(served, provider=MeteredProvider(served.provider, served.name, meter))

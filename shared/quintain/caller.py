@@ -69,9 +69,9 @@ class _Pending:
 class Caller:
     """One client's reply queue and the questions that wait for it."""
 
-    def __init__(self, bus: Bus, *, user: str = "anyone") -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._replies = ReplyQueue(bus, user, self._on_reply, self._on_moved)
+        self._replies = ReplyQueue(bus, self._on_reply, self._on_moved)
         self._pending: dict[str, _Pending] = {}
         self._asking_again: set[asyncio.Task[None]] = set()
         self._ids = RandomIds()

@@ -51,9 +51,9 @@ class _Place:
 class ReplyQueue:
     """One client's replies. ``moved`` is called when a fresh queue stands in for one that was lost."""
 
-    def __init__(self, bus: Bus, user: str, hear: Handler, moved: Callable[[], None]) -> None:
-        self._bus, self._user, self._hear, self._moved = bus, user, hear, moved
-        self._place = _Place.fresh(user)
+    def __init__(self, bus: Bus, hear: Handler, moved: Callable[[], None]) -> None:
+        self._bus, self._hear, self._moved = bus, hear, moved
+        self._place = _Place.fresh(bus.user)
         self._consumed: _Place | None = None
         self._consumer: Consumer | None = None
         self._moving: asyncio.Task[None] | None = None
@@ -83,7 +83,7 @@ class ReplyQueue:
         if self._closed or self._consumed is None or place is not self._place:
             return
         log.warning("The reply queue was lost; a fresh one takes its place, and what is unanswered is asked again")
-        self._place = _Place.fresh(self._user)
+        self._place = _Place.fresh(self._bus.user)
         if self._moving is None or self._moving.done():
             self._moving = asyncio.get_running_loop().create_task(self._move(), name="move-reply-queue")
 

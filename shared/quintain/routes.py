@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from quintain.contracts import hosted, ledger, metadata
+from quintain.contracts import discovery, hosted, ledger, metadata
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
-from quintain.topology import HOST, LEDGER, METADATA, Exchange
+from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, Exchange
 from quintain.topology import INVOKE as INVOKE_EXCHANGE
 
 Ask = TypeVar("Ask", bound=Message)
@@ -41,6 +41,10 @@ RELEASE = Route("release", METADATA, "release", metadata.ReleaseCalls, metadata.
 CANCEL = Route("cancel", METADATA, "cancel", metadata.CancelCalls, metadata.CallsCancelled)
 LIST = Route("list", METADATA, "list", metadata.ListSessions, metadata.SessionList)
 SHOW = Route("show", METADATA, "show", metadata.ShowSession, metadata.Info)
+TARGETS = Route("targets", METADATA, "targets", discovery.ListTargets, discovery.TargetList)
+
+#: Heard by every service: each answers with its card.
+DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discovery.ServiceCard)
 
 REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed)
 HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed)

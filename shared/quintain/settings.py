@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.errors import ConfigError
+from quintain.secret_files import read_secret
 
 MEMORY_URL = "memory://"
 
@@ -23,6 +24,8 @@ class Settings:
     session_token: str | None
     gateway_url: str | None
     state_dir: Path
+    ops_port: int | None
+    ops_host: str
 
     def require_broker_url(self) -> str:
         """The broker's URL; raises `ConfigError` where none is named."""
@@ -50,20 +53,34 @@ def environment() -> dict[str, str]:
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """The settings of this environment. Raises `ConfigError` where a value cannot be used."""
-    admin_token = env.get("QUINTAIN_ADMIN_TOKEN") or None
+    """The settings of this environment; what is secret in them may lie in files (`read_secret`).
+
+    Raises `ConfigError` where a value cannot be used.
+    """
+    admin_token = read_secret(env, "QUINTAIN_ADMIN_TOKEN")
     if admin_token is not None and len(admin_token) < 16:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is too short: any string of 16 characters or more")
     config = env.get("QUINTAIN_CONFIG")
     return Settings(
-        broker_url=env.get("QUINTAIN_BROKER_URL") or None,
-        ledger_url=env.get("QUINTAIN_LEDGER_URL") or None,
+        broker_url=read_secret(env, "QUINTAIN_BROKER_URL"),
+        ledger_url=read_secret(env, "QUINTAIN_LEDGER_URL"),
         config_path=Path(config) if config else None,
         admin_token=admin_token,
-        session_token=env.get("QUINTAIN_SESSION_TOKEN") or None,
+        session_token=read_secret(env, "QUINTAIN_SESSION_TOKEN"),
         gateway_url=env.get("QUINTAIN_GATEWAY_URL") or None,
         state_dir=_state_dir(env),
+        ops_port=_port(env, "QUINTAIN_OPS_PORT"),
+        ops_host=env.get("QUINTAIN_OPS_HOST") or "127.0.0.1",
     )
+
+
+def _port(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name)
+    if not text:
+        return None
+    if not (text.isdecimal() and len(text) <= 5 and int(text) <= 65535):
+        raise ConfigError(f"{name} is no port: a whole number from 0 (which takes a free one) to 65535")
+    return int(text)
 
 
 def _state_dir(env: Mapping[str, str]) -> Path:

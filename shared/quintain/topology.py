@@ -100,6 +100,7 @@ CANCEL = Exchange("quintain.cancel", "fanout")
 HOST = Exchange("quintain.host", "direct")
 RUN = Exchange("quintain.run", "direct")
 DEAD = Exchange("quintain.dead", "fanout")
+DISCOVERY = Exchange("quintain.discovery", "fanout")
 POISON = Exchange("quintain.poison", "fanout")
 POISON_TURN = Exchange("quintain.poison.turn", "fanout")
 
@@ -145,6 +146,12 @@ def cancel_topology(random: str) -> Topology:
     return Topology((CANCEL,), (queue,), (Binding(CANCEL, queue),))
 
 
+def discovery_topology(random: str) -> Topology:
+    """Where one process hears who asks for it. What it does not hear in time is of no use."""
+    queue = Queue(f"quintain.discovery.{random}", "classic", message_ttl_ms=10 * SECOND_MS, expires_ms=MINUTE_MS)
+    return Topology((DISCOVERY, REPLY), (queue,), (Binding(DISCOVERY, queue),))
+
+
 def host_topology(target: str) -> Topology:
     """Where leases of a hosted target are asked for: whichever host has a free slot takes the next request."""
     queue = Queue(f"quintain.host.{target}", "quorum")
@@ -165,7 +172,7 @@ def run_topology(run_id: str) -> Topology:
 
 #: What the metadata service stands on.
 METADATA_TOPOLOGY = Topology(
-    (UNROUTED, INVOKE, METADATA, LEDGER, REPLY, CANCEL, DEAD, POISON),
+    (UNROUTED, INVOKE, METADATA, LEDGER, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
     (
         Binding(UNROUTED, UNROUTED_QUEUE),
@@ -173,7 +180,7 @@ METADATA_TOPOLOGY = Topology(
         Binding(POISON, POISON_QUEUE),
         *(
             Binding(METADATA, METADATA_QUEUE, key)
-            for key in ("info", "open", "amend", "reserve", "release", "cancel", "list", "show")
+            for key in ("info", "open", "amend", "reserve", "release", "cancel", "list", "show", "targets")
         ),
         *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "heartbeat", "admit")),
         Binding(LEDGER, SETTLE_QUEUE, "settle"),

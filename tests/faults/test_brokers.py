@@ -189,7 +189,7 @@ async def test_the_callers_reply_queue_is_deleted(
 ) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         listed = await asyncio.to_thread(broker_admin.rabbitmqctl, "list_queues", "name")
-        replies = [name for name in listed.split() if name.startswith("quintain.reply.anyone.")]
+        replies = [name for name in listed.split() if name.startswith("quintain.reply.guest.")]
         assert replies
         await asyncio.to_thread(delete_queues, fleet.broker_url, *replies)
 

@@ -18,7 +18,8 @@ from quintain.bus.base import Bus
 from quintain.settings import environment, read_settings
 from quintain_cli import compose
 from quintain_cli.config import configuration
-from quintain_cli.serve import broker, ready
+from quintain_cli.operating import broker, waiting
+from quintain_cli.serve import ready
 from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
 from support.dying_bus import DIES_VARIABLE, DyingBus, Step
@@ -30,7 +31,7 @@ AHEAD_VARIABLE = "TEST_CLOCK_AHEAD"
 @contextlib.asynccontextmanager
 async def bus_of(name: str) -> AsyncIterator[Bus]:
     """The broker's bus, which dies at its step where one is named."""
-    async with broker(read_settings(environment()), name) as bus:
+    async with broker(read_settings(environment()), name, waiting) as bus:
         step = os.environ.get(DIES_VARIABLE)
         yield bus if step is None else DyingBus(bus, Step(**json.loads(step)))
 

@@ -97,7 +97,7 @@ class HostedProvider:
 
     def __init__(self, name: str, target: TargetTarget, bus: Bus) -> None:
         self._name, self._target, self._bus = name, target, bus
-        self._caller = Caller(bus, user="worker")
+        self._caller = Caller(bus)
         self._starting = asyncio.Lock()
         self._started = False
 

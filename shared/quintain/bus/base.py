@@ -24,6 +24,9 @@ HeaderValue = str | int | float | bool | None
 #: How long a publish may take where the caller names no time, in seconds.
 PUBLISH_TIMEOUT_SECONDS = 30.0
 
+#: How long an exchange that only its owner may declare is waited for, in seconds.
+OWNER_SECONDS = 30.0
+
 #: How long the deletion of a queue may take where the caller names no time, in seconds.
 DELETE_TIMEOUT_SECONDS = 5.0
 
@@ -106,8 +109,25 @@ class Consumer(Protocol):
 class Bus(Protocol):
     """A connection to a broker, kept up."""
 
-    async def declare(self, topology: Topology) -> None:
-        """Make these exist; declared again by itself whenever the connection is rebuilt."""
+    @property
+    def user(self) -> str:
+        """The broker's user of this connection, by whom its own queues are named: rights go by that name."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be spoken to right now."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often a connection was lost and made again."""
+
+    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
+        """Make these exist; where they are ``kept``, declared again by itself whenever the connection is rebuilt.
+
+        An exchange that is there already is taken as it is, whoever made it. One that is not, and that this user may
+        not declare, is waited for (`BrokerRefused` after `OWNER_SECONDS`): the service that owns it declares it.
+        Raises `BrokerRefused`, `BrokerUnavailable`.
+        """
 
     async def publish(
         self,

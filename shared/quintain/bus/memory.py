@@ -124,12 +124,19 @@ class MemoryBus:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
+        self.user = "guest"
         self._declared = Topology()
         self._consumers: set[MemoryConsumer] = set()
         self._closed = False
+        self.reconnects = 0
 
-    async def declare(self, topology: Topology) -> None:
-        self._declared += topology
+    @property
+    def connected(self) -> bool:
+        return not self._closed
+
+    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
+        if kept:
+            self._declared += topology
         self._broker.declare(topology)
 
     async def publish(

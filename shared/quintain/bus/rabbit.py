@@ -24,7 +24,7 @@ from quintain.bus.base import (
 )
 from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
-from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words
+from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words, user_of
 from quintain.bus.rabbit_message import properties_of
 from quintain.errors import BrokerUnavailable, BusError
 from quintain.topology import Exchange, Queue, Topology
@@ -36,12 +36,21 @@ class RabbitBus:
     """The bus over one RabbitMQ, kept connected."""
 
     def __init__(self, url: str, name: str = "client") -> None:
+        self.user = user_of(url)
         self._publishing = RabbitLink(url, f"{name} publishing")
         self._consuming = RabbitLink(url, f"{name} consuming")
         self._channel: aiormq.Channel | None = None
         self._opening = asyncio.Lock()
         self._consumers: set[RabbitConsumer] = set()
         self._declarations = Declarations(self._consuming, self._consumers)
+
+    @property
+    def connected(self) -> bool:
+        return self._publishing.up and self._consuming.up
+
+    @property
+    def reconnects(self) -> int:
+        return self._publishing.reconnects + self._consuming.reconnects
 
     async def start(self, timeout: float = PUBLISH_TIMEOUT_SECONDS) -> None:
         """Connect; raises `BrokerUnavailable` after the timeout (seconds), `BrokerRefused`."""
@@ -54,8 +63,8 @@ class RabbitBus:
             await self.close()
             raise
 
-    async def declare(self, topology: Topology) -> None:
-        await self._declarations.declare(topology)
+    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
+        await self._declarations.declare(topology, kept=kept)
 
     async def delete(self, queue: Queue, *, timeout: float = DELETE_TIMEOUT_SECONDS) -> None:
         await self._declarations.delete(queue, timeout)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from quintain.bus.base import OWNER_SECONDS
 from quintain.bus.rabbit_link import GONE, RabbitLink, in_our_words
-from quintain.errors import BrokerUnavailable
-from quintain.topology import Queue, Topology
+from quintain.errors import BrokerRefused, BrokerUnavailable
+from quintain.topology import Exchange, Queue, Topology
+
+#: How often an exchange that its owner is to declare is looked for, in seconds.
+LOOK_SECONDS = 0.5
 
 
 class Watcher(Protocol):
@@ -31,9 +35,10 @@ class Declarations:
         self._turn = asyncio.Lock()
         self._asked = self._done = 0
 
-    async def declare(self, topology: Topology) -> None:
-        """Make these exist, now and again."""
-        self._all += topology
+    async def declare(self, topology: Topology, *, kept: bool) -> None:
+        """Make these exist, now and, where they are kept, again."""
+        if kept:
+            self._all += topology
         await self._declare(topology)
 
     async def declare_again(self) -> None:
@@ -69,6 +74,42 @@ class Declarations:
         except TimeoutError:
             raise BrokerUnavailable(f"deleting {queue.name}: not done within {timeout:.1f} s") from None
 
+    async def _missing(self, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
+        """What of these is not there: the first one, and what was not looked at after it. Looking needs no right."""
+        channel = await self._link.channel()
+        with in_our_words("looking for exchanges"):
+            underlay = await channel.get_underlay_channel()
+            for number, exchange in enumerate(exchanges):
+                try:
+                    await underlay.exchange_declare(exchange.name, passive=True)
+                except GONE:
+                    return exchanges[number:]
+            await channel.close()
+        return ()
+
+    async def _have(self, exchange: Exchange) -> None:
+        """Declare an exchange; where this user may not, wait until whoever owns it has."""
+        ends = asyncio.get_running_loop().time() + OWNER_SECONDS
+        try:
+            await self._make(exchange)
+        except BrokerRefused as refusal:
+            while await self._missing((exchange,)):
+                if asyncio.get_running_loop().time() > ends:
+                    raise BrokerRefused(
+                        f"{exchange.name} is not there, and who declares it has not within {OWNER_SECONDS:.0f} s "
+                        f"(start `quintain serve metadata`); {refusal.message}"
+                    ) from None
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def _make(self, exchange: Exchange) -> None:
+        channel = await self._link.channel()
+        with in_our_words(f"declaring {exchange.name}"):
+            underlay = await channel.get_underlay_channel()
+            await underlay.exchange_declare(
+                exchange.name, exchange_type=exchange.kind, durable=True, arguments=dict(exchange.arguments)
+            )
+            await channel.close()
+
     async def _is_there(self, queue: Queue) -> bool:
         channel = await self._link.channel()
         with in_our_words(f"looking for {queue.name}"):
@@ -81,17 +122,12 @@ class Declarations:
         return True
 
     async def _declare(self, topology: Topology) -> None:
+        for exchange in await self._missing(topology.exchanges):
+            await self._have(exchange)
         # A channel of its own, thrown away: a refused or cancelled declaration closes only this one.
         channel = await self._link.channel()
         with in_our_words("declaring queues"):
             underlay = await channel.get_underlay_channel()
-            for exchange in topology.exchanges:
-                await underlay.exchange_declare(
-                    exchange.name,
-                    exchange_type=exchange.kind,
-                    durable=True,
-                    arguments=dict(exchange.arguments),
-                )
             for queue in topology.queues:
                 await underlay.queue_declare(queue.name, durable=True, arguments=dict(queue.arguments))
             for bound in topology.bindings:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator
+from urllib.parse import unquote, urlsplit
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
@@ -101,6 +102,7 @@ class RabbitLink:
         self._changed = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error = "not tried yet"
+        self.reconnects = 0
 
     def start(self) -> None:
         """Begin connecting."""
@@ -168,6 +170,7 @@ class RabbitLink:
                 await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311 -- jitter, not a secret
                 continue
             failures = 0
+            self.reconnects += self._current is not None
             self._current = connection
             self._changed.set()
             await ended(connection)
@@ -199,6 +202,11 @@ def shown(url: str) -> str:
     head, _, tail = url.rpartition("@")
     scheme, _, user = head.partition("://")
     return f"{scheme}://{user.partition(':')[0]}@{tail}" if head else url
+
+
+def user_of(url: str) -> str:
+    """The broker's user of this URL; ``guest`` where it names none."""
+    return unquote(urlsplit(url).username or "guest")
 
 
 def with_heartbeat(url: str) -> str:

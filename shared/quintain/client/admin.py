@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quintain.caller import Answer, Ask, Caller
 from quintain.contracts import metadata
-from quintain.routes import AMEND, LIST, OPEN, SHOW, TOKEN_HEADER, Route
+from quintain.contracts.discovery import ListTargets, TargetList
+from quintain.routes import AMEND, LIST, OPEN, SHOW, TARGETS, TOKEN_HEADER, Route
 
 
 class Admin:
@@ -28,6 +29,10 @@ class Admin:
     async def show(self, session_id: str) -> metadata.Info:
         """One session and its counters."""
         return await self._request(SHOW, metadata.ShowSession(session_id=session_id))
+
+    async def targets(self) -> TargetList:
+        """Every registered target."""
+        return await self._request(TARGETS, ListTargets())
 
     async def _request(self, route: Route[Ask, Answer], ask: Ask) -> Answer:
         headers = {TOKEN_HEADER: self._token}

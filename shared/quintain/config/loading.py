@@ -12,6 +12,7 @@ from quintain.config.references import missing_in, misspelt_in, names_in, secret
 from quintain.config.targets import TargetConfig
 from quintain.config.yaml_file import read_yaml
 from quintain.errors import ConfigError
+from quintain.secret_files import with_secrets
 
 #: The names a configuration may have, the first one first.
 FILE_NAMES = ("quintain.yaml", "agentv.config.yaml")
@@ -36,11 +37,11 @@ class Config:
         return self.path.parent
 
     def resolved(self, env: Mapping[str, str]) -> Config:
-        """This configuration with the environment's values in.
+        """This configuration with the environment's values in; those of ``NAME_FILE`` out of the files it names.
 
         Raises `ConfigError` with every missing variable, or every value that does not fit, a line each.
         """
-        whole = {"targets": self.written}
+        whole, env = {"targets": self.written}, with_secrets(env, self.references)
         mistakes = list(missing_in(whole, env))
         _refuse(self.path, mistakes)
         values = cast("Written", substituted(self.written, env))

@@ -95,7 +95,7 @@ class Line:
 
     async def _connect(self, timeout_seconds: float) -> None:
         self._bus = await connect_bus(self._url, "controller", timeout_seconds=timeout_seconds)
-        self._caller = Caller(self._bus, user="controller")
+        self._caller = Caller(self._bus)
         await self._caller.start()
 
     async def _disconnect(self) -> None:

@@ -16,11 +16,11 @@ from quintain.caller import Caller, Question
 from quintain.clock import Clock
 from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
+from quintain.operations.health import READY_SECONDS, VERDICT_SECONDS
 from quintain_cli import compose
 from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
-from quintain_gateway.health import READY_SECONDS, VERDICT_SECONDS
 from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
 from quintain_gateway.server import serving
@@ -50,7 +50,7 @@ class Asked:
 async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIterator[tuple[str, Caller]]:
     """A gateway alone, before a broker on which there may be nobody."""
     bus = memory.connect()
-    caller, limits, meter = Caller(bus, user="gateway"), Limits(), Meter()
+    caller, limits, meter = Caller(bus), Limits(), Meter()
     await caller.start()
     app = app_of(Door(caller, clock or Clock(), limits, meter))
     async with serving(app, Address(), limits, meter) as url:

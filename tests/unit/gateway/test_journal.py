@@ -19,7 +19,9 @@ CONFIG = "targets: {echo: {provider: mock}, broken: {provider: mock, fail_rate: 
 
 #: The name of every series that a gateway shows, but for the process's own.
 SERIES = {
-    "quintain_gateway_build_info",
+    "quintain_broker_connected",
+    "quintain_broker_reconnects_total",
+    "quintain_build_info",
     "quintain_gateway_calls_total",
     "quintain_gateway_connections",
     "quintain_gateway_request_seconds_bucket",
@@ -28,6 +30,7 @@ SERIES = {
     "quintain_gateway_requests_in_flight",
     "quintain_gateway_requests_total",
     "quintain_gateway_turned_away_total",
+    "quintain_service_in_flight",
 }
 
 
@@ -106,7 +109,7 @@ async def test_the_metrics_have_their_names_and_labels_of_few_values(fleet: Memo
     assert response.headers["content-type"].startswith("text/plain")
     text = response.text
     names = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
-    shown = {name for name in names if not name.startswith("quintain_gateway_process_")}
+    shown = {name for name in names if not name.startswith("quintain_process_")}
     assert {name for name in shown if not name.endswith("_created")} == SERIES - {"quintain_gateway_turned_away_total"}
     for series in (
         'quintain_gateway_calls_total{code="ok",target="echo"} 1.0',

@@ -19,6 +19,8 @@ def test_an_empty_environment_says_nothing() -> None:
         session_token=None,
         gateway_url=None,
         state_dir=Path("/home/a/.local/state/quintain"),
+        ops_port=None,
+        ops_host="127.0.0.1",
     )
 
 
@@ -32,6 +34,8 @@ def test_every_variable_is_read() -> None:
             "QUINTAIN_SESSION_TOKEN": "s",
             "QUINTAIN_GATEWAY_URL": "http://g",
             "QUINTAIN_STATE_DIR": "/state",
+            "QUINTAIN_OPS_PORT": "9100",
+            "QUINTAIN_OPS_HOST": "0.0.0.0",
         }
     )
     assert settings == Settings(
@@ -42,6 +46,8 @@ def test_every_variable_is_read() -> None:
         session_token="s",
         gateway_url="http://g",
         state_dir=Path("/state"),
+        ops_port=9100,
+        ops_host="0.0.0.0",
     )
 
 

@@ -57,6 +57,9 @@ def test_the_exchanges_are_the_protocols() -> None:
         "quintain.cancel": ("fanout", {}),
         "quintain.dead": ("fanout", {}),
         "quintain.poison": ("fanout", {}),
+        "quintain.host": ("direct", {}),
+        "quintain.run": ("direct", {}),
+        "quintain.discovery": ("fanout", {}),
     }
 
 

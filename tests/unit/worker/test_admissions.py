@@ -53,7 +53,7 @@ class Asking:
     def __init__(self, bus: Cut) -> None:
         self.bus = bus
         self.clock = Clock()
-        self.caller = Caller(bus, user="worker")
+        self.caller = Caller(bus)
         self.admissions = Admissions(bus, self.caller, self.clock, "w1")
 
     def ask(self, name: str, *, seconds: float = 5, target: str = "a") -> asyncio.Task[Admission | None]:

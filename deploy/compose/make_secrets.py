@@ -1,0 +1,95 @@
+"""Makes this installation's secrets, each once, and a folder of them for every service, which it alone can read.
+
+Runs before all else, in a container without a network, with the standard library alone. What is there is kept: the same
+command again changes nothing. The broker is told the passwords' hashes, never the passwords.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+
+KEPT = Path("/run/quintain")
+DEFINITIONS = Path("/deploy/definitions.json")
+
+#: Whose folder holds what. A number is the user that the service runs as: deploy/Dockerfile.
+METADATA, WORKER, GATEWAY, HOST, RUNNER = 10001, 10002, 10003, 10004, 10005
+ROOT = 0
+
+BROKER = "rabbitmq:5672"
+LEDGER = "postgres:5432"
+
+
+def kept(name: str, owner: int, text: str) -> None:
+    """Write a file of this owner's, for its eyes alone."""
+    path = KEPT / name
+    path.parent.mkdir(exist_ok=True, mode=0o755)
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=0o400)
+    new.write_text(text, encoding="ascii")
+    os.chown(new, owner, owner)
+    new.replace(path)
+
+
+def secret(name: str) -> str:
+    """A secret of 256 bits, made the first time."""
+    path = KEPT / "all" / name
+    if not path.exists():
+        kept(f"all/{name}", ROOT, secrets.token_urlsafe(32))
+    return path.read_text(encoding="ascii")
+
+
+def hash_of(password: str, kept_hash: str | None) -> str:
+    """RabbitMQ's salted SHA-256 of a password; the one of before where it fits."""
+    if kept_hash is not None:
+        salt = base64.b64decode(kept_hash)[:4]
+        if _salted(salt, password) == kept_hash:
+            return kept_hash
+    return _salted(secrets.token_bytes(4), password)
+
+
+def _salted(salt: bytes, password: str) -> str:
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+
+
+def definitions() -> str:
+    """The broker's definitions, with the hash of every user's password."""
+    told = json.loads(DEFINITIONS.read_text(encoding="utf-8"))
+    before = KEPT / "broker" / "definitions.json"
+    users = json.loads(before.read_text(encoding="utf-8"))["users"] if before.exists() else []
+    hashes = {user["name"]: user["password_hash"] for user in users}
+    for user in told["users"]:
+        user["password_hash"] = hash_of(secret(f"broker-{user['name']}"), hashes.get(user["name"]))
+    return json.dumps(told, indent=2)
+
+
+def broker_url(user: str) -> str:
+    """Where the broker is, for one of its users."""
+    return f"amqp://{user}:{secret(f'broker-{user}')}@{BROKER}/"
+
+
+def main() -> None:
+    """Make what is missing."""
+    KEPT.mkdir(exist_ok=True)
+    (KEPT / "all").mkdir(exist_ok=True, mode=0o700)
+    kept("broker/definitions.json", ROOT, definitions())
+    # Hashes of 256 random bits, for whichever user the broker runs as in its image.
+    (KEPT / "broker" / "definitions.json").chmod(0o444)
+    kept("postgres/password", ROOT, secret("ledger"))
+    kept("metadata/broker-url", METADATA, broker_url("metadata"))
+    kept("metadata/ledger-url", METADATA, f"postgresql://quintain:{secret('ledger')}@{LEDGER}/quintain")
+    kept("metadata/admin-token", METADATA, secret("admin-token"))
+    kept("worker/broker-url", WORKER, broker_url("worker"))
+    kept("gateway/broker-url", GATEWAY, broker_url("gateway"))
+    kept("host/broker-url", HOST, broker_url("host"))
+    kept("runner/broker-url", RUNNER, broker_url("evaluator"))
+    kept("runner/admin-token", RUNNER, secret("admin-token"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What a worker counts for Prometheus. Labels are its own targets, codes and outcomes: never anything of a caller's."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Histogram
+
+from quintain.contracts.invoke import Result
+from quintain.contracts.ledger import Outcome
+from quintain.contracts.message import Message
+from quintain.errors import Fault
+from quintain.operations.meter import CALL_SECONDS, ServiceMeter
+
+_PREFIX = "quintain_worker"
+
+#: The codes of calls without a fault: answered, answered from what the ledger keeps, given back to the queue.
+OK, REPLAYED, GIVEN_BACK = "ok", "replayed", "given_back"
+
+
+class WorkerMeter(ServiceMeter):
+    """One worker's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__("worker")
+        self._calls = Counter(
+            f"{_PREFIX}_calls", "Deliveries that ended, by target and code", ["target", "code"], registry=self.registry
+        )
+        self._attempts = Counter(
+            f"{_PREFIX}_attempts",
+            "Attempts that were settled, by what became of them",
+            ["target", "outcome"],
+            registry=self.registry,
+        )
+        self._provider_seconds = Histogram(
+            f"{_PREFIX}_provider_seconds",
+            "One try at a provider, by how it ended",
+            ["target", "end"],
+            buckets=CALL_SECONDS,
+            registry=self.registry,
+        )
+        self._queue_seconds = Histogram(
+            f"{_PREFIX}_queue_wait_seconds",
+            "From the publish of a request to its arrival",
+            ["target"],
+            buckets=CALL_SECONDS,
+            registry=self.registry,
+        )
+        self._throttled = Counter(
+            f"{_PREFIX}_throttled",
+            "Tries that a provider refused for its rate limit",
+            ["target"],
+            registry=self.registry,
+        )
+
+    def ended(self, target: str, answer: Message | Fault) -> None:
+        """Count a delivery that was answered."""
+        replayed = isinstance(answer, Result) and answer.replayed
+        self._calls.labels(target, answer.code if isinstance(answer, Fault) else REPLAYED if replayed else OK).inc()
+
+    def given_back(self, target: str) -> None:
+        """Count a delivery that was put back into its queue."""
+        self._calls.labels(target, GIVEN_BACK).inc()
+
+    def settled(self, target: str, outcome: Outcome) -> None:
+        """Count an attempt."""
+        self._attempts.labels(target, outcome.value).inc()
+
+    def waited(self, target: str, seconds: float) -> None:
+        """Observe a request's time in the queue."""
+        self._queue_seconds.labels(target).observe(seconds)
+
+    def tried(self, target: str, end: str, seconds: float) -> None:
+        """Observe one try at a provider: ``end`` is ``ok`` or what is known of its bill."""
+        self._provider_seconds.labels(target, end).observe(seconds)
+
+    def throttled(self, target: str) -> None:
+        """Count a try that came too early for the provider."""
+        self._throttled.labels(target).inc()

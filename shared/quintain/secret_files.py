@@ -1,0 +1,44 @@
+"""Secrets by file: where ``NAME`` may be set, ``NAME_FILE`` may name a file with its value, as containers have it.
+
+One newline at the file's end is not part of the value. A variable that is set and empty says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from quintain.errors import ConfigError
+
+_SUFFIX = "_FILE"
+
+
+def read_secret(env: Mapping[str, str], name: str) -> str | None:
+    """The value of a variable, or of the file that stands for it; None where the environment has neither.
+
+    Raises `ConfigError` where it has both, and for a file that cannot be read.
+    """
+    value, file = env.get(name) or None, env.get(name + _SUFFIX) or None
+    if file is None:
+        return value
+    if value is not None:
+        raise ConfigError(f"{name} and {name}{_SUFFIX} are both set: leave one of them out")
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "it is no text"
+        raise ConfigError(
+            f"{name}{_SUFFIX} names {file}, which cannot be read ({why}): is it there, and may this user read it?"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def with_secrets(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """The environment with these variables' values out of their files. Raises what `read_secret` raises."""
+    read = {name: read_secret(env, name) for name in names}
+    return {**env, **{name: value for name, value in read.items() if value is not None}}
+
+
+def without_variables(env: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """The environment without these variables, and without the files that stand for them."""
+    return {name: value for name, value in env.items() if not {name, name.removesuffix(_SUFFIX)} & set(names)}

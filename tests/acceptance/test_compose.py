@@ -1,0 +1,213 @@
+"""`docker compose up` for real: a fleet from nothing, its users' rights, an evaluation on it, and what breaks in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import yaml
+
+from support.containers import OURS, REPOSITORY, Containers, containers
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+CASES = 120
+
+#: Two targets under test: one as slow as a model, one that lives on a host.
+EVALUATION = {
+    "dataset": "cases.jsonl",
+    "targets": ["echo", "desk"],
+    "max_calls": 2_000,
+    "graders": [{"name": "same", "builtin": "contains"}],
+}
+
+#: Reads every file of a service's folder of secrets, and says how many hold something.
+READ_ALL = """
+import pathlib, sys
+print(sum(1 for file in pathlib.Path("/run/quintain", sys.argv[1]).iterdir() if file.read_text()))
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Containers]:
+    with containers() as fleet:
+        fleet.until_healthy()
+        yield fleet
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return evaluation_in(tmp_path / "evaluation")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fleet: Containers, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The rows of the evaluation where nothing breaks."""
+    folder = evaluation_in(tmp_path_factory.mktemp("undisturbed") / "evaluation")
+    fleet.docker(*fleet.evaluation(folder, "--json"))
+    rows = rows_of(folder)
+    assert len(rows) == 2 * CASES
+    assert {row["status"] for row in rows} == {"graded"}
+    return rows
+
+
+def evaluation_in(folder: Path) -> Path:
+    folder.mkdir()
+    folder.chmod(0o777)  # the container's user is another one
+    questions = (f"question {number}" for number in range(CASES))
+    cases = ({"id": question.replace(" ", "-"), "question": question, "expected": question} for question in questions)
+    (folder / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+    (folder / "eval.yaml").write_text(yaml.safe_dump(EVALUATION))
+    return folder
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """What was found of each trial; not when, nor how long it took, nor what was charged on the way."""
+    rows = map(json.loads, (folder / "results" / "results.jsonl").read_text().splitlines())
+    told = ("caseId", "target", "repeat", "status", "output", "score")
+    found = {(row["caseId"], row["target"]): {name: row[name] for name in told} for row in rows}
+    return [found[key] for key in sorted(found)]
+
+
+def verified(fleet: Containers) -> dict[str, Any]:
+    """The ledger's books, recomputed."""
+    words = ("compose", "exec", "--no-TTY", "metadata", "quintain", "ledger", "verify", "--json")
+    said: dict[str, Any] = json.loads(fleet.docker(*words).stdout)
+    return said
+
+
+def broker_url(fleet: Containers, user: str) -> str:
+    """The broker as seen from here, with the password that this installation made for the user."""
+    read = "import sys; print(open(f'/run/quintain/all/broker-{sys.argv[1]}').read())"
+    volume = f"{fleet.project}_secrets:/run/quintain:ro"
+    password = fleet.docker("run", "--rm", "--volume", volume, "python:3.13-slim", "python", "-c", read, user).stdout
+    return f"amqp://{user}:{password}@127.0.0.1:{fleet.env['QUINTAIN_AMQP_PORT']}/"
+
+
+def test_one_command_brings_every_service_up(fleet: Containers) -> None:
+    assert {service: len(fleet.ids(service)) for service in OURS} == OURS
+
+
+def test_ours_run_as_users_of_their_own_on_a_file_system_that_nothing_is_written_to(fleet: Containers) -> None:
+    users = set()
+    for service in OURS:
+        told: Any = fleet.inspect(fleet.ids(service)[0])
+        assert told["HostConfig"]["ReadonlyRootfs"]
+        assert told["HostConfig"]["CapDrop"] == ["ALL"]
+        assert told["HostConfig"]["SecurityOpt"] == ["no-new-privileges:true"]
+        users.add(told["Config"]["User"])
+    assert len(users) == len(OURS)
+    assert all(user.startswith("100") for user in users)
+
+
+def test_a_port_is_published_to_this_machine_alone(fleet: Containers) -> None:
+    ports = fleet.docker("ps", "--filter", f"name={fleet.project}", "--format", "{{.Ports}}").stdout
+    published = [port for port in ports.replace("\n", ", ").split(", ") if "->" in port]
+    assert len(published) == 3
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_a_secret_is_read_by_the_service_it_was_made_for_and_by_no_other(fleet: Containers) -> None:
+    for service, other in itertools.permutations(OURS, 2):
+        mine = fleet.docker("compose", "exec", "--no-TTY", service, "python", "-c", READ_ALL, service)
+        assert int(mine.stdout) >= 1
+        theirs = fleet.docker("compose", "exec", "--no-TTY", service, "python", "-c", READ_ALL, other, code=None)
+        assert theirs.code != 0
+        assert "PermissionError" in theirs.stderr
+
+
+def test_no_secret_is_in_a_containers_description_or_log(fleet: Containers) -> None:
+    password = broker_url(fleet, "worker").partition("worker:")[2].partition("@")[0]
+    described = [fleet.docker("inspect", one).stdout for service in OURS for one in fleet.ids(service)]
+    assert password not in "".join(described)
+    assert password not in fleet.docker("compose", "logs").stdout
+
+
+def test_the_brokers_users_are_ours_and_none_may_do_what_is_anothers(fleet: Containers) -> None:
+    listed = fleet.docker(
+        "compose", "exec", "--no-TTY", "rabbitmq", "rabbitmqctl", "--quiet", "list_users", "--no-table-headers"
+    )
+    definitions = json.loads((REPOSITORY / "deploy/rabbitmq/definitions.json").read_text())
+    assert {line.split()[0] for line in listed.stdout.splitlines()} == {user["name"] for user in definitions["users"]}
+    with pika.BlockingConnection(pika.URLParameters(broker_url(fleet, "evaluator"))) as connection:
+        for exchange in ("", "quintain.ledger", "quintain.reply", "quintain.cancel"):
+            channel = connection.channel()
+            channel.confirm_delivery()
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="ACCESS_REFUSED"):
+                channel.basic_publish(exchange, "quintain.metadata", b"{}")
+
+
+def test_the_example_passes_and_the_same_command_again_changes_nothing(fleet: Containers) -> None:
+    first = fleet.docker("compose", "run", "--rm", "--no-TTY", "run")
+    assert "exit 0: mean score 0.812, threshold 0.7" in first.stdout
+    again = fleet.docker("compose", "run", "--rm", "--no-TTY", "run")
+    assert first.stdout[first.stdout.index("12 cases") :] == again.stdout[again.stdout.index("12 cases") :]
+
+
+def test_one_command_again_changes_no_secret(fleet: Containers) -> None:
+    before = broker_url(fleet, "host")
+    fleet.docker("compose", "up", "--detach")
+    assert broker_url(fleet, "host") == before
+    fleet.until_healthy()
+
+
+def test_killing_containers_at_random_changes_no_result(
+    fleet: Containers, folder: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    chosen = random.Random(4)
+    run = fleet.start(*fleet.evaluation(folder, "--json", "--concurrency", "8"))
+    rounds = 0
+    while run.poll() is None and rounds < 5:
+        for service in chosen.sample(sorted(OURS), 2):
+            victim = chosen.choice(fleet.ids(service))
+            fleet.docker("kill", victim)
+            fleet.docker("start", victim)
+        rounds += 1
+        time.sleep(chosen.uniform(0.5, 2))
+    said, _ = run.communicate(timeout=240)
+    assert rounds >= 3, said
+    rows = rows_of(folder)
+    assert [row for row in rows if row["target"] == "echo"] == [row for row in undisturbed if row["target"] == "echo"]
+    # A run of a hosted target is never repeated by itself: whose host was killed is asked again by who evaluates.
+    fleet.until_healthy()
+    fleet.docker(*fleet.evaluation(folder, "--json", "--in-doubt", "retry"))
+    assert rows_of(folder) == undisturbed
+    assert verified(fleet)["findings"] == []
+
+
+def test_a_rolling_restart_of_every_service_under_load_loses_nothing(
+    fleet: Containers, tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    over_the_broker, over_http = evaluation_in(tmp_path / "broker"), evaluation_in(tmp_path / "http")
+    by_gateway = ("--env", "QUINTAIN_BROKER_URL_FILE=", "--env", "QUINTAIN_GATEWAY_URL=http://gateway:8787")
+    words = fleet.evaluation(over_http, "--json", "--concurrency", "1")
+    runs = [
+        fleet.start(*fleet.evaluation(over_the_broker, "--json", "--concurrency", "1")),
+        fleet.start(*words[:2], *by_gateway, *words[2:]),
+    ]
+    restarted = 0
+    for service in OURS:
+        for container in fleet.ids(service):
+            assert_under_way(runs)
+            fleet.docker("restart", "--time", "45", container)
+            fleet.until_healthy(container)
+            restarted += 1
+    assert restarted == sum(OURS.values())
+    for run, folder in zip(runs, (over_the_broker, over_http), strict=True):
+        said, _ = run.communicate(timeout=240)
+        assert run.returncode == 0, said
+        assert rows_of(folder) == undisturbed
+    assert verified(fleet)["findings"] == []
+
+
+def assert_under_way(runs: list[subprocess.Popen[str]]) -> None:
+    ended = [run.communicate()[0] for run in runs if run.poll() is not None]
+    assert not ended, f"it ended before everything was restarted: {ended}"

@@ -1,0 +1,96 @@
+"""``--ops-port``: what a container's probe asks, of real services before a real broker, and one that is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quintain.testing.ports import free_port
+from support.command_line import CommandLine, Running, command_line
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+CONFIG = "targets: {echo: {provider: mock}}\n"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
+NOWHERE = "amqp://guest:guest@127.0.0.1:1/"
+
+
+@pytest.fixture
+def shell(broker_url: str) -> Iterator[CommandLine]:
+    """A shell before a broker with no service on it."""
+    with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
+        shutil.copy(EXAMPLES / "desk.py", fleet.folder)
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
+
+
+def ask(url: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"{url}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+
+
+def opened(service: Running) -> str:
+    """The base URL of a service's operations port, once it listens."""
+    service.until(lambda one: "health   " in one.stderr)
+    found = re.search(r"health   (http://\S+)/health/ready", service.stderr)
+    assert found is not None
+    return found[1]
+
+
+def until_ready(url: str, *, seconds: float = 30) -> None:
+    ends = time.monotonic() + seconds
+    while (answer := ask(url, "/health/ready")) != (200, '{"status":"ready"}'):
+        assert time.monotonic() < ends, answer
+        time.sleep(0.2)
+
+
+def test_a_worker_is_ready_when_its_calls_would_be_answered(shell: CommandLine) -> None:
+    worker = shell.start("serve", "worker", "--ops-port", "0")
+    url = opened(worker)
+    assert ask(url, "/health/live") == (200, '{"status":"live"}')
+    status, said = ask(url, "/health/ready")
+    assert (status, json.loads(said)["status"]) == (503, "unready")
+    metadata = shell.start("serve", "metadata", "--ops-port", "0")
+    until_ready(opened(metadata))
+    until_ready(url)
+    assert "quintain_broker_connected 1.0\n" in ask(url, "/metrics")[1]
+    assert [one.stop().code for one in (worker, metadata)] == [0, 0]
+
+
+def test_a_service_that_waits_for_its_broker_lives_and_says_so(shell: CommandLine) -> None:
+    port = str(free_port())
+    env = {"QUINTAIN_BROKER_URL": NOWHERE, "QUINTAIN_OPS_PORT": port}
+    worker = shell.within(env).start("serve", "worker")
+    url = opened(worker)
+    assert url == f"http://127.0.0.1:{port}"
+    assert ask(url, "/health/live") == (200, '{"status":"live"}')
+    worker.until(lambda one: "waiting  " in one.stderr)
+    status, said = ask(url, "/health/ready")
+    assert status == 503
+    assert "No broker at amqp://guest@127.0.0.1:1/" in json.loads(said)["reason"]
+    assert worker.stop().code == 0
+
+
+@pytest.mark.parametrize("slots", ["1", "2"])
+def test_a_host_is_ready_in_threads_and_in_processes(shell: CommandLine, slots: str) -> None:
+    host = shell.start("serve", "host", "desk:Desk", "--name", "desk", "--slots", slots, "--ops-port", "0")
+    until_ready(opened(host))
+    assert host.stop().code == 0
+
+
+def test_a_port_that_cannot_be_had_is_refused_with_its_mend(shell: CommandLine) -> None:
+    refused = shell.run("serve", "worker", "--ops-port", "0", "--ops-host", "192.0.2.1", code=2)
+    assert "--ops-port" in refused.stderr
+    assert "QUINTAIN_OPS_PORT is no port" in shell.run("serve", "worker", code=2, env={"QUINTAIN_OPS_PORT": "x"}).stderr

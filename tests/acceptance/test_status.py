@@ -1,0 +1,89 @@
+"""``quintain status``: who is there over a real broker, who is missing, and what it says where it cannot ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pika
+import pytest
+
+from support.command_line import CommandLine, Running, command_line
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}}\n"
+
+
+@pytest.fixture
+def shell(broker_url: str) -> Iterator[CommandLine]:
+    """A shell before a broker with no service on it."""
+    with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
+
+
+def ready(running: Running) -> bool:
+    return "ready  " in running.stderr
+
+
+def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: CommandLine) -> None:
+    nobody = shell.run("status", "--wait", "0.2", "--timeout", "1", code=1)
+    assert "quintain serve metadata" in nobody.stderr
+    metadata, worker = (shell.start("serve", name) for name in ("metadata", "worker"))
+    worker.until(ready)
+    metadata.until(ready)
+    well = shell.run("status")
+    assert "1 worker" in well.stdout
+    assert "echo" in well.stdout
+    assert "2 services answer" in well.stderr
+    told = shell.run("status", "--json").json
+    assert told["exitCode"] == 0
+    services = told["services"]
+    assert isinstance(services, list)
+    assert [one["service"] for one in services] == ["metadata", "worker"]
+    assert services[1]["slots"] == 3
+    assert services[1]["heartbeatAgeMs"] < 15_000
+    assert ADMIN_TOKEN not in str(told)
+    # A worker that is gone leaves a target that is known, and served by nobody.
+    worker.kill()
+    gone = shell.run("status", "--wait", "0.5", code=1)
+    assert "nobody" in gone.stdout
+    assert "target echo has no live worker" in gone.stderr
+    assert "quintain serve worker" in gone.stderr
+    # Without the admin token nobody can say what should be there.
+    blind = shell.run("status", "--wait", "0.5", env={"QUINTAIN_ADMIN_TOKEN": ""})
+    assert "QUINTAIN_ADMIN_TOKEN" in blind.stderr
+
+
+def test_a_service_that_may_not_be_found_serves_all_the_same(shell: CommandLine, broker_url: str) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(broker_url))
+    channel = connection.channel()
+    channel.exchange_delete("quintain.discovery")
+    # One of another kind: to declare it is refused, as it is to a user without the permission.
+    channel.exchange_declare("quintain.discovery", "direct", durable=True)
+    try:
+        metadata, worker = (shell.start("serve", name) for name in ("metadata", "worker"))
+        for service in (worker, metadata):
+            service.until(ready)
+            service.until(lambda one: "`quintain status` will not show this service" in one.stderr)
+        token = str(shell.run("session", "open", "--json").json["token"])
+        assert shell.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
+        refused = shell.run("status", "--json", code=1)
+        assert refused.json["code"] == "broker_refused"
+    finally:
+        channel.exchange_delete("quintain.discovery")
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"QUINTAIN_BROKER_URL": "", "QUINTAIN_GATEWAY_URL": "http://127.0.0.1:8787"}, "http://127.0.0.1:8787/health"),
+        ({"QUINTAIN_BROKER_URL": "memory://"}, "lives in one process"),
+        ({"QUINTAIN_BROKER_URL": ""}, "QUINTAIN_BROKER_URL is not set"),
+    ],
+    ids=["over HTTP", "memory", "nothing"],
+)
+def test_it_says_where_it_cannot_ask(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str], says: str) -> None:
+    with command_line(tmp_path_factory.mktemp("shell"), {}) as shell:
+        assert says in shell.run("status", code=2, env=env).stderr

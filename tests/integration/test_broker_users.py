@@ -1,0 +1,241 @@
+"""The users that deploy/rabbitmq/definitions.json gives a broker: each service works as its own, and as no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import quintain
+from quintain.bus.base import Bus
+from quintain.bus.connect import connect_bus
+from quintain.caller import Caller
+from quintain.client.connect import connect_admin
+from quintain.client.poison import PoisonQueue
+from quintain.config import load_config
+from quintain.contracts.metadata import OpenSession
+from quintain.errors import BrokerRefused
+from quintain.remote.factory import remote_factory
+from quintain.settings import environment
+from quintain.target import Event, EventResponse, ObservableEvent
+from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
+from quintain.topology import (
+    METADATA_TOPOLOGY,
+    POISON_TURN_TOPOLOGY,
+    Exchange,
+    Topology,
+    cancel_topology,
+    discovery_topology,
+    host_topology,
+    lease_topology,
+    reply_topology,
+    run_topology,
+    target_topology,
+)
+from quintain_cli import compose
+from quintain_gateway.address import Address
+from quintain_gateway.limits import Limits
+from quintain_host.factory import load_factory
+from quintain_host.host import Host
+from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
+
+ADMIN_TOKEN = "an admin token of a test"
+TARGETS = Path(__file__).parents[2] / "examples" / "targets"
+
+CONFIG = """
+targets:
+  echo: {provider: mock}
+  desk: {provider: target, query: reply, max_concurrency: 1}
+"""
+
+#: Who may publish to an exchange: protocol.md §1. Whoever declares a queue that dead-letters, or an exchange with an
+#: alternate one, must be allowed to write there.
+WRITERS = {
+    "": set(),
+    "quintain.invoke": {"metadata", "worker", "gateway", "evaluator", "operator"},
+    "quintain.unrouted": {"metadata"},
+    "quintain.metadata": {"metadata", "gateway", "evaluator", "operator"},
+    "quintain.ledger": {"worker"},
+    "quintain.reply": {"metadata", "worker", "host", "gateway"},
+    "quintain.cancel": {"metadata"},
+    "quintain.dead": {"metadata"},
+    "quintain.poison": {"metadata", "operator"},
+    "quintain.poison.turn": {"operator"},
+    "quintain.host": {"worker", "controller"},
+    "quintain.run": {"host"},
+    "quintain.discovery": {"operator"},
+}
+
+#: Who may consume a queue; of what is one client's own, whose names begin with its user's, that user alone.
+READERS = {
+    "quintain.metadata": {"metadata"},
+    "quintain.metadata.unrouted": {"metadata"},
+    "quintain.metadata.dead": {"metadata"},
+    "quintain.ledger.admit": {"metadata"},
+    "quintain.ledger.settle": {"metadata"},
+    "quintain.poison": {"metadata", "operator"},
+    "quintain.poison.turn": {"operator"},
+    "quintain.target.echo": {"metadata", "worker"},
+    "quintain.host.desk": {"host"},
+    "quintain.lease.x": {"host"},
+    "quintain.cancel.x": {"worker"},
+    "quintain.run.x": {"worker", "controller"},
+    "quintain.discovery.x": {"metadata", "worker", "gateway", "host"},
+    **{f"quintain.reply.{user}.x": {user} for user in USERS},
+}
+
+#: Who may declare or delete what it does not own alone: nobody but its owner.
+OWNERS = {
+    **{queue: {"metadata"} for queue in READERS if queue.startswith(("quintain.metadata", "quintain.ledger"))},
+    **{exchange: {"metadata"} for exchange in WRITERS if exchange and "poison" not in exchange},
+    "quintain.target.echo": {"metadata"},
+}
+
+
+@pytest.fixture(scope="module")
+def users(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> BrokerUsers:
+    """The users, in a virtual host with everything in it."""
+    made = broker_users(broker_admin, breakable_broker.url)
+    asyncio.run(_declare(made))
+    return made
+
+
+@pytest.fixture
+def bare(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> BrokerUsers:
+    """The users, in a virtual host with nothing in it."""
+    return broker_users(broker_admin, breakable_broker.url)
+
+
+async def _declare(users: BrokerUsers) -> None:
+    owned = {
+        "metadata": METADATA_TOPOLOGY + target_topology("echo"),
+        "operator": POISON_TURN_TOPOLOGY,
+        "host": host_topology("desk") + lease_topology("x"),
+        "worker": cancel_topology("x") + run_topology("x") + discovery_topology("x"),
+    }
+    for user, topology in owned.items():
+        async with bus_of(users, user) as bus:
+            await bus.declare(topology)
+    for user in USERS:
+        async with bus_of(users, user) as bus:
+            await bus.declare(reply_topology(f"quintain.reply.{user}.x", "x"))
+
+
+@contextlib.asynccontextmanager
+async def bus_of(users: BrokerUsers, user: str) -> AsyncIterator[Bus]:
+    bus = await connect_bus(users.url(user), user)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+def test_no_password_is_among_the_definitions() -> None:
+    assert all(set(user) == {"name", "hashing_algorithm", "tags"} for user in DEFINITIONS["users"])
+    assert {one["user"] for one in DEFINITIONS["permissions"]} == set(USERS)
+
+
+def test_every_exchange_and_queue_of_the_protocol_is_in_the_tables() -> None:
+    whole = METADATA_TOPOLOGY + POISON_TURN_TOPOLOGY + target_topology("echo") + host_topology("desk")
+    assert {exchange.name for exchange in whole.exchanges} | {""} == set(WRITERS)
+    assert {queue.name for queue in whole.queues} <= set(READERS)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_user_writes_where_the_protocol_lets_it_and_nowhere_else(users: BrokerUsers, user: str) -> None:
+    allowed = {name for name in WRITERS if users.may(user, "basic_publish", name, "nowhere", b"{}")}
+    assert allowed == {name for name, who in WRITERS.items() if user in who}
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_user_reads_its_own_queues_and_no_others(users: BrokerUsers, user: str) -> None:
+    allowed = {name for name in READERS if users.may(user, "basic_get", name)}
+    assert allowed == {name for name, who in READERS.items() if user in who}
+
+
+@pytest.mark.parametrize("user", [user for user in USERS if user != "metadata"])
+def test_what_everybody_stands_on_is_deleted_by_nobody_but_its_owner(users: BrokerUsers, user: str) -> None:
+    for name in OWNERS:
+        assert not users.may(user, "queue_delete" if name in READERS else "exchange_delete", name)
+
+
+@pytest.mark.parametrize("user", ["gateway", "evaluator", "controller", "operator", "host"])
+def test_nobody_listens_in_on_what_others_ask(users: BrokerUsers, user: str) -> None:
+    for exchange in ("quintain.invoke", "quintain.metadata", "quintain.ledger", "quintain.run", "quintain.cancel"):
+        if user == "controller" and exchange == "quintain.run":
+            continue  # its runs come by there, each under a key that nobody guesses
+        assert not users.may(user, "queue_bind", f"quintain.reply.{user}.x", exchange, "#")
+
+
+@contextlib.asynccontextmanager
+async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
+    """Every service under its own user; those that may declare nothing of the others' come first, and wait."""
+    (folder / "quintain.yaml").write_text(CONFIG)
+    config = load_config(folder / "quintain.yaml")
+    async with contextlib.AsyncExitStack() as stack:
+        buses = {user: await stack.enter_async_context(bus_of(users, user)) for user in USERS}
+        host = Host(buses["host"], "desk", load_factory("desk:Desk", TARGETS), 1)
+        stack.push_async_callback(host.stop, 0)
+        hosting = asyncio.create_task(host.start())
+        serving = compose.worker(buses["worker"], config, environment(), grace_seconds=1)
+        working = asyncio.create_task(stack.enter_async_context(serving))
+        ledger = await stack.enter_async_context(compose.ledger(f"sqlite://{folder / 'ledger.sqlite3'}"))
+        await stack.enter_async_context(compose.metadata(buses["metadata"], ledger, ADMIN_TOKEN))
+        await asyncio.gather(hosting, working)
+        yield await stack.enter_async_context(compose.gateway(buses["gateway"], Address(), Limits()))
+
+
+def driven(url: str) -> list[str]:
+    """What the hosted target shows in one run of a controller's."""
+    said: list[str] = []
+
+    def emit(event: Event) -> None:
+        if isinstance(event, ObservableEvent):
+            said.append(event.content)
+
+    async def go_on(event: Event) -> EventResponse:
+        return EventResponse(event=event)
+
+    async def drive() -> None:
+        target = factory.create()
+        await target.run(emit, go_on)
+        await target.teardown()
+
+    with remote_factory("desk", url=url) as factory:
+        asyncio.run(drive())
+    return said
+
+
+async def test_every_service_works_as_its_own_user(bare: BrokerUsers, tmp_path: Path) -> None:
+    async with fleet(bare, tmp_path) as gateway_url:
+        async with connect_admin(bare.url("operator"), ADMIN_TOKEN) as admin:
+            opened = await admin.open(OpenSession(default_target="echo", max_calls=10))
+        async with quintain.connect(bare.url("evaluator"), opened.token) as client:
+            assert (await client.invoke("by default")).raw_text == "by default"
+            assert (await client.invoke("by name", target="echo")).raw_text == "by name"
+            hosted = await client.invoke("hello", target="desk")
+            assert hosted.raw_text == "Thank you for asking: hello"
+            await client.cancel(["never asked"])
+        async with quintain.connect(gateway_url, opened.token) as client:
+            assert (await client.invoke("over HTTP")).raw_text == "over HTTP"
+        said = await asyncio.to_thread(driven, bare.url("controller"))
+        assert said == ["Thank you for asking: Good morning."]
+        async with bus_of(bare, "operator") as bus:
+            assert await PoisonQueue(bus).list() == []
+
+
+async def test_who_may_not_declare_an_exchange_says_who_does(
+    bare: BrokerUsers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintain.bus.rabbit_declarations.OWNER_SECONDS", 1.0)
+    async with bus_of(bare, "evaluator") as bus:
+        with pytest.raises(BrokerRefused, match=r"quintain.unrouted is not there.*quintain serve metadata"):
+            await Caller(bus).start()
+
+
+async def test_an_exchange_that_is_there_is_taken_as_it_is(users: BrokerUsers) -> None:
+    async with bus_of(users, "evaluator") as bus:
+        await bus.declare(Topology((Exchange("quintain.invoke", "topic", alternate="quintain.unrouted"),)))

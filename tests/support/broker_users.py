@@ -1,0 +1,76 @@
+"""The users of deploy/rabbitmq/definitions.json on a real broker, in a virtual host of their own."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pika
+from pika.exceptions import ChannelClosedByBroker
+
+from quintain.testing.under_test import BrokerAdmin
+
+DEFINITIONS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "deploy" / "rabbitmq" / "definitions.json").read_text()
+)
+USERS = [user["name"] for user in DEFINITIONS["users"]]
+
+#: As the broker's own command does it; one of those takes a second, and there are two for each user.
+_MAKE = """
+lists:foreach(fun({User, Configure, Write, Read}) ->
+    case rabbit_auth_backend_internal:exists(User) of
+        true -> ok;
+        false -> ok = rabbit_auth_backend_internal:add_user(User, <<"PASSWORD">>, <<"test">>)
+    end,
+    ok = rabbit_auth_backend_internal:set_permissions(User, <<"VHOST">>, Configure, Write, Read, <<"test">>)
+end, [USERS]).
+"""
+
+
+@dataclass(frozen=True)
+class BrokerUsers:
+    """A virtual host in which these users have the rights of the definitions, and nobody else has any."""
+
+    address: str
+    vhost: str
+    password: str
+
+    def url(self, user: str) -> str:
+        """The broker, for one of the users."""
+        return f"amqp://{user}:{self.password}@{self.address}/{quote(self.vhost, safe='')}"
+
+    def may(self, user: str, act: str, *words: Any) -> bool:
+        """Whether the broker lets this user do this: a method of pika's channel."""
+        with pika.BlockingConnection(pika.URLParameters(self.url(user))) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            try:
+                getattr(channel, act)(*words)
+            except ChannelClosedByBroker as closed:
+                if closed.reply_code != 403:
+                    raise
+                return False
+            return True
+
+
+def broker_users(admin: BrokerAdmin, broker_url: str) -> BrokerUsers:
+    """The users, made on this broker in a fresh virtual host. Their password is one, and this run's alone."""
+    made = BrokerUsers(urlsplit(broker_url).netloc.rpartition("@")[2], f"users-{secrets.token_hex(4)}", PASSWORD)
+    admin.rabbitmqctl("add_vhost", made.vhost)
+    rights = DEFINITIONS["permissions"]
+    users = ", ".join(_erlang([one["user"], one["configure"], one["write"], one["read"]]) for one in rights)
+    program = _MAKE.replace("PASSWORD", PASSWORD).replace("VHOST", made.vhost).replace("USERS", users)
+    admin.rabbitmqctl("eval", program)
+    return made
+
+
+PASSWORD = secrets.token_hex(16)
+
+
+def _erlang(texts: Sequence[str]) -> str:
+    return "{" + ", ".join(f"<<{json.dumps(text)}>>" for text in texts) + "}"

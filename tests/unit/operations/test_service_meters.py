@@ -1,0 +1,125 @@
+"""What services count: every call, attempt, try and batch of a real fleet, under labels of few values."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from quintain.bus.memory import MemoryBroker
+from quintain.client.connect import connect, connect_admin
+from quintain.config import load_config
+from quintain.contracts.ledger import Outcome
+from quintain.contracts.metadata import OpenSession
+from quintain.errors import Fault, Throttled
+from quintain.operations.meter import ServiceMeter
+from quintain_cli import compose
+from quintain_metadata.figures import figures
+from quintain_metadata.meter import MetadataMeter
+from quintain_worker.meter import WorkerMeter
+from quintain_worker.metered import MeteredProvider
+from quintain_worker.port import Answer, Billing, ProviderFailure
+from support.books import asked, books
+from support.memory_fleet import ADMIN_TOKEN
+
+CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}, broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
+
+
+def value(meter: ServiceMeter, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+    return meter.registry.get_sample_value(name, dict(labels or {}))
+
+
+async def test_a_calls_life_is_counted_on_both_sides(tmp_path: Path) -> None:
+    path = tmp_path / "quintain.yaml"
+    path.write_text(CONFIG)
+    memory, at_worker, at_ledger = MemoryBroker(), WorkerMeter(), MetadataMeter()
+    async with (
+        compose.ledger("sqlite://") as ledger,
+        compose.metadata(memory.connect(), ledger, ADMIN_TOKEN, at_ledger),
+        compose.worker(memory.connect(), load_config(path), {}, meter=at_worker) as worker,
+    ):
+        at_worker.show(worker.card)
+        async with connect_admin("memory://", ADMIN_TOKEN, memory=memory) as admin:
+            session = await admin.open(OpenSession(default_target="echo", max_calls=10))
+        async with connect("memory://", session.token, memory=memory) as client:
+            await client.invoke("x")
+            with pytest.raises(Fault):
+                await client.invoke("a secret", target="broken")
+        assert value(at_worker, "quintain_target_slots", {"target": "echo", "kind": "mock"}) == 3
+        age = value(at_worker, "quintain_heartbeat_age_seconds")
+        assert age is not None
+        assert age < 15
+    memory.close()
+    assert value(at_worker, "quintain_worker_calls_total", {"target": "echo", "code": "ok"}) == 1
+    assert value(at_worker, "quintain_worker_attempts_total", {"target": "echo", "outcome": "result"}) == 1
+    assert value(at_worker, "quintain_worker_provider_seconds_count", {"target": "echo", "end": "ok"}) == 1
+    assert value(at_worker, "quintain_worker_queue_wait_seconds_count", {"target": "echo"}) == 1
+    assert (value(at_worker, "quintain_worker_calls_total", {"target": "broken", "code": "provider_error"}) or 0) >= 1
+    assert (value(at_ledger, "quintain_metadata_admits_total", {"code": "granted"}) or 0) >= 2
+    assert value(at_ledger, "quintain_metadata_settles_total", {"outcome": "result"}) == 1
+    assert (value(at_ledger, "quintain_metadata_batch_size_count", {"kind": "admit"}) or 0) >= 2
+    assert value(at_ledger, "quintain_metadata_ledger_reachable") == 1
+    assert (value(at_ledger, "quintain_metadata_ledger_seconds_count") or 0) > 2
+    text = at_worker.exposition() + at_ledger.exposition()
+    for private in ("a secret", session.token, session.session_id):
+        assert private.encode() not in text
+
+
+class Says:
+    """A provider that answers, or fails as it is told."""
+
+    def __init__(self, failure: BaseException | None) -> None:
+        self._failure = failure
+
+    async def answer(self, *_: object, **__: object) -> Answer:
+        if self._failure is not None:
+            raise self._failure
+        return Answer(text="x")
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("failure", "end", "throttled"),
+    [
+        (None, "ok", None),
+        (ProviderFailure(Throttled("slow down"), Billing.UNBILLED), "unbilled", 1),
+        (ProviderFailure(Throttled("slow down"), Billing.BILLED), "billed", 1),
+        (asyncio.CancelledError(), "unknown", None),
+        (RuntimeError("a defect"), "unknown", None),
+    ],
+    ids=["answer", "throttled", "billed", "cut off", "defect"],
+)
+async def test_every_try_is_timed_by_how_it_ended(
+    failure: BaseException | None, end: str, throttled: float | None
+) -> None:
+    meter = WorkerMeter()
+    provider = MeteredProvider(Says(failure), "t", meter)
+    with contextlib.nullcontext() if failure is None else pytest.raises(type(failure)):
+        await provider.answer(None, timeout_seconds=1)  # type: ignore[arg-type]
+    assert value(meter, "quintain_worker_provider_seconds_count", {"target": "t", "end": end}) == 1
+    assert value(meter, "quintain_worker_throttled_total", {"target": "t"}) == throttled
+
+
+async def test_the_figures_are_those_of_the_books() -> None:
+    async with books() as kept:
+        await kept.register("a", limit=7)
+        doubtful, closed = await kept.open(max_calls=10), await kept.open(max_calls=1)
+        for session in (doubtful, closed):
+            ask = asked(session, "r1")
+            await kept.admit(ask)
+            await kept.settle(session, ask, Outcome.DOUBT)
+        nearly = await kept.open(max_calls=1)
+        await kept.admit(asked(nearly, "r1"))
+        await kept.amend(closed, state="closed")
+        read = await kept.ledger.do(figures)
+    assert (dict(read.sessions), read.in_doubt, read.nearly_spent) == ({"open": 2, "closed": 1}, 1, 1)
+    meter = MetadataMeter()
+    meter.read(read)
+    assert value(meter, "quintain_metadata_sessions", {"state": "open"}) == 2
+    assert value(meter, "quintain_metadata_calls_in_doubt") == 1
+    assert value(meter, "quintain_metadata_target_limit", {"target": "a"}) == 7
+    assert value(meter, "quintain_metadata_target_running", {"target": "a"}) == 1
