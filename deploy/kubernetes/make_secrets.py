@@ -1,4 +1,4 @@
-"""Print the Secrets that the manifests name, with fresh random values: ``python make_secrets.py | kubectl create -f -``.
+"""Print the Secrets that the manifests name, with random values: ``python make_secrets.py | kubectl create -f -``.
 
 ``create`` and not ``apply``: a second run then changes no password that something already stands on.
 """
@@ -55,7 +55,9 @@ def main() -> None:
     """Print them as one JSON list."""
     parser = argparse.ArgumentParser(description="Print the Secrets that deploy/kubernetes names, with random values.")
     parser.add_argument("--namespace", default="quintain", help="where they are made (%(default)s)")
-    parser.add_argument("--own-database", action="store_true", help="leave `ledger` out: you make it, with `ledger-url`")
+    parser.add_argument(
+        "--own-database", action="store_true", help="leave `ledger` out: you make it, with `ledger-url`"
+    )
     chosen = parser.parse_args()
     items = list(all_secrets(chosen.namespace, with_ledger=not chosen.own_database))
     json.dump({"apiVersion": "v1", "kind": "List", "items": items}, sys.stdout, indent=2)

@@ -19,7 +19,9 @@ REAL = next(
 )
 
 
-@pytest.mark.skipif(REAL is None, reason="neither kustomize nor kubectl is on the PATH: the small renderer is on its own")
+@pytest.mark.skipif(
+    REAL is None, reason="neither kustomize nor kubectl is on the PATH: the small renderer is on its own"
+)
 @pytest.mark.parametrize("folder", ["base", "overlays/example"])
 def test_the_small_renderer_says_what_kustomize_says(folder: str) -> None:
     assert REAL is not None

@@ -1,0 +1,77 @@
+"""Compose and Kubernetes describe one fleet: the same images, the same users with the same rights, the same variables."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from support.manifests import REPOSITORY, Workload, of_kind, services
+
+DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
+DEFINITIONS = REPOSITORY / "deploy" / "rabbitmq" / "definitions.json"
+COMPOSE = REPOSITORY / "docker-compose.yml"
+
+pytestmark = pytest.mark.skipif(
+    not (DOCKERFILE.exists() and DEFINITIONS.exists() and COMPOSE.exists()),
+    reason="there is no docker-compose.yml with its Dockerfile and definitions.json here to agree with",
+)
+
+#: KEDA's user: nothing scales by itself under Compose.
+IN_KUBERNETES_ALONE = {"scaler"}
+
+#: A name of each kind that the protocol has, and some that it does not.
+NAMES = [
+    *(
+        f"quintain.{name}"
+        for name in "unrouted invoke metadata ledger reply cancel events dead poison poison.turn host run "
+        "metadata.unrouted metadata.dead ledger.admit ledger.settle "
+        "target.echo reply.some cancel.some host.desk lease.some run.some".split()
+    ),
+    "amq.default",
+    "amq.topic",
+    "other",
+]
+
+
+def rights(permissions: dict[str, str]) -> dict[str, list[str]]:
+    return {
+        right: [name for name in NAMES if re.search(permissions[right], name)]
+        for right in ("configure", "write", "read")
+    }
+
+
+def definitions() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(DEFINITIONS.read_text())
+    return found
+
+
+def compose_environment(service: str) -> set[str]:
+    told = yaml.safe_load(COMPOSE.read_text())["services"][service].get("environment", {})
+    return {str(each).partition("=")[0] for each in told}
+
+
+def test_both_have_the_same_users_with_the_same_rights() -> None:
+    compose = {each["user"]: rights(each) for each in definitions()["permissions"]}
+    kubernetes = {
+        each["spec"]["userReference"]["name"]: rights(each["spec"]["permissions"]) for each in of_kind("Permission")
+    }
+    assert {each["name"] for each in definitions()["users"]} == kubernetes.keys() - IN_KUBERNETES_ALONE
+    assert compose == {user: have for user, have in kubernetes.items() if user not in IN_KUBERNETES_ALONE}
+
+
+@pytest.mark.parametrize("workload", services(), ids=lambda workload: workload.name)
+def test_each_image_is_a_stage_whose_user_it_runs_as(workload: Workload) -> None:
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)$(.*?)(?=^FROM|\Z)", DOCKERFILE.read_text(), re.MULTILINE | re.DOTALL))
+    name = workload.container["image"].partition(":")[0].removeprefix("quintain-")
+    user, group = workload.pod["securityContext"]["runAsUser"], workload.pod["securityContext"]["runAsGroup"]
+    assert f"USER {user}:{group}\n" in stages[name]
+    assert 'ENTRYPOINT ["quintain"]' in stages["base"], "the arguments here begin with the command's own"
+
+
+@pytest.mark.parametrize("workload", services(), ids=lambda workload: workload.name)
+def test_a_service_is_told_by_the_same_variables(workload: Workload) -> None:
+    assert workload.environment.keys() <= compose_environment(workload.name)
