@@ -30,11 +30,22 @@ class Refused(Exception):
 
 def render(folder: Path) -> list[Object]:
     """The objects of this folder's kustomization. Raises `Refused`."""
+    objects, generated = _gathered(folder)
+    for one in generated:
+        _suffix(one, objects)
+    return objects
+
+
+def _gathered(folder: Path) -> tuple[list[Object], list[Object]]:
+    """All objects, and those of them that were generated here or further down."""
     (wanted,) = documents(folder / "kustomization.yaml")
     only(wanted, KNOWN, folder)
-    objects = [each for path in wanted.get("resources", []) for each in _resource(folder, path)]
     generated = [_config_map(folder, each) for each in wanted.get("configMapGenerator", [])]
-    objects += generated
+    objects = list(generated)
+    for path in wanted.get("resources", []):
+        more, made = _resource(folder, path)
+        objects += more
+        generated += made
     for labels in wanted.get("labels", []):
         only(labels, {"pairs", "includeTemplates"}, folder)
         for one in objects:
@@ -43,12 +54,10 @@ def render(folder: Path) -> list[Object]:
         only(image, {"name", "newName", "newTag"}, folder)
         for container in (each for one in objects for each in containers(one)):
             _retag(container, image)
-    for one in generated:
-        _suffix(one, objects)
     if "namespace" in wanted:
         for one in objects:
             one["metadata"]["name" if one["kind"] == "Namespace" else "namespace"] = wanted["namespace"]
-    return objects
+    return objects, generated
 
 
 def documents(path: Path) -> list[Object]:
@@ -70,13 +79,17 @@ def containers(one: Object) -> list[Object]:
     return [*pod.get("initContainers", []), *pod["containers"]]
 
 
-def _resource(folder: Path, path: str) -> list[Object]:
-    there = folder / path
-    if there.is_dir():
-        return render(there.resolve())
-    if folder.resolve() not in there.resolve().parents:
+def _resource(folder: Path, path: str) -> tuple[list[Object], list[Object]]:
+    if (folder / path).is_dir():
+        return _gathered(folder / path)
+    return documents(inside(folder, path)), []
+
+
+def inside(folder: Path, path: str) -> Path:
+    """A file of this folder. Raises `Refused` for one of another, as kustomize does."""
+    if folder.resolve() not in (folder / path).resolve().parents:
         raise Refused(f"{folder}: {path}: kustomize takes no file from outside its folder")
-    return documents(there)
+    return folder / path
 
 
 def _label(one: Object, pairs: dict[str, str], *, templates: bool) -> None:
@@ -95,7 +108,7 @@ def _retag(container: Object, image: Object) -> None:
 
 def _config_map(folder: Path, wanted: Object) -> Object:
     only(wanted, {"name", "files"}, folder)
-    data = {Path(path).name: (folder / path).read_text() for path in wanted["files"]}
+    data = {Path(path).name: inside(folder, path).read_text() for path in wanted["files"]}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": wanted["name"]}, "data": data}
 
 

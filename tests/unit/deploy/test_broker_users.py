@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
 from quintain.topology import (
     CANCEL,
-    EVALUATOR_TOPOLOGY,
     HOST,
     INVOKE,
     LEDGER,
@@ -32,34 +31,52 @@ from quintain.topology import (
 )
 from support.manifests import made_secrets, names, of_kind
 
-REPLIES = EVALUATOR_TOPOLOGY + reply_topology("quintain.reply.some", "some")
 TARGET = target_topology("echo")
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a service declares, which of its queues it consumes (all, else none), and where it publishes."""
+    """What a service declares, where it publishes, and what it consumes: queues that begin with one of these."""
 
     declares: Topology
-    publishes: tuple[Exchange, ...]
-    consumes: tuple[str, ...] = field(default=())
+    publishes: tuple[Exchange, ...] = ()
+    consumes: tuple[str, ...] = ()
+
+
+def replies(user: str) -> Topology:
+    """A user's own reply queue."""
+    return reply_topology(f"quintain.reply.{user}.some", "some")
+
+
+def own(*topologies: Topology) -> Topology:
+    """Queues and bindings without the exchanges: the metadata service declares all of those but one."""
+    whole = sum(topologies, Topology())
+    return Topology((), whole.queues, whole.bindings)
 
 
 NEEDS = {
-    "metadata": Needs(METADATA_TOPOLOGY + TARGET, (REPLY, INVOKE, CANCEL, POISON), ("quintain.metadata",)),
+    "metadata": Needs(
+        METADATA_TOPOLOGY + TARGET + Topology((HOST, RUN)), (REPLY, INVOKE, CANCEL, POISON), ("quintain.metadata",)
+    ),
     "worker": Needs(
-        Topology((LEDGER,)) + TARGET + cancel_topology("some") + REPLIES + run_topology("some"),
+        own(cancel_topology("some"), run_topology("some"), replies("worker")),
         (LEDGER, REPLY, INVOKE, HOST),
-        ("quintain.target.", "quintain.cancel.", "quintain.reply.", "quintain.run."),
+        ("quintain.cancel.", "quintain.reply.", "quintain.run.", "quintain.target."),
     ),
-    "gateway": Needs(REPLIES, (INVOKE, METADATA), ("quintain.reply.",)),
-    "host": Needs(host_topology("desk") + lease_topology("some"), (REPLY, RUN), ("quintain.host.", "quintain.lease.")),
-    "controller": Needs(REPLIES + run_topology("some"), (HOST,), ("quintain.reply.", "quintain.run.")),
-    "evaluator": Needs(REPLIES, (INVOKE, METADATA), ("quintain.reply.",)),
+    "gateway": Needs(own(replies("gateway")), (INVOKE, METADATA), ("quintain.reply.",)),
+    "host": Needs(
+        own(host_topology("desk"), lease_topology("some")), (REPLY, RUN), ("quintain.host.", "quintain.lease.")
+    ),
+    "controller": Needs(
+        own(replies("controller"), run_topology("some")), (HOST,), ("quintain.reply.", "quintain.run.")
+    ),
+    "evaluator": Needs(own(replies("evaluator")), (INVOKE, METADATA), ("quintain.reply.",)),
     "operator": Needs(
-        REPLIES + POISON_TOPOLOGY + POISON_TURN_TOPOLOGY, (INVOKE, METADATA, POISON, POISON_TURN), ("quintain.poison",)
+        own(replies("operator"), POISON_TOPOLOGY) + POISON_TURN_TOPOLOGY,
+        (INVOKE, METADATA, POISON, POISON_TURN),
+        ("quintain.poison", "quintain.reply."),
     ),
-    "scaler": Needs(Topology(), ()),
+    "scaler": Needs(Topology()),
 }
 
 PERMISSIONS = {each["spec"]["userReference"]["name"]: each["spec"]["permissions"] for each in of_kind("Permission")}
@@ -76,7 +93,8 @@ def wanted(needs: Needs) -> set[tuple[str, str]]:
         rights.add(("configure", queue.name))
         if queue.dead_letter_exchange:
             rights |= {("read", queue.name), ("write", queue.dead_letter_exchange)}
-        if queue.name.startswith(needs.consumes or ("no queue",)):
+    for queue in (needs.declares + TARGET).queues:
+        if queue.name.startswith(needs.consumes):
             rights.add(("read", queue.name))
     for binding in needs.declares.bindings:
         rights |= {("write", binding.queue.name), ("read", binding.exchange.name)}
@@ -112,14 +130,27 @@ def test_the_ledgers_exchange_is_the_workers_alone() -> None:
     assert [user for user in NEEDS if allowed(user, "write", CANCEL.name)] == ["metadata"]
 
 
-def test_who_asks_reads_no_calls_of_others() -> None:
-    for user in ("gateway", "evaluator", "controller", "operator", "host", "scaler"):
+def test_who_asks_reads_no_calls_and_no_answers_of_others() -> None:
+    for user in NEEDS.keys() - {"metadata", "worker"}:
         assert not allowed(user, "read", "quintain.target.echo")
         assert not allowed(user, "read", "quintain.metadata")
+    readers = {
+        user: [other for other in NEEDS if allowed(user, "read", f"quintain.reply.{other}.some")] for user in NEEDS
+    }
+    assert {user: of for user, of in readers.items() if of not in ([], [user])} == {}
+
+
+def test_what_all_stand_on_is_the_metadata_services_to_declare() -> None:
+    names = [exchange.name for exchange in (METADATA_TOPOLOGY + Topology((HOST, RUN))).exchanges]
+    others = {name: [user for user in NEEDS if allowed(user, "configure", name)] for name in names}
+    assert {name: users for name, users in others.items() if users != ["metadata"]} == {
+        "quintain.poison": ["metadata", "operator"]  # the commands that look after it need no other service
+    }
 
 
 def test_the_scaler_may_look_and_nothing_else() -> None:
     (scaler,) = [each for each in of_kind("User") if each["metadata"]["name"] == "scaler"]
     assert scaler["spec"]["tags"] == ["management"]
     assert set(PERMISSIONS["scaler"].values()) == {"^$"}
-    assert all("tags" not in each["spec"] for each in of_kind("User") if each is not scaler)
+    tags = {each["metadata"]["name"]: each["spec"]["tags"] for each in of_kind("User") if "tags" in each["spec"]}
+    assert tags == {"scaler": ["management"], "operator": ["monitoring"]}

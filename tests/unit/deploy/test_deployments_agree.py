@@ -1,4 +1,4 @@
-"""Compose and Kubernetes describe one fleet: the same images, the same users with the same rights, the same variables."""
+"""Compose and Kubernetes describe one fleet: the same images, users, rights and variables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
+from quintain.topology import (
+    METADATA_TOPOLOGY,
+    POISON_TURN_TOPOLOGY,
+    cancel_topology,
+    host_topology,
+    lease_topology,
+    reply_topology,
+    run_topology,
+    target_topology,
+)
 from support.manifests import REPOSITORY, Workload, of_kind, services
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
@@ -23,17 +33,23 @@ pytestmark = pytest.mark.skipif(
 #: KEDA's user: nothing scales by itself under Compose.
 IN_KUBERNETES_ALONE = {"scaler"}
 
+TOPOLOGY = (
+    METADATA_TOPOLOGY
+    + target_topology("echo")
+    + reply_topology("quintain.reply.evaluator.some", "some")
+    + reply_topology("quintain.reply.worker.some", "some")
+    + cancel_topology("some")
+    + host_topology("desk")
+    + lease_topology("some")
+    + run_topology("some")
+    + POISON_TURN_TOPOLOGY
+)
+
 #: A name of each kind that the protocol has, and some that it does not.
 NAMES = [
-    *(
-        f"quintain.{name}"
-        for name in "unrouted invoke metadata ledger reply cancel events dead poison poison.turn host run "
-        "metadata.unrouted metadata.dead ledger.admit ledger.settle "
-        "target.echo reply.some cancel.some host.desk lease.some run.some".split()
-    ),
-    "amq.default",
-    "amq.topic",
-    "other",
+    *(queue.name for queue in TOPOLOGY.queues),
+    *(exchange.name for exchange in TOPOLOGY.exchanges),
+    *("amq.default", "amq.topic", "quintain.events", "other"),
 ]
 
 
