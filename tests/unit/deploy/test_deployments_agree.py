@@ -30,8 +30,8 @@ pytestmark = pytest.mark.skipif(
     reason="there is no docker-compose.yml with its Dockerfile and definitions.json here to agree with",
 )
 
-#: KEDA's user: nothing scales by itself under Compose.
-IN_KUBERNETES_ALONE = {"scaler"}
+#: KEDA's user, as nothing scales by itself under Compose; and where health is told to whoever asks from outside the pod.
+IN_KUBERNETES_ALONE = {"scaler", "QUINTAIN_OPS_HOST"}
 
 TOPOLOGY = (
     METADATA_TOPOLOGY
@@ -90,4 +90,6 @@ def test_each_image_is_a_stage_whose_user_it_runs_as(workload: Workload) -> None
 
 @pytest.mark.parametrize("workload", services(), ids=lambda workload: workload.name)
 def test_a_service_is_told_by_the_same_variables(workload: Workload) -> None:
-    assert workload.environment.keys() <= compose_environment(workload.name)
+    assert workload.environment.keys() - IN_KUBERNETES_ALONE <= compose_environment(workload.name)
+    read = (REPOSITORY / "shared" / "quintain" / "settings.py").read_text()
+    assert {name for name in workload.environment if f'"{name.removesuffix("_FILE")}"' not in read} == set()
