@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
     reason="there is no docker-compose.yml with its Dockerfile and definitions.json here to agree with",
 )
 
-#: KEDA's user, as nothing scales by itself under Compose; and where health is told to whoever asks from outside the pod.
+#: KEDA's user, as nothing scales by itself under Compose; and the address at which a kubelet asks for health.
 IN_KUBERNETES_ALONE = {"scaler", "QUINTAIN_OPS_HOST"}
 
 TOPOLOGY = (

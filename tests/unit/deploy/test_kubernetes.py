@@ -41,10 +41,6 @@ def by_name(workload: Workload) -> str:
     return workload.name
 
 
-def settings_of(trigger: dict[str, Any]) -> dict[str, str]:
-    return trigger["metadata"]
-
-
 def test_the_fleet_is_the_one_of_the_compose_file() -> None:
     assert {each.name for each in SERVICES} == {"metadata", "worker", "gateway", "host"}
     assert {each.name: each.spec.get("replicas") for each in SERVICES if each.name != "worker"} == {
