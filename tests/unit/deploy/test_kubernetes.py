@@ -155,12 +155,13 @@ def test_each_service_has_a_disruption_budget_that_selects_it_alone_and_lets_a_n
 
 def test_a_network_policy_is_about_pods_that_are_there() -> None:
     for policy in of_kind("NetworkPolicy"):
-        assert any(selects(policy["spec"]["podSelector"].get("matchLabels", {}), labels) for labels in PODS)
+        about = policy["spec"]["podSelector"].get("matchLabels", {})
+        assert any(selects(about, labels) for labels in [*PODS, STRANGERS])
         for selector in values([policy["spec"].get("ingress", []), policy["spec"].get("egress", [])], "podSelector"):
             assert any(selects(selector["matchLabels"], labels) for labels in [*PODS, STRANGERS])
 
 
-def reaches(source: dict[str, str], port: int) -> list[str]:
+def reaches(source: dict[str, str], port: int | str) -> list[str]:
     """Whom such a pod's own policies let it speak to at this port, by their name label."""
     return [
         peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
@@ -178,6 +179,7 @@ def test_the_ledgers_database_is_the_metadata_services_alone() -> None:
         "metadata": ["postgres"]
     }
     assert all(reaches(each.labels, 5672) == ["rabbitmq"] for each in SERVICES)
+    assert (reaches(STRANGERS, 5672), reaches(STRANGERS, "http")) == (["rabbitmq"], ["quintain"])
     (everybody,) = [each for each in of_kind("NetworkPolicy") if each["metadata"]["name"] == "nothing-else"]
     assert everybody["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
