@@ -65,9 +65,9 @@ def definitions() -> dict[str, Any]:
     return found
 
 
-def compose_environment(service: str) -> set[str]:
-    told = yaml.safe_load(COMPOSE.read_text())["services"][service].get("environment", {})
-    return {str(each).partition("=")[0] for each in told}
+def compose_environment(service: str) -> dict[str, str]:
+    told: dict[str, str] = yaml.safe_load(COMPOSE.read_text())["services"][service]["environment"]
+    return told
 
 
 def test_both_have_the_same_users_with_the_same_rights() -> None:
@@ -90,6 +90,11 @@ def test_each_image_is_a_stage_whose_user_it_runs_as(workload: Workload) -> None
 
 @pytest.mark.parametrize("workload", services(), ids=lambda workload: workload.name)
 def test_a_service_is_told_by_the_same_variables(workload: Workload) -> None:
-    assert workload.environment.keys() - IN_KUBERNETES_ALONE <= compose_environment(workload.name)
+    compose, here = compose_environment(workload.name), workload.environment
+    assert here.keys() - IN_KUBERNETES_ALONE == compose.keys()
+    # Files lie elsewhere; what is no file has the same value.
+    assert {name: here[name] for name in compose if not name.endswith("_FILE")} == {
+        name: value for name, value in compose.items() if not name.endswith("_FILE")
+    }
     read = (REPOSITORY / "shared" / "quintain" / "settings.py").read_text()
     assert {name for name in workload.environment if f'"{name.removesuffix("_FILE")}"' not in read} == set()
