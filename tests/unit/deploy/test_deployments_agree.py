@@ -9,16 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from quintain.topology import (
-    METADATA_TOPOLOGY,
-    POISON_TURN_TOPOLOGY,
-    cancel_topology,
-    host_topology,
-    lease_topology,
-    reply_topology,
-    run_topology,
-    target_topology,
-)
 from support.manifests import REPOSITORY, Workload, of_kind, services
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
@@ -33,31 +23,7 @@ pytestmark = pytest.mark.skipif(
 #: KEDA's user, as nothing scales by itself under Compose; and the address at which a kubelet asks for health.
 IN_KUBERNETES_ALONE = {"scaler", "QUINTAIN_OPS_HOST"}
 
-TOPOLOGY = (
-    METADATA_TOPOLOGY
-    + target_topology("echo")
-    + reply_topology("quintain.reply.evaluator.some", "some")
-    + reply_topology("quintain.reply.worker.some", "some")
-    + cancel_topology("some")
-    + host_topology("desk")
-    + lease_topology("some")
-    + run_topology("some")
-    + POISON_TURN_TOPOLOGY
-)
-
-#: A name of each kind that the protocol has, and some that it does not.
-NAMES = [
-    *(queue.name for queue in TOPOLOGY.queues),
-    *(exchange.name for exchange in TOPOLOGY.exchanges),
-    *("amq.default", "amq.topic", "quintain.events", "other"),
-]
-
-
-def rights(permissions: dict[str, str]) -> dict[str, list[str]]:
-    return {
-        right: [name for name in NAMES if re.search(permissions[right], name)]
-        for right in ("configure", "write", "read")
-    }
+RIGHTS = ("configure", "write", "read")
 
 
 def definitions() -> dict[str, Any]:
@@ -71,12 +37,14 @@ def compose_environment(service: str) -> dict[str, str]:
 
 
 def test_both_have_the_same_users_with_the_same_rights() -> None:
-    compose = {each["user"]: rights(each) for each in definitions()["permissions"]}
-    kubernetes = {
-        each["spec"]["userReference"]["name"]: rights(each["spec"]["permissions"]) for each in of_kind("Permission")
-    }
-    assert {each["name"] for each in definitions()["users"]} == kubernetes.keys() - IN_KUBERNETES_ALONE
+    compose = {each["user"]: {right: each[right] for right in RIGHTS} for each in definitions()["permissions"]}
+    granted = [each["spec"] for each in of_kind("Permission")]
+    kubernetes = {each["userReference"]["name"]: each["permissions"] for each in granted}
     assert compose == {user: have for user, have in kubernetes.items() if user not in IN_KUBERNETES_ALONE}
+    tags = {each["metadata"]["name"]: each["spec"].get("tags", []) for each in of_kind("User")}
+    assert {each["name"]: each["tags"] for each in definitions()["users"]} == {
+        user: have for user, have in tags.items() if user not in IN_KUBERNETES_ALONE
+    }
 
 
 @pytest.mark.parametrize("workload", services(), ids=lambda workload: workload.name)
