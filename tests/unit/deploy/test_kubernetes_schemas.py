@@ -1,0 +1,76 @@
+"""Every object is one that its API takes: Kubernetes' own kinds always, the operators' where schemas are given."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+
+from support.kustomize import Object
+from support.manifests import named, objects
+from support.schemas import CRDS_VARIABLE, crd_schemas, mistakes
+
+#: The newest whose schemas there are, and the one two releases before: as far back as Kubernetes mends anything.
+KUBERNETES_VERSIONS = ("1.35", "1.37")
+
+#: Whose schemas no package registry has: as their projects publish them, in the folder that the variable names.
+OPERATORS = ("keda.sh/", "rabbitmq.com/")
+
+OURS = [each for each in objects() if each["apiVersion"].startswith(OPERATORS)]
+THEIRS = [each for each in objects() if each not in OURS]
+
+
+def which(one: Object) -> str:
+    return f"{one['kind']}-{one['metadata']['name']}"
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("one", THEIRS, ids=which)
+def test_kubernetes_takes_it(one: Object, version: str) -> None:
+    assert kubernetes_validate.validate(one, version, strict=True).startswith(version)
+
+
+def test_kubernetes_would_not_take_a_field_that_it_does_not_know() -> None:
+    wrong = copy.deepcopy(named("Deployment", "worker"))
+    wrong["spec"]["template"]["spec"]["terminationGracePeriod"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriod"):
+        kubernetes_validate.validate(wrong, KUBERNETES_VERSIONS[-1], strict=True)
+
+
+def test_the_kinds_that_kubernetes_does_not_have_are_the_operators() -> None:
+    assert {(each["apiVersion"], each["kind"]) for each in OURS} == {
+        ("keda.sh/v1alpha1", "ScaledObject"),
+        ("keda.sh/v1alpha1", "TriggerAuthentication"),
+        ("rabbitmq.com/v1beta1", "Permission"),
+        ("rabbitmq.com/v1beta1", "RabbitmqCluster"),
+        ("rabbitmq.com/v1beta1", "User"),
+    }
+
+
+@pytest.mark.skipif(
+    CRDS_VARIABLE not in os.environ,
+    reason=f"NOT SCHEMA-CHECKED: RabbitmqCluster, User, Permission, ScaledObject, TriggerAuthentication: no package "
+    f"registry has their schemas; {CRDS_VARIABLE} names a folder of the operators' CustomResourceDefinitions",
+)
+def test_the_operators_take_it() -> None:
+    schemas = crd_schemas(Path(os.environ[CRDS_VARIABLE]))
+    found = {which(each): mistakes(each, schemas[each["apiVersion"], each["kind"]]) for each in OURS}
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_a_schema_that_is_given_is_used(tmp_path: Path) -> None:
+    (tmp_path / "crd.yaml").write_text("""\
+kind: CustomResourceDefinition
+spec:
+  group: rabbitmq.com
+  names: {kind: RabbitmqCluster}
+  versions:
+    - name: v1beta1
+      schema: {openAPIV3Schema: {properties: {spec: {properties: {replicas: {type: string}}}}}}
+""")
+    (schema,) = crd_schemas(tmp_path).values()
+    wrong = mistakes({"spec": {"replicas": 3, "replica": 1}}, schema)
+    assert len(wrong) == 2, wrong
