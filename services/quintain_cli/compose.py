@@ -14,6 +14,7 @@ from quintain.clock import Clock
 from quintain.config import Config, card_of
 from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
+from quintain.settings import read_trace_settings
 from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
@@ -25,6 +26,7 @@ from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.service import MetadataService
 from quintain_worker.handler import Served
 from quintain_worker.providers.build import Surroundings, build_provider
+from quintain_worker.providers.traced import Traced
 from quintain_worker.worker import Worker
 
 #: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
@@ -91,16 +93,18 @@ async def worker(
         name: value for name, value in env.items() if name not in {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"}
     }
     surroundings = Surroundings(folder=config.folder, env=programs, bus=bus)
+    cards = {name: card_of(name, resolved.targets[name]) for name in names}
+    content = read_trace_settings(env).content
     served = {
         name: Served(
             name=name,
-            provider=build_provider(name, resolved.targets[name], surroundings),
+            provider=Traced(build_provider(name, resolved.targets[name], surroundings), cards[name], content=content),
             most_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
         )
         for name in names
     }
-    service = Worker(bus, served, [card_of(name, resolved.targets[name]) for name in names])
+    service = Worker(bus, served, list(cards.values()))
     try:
         await service.start()
         yield service

@@ -33,7 +33,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 def serve_metadata(as_json: AsJson = False, verbose: Verbose = False) -> None:
     """Sessions, info and the ledger. Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN."""
     set_up_logging(verbose=verbose)
-    run_command(_metadata(as_json=as_json), as_json=as_json)
+    run_command(_metadata(as_json=as_json), as_json=as_json, service="metadata")
 
 
 @app.command("worker")
@@ -45,7 +45,7 @@ def serve_worker(
 ) -> None:
     """Serve the configured targets. Reads QUINTAIN_BROKER_URL, QUINTAIN_CONFIG and the configuration's variables."""
     set_up_logging(verbose=verbose)
-    run_command(_worker(config, grace_seconds, as_json=as_json), as_json=as_json)
+    run_command(_worker(config, grace_seconds, as_json=as_json), as_json=as_json, service="worker")
 
 
 async def _metadata(*, as_json: bool) -> None:
