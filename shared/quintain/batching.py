@@ -36,7 +36,7 @@ class Batcher(Generic[Item]):
             self._idle -= 1
             self._gathering = True
             # A batch is nobody's in particular: no line of a log, no span takes it for the call that began it.
-            task = asyncio.get_running_loop().create_task(self._send_waiting(), context=contextvars.Context())
+            task = contextvars.Context().run(asyncio.get_running_loop().create_task, self._send_waiting())
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 

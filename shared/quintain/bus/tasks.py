@@ -20,7 +20,7 @@ class HandlerTasks:
     def start(self, handler: Handler, delivery: Delivery) -> None:
         """Run the handler on this delivery."""
         # In a context of its own: in one process, what its publisher was about is not what its handler is about.
-        task = asyncio.get_running_loop().create_task(self._run(handler, delivery), context=contextvars.Context())
+        task = contextvars.Context().run(asyncio.get_running_loop().create_task, self._run(handler, delivery))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
