@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import threading
 from collections.abc import Iterator
 
 from quintain.settings import TraceSettings
@@ -22,11 +23,14 @@ else:
 
 log = logging.getLogger(__name__)
 
+#: How long the last spans of a process may take to be sent.
+LAST_SECONDS = 3.0
+
 
 @contextlib.contextmanager
 def exporting(service: str, settings: TraceSettings) -> Iterator[None]:
     """Send the spans made inside as those of this service, where the settings name a receiver; the last of them go at
-    the end. A receiver that is away costs spans, never calls."""
+    the end. A receiver that is away costs spans and `LAST_SECONDS`, never calls."""
     if not settings.export:
         yield
         return
@@ -41,7 +45,10 @@ def exporting(service: str, settings: TraceSettings) -> Iterator[None]:
     try:
         yield
     finally:
-        provider.shutdown()
+        # It tries for as long as it would while the service runs: nobody waits for that.
+        ending = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        ending.start()
+        ending.join(LAST_SECONDS)
 
 
 def _resource(service: str, settings: TraceSettings) -> dict[str, str]:

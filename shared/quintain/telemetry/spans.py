@@ -64,20 +64,37 @@ class Span:
 _UNRECORDED = Span()
 
 
-@contextlib.contextmanager
-def span(opening: Opening, *, parent: object = None, apart: bool = False) -> Iterator[Span]:
+class _Nothing(contextlib.AbstractContextManager[Span]):
+    """The span of nobody, for as many as want it at once."""
+
+    def __enter__(self) -> Span:
+        return _UNRECORDED
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+def span(
+    opening: Opening, *, parent: object = None, apart: bool = False
+) -> contextlib.AbstractContextManager[Span, bool | None]:
     """A span around what is done inside; an exception that passes through is told by its kind.
 
     ``parent`` is the header that came with the work; without a usable one the span belongs to what is under way here.
     ``apart`` begins a trace of its own, linked to what is under way.
     """
-    came = traceparent_in(parent)
+    came = None if parent is None else traceparent_in(parent)
     tracer = _tracer()
     if tracer is None:
-        with _passing_on(came):
-            yield _UNRECORDED
-        return
+        return _NOTHING if came is None else _passing_on(came)
     context = Context() if apart else None if came is None else _context_of(came)
+    return _recorded(tracer, opening, context, apart=apart)
+
+
+@contextlib.contextmanager
+def _recorded(tracer: Any, opening: Opening, context: Any, *, apart: bool) -> Iterator[Span]:
     current = trace.get_current_span().get_span_context()
     links = [trace.Link(current)] if apart and current.is_valid else None
     kind = trace.SpanKind[opening.kind.name]
@@ -91,10 +108,10 @@ def span(opening: Opening, *, parent: object = None, apart: bool = False) -> Ite
             raise
 
 
-def joining(opening: Opening, parent: object) -> contextlib.AbstractContextManager[Span]:
+def joining(opening: Opening, parent: object) -> contextlib.AbstractContextManager[Span, bool | None]:
     """A span of the trace that came with the work; where none came, none is begun."""
     if traceparent_in(parent) is None:
-        return contextlib.nullcontext(_UNRECORDED)
+        return _NOTHING
     return span(opening, parent=parent)
 
 
@@ -148,13 +165,10 @@ def error_type_of(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _passing_on(came: str | None) -> Iterator[None]:
-    if came is None:
-        yield
-        return
+def _passing_on(came: str) -> Iterator[Span]:
     token = _passed_on.set(came)
     try:
-        yield
+        yield _UNRECORDED
     finally:
         _passed_on.reset(token)
 
