@@ -17,6 +17,7 @@ from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
 from quintain.operations.presence import Identity, present
 from quintain.secret_files import without_variables
+from quintain.settings import read_trace_settings
 from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
@@ -30,6 +31,7 @@ from quintain_metadata.service import MetadataService
 from quintain_worker.handler import Served
 from quintain_worker.meter import WorkerMeter
 from quintain_worker.providers.build import Surroundings, build_provider
+from quintain_worker.providers.traced import Traced
 from quintain_worker.worker import Worker
 
 #: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
@@ -103,16 +105,18 @@ async def worker(
     # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
     programs = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     surroundings = Surroundings(folder=config.folder, env=programs, bus=bus)
+    cards = {name: card_of(name, resolved.targets[name]) for name in names}
+    content = read_trace_settings(env).content
     served = {
         name: Served(
             name=name,
-            provider=build_provider(name, resolved.targets[name], surroundings),
+            provider=Traced(build_provider(name, resolved.targets[name], surroundings), cards[name], content=content),
             most_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
         )
         for name in names
     }
-    service = Worker(bus, served, [card_of(name, resolved.targets[name]) for name in names], meter)
+    service = Worker(bus, served, list(cards.values()), meter)
     try:
         await service.start()
         async with present(bus, service.card):

@@ -14,9 +14,12 @@ from typing import Annotated
 
 import typer
 
+from quintain import logs
 from quintain.config import Config, card_of
 from quintain.errors import ConfigError
 from quintain.settings import Settings, environment, read_settings
+from quintain.telemetry import conventions
+from quintain.telemetry.spans import span
 from quintain_cli.run_accounts import FILE_NAME, elsewhere, spending_of, spending_so_far, write_calls
 from quintain_cli.run_ground import config_beside, embedded_plan, is_on_fleet, targets_under_test
 from quintain_cli.run_output import Csv, Junit, Markdown, OutputFiles, show, told
@@ -121,7 +124,7 @@ def conduct(options: RunOptions, command: str) -> int:
     gc.freeze()
     gc.set_threshold(_COLLECTED_AFTER)
     try:
-        report = run_command(_run(options, command), as_json=options.as_json)
+        report = run_command(_run(options, command), as_json=options.as_json, service="run")
     except typer.Exit as ended:
         if ended.exit_code == INTERRUPTED:
             tell(f"next   the rows written are kept; the same command resumes: {command}")
@@ -187,7 +190,8 @@ async def _run(options: RunOptions, command: str) -> RunReport:
         async with standing(settings, prepared.plan) as ground, run_session(ground, prepared.budget) as session:
             _announce(prepared, ground.place)
             session_id = (await session.client.get_info()).session_id
-            summary = await run_evaluation(_setup(prepared, ground, session, session_id))
+            with span(conventions.run(prepared.evaluation.name, session_id)), logs.about(run_id=session_id):
+                summary = await run_evaluation(_setup(prepared, ground, session, session_id))
             if prepared.plan is not None:
                 await write_calls(options.folder, prepared.plan.ledger_url, session_id)
         report = await asyncio.to_thread(read_report, options.folder, summary)

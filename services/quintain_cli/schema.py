@@ -1,4 +1,4 @@
-"""``quintain schema eval|config``: the JSON schemas of the two files a person writes, for editors."""
+"""``quintain schema``: the JSON schemas of the two files a person writes, for editors, and the wire as AsyncAPI 3."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue
 
+from quintain.asyncapi.document import asyncapi_document
 from quintain.config.schema import config_schema
 from quintain_runner.schema import evaluation_schema
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Print the JSON schema of a file, so that an editor completes it: # yaml-language-server: $schema=FILE.",
+    help="Print the JSON schema of a file, so that an editor completes it (# yaml-language-server: $schema=FILE), or "
+    "the wire as AsyncAPI.",
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Changes nothing: a schema is JSON.")]
@@ -31,6 +33,12 @@ def evaluation(as_json: AsJson = False) -> None:
 def config(as_json: AsJson = False) -> None:
     """Print the JSON schema of a configuration, quintain.yaml."""
     _print(config_schema())
+
+
+@app.command("asyncapi")
+def asyncapi(as_json: AsJson = False) -> None:
+    """Print the wire as an AsyncAPI 3 document: channels, operations, replies, messages."""
+    _print(asyncapi_document())
 
 
 def _print(schema: Mapping[str, JsonValue]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
@@ -12,11 +13,17 @@ from typing import Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
+from quintain import logs
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
+from quintain.settings import environment, read_log_settings, read_trace_settings
+from quintain.telemetry.export import exporting
 
 Returned = TypeVar("Returned")
+
+#: The libraries that tell of every step they take.
+NOISY = ("aiormq", "aio_pika", "httpx2", "httpcore2", "uvicorn")
 
 OK, ERRORS, USAGE, BELOW_THRESHOLD, BUDGET_SPENT = 0, 1, 2, 3, 4
 
@@ -58,10 +65,12 @@ def plain(text: str) -> str:
     return "".join(char if char in "\n\t" or char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def run_command(work: Coroutine[Any, Any, Returned], *, as_json: bool = False) -> Returned:
-    """Run a command's work; an error is a sentence on stderr (with ``--json`` an object on stdout) and an exit code."""
+def run_command(work: Coroutine[Any, Any, Returned], *, as_json: bool = False, service: str = "command") -> Returned:
+    """Run a command's work; an error is a sentence on stderr (with ``--json`` an object on stdout) and an exit code.
+    Its spans are those of the service."""
     try:
-        return asyncio.run(work)
+        with contextlib.closing(work), exporting(service, read_trace_settings(environment())):
+            return asyncio.run(work)
     except asyncio.CancelledError:
         # Asked to stop before there was anything to drain.
         raise typer.Exit(OK) from None
@@ -99,13 +108,13 @@ def _code(error: QuintainError) -> str:
 
 def set_up_logging(*, verbose: bool, quiet: bool = False) -> None:
     """Services log to stderr; the wire library's own words only where somebody asked for them. ``quiet`` is for
-    commands that show their work themselves: warnings and errors only."""
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
+    commands that show their work themselves: warnings and errors only, unless ``QUINTAIN_LOG_LEVEL`` says otherwise."""
+    try:
+        said = read_log_settings(environment())
+    except ConfigError as error:
+        fail(error, as_json=False)
+    usual = logging.WARNING if quiet else logging.INFO
+    logs.set_up(logging.DEBUG if verbose else said.level or usual, as_json=said.as_json)
     if not verbose:
-        for noisy in ("aiormq", "aio_pika", "httpx2", "httpcore2", "uvicorn"):
+        for noisy in (*NOISY, *(("opentelemetry",) if quiet else ())):
             logging.getLogger(noisy).setLevel(logging.CRITICAL)

@@ -31,7 +31,7 @@ def serve_metadata(
 ) -> None:
     """Sessions, info and the ledger. Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN."""
     set_up_logging(verbose=verbose)
-    run_command(_metadata(OpsWish(ops_port, ops_host), as_json=as_json), as_json=as_json)
+    run_command(_metadata(OpsWish(ops_port, ops_host), as_json=as_json), as_json=as_json, service="metadata")
 
 
 @app.command("worker")
@@ -46,7 +46,7 @@ def serve_worker(
     """Serve the configured targets. Reads QUINTAIN_BROKER_URL, QUINTAIN_CONFIG and the configuration's variables."""
     set_up_logging(verbose=verbose)
     wish = OpsWish(ops_port, ops_host)
-    run_command(_worker(config, grace_seconds, wish, as_json=as_json), as_json=as_json)
+    run_command(_worker(config, grace_seconds, wish, as_json=as_json), as_json=as_json, service="worker")
 
 
 async def _metadata(wish: OpsWish, *, as_json: bool) -> None:

@@ -46,7 +46,7 @@ def serve_gateway(
     set_up_logging(verbose=verbose)
     address = Address(host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, plain_http=insecure_plain_http)
     limits = Limits(most_connections=max_connections, grace_seconds=grace_seconds)
-    run_command(_gateway(address, limits, as_json=as_json), as_json=as_json)
+    run_command(_gateway(address, limits, as_json=as_json), as_json=as_json, service="gateway")
 
 
 async def _gateway(address: Address, limits: Limits, *, as_json: bool) -> None:

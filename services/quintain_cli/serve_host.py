@@ -68,9 +68,10 @@ def serve_host(
     set_up_logging(verbose=verbose)
     wish = Wish(factory, name, slots, isolation, grace_seconds)
     if ready_fd is not None:
-        stuck = run_command(_slot(wish, ready_fd))
+        stuck = run_command(_slot(wish, ready_fd), service="host")
     else:
-        stuck = run_command(_host(wish, OpsWish(ops_port, ops_host), as_json=as_json), as_json=as_json)
+        ops = OpsWish(ops_port, ops_host)
+        stuck = run_command(_host(wish, ops, as_json=as_json), as_json=as_json, service="host")
     if stuck:
         # A thread of the target's that never ends would keep this process from ending.
         logging.shutdown()

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quintain import logs
 from quintain.service import defect
+from quintain.telemetry.context import TRACEPARENT_HEADER
+from quintain.telemetry.conventions import routed, served
+from quintain.telemetry.spans import Span, span
 from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
 from quintain_gateway.methods import METHODS
@@ -38,13 +43,21 @@ class Journal:
         answer = _Answer(send, visit)
         began = time.perf_counter()
         self._meter.in_flight.inc()
-        try:
-            await self._respond(scope, receive, answer)
-        finally:
-            self._meter.in_flight.dec()
-            seconds = time.perf_counter() - began
-            self._meter.answered(visit.route, method, answer.status, seconds)
-            _write(visit, method, answer.status, seconds)
+        with self._span(scope, method) as visiting:
+            try:
+                await self._respond(scope, receive, answer)
+            finally:
+                self._meter.in_flight.dec()
+                seconds = time.perf_counter() - began
+                self._meter.answered(visit.route, method, answer.status, seconds)
+                _write(visit, method, answer.status, seconds)
+                _tell(visiting, visit, method, answer.status)
+
+    def _span(self, scope: Scope, method: str) -> AbstractContextManager[Span]:
+        """Part of the client's trace, where it has one; probes are in none."""
+        if scope["path"] in QUIET:
+            return nullcontext(Span())
+        return span(served(method, scope["path"]), parent=Headers(scope=scope).get(TRACEPARENT_HEADER))
 
     async def _respond(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         if _head_bytes(scope) > self._limits.most_head_bytes:
@@ -79,6 +92,14 @@ class _Answer:
         await self._send(message)
 
 
+def _tell(visiting: Span, visit: Visit, method: str, status: int) -> None:
+    visiting.rename(f"{method} {visit.route}")
+    visiting.tell(routed(visit.route, status))
+    # A refusal is the client's error, and no error of the server's span.
+    if status >= 500:
+        visiting.fail(visit.code or str(status))
+
+
 def _head_bytes(scope: Scope) -> int:
     headers = sum(len(name) + len(value) for name, value in scope["headers"])
     return headers + len(scope["raw_path"]) + len(scope["query_string"])
@@ -95,4 +116,5 @@ def _write(visit: Visit, method: str, status: int, seconds: float) -> None:
         "code": visit.code,
     }
     level = logging.DEBUG if visit.route in QUIET and status == 200 else logging.INFO
-    log.log(level, "visit %s", " ".join(f"{name}={value}" for name, value in facts.items() if value != ""))
+    with logs.about(session_id=visit.session_id):
+        log.log(level, "visit %s", " ".join(f"{name}={value}" for name, value in facts.items() if value != ""))

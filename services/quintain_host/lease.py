@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
@@ -33,6 +34,9 @@ from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFI
 from quintain.service import Settled, defect, forgotten, reply
 from quintain.target.codec import Codec
 from quintain.target.failures import failure_of
+from quintain.telemetry.context import TRACEPARENT_HEADER
+from quintain.telemetry.conventions import hosted
+from quintain.telemetry.spans import Span, joining
 from quintain.topology import lease_topology
 from quintain_host.running import HostedRun
 from quintain_host.stage import Stage
@@ -137,7 +141,8 @@ class HostedLease:
         await delivery.ack()
         answer: Done | Fault
         try:
-            answer = await self._answer(delivery)
+            with self._traced(delivery):
+                answer = await self._answer(delivery)
         except Fault as fault:
             answer = fault
         except Exception as error:
@@ -146,6 +151,13 @@ class HostedLease:
         await self._say(delivery, answer)
         if delivery.type == TEARDOWN.key:
             self._over.set()
+
+    def _traced(self, delivery: Delivery) -> AbstractContextManager[Span]:
+        """A span of the controller's trace, but for what says only that it lives."""
+        if delivery.type == RENEW.key:
+            return nullcontext(Span())
+        opening = hosted(delivery.type if delivery.type in ACTS else "unknown")
+        return joining(opening, delivery.headers.get(TRACEPARENT_HEADER))
 
     async def _say(self, delivery: Delivery, answer: Done | Fault) -> None:
         try:

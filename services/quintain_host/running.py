@@ -13,9 +13,12 @@ import contextvars
 from collections.abc import Callable
 from typing import Any
 
+from quintain import logs
 from quintain.contracts.hosted import LogLine, RunHears, StartRun, WireResponse
 from quintain.target.codec import Codec, write_event
 from quintain.target.failures import failure_of, raised
+from quintain.telemetry.conventions import hosted, sent_event
+from quintain.telemetry.spans import joining, traceparent
 from quintain_host.stage import Stage
 from quintain_host.telling import OVER, Telling
 
@@ -60,7 +63,8 @@ class HostedRun:
 
         self._telling.say("send", event=write_event(event), numbered=numbered)
         try:
-            return await answer
+            with joining(sent_event(type(event).__name__), traceparent()):
+                return await answer
         finally:
             self._waiting.pop(mine, None)
 
@@ -125,7 +129,8 @@ class HostedRun:
         try:
             failure = None
             try:
-                await self._stage.play(self._perform())
+                with joining(hosted("run", self.run_id), traceparent()), logs.about(run_id=self.run_id):
+                    await self._stage.play(self._perform())
                 self._end = "ended"
             except Exception as error:
                 # Whatever a target raises is its run's end, and crosses with its class.

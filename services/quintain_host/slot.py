@@ -15,10 +15,11 @@ from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.contracts.hosted import HOSTING_VERSION, AskLease, LeaseAnswer
 from quintain.contracts.message import Message
 from quintain.errors import BadRequest, Fault
-from quintain.service import defect, reply
+from quintain.service import at_work, defect, reply
 from quintain.target.codec import Codec
 from quintain.target.failures import failure_of
 from quintain.target.vocabulary import vocabulary_of
+from quintain.telemetry.conventions import hosted
 from quintain.topology import host_topology
 from quintain_host.factory import Factory
 from quintain_host.lease import HostedLease
@@ -100,8 +101,9 @@ class Slot:
         answer: Message | Fault
         lease: HostedLease | None = None
         try:
-            require_version(AskLease.from_wire(request.body))
-            lease, answer = await self._lease()
+            with at_work(request, hosted("lease")):
+                require_version(AskLease.from_wire(request.body))
+                lease, answer = await self._lease()
         except Fault as fault:
             answer = fault
         except Exception as error:

@@ -17,14 +17,15 @@ from quintain.contracts.poison import EXCHANGE_HEADER, KEPT_HEADER, POISON_HEADE
 from quintain.contracts.token import SessionToken, mask
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.service import answer_to, reply
-from quintain.topology import POISON
+from quintain.service import answer_to, at_work, reply, request_id_of
+from quintain.telemetry.conventions import processed
+from quintain.topology import DEAD, DEAD_QUEUE, POISON
 from quintain_metadata import records, sessions
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import Event, State, transition
 from quintain_metadata.records import Moment
 from quintain_metadata.replies import kept_reply
-from quintain_metadata.routing import headers_of, request_id_of
+from quintain_metadata.routing import headers_of
 from quintain_metadata.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ REASONS = frozenset({"rejected", "expired", "maxlen", "delivery_limit"})
 #: The pause before the ledger is asked again, in seconds.
 PAUSE_SECONDS = 1.0
 
+_BURYING = processed(DEAD.name, "", DEAD_QUEUE.name)
+
 
 class Undertaker:
     """Answers the dead-letter queue."""
@@ -44,6 +47,10 @@ class Undertaker:
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one dead request, or keep it as poison."""
+        with at_work(delivery, _BURYING):
+            await self._bury(delivery)
+
+    async def _bury(self, delivery: Delivery) -> None:
         reason = reason_of(delivery)
         if not delivery.reply_to or not delivery.correlation_id:
             await self._keep(delivery, f"{reason}: no reply_to or no correlation_id")

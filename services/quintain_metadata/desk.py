@@ -13,14 +13,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 
+from quintain import logs
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import LEASE_SECONDS, Admission, Admit, AdmitBatch
+from quintain.contracts.token import public_id
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.service import defect
+from quintain.telemetry.context import traceparent_in
+from quintain.telemetry.conventions import ledger_admit
+from quintain.telemetry.spans import past
 from quintain_metadata import calls
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import MOST_HELD
@@ -144,13 +150,17 @@ class Desk:
         return []
 
     async def _decide(self, ask: Admit, incarnation: str) -> Admission | Held | None:
-        verdict = await self._asked(ask, incarnation)
+        """The ledger's word; None where it has none, because it is out of reach. A word that ends the waiting is a span
+        of the call's trace: what must wait is decided again and again."""
+        began = time.perf_counter()
+        with logs.about(request_id=ask.request_id, session_id=public_id(ask.token), target=ask.target):
+            verdict = await self._word(ask, incarnation)
         if isinstance(verdict, Admission):
             self._meter.admitted(verdict)
+            _trace(ask, verdict, seconds=time.perf_counter() - began)
         return verdict
 
-    async def _asked(self, ask: Admit, incarnation: str) -> Admission | Held | None:
-        """The ledger's word; None where it has none, because it is out of reach."""
+    async def _word(self, ask: Admit, incarnation: str) -> Admission | Held | None:
         try:
             return await self._ledger.do(lambda moment: calls.admit(moment, ask, incarnation))
         except BudgetUnavailable:
@@ -169,3 +179,13 @@ def _timed(ask: Admit, held: Held) -> Admit:
 
 def _refused(ask: Admit, fault: Fault) -> Admission:
     return Admission(attempt_id=ask.attempt_id, fault=FaultReply.of(fault))
+
+
+def _trace(ask: Admit, verdict: Admission, *, seconds: float) -> None:
+    """A span of the call's trace, where it has one."""
+    came = traceparent_in(ask.traceparent)
+    if came is None:
+        return
+    fault = None if verdict.fault is None else verdict.fault.code
+    outcome = fault or ("granted" if verdict.replay is None else "replayed")
+    past(ledger_admit(ask.request_id, outcome), seconds=seconds, parent=came, failed=fault)

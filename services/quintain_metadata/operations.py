@@ -26,7 +26,9 @@ from quintain.routes import (
     Ask,
     Route,
 )
-from quintain.service import answer_to, reply
+from quintain.service import answer_to, at_work, reply
+from quintain.telemetry.conventions import processed
+from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata import reservations, sessions, spending, targets
 from quintain_metadata.canceller import Canceller
 from quintain_metadata.ledger import Ledger
@@ -64,9 +66,11 @@ class Operations:
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one request."""
-        answer = await answer_to(self._answer(delivery), f"answering {delivery.routing_key}")
-        await reply(self._bus, delivery, answer)
-        await delivery.ack()
+        # The queue is bound to the operations' keys alone: they are safe to name.
+        with at_work(delivery, processed(METADATA.name, delivery.routing_key, METADATA_QUEUE.name)):
+            answer = await answer_to(self._answer(delivery), f"answering {delivery.routing_key}")
+            await reply(self._bus, delivery, answer)
+            await delivery.ack()
 
     async def _answer(self, delivery: Delivery) -> Message:
         offered = delivery.headers.get(TOKEN_HEADER)

@@ -12,8 +12,9 @@ from quintain.contracts.names import shown
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BrokerUnavailable, Fault, Overloaded, QueueFull, UnknownTarget
 from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
-from quintain.service import answer_to, carried_headers, reply
-from quintain.topology import INVOKE, target_topology
+from quintain.service import answer_to, at_work, carried_headers, reply, request_id_of
+from quintain.telemetry.conventions import processed
+from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
 from quintain_metadata import reservations, sessions, upkeep
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.records import Moment
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: The pause before a request that could not be sent on goes out again, in seconds.
 PAUSE_SECONDS = 0.5
+
+_ROUTING = processed(UNROUTED.name, "", UNROUTED_QUEUE.name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,10 +47,11 @@ class Router:
 
     async def __call__(self, delivery: Delivery) -> None:
         """Send one request on to its target, or answer it."""
-        refusal = await answer_to(self._route(delivery), "routing a request")
-        if refusal is not None:
-            await reply(self._bus, delivery, refusal, {REQUEST_ID_HEADER: request_id_of(delivery)})
-        await delivery.ack()
+        with at_work(delivery, _ROUTING):
+            refusal = await answer_to(self._route(delivery), "routing a request")
+            if refusal is not None:
+                await reply(self._bus, delivery, refusal, {REQUEST_ID_HEADER: request_id_of(delivery)})
+            await delivery.ack()
 
     async def _route(self, delivery: Delivery) -> Fault | None:
         """Send it on, or say why not."""
@@ -126,12 +130,6 @@ def unknown(wanted: Wanted) -> UnknownTarget:
         f"Unknown {wanted.spelling} '{shown(wanted.target)}'. Available: {', '.join(wanted.available)}",
         available_targets=wanted.available,
     )
-
-
-def request_id_of(delivery: Delivery) -> str:
-    """The idempotency key: the header, else the correlation id."""
-    named = delivery.headers.get(REQUEST_ID_HEADER)
-    return named if isinstance(named, str) and named else delivery.correlation_id or ""
 
 
 def headers_of(delivery: Delivery) -> dict[str, HeaderValue]:

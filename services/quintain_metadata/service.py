@@ -7,6 +7,7 @@ import logging
 import math
 from functools import partial
 
+from quintain import logs
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.ledger import (
@@ -24,6 +25,8 @@ from quintain.errors import BudgetUnavailable, BusError, Fault
 from quintain.operations.presence import Identity
 from quintain.routes import ADMIT, HEARTBEAT, REGISTER
 from quintain.service import answer_to, defect, reply
+from quintain.telemetry.conventions import ledger_settle
+from quintain.telemetry.spans import joining
 from quintain.topology import (
     ADMIT_QUEUE,
     DEAD_QUEUE,
@@ -168,6 +171,11 @@ class MetadataService:
     async def _settled(self, item: Settle) -> Call | None:
         """Apply one settle, however long the ledger is out of reach: to give it back would count as a delivery,
         and a queue drops what is delivered too often. Returns the call as it was."""
+        opening = ledger_settle(item.session_id, item.request_id, item.outcome.value)
+        with joining(opening, item.traceparent), logs.about(request_id=item.request_id, session_id=item.session_id):
+            return await self._settled_in_time(item)
+
+    async def _settled_in_time(self, item: Settle) -> Call | None:
         while True:
             try:
                 return (await self._ledger.do(partial(calls.settle, ask=item)))[0]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from quintain import logs
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.errors import BudgetExhausted, Expired, Fault, TimedOut, WorkerLost
+from quintain.telemetry import conventions
+from quintain.telemetry.spans import span
 from quintain_runner.grading import Bench
 from quintain_runner.patience import patiently
 from quintain_runner.plan import Trial
@@ -38,7 +41,19 @@ class _Grades:
 
 
 async def run_trial(trial: Trial, bench: Bench) -> Outcome:
-    """Run one trial to its row. Raises what is no `Fault`: a bus that is gone ends the run."""
+    """Run one trial to its row. Raises what is no `Fault`: a bus that is gone ends the run.
+
+    It is a trace of its own, linked to the run's: a run of thousands in one trace would be more than anybody can show.
+    """
+    opening = conventions.trial(logs.ids().get("runId"), trial.case.id, trial.target, trial.repeat)
+    with span(opening, apart=True) as trying:
+        outcome = await _run_trial(trial, bench)
+        if outcome.row is not None:
+            trying.tell({conventions.OUTCOME: outcome.row.status.value})
+        return outcome
+
+
+async def _run_trial(trial: Trial, bench: Bench) -> Outcome:
     try:
         result = await _ask(trial, bench)
     except BudgetExhausted:

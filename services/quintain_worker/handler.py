@@ -12,14 +12,31 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, Admit, Outcome, Settle
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
+from quintain.routes import INVOKE
+from quintain.service import request_id_of
+from quintain.telemetry.context import TRACEPARENT_HEADER
+from quintain.telemetry.conventions import (
+    ADMIT,
+    ATTEMPT,
+    CALL_COUNT,
+    OUTCOME,
+    QUEUE_WAIT,
+    SETTLE,
+    Value,
+    answered,
+    processed,
+)
+from quintain.telemetry.spans import past, span, traceparent
+from quintain.topology import REPLY, target_queue
 from quintain_worker.answering import Said, Took, said_of
 from quintain_worker.desk import Desk
-from quintain_worker.incoming import Incoming, read, request_id_of
+from quintain_worker.incoming import Incoming, read
 from quintain_worker.pause import Pause
 from quintain_worker.pieces import Pieces
 from quintain_worker.port import Provider
@@ -38,6 +55,8 @@ MOST_TRIES = 1_000
 #: Whoever waits for a word on a call waits at least so long, in seconds: a word that comes with the deadline, of a call
 #: that ended at it, is the better answer.
 LAST_WORD_SECONDS = 1.0
+
+_REPLYING = answered(REPLY.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +82,23 @@ def handler_of(served: Served, desk: Desk, pause: Pause) -> Callable[[Delivery],
             await desk.tell(delivery, fault, request_id_of(delivery))
             await delivery.ack()
             return
-        await _Call(served, desk, pause, delivery, incoming).live()
+        ids = {"request_id": incoming.request_id, "session_id": incoming.token.id, "target": served.name}
+        opening = processed(INVOKE.exchange.name, served.name, target_queue(served.name).name, **ids)
+        with span(opening, parent=delivery.headers.get(TRACEPARENT_HEADER)), logs.about(**ids):
+            await _Call(served, desk, pause, delivery, incoming).live()
 
     return handle
+
+
+def _granted(admission: Admission | None) -> dict[str, Value]:
+    """What the ledger's word tells a trace."""
+    if admission is None:
+        return {OUTCOME: "given_back"}
+    if admission.fault is not None:
+        return {OUTCOME: admission.fault.code}
+    if admission.replay is not None:
+        return {OUTCOME: "replayed"}
+    return {OUTCOME: "granted", ATTEMPT: admission.attempt, CALL_COUNT: admission.call_count}
 
 
 class _Call:
@@ -78,6 +111,7 @@ class _Call:
         self._arrived_ms = desk.clock.now_ms()
 
     async def live(self) -> None:
+        past(QUEUE_WAIT, seconds=self._queued_ms / 1000)
         question = self._question()
         try:
             while (other := self._desk.running.of(question)) is not None:
@@ -89,6 +123,12 @@ class _Call:
             return
         with self._desk.running.begin(question) as run:
             await self._live(run)
+
+    @property
+    def _queued_ms(self) -> int:
+        """How long it was in the queue, as far as its publisher said when that began."""
+        published = self._incoming.published
+        return 0 if published is None else max(0, self._arrived_ms - published)
 
     def _question(self) -> Question:
         problem = self._incoming.problem
@@ -111,10 +151,12 @@ class _Call:
     async def _live(self, run: Run) -> None:
         try:
             async with run.abortable():
-                admission = await self._admit()
+                with span(ADMIT) as asking:
+                    admission = await self._admit()
+                    asking.tell(_granted(admission))
         except (Expired, BudgetUnavailable, Cancelled) as fault:
             # A grant may still be on its way: this makes it void.
-            await self._desk.settle(self._settle(Outcome.NEVER_SENT, fault))
+            await self._settle(Outcome.NEVER_SENT, fault)
             await self._end(fault)
             return
         if admission is None:
@@ -138,6 +180,7 @@ class _Call:
             body_sha256=incoming.body_sha256,
             deadline=incoming.deadline,
             problem=None if incoming.problem is None else FaultReply.of(incoming.problem),
+            traceparent=traceparent(),
         )
         return await self._desk.admissions.ask(ask, timeout_seconds=max(self._left(), LAST_WORD_SECONDS))
 
@@ -155,11 +198,10 @@ class _Call:
             await self._give_back(run, ending.outcome)
             return
         took_ms = (time.perf_counter() - began) * 1000
-        published = self._incoming.published
-        queued_ms = 0 if published is None else max(0, self._arrived_ms - published)
-        if published is not None:
-            self._desk.meter.waited(self._served.name, queued_ms / 1000)
-        said = said_of(ending, grant, Took(target=self._served.name, duration_ms=took_ms, queued_ms=queued_ms))
+        if self._incoming.published is not None:
+            self._desk.meter.waited(self._served.name, self._queued_ms / 1000)
+        took = Took(target=self._served.name, duration_ms=took_ms, queued_ms=self._queued_ms)
+        said = said_of(ending, grant, took)
         # In this order: a reply that went out before its settle, with a worker that then died, would be followed by
         # the answer of another attempt.
         await self._record(run, said, grant)
@@ -192,31 +234,37 @@ class _Call:
             await pieces.close()
 
     async def _record(self, run: Run, said: Said, grant: Admission) -> None:
-        settle = self._settle(said.outcome, said.answer, keep=grant.store_replies)
-        await self._desk.settle(settle, size=said.size)
+        await self._settle(said.outcome, said.answer, keep=grant.store_replies, size=said.size)
         run.end(said.answer if isinstance(said.answer, Result) else None)
 
     async def _give_back(self, run: Run, outcome: Outcome) -> None:
         """The call goes on elsewhere, or later: nobody is answered, and nothing is owed."""
-        await self._desk.settle(self._settle(outcome))
+        await self._settle(outcome)
         run.end(None)
         self._desk.meter.given_back(self._served.name)
         await self._desk.give_back(self._delivery, self._served.name, left_seconds=self._left())
 
-    def _settle(self, outcome: Outcome, answer: Result | Fault | None = None, *, keep: bool = False) -> Settle:
+    async def _settle(
+        self, outcome: Outcome, answer: Result | Fault | None = None, *, keep: bool = False, size: int = 0
+    ) -> None:
         result = answer if isinstance(answer, Result) else None
         self._desk.meter.settled(self._served.name, outcome)
-        return Settle.trusted(
-            session_id=self._incoming.token.id,
-            request_id=self._incoming.request_id,
-            attempt_id=self._attempt_id,
-            outcome=outcome,
-            reply=result if keep else None,
-            fault=FaultReply.of(answer) if isinstance(answer, Fault) else None,
-            token_usage=None if result is None else result.token_usage,
-        )
+        with span(SETTLE) as settling:
+            settling.tell({OUTCOME: outcome.value})
+            item = Settle.trusted(
+                session_id=self._incoming.token.id,
+                request_id=self._incoming.request_id,
+                attempt_id=self._attempt_id,
+                outcome=outcome,
+                reply=result if keep else None,
+                fault=FaultReply.of(answer) if isinstance(answer, Fault) else None,
+                token_usage=None if result is None else result.token_usage,
+                traceparent=traceparent(),
+            )
+            await self._desk.settle(item, size=size)
 
     async def _end(self, answer: Message | Fault) -> None:
         self._desk.meter.ended(self._served.name, answer)
-        await self._desk.tell(self._delivery, answer, self._incoming.request_id)
+        with span(_REPLYING):
+            await self._desk.tell(self._delivery, answer, self._incoming.request_id)
         await self._delivery.ack()

@@ -22,6 +22,7 @@ from quintain.routes import (
     REQUEST_ID_HEADER,
     TOKEN_HEADER,
 )
+from quintain.service import request_id_of
 
 #: ``protocol.md`` §2.
 MOST_BODY_BYTES = 1024 * 1024
@@ -97,11 +98,6 @@ def brief(fault: Fault) -> Fault:
     if len(fault.message) <= MOST_SENTENCE:
         return fault
     return type(fault)(f"{fault.message[:MOST_SENTENCE]}…", charged=fault.charged, retry_after_ms=fault.retry_after_ms)
-
-
-def request_id_of(delivery: Delivery) -> str:
-    """The idempotency key: the header, else the correlation id."""
-    return _text(delivery.headers, REQUEST_ID_HEADER) or delivery.correlation_id or ""
 
 
 def _text(headers: Mapping[str, object], name: str) -> str | None:

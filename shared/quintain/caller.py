@@ -21,6 +21,7 @@ from quintain.errors import BadRequest, BrokerRefused, BusError, InternalFault, 
 from quintain.random_ids import RandomIds
 from quintain.reply_queue import ReplyQueue
 from quintain.routes import Route
+from quintain.telemetry.spans import context_headers
 from quintain.topology import Exchange
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class Caller:
         Raises `NoAnswer` when the deadline passes, and what `Bus.publish` raises.
         """
         answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        question = _in_context(question)
 
         def heard(delivery: Delivery) -> None:
             if answer.done():
@@ -226,6 +228,12 @@ class Caller:
                 await asyncio.sleep(UNSERVED_PAUSE_SECONDS)
             else:
                 return
+
+
+def _in_context(question: Question) -> Question:
+    """The question with the trace it belongs to, where there is one; sent again it belongs to the same."""
+    carried = context_headers()
+    return dataclasses.replace(question, headers={**question.headers, **carried}) if carried else question
 
 
 def understood(reply: Delivery, answers: type[Answer]) -> Answer:

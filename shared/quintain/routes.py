@@ -8,7 +8,7 @@ a lease's own key for the rest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quintain.contracts import discovery, hosted, ledger, metadata
 from quintain.contracts.invoke import InvokeRequest, Result
@@ -81,3 +81,11 @@ CHUNK_TYPE = "chunk"
 
 #: The version of the wire; a request that carries another is a ``bad_request``.
 PROTOCOL_VERSION = 1
+
+#: Every address.
+ROUTES: tuple[Route[Any, Any], ...] = (
+    INVOKE,
+    *(INFO, OPEN, AMEND, RESERVE, RELEASE, CANCEL, LIST, SHOW),
+    *(REGISTER, HEARTBEAT, ADMIT, SETTLE),
+    *(LEASE, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW),
+)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import TypeVar
 
+from quintain import logs
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
+from quintain.contracts.token import public_id
 from quintain.errors import BusError, Fault, InternalFault, QueueFull, Unroutable
+from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.telemetry.context import TRACEPARENT_HEADER
+from quintain.telemetry.conventions import Opening
+from quintain.telemetry.spans import joining
 from quintain.topology import REPLY, Topology
 
 log = logging.getLogger(__name__)
@@ -46,6 +53,24 @@ async def reply(
     except (Unroutable, QueueFull):
         # Gone, or too full to take it: either way it is the client's own queue, and no reason to answer again.
         log.info("Nobody waits for the answer to a request to %s any more", request.exchange)
+
+
+@contextlib.contextmanager
+def at_work(delivery: Delivery, opening: Opening) -> Iterator[None]:
+    """What is done inside is done for this delivery: a span of its trace, where it has one, and lines of the log with
+    its ids."""
+    session_id = public_id(delivery.headers.get(TOKEN_HEADER))
+    with (
+        joining(opening, delivery.headers.get(TRACEPARENT_HEADER)),
+        logs.about(request_id=request_id_of(delivery), session_id=session_id),
+    ):
+        yield
+
+
+def request_id_of(delivery: Delivery) -> str:
+    """The idempotency key: the header, else the correlation id."""
+    named = delivery.headers.get(REQUEST_ID_HEADER)
+    return named if isinstance(named, str) and named else delivery.correlation_id or ""
 
 
 async def answer_to(work: Awaitable[Returned], doing: str) -> Returned | Fault:

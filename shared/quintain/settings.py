@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from quintain.errors import ConfigError
 from quintain.secret_files import read_secret
 
 MEMORY_URL = "memory://"
+
+#: The words for how much is logged.
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,24 @@ class Settings:
             ) from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """How this process logs. ``level`` is None where nobody said."""
+
+    as_json: bool = False
+    level: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings:
+    """Whether spans are sent away, and whether questions and answers are in them. ``service_named``: the operator named
+    the service, so that we do not."""
+
+    export: bool = False
+    content: bool = False
+    service_named: bool = False
+
+
 def environment() -> dict[str, str]:
     """A copy of the process's environment, to be passed down."""
     return dict(os.environ)
@@ -81,6 +103,34 @@ def _port(env: Mapping[str, str], name: str) -> int | None:
     if not (text.isdecimal() and len(text) <= 5 and int(text) <= 65535):
         raise ConfigError(f"{name} is no port: a whole number from 0 (which takes a free one) to 65535")
     return int(text)
+
+
+def read_log_settings(env: Mapping[str, str]) -> LogSettings:
+    """``QUINTAIN_LOG_FORMAT`` and ``QUINTAIN_LOG_LEVEL``. Raises `ConfigError` for a word that is none of theirs."""
+    form = _one_of(env, "QUINTAIN_LOG_FORMAT", ("text", "json"))
+    level = _one_of(env, "QUINTAIN_LOG_LEVEL", LEVELS)
+    return LogSettings(as_json=form == "json", level=None if level is None else LEVELS[level])
+
+
+def read_trace_settings(env: Mapping[str, str]) -> TraceSettings:
+    """What the standard ``OTEL_*`` variables and ``QUINTAIN_TRACE_CONTENT`` say. Raises `ConfigError`."""
+    content = _one_of(env, "QUINTAIN_TRACE_CONTENT", ("true", "false")) == "true"
+    disabled = env.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    exporter = env.get("OTEL_TRACES_EXPORTER", "")
+    receiver = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    named = bool(env.get("OTEL_SERVICE_NAME")) or "service.name=" in env.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return TraceSettings(
+        export=not disabled and (exporter == "otlp" or (not exporter and bool(receiver))),
+        content=content,
+        service_named=named,
+    )
+
+
+def _one_of(env: Mapping[str, str], name: str, words: Collection[str]) -> str | None:
+    said = env.get(name, "").lower()
+    if said and said not in words:
+        raise ConfigError(f"{name} is {env[name]!r}: it is one of {', '.join(words)}")
+    return said or None
 
 
 def _state_dir(env: Mapping[str, str]) -> Path:

@@ -18,11 +18,12 @@ class Stranger:
         self._connection = pika.BlockingConnection(pika.URLParameters(broker_url))
         self._channel = self._connection.channel()
         self._channel.confirm_delivery()
-        self._key = f"stranger.{secrets.token_urlsafe(24)}"
+        #: Where its replies come.
+        self.key = f"stranger.{secrets.token_urlsafe(24)}"
         queue = f"my-replies-{secrets.token_hex(4)}"
         self._channel.exchange_declare("quintain.reply", "direct", durable=True)
         self._channel.queue_declare(queue, durable=True, arguments={"x-expires": 600_000})
-        self._channel.queue_bind(queue, "quintain.reply", self._key)
+        self._channel.queue_bind(queue, "quintain.reply", self.key)
         self._channel.basic_consume(queue, self._on_reply, auto_ack=True)
         self.replies: dict[str, list[tuple[str, dict[str, object]]]] = {}
 
@@ -42,7 +43,7 @@ class Stranger:
             key,
             body if isinstance(body, bytes) else json.dumps(body).encode(),
             pika.BasicProperties(
-                reply_to=self._key,
+                reply_to=self.key,
                 correlation_id=correlation_id,
                 type=kind,
                 content_type="application/json",

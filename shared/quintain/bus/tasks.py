@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 
 from quintain.bus.base import Delivery, Handler
@@ -18,7 +19,8 @@ class HandlerTasks:
 
     def start(self, handler: Handler, delivery: Delivery) -> None:
         """Run the handler on this delivery."""
-        task = asyncio.get_running_loop().create_task(self._run(handler, delivery))
+        # In a context of its own: in one process, what its publisher was about is not what its handler is about.
+        task = contextvars.Context().run(asyncio.get_running_loop().create_task, self._run(handler, delivery))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

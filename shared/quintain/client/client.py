@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.caller import Answer, Ask, Caller, Question, understood
 from quintain.client.taking_back import TakingBack
@@ -24,6 +25,7 @@ from quintain.contracts import metadata
 from quintain.contracts.invoke import ChatMessage, Chunk, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import explain
 from quintain.contracts.names import TARGET_NAME_PATTERN
+from quintain.contracts.token import public_id
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Expired, Fault, NoAnswer, Overloaded, QueueFull
 from quintain.routes import (
     ACCEPT_CHUNKS,
@@ -43,6 +45,8 @@ from quintain.routes import (
     TOKEN_HEADER,
     Route,
 )
+from quintain.telemetry import conventions
+from quintain.telemetry.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +130,13 @@ class Client:
     ) -> Result:
         question = self._invocation(request, request_id, deadline_seconds, listens=heard is not None)
         pieces = None if heard is None else _pieces(heard)
+        opening = conventions.sent(question.exchange.name, question.key, request_id=request_id)
         try:
-            return understood(await self._caller.ask(question, pieces), Result)
+            with (
+                span(opening),
+                logs.about(request_id=request_id, session_id=public_id(self._token), target=question.key),
+            ):
+                return understood(await self._caller.ask(question, pieces), Result)
         except QueueFull:
             raise Overloaded("The target's queue is full", retry_after_ms=1000) from None
         except NoAnswer:

@@ -29,6 +29,8 @@ from quintain.contracts.invoke import ChatMessage, FaultReply, InvokeRequest, In
 from quintain.contracts.message import Message
 from quintain.errors import BadRequest, BudgetUnavailable, Expired, Fault, NoAnswer
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER
+from quintain.telemetry.conventions import asked_over_http
+from quintain.telemetry.spans import context_headers, span
 
 
 class _Items(Message):
@@ -110,15 +112,16 @@ class HttpClient:
     ) -> Answer:
         deadline = int(self._clock.now_ms() + deadline_seconds * 1000)
         try:
-            return await self._line.ask(
-                "POST",
-                path,
-                answers,
-                body=body,
-                headers={**headers, DEADLINE_HEADER: str(deadline)},
-                # The fleet's own word on an expired call comes first: the client only outwaits it.
-                timeout_seconds=deadline_seconds + GRACE_SECONDS,
-            )
+            with span(asked_over_http("POST", path, request_id=headers.get(REQUEST_ID_HEADER))):
+                return await self._line.ask(
+                    "POST",
+                    path,
+                    answers,
+                    body=body,
+                    headers={**headers, DEADLINE_HEADER: str(deadline), **context_headers()},
+                    # The fleet's own word on an expired call comes first: the client only outwaits it.
+                    timeout_seconds=deadline_seconds + GRACE_SECONDS,
+                )
         except NoAnswer:
             raise Expired(
                 f"No answer within {deadline_seconds:.0f} s; whether it was charged, `info` says", charged=True

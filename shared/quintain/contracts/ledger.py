@@ -87,7 +87,8 @@ class LeaseRenewed(Message):
 
 class Admit(Message):
     """May this attempt spend? ``problem`` is what the worker found wrong with the body: the ledger checks the
-    token first and then refuses with it, so that the order of refusals is kept in one place."""
+    token first and then refuses with it, so that the order of refusals is kept in one place. ``traceparent`` is the
+    call's own: a batch carries those of many."""
 
     token: str
     request_id: RequestId
@@ -96,6 +97,7 @@ class Admit(Message):
     body_sha256: Id
     deadline: int | None = None
     problem: FaultReply | None = None
+    traceparent: str | None = None
 
 
 class AdmitBatch(Message):
@@ -148,7 +150,8 @@ class Outcome(StrEnum):
 
 
 class Settle(Message):
-    """What became of one attempt. ``reply`` is kept for replays, ``fault`` for the same question again."""
+    """What became of one attempt. ``reply`` is kept for replays, ``fault`` for the same question again; ``traceparent``
+    is the call's own."""
 
     session_id: Id
     request_id: RequestId
@@ -157,6 +160,7 @@ class Settle(Message):
     reply: Result | None = None
     fault: FaultReply | None = None
     token_usage: TokenUsage | None = None
+    traceparent: str | None = None
 
 
 class SettleBatch(Message):

@@ -56,6 +56,12 @@ class SessionToken:
         return f"SessionToken(qtn_{self.kind}_{self.id}_…)"
 
 
+def public_id(text: object) -> str | None:
+    """The id in what is offered as a token, to be shown; None where it is shaped otherwise. It proves nothing."""
+    shape = _SHAPE.fullmatch(text) if isinstance(text, str) else None
+    return None if shape is None else shape[3]
+
+
 def digest(secret: str) -> bytes:
     """The SHA-256 of a secret, 32 bytes."""
     return hashlib.sha256(secret.encode()).digest()

@@ -27,6 +27,7 @@ def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
         "body_sha256": "b",
         "deadline": 5,
         "problem": None,
+        "traceparent": None,
     }
     assert fields.keys() == Admit.model_fields.keys()
     trusted, made = Admit.trusted(**fields), Admit.model_construct(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""The headers of each kind of message, as JSON schemas: the application's own, and AMQP's properties by their names.
+
+AsyncAPI has no place of their own for the properties, and its expressions for a reply's address and a correlation id
+look among the headers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quintain.contracts.names import TARGET_NAME_PATTERN
+from quintain.routes import (
+    ACCEPT_HEADER,
+    DEADLINE_HEADER,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    PUBLISHED_HEADER,
+    REQUEST_ID_HEADER,
+    ROUTED_HEADER,
+    TOKEN_HEADER,
+)
+from quintain.telemetry.context import TRACEPARENT_HEADER
+
+Node = dict[str, Any]
+
+#: A whole number, which may be written as text.
+_NUMBER: Node = {"oneOf": [{"type": "integer"}, {"type": "string", "pattern": "^[0-9]{1,18}$"}]}
+
+REPLY_TO: Node = {"type": "string", "description": "AMQP property: the key under which the asker's queue hears replies"}
+CORRELATION_ID: Node = {"type": "string", "description": "AMQP property: the same in question and answer"}
+TARGET_NAME: Node = {"type": "string", "pattern": TARGET_NAME_PATTERN}
+
+_TOKEN: Node = {"type": "string", "description": "The session's token; the admin token where an operation takes it"}
+_REQUEST_ID: Node = {"type": "string", "minLength": 1, "maxLength": 128, "description": "The idempotency key"}
+_TRACEPARENT: Node = {"type": "string", "description": "W3C trace context; a malformed one is none"}
+
+_CALL: Node = {
+    TOKEN_HEADER: _TOKEN,
+    REQUEST_ID_HEADER: {**_REQUEST_ID, "description": "The idempotency key; without it the correlation id serves"},
+    DEADLINE_HEADER: {**_NUMBER, "description": "Milliseconds since the epoch, at most 25 minutes ahead"},
+    PROTOCOL_HEADER: {**_NUMBER, "description": "The version of the wire", "default": PROTOCOL_VERSION},
+    ACCEPT_HEADER: {"type": "string", "description": "What else is wanted, separated by commas: chunk"},
+    PUBLISHED_HEADER: {"type": "integer", "description": "When it was published, in milliseconds since the epoch"},
+    ROUTED_HEADER: {"type": "integer", "description": "The metadata service has routed it"},
+    TRACEPARENT_HEADER: _TRACEPARENT,
+}
+
+
+def call_headers() -> Node:
+    """Of an invoke request."""
+    return _object(_CALL | _asking(), TOKEN_HEADER, "reply_to", "correlation_id")
+
+
+def operation_headers() -> Node:
+    """Of what a token opens."""
+    own = {TOKEN_HEADER: _TOKEN, TRACEPARENT_HEADER: _TRACEPARENT}
+    return _object(own | _asking(), TOKEN_HEADER, "reply_to", "correlation_id")
+
+
+def question_headers() -> Node:
+    """Of what the services ask each other: the broker's permissions are all the right it takes."""
+    return _object({TRACEPARENT_HEADER: _TRACEPARENT} | _asking(), "reply_to", "correlation_id")
+
+
+def notice_headers() -> Node:
+    """Of what nobody answers."""
+    return _object({})
+
+
+def answer_headers() -> Node:
+    """Of every answer; the request's id is there where a call is answered."""
+    return _object({REQUEST_ID_HEADER: _REQUEST_ID, "correlation_id": CORRELATION_ID}, "correlation_id")
+
+
+def _asking() -> Node:
+    return {"reply_to": REPLY_TO, "correlation_id": CORRELATION_ID}
+
+
+def _object(properties: Node, *required: str) -> Node:
+    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}

@@ -1,0 +1,154 @@
+"""The AsyncAPI document beside what a real fleet says, and beside the specification's own schema."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import jsonschema_rs
+import pytest
+
+from quintain.errors import QuintainError
+from quintain.settings import environment
+from quintain.testing.node import npm_package
+from support.fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.node import node_or_skip
+from support.stranger import Stranger
+from support.wire_tap import Tapped, WireTap
+
+TARGETS = ("sage", "lame", "slow")
+
+SPECIFICATION = ("@asyncapi/specs", "6.11.1")
+
+CONFIG = """
+targets:
+  sage: {provider: mock, response: "one two three", chunk_delay_ms: 20}
+  lame: {provider: mock, fail_rate: 1, max_tries: 1}
+  slow: {provider: mock, delay_ms: 60000}
+"""
+
+
+@pytest.fixture(scope="module")
+def document(fleet: ProcessFleet) -> dict[str, object]:
+    told: dict[str, object] = json.loads(fleet.quintain("schema", "asyncapi"))
+    return told
+
+
+@pytest.fixture(scope="module")
+def fleet(broker_url: str) -> Iterator[ProcessFleet]:
+    with process_fleet(broker_url, CONFIG, targets=TARGETS) as fleet:
+        yield fleet
+
+
+def test_the_specifications_own_schema_takes_the_document(
+    document: dict[str, object], pytestconfig: pytest.Config
+) -> None:
+    say: Callable[[str], None] = pytestconfig.pluginmanager.getplugin("terminalreporter").write_line
+    node_or_skip(say)
+    try:
+        modules = npm_package(*SPECIFICATION, environment(), say)
+    except QuintainError as reason:
+        pytest.skip(f"no AsyncAPI schema from npm: {reason}")
+    schema = json.loads((modules / SPECIFICATION[0] / "schemas" / "3.0.0-without-$id.json").read_text())
+    validator = jsonschema_rs.validator_for(schema)
+    assert [f"{error.instance_path}: {error.message[:300]}" for error in validator.iter_errors(document)] == []
+    assert not validator.is_valid({**document, "operations": {"invoke": {"action": "answer"}}})
+
+
+def test_what_a_fleet_says_is_what_the_document_says(document: dict[str, object], fleet: ProcessFleet) -> None:
+    tap = WireTap(fleet.broker_url, TARGETS)
+    try:
+        fleet.start_services("metadata", "worker")
+        started = tap.drain()
+        # The worker's own questions tell where it hears its answers.
+        tap.hear_replies(*{str(one.headers["reply_to"]) for one in started if "reply_to" in one.headers})
+        converse(fleet, tap)
+        heard = started + tap.drain()
+    finally:
+        tap.close()
+    # Everything that is said between evaluators, workers and the metadata service.
+    asked = {"invoke", *OPERATIONS, "register", "heartbeat", "admit"}
+    spoken = {name_of(document, one) for one in heard}
+    assert spoken == {
+        *(f"{name}.ask" for name in (*asked, "settle")),
+        *(f"{name}.result" for name in asked),
+        *("fault", "chunk", "calls_taken_back"),
+    }
+    for one in heard:
+        check(document, one)
+
+
+def test_the_check_sees_what_is_wrong(document: dict[str, object]) -> None:
+    good = Tapped("quintain.reply", "", "chunk", {"correlation_id": "1"}, b'{"attempt": 1, "seq": 0, "delta": ""}', "")
+    check(document, good)
+    for wrong in (
+        Tapped(good.exchange, "", good.kind, {}, good.body, ""),
+        Tapped(good.exchange, "", good.kind, good.headers, b'{"attempt": 1, "seq": "x"}', ""),
+    ):
+        with pytest.raises(jsonschema_rs.ValidationError):
+            check(document, wrong)
+
+
+OPERATIONS = ("info", "open", "amend", "reserve", "release", "cancel", "list", "show")
+
+
+def converse(fleet: ProcessFleet, tap: WireTap) -> None:
+    """Say everything that an administrator, an evaluator and a worker can say."""
+    admin = Stranger(fleet.broker_url, ADMIN_TOKEN)
+    tap.hear_replies(admin.key)
+
+    def administer(operation: str, **body: object) -> dict[str, object]:
+        return told(admin.ask(body, key=operation, exchange="quintain.metadata", kind=operation))
+
+    opened = administer("open", defaultTarget="sage", maxCalls=20)
+    administer("amend", sessionId=opened["sessionId"], maxCalls=30)
+    administer("show", sessionId=opened["sessionId"])
+    administer("list")
+    worker = {"workerId": "stranger", "incarnation": "stranger"}
+    told(admin.ask({**worker, "targets": []}, key="register", exchange="quintain.ledger", kind="register"))
+    told(admin.ask(worker, key="heartbeat", exchange="quintain.ledger", kind="heartbeat"))
+    admin.close()
+
+    evaluator = Stranger(fleet.broker_url, str(opened["token"]))
+    tap.hear_replies(evaluator.key)
+
+    def ask(operation: str, **body: object) -> dict[str, object]:
+        return told(evaluator.ask(body, key=operation, exchange="quintain.metadata", kind=operation))
+
+    assert evaluator.ask({"question": "?"}, key="sage", headers={"x-quintain-accept": "chunk"})[0] == "chunk"
+    assert evaluator.ask({"question": "?"})[0] == "result"
+    assert evaluator.ask({"question": "?"}, key="lame")[0] == "fault"
+    ask("reserve", requestIds=["a", "b"], deadline=int((time.time() + 60) * 1000))
+    ask("release", requestIds=["a", "b"])
+    slow = evaluator.publish({"question": "?"}, key="slow", headers={"x-quintain-request-id": "slow"})
+    while ask("info", perTarget=True)["running"] != 1:
+        pass
+    ask("cancel", requestIds=["slow"])
+    evaluator.wait([slow])
+    evaluator.close()
+
+
+def told(answer: tuple[str, dict[str, object]]) -> dict[str, object]:
+    kind, body = answer
+    assert kind == "result", body
+    return body
+
+
+def name_of(document: dict[str, object], one: Tapped) -> str:
+    """Which message of the document this is: of an answer by what was asked."""
+    if one.exchange == "quintain.cancel":
+        return "calls_taken_back"
+    if one.exchange == "quintain.reply":
+        return f"{one.answers}.result" if one.kind == "result" else one.kind
+    return f"{one.kind}.ask"
+
+
+def check(document: dict[str, object], one: Tapped) -> None:
+    """Raises `jsonschema_rs.ValidationError` where the document says otherwise."""
+    components = document["components"]
+    assert isinstance(components, dict)
+    message = components["messages"][name_of(document, one)]
+    assert message["bindings"]["amqp"]["messageType"] == one.kind
+    jsonschema_rs.validate(message["headers"], one.headers)
+    jsonschema_rs.validate({**message["payload"], "components": components}, json.loads(one.body))
