@@ -12,17 +12,16 @@ import pytest
 from quintain.bus.memory import MemoryBroker
 from quintain.client.connect import connect, connect_admin
 from quintain.config import load_config
-from quintain.contracts.ledger import Outcome
+from quintain.contracts.discovery import RegisteredTarget
 from quintain.contracts.metadata import OpenSession
 from quintain.errors import Fault, Throttled
 from quintain.operations.meter import ServiceMeter
 from quintain_cli import compose
-from quintain_metadata.figures import figures
+from quintain_metadata.figures import Figures
 from quintain_metadata.meter import MetadataMeter
 from quintain_worker.meter import WorkerMeter
 from quintain_worker.metered import MeteredProvider
 from quintain_worker.port import Answer, Billing, ProviderFailure
-from support.books import asked, books
 from support.memory_fleet import ADMIN_TOKEN
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}, broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
@@ -104,22 +103,13 @@ async def test_every_try_is_timed_by_how_it_ended(
     assert value(meter, "quintain_worker_throttled_total", {"target": "t"}) == throttled
 
 
-async def test_the_figures_are_those_of_the_books() -> None:
-    async with books() as kept:
-        await kept.register("a", limit=7)
-        doubtful, closed = await kept.open(max_calls=10), await kept.open(max_calls=1)
-        for session in (doubtful, closed):
-            ask = asked(session, "r1")
-            await kept.admit(ask)
-            await kept.settle(session, ask, Outcome.DOUBT)
-        nearly = await kept.open(max_calls=1)
-        await kept.admit(asked(nearly, "r1"))
-        await kept.amend(closed, state="closed")
-        read = await kept.ledger.do(figures)
-    assert (dict(read.sessions), read.in_doubt, read.nearly_spent) == ({"open": 2, "closed": 1}, 1, 1)
+async def test_the_meter_shows_the_figures_it_read_last() -> None:
     meter = MetadataMeter()
-    meter.read(read)
+    assert value(meter, "quintain_metadata_calls_in_doubt") == 0
+    target = RegisteredTarget(name="a", provider="mock", max_concurrency=7, running=1)
+    meter.read(Figures({"open": 2}, in_doubt=1, nearly_spent=1, targets=(target,)))
     assert value(meter, "quintain_metadata_sessions", {"state": "open"}) == 2
     assert value(meter, "quintain_metadata_calls_in_doubt") == 1
+    assert value(meter, "quintain_metadata_sessions_nearly_spent") == 1
     assert value(meter, "quintain_metadata_target_limit", {"target": "a"}) == 7
     assert value(meter, "quintain_metadata_target_running", {"target": "a"}) == 1
