@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from quintain.remote.child_session import ChildTerms
 from quintain.remote.factory import RemoteFactory
 from quintain.remote.target import RemoteTarget
 from quintain.target.vocabulary import superred_vocabulary
@@ -32,7 +33,7 @@ class RemoteTargetFactory(core.TargetFactory):
         object.__setattr__(self, "close", factory.close)
 
 
-def remote_factory(
+def remote_factory(  # noqa: PLR0913 -- what `quintain.remote.factory.remote_factory` takes, in superred's words
     name: str,
     *,
     concurrency: int = 1,
@@ -40,17 +41,26 @@ def remote_factory(
     url: str | None = None,
     tags: Iterable[Any] = (),
     events: Iterable[type] = (),
+    child_session: ChildTerms | None = None,
 ) -> RemoteTargetFactory:
     """A superred `TargetFactory` for the target that hosts serve under this name.
 
     ``ahead`` is how many leases are kept ready: as many as run at once, where nothing is said. ``url`` is the
     broker's (``QUINTAIN_BROKER_URL``). ``tags`` are those of a scope that was built from the target's own package;
-    `RemoteTargetFactory.scope` needs none. ``events`` are event and response classes of your own.
+    `RemoteTargetFactory.scope` needs none. ``events`` are event and response classes of your own. ``child_session``
+    gives each instance a session to call models with, under ``QUINTAIN_SESSION_TOKEN``'s.
     Raises `BrokerUnavailable`, `BrokerRefused`.
     """
     vocabulary = superred_vocabulary().with_classes(events)
     return RemoteTargetFactory(
         RemoteFactory(
-            name, concurrency=concurrency, ahead=ahead, url=url, tags=tags, vocabulary=vocabulary, kind=HostedTarget
+            name,
+            concurrency=concurrency,
+            ahead=ahead,
+            url=url,
+            tags=tags,
+            vocabulary=vocabulary,
+            kind=HostedTarget,
+            child_session=child_session,
         )
     )
