@@ -85,9 +85,13 @@ class Ground:
         return self.made[-1]
 
 
-@pytest.fixture(params=["memory", "rabbit"])
+#: What depends on the transport is held over both; the rest is the worker's own.
+over_both = pytest.mark.parametrize("ground", ["memory", "rabbit"], indirect=True)
+
+
+@pytest.fixture
 async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ground]:
-    url = "memory://" if request.param == "memory" else request.getfixturevalue("broker_url")
+    url = request.getfixturevalue("broker_url") if getattr(request, "param", "") == "rabbit" else "memory://"
     name = f"agent-{secrets.token_hex(3)}"
     async with memory_fleet(tmp_path, CONFIG.format(host=name), broker_url=url) as fleet:
         ground = Ground(fleet)
@@ -122,6 +126,7 @@ def four_calls(ground: Ground) -> Any:
     return script
 
 
+@over_both
 async def test_an_agent_calls_models_under_its_callers_budget_and_no_further(ground: Ground) -> None:
     ground.serves = lambda: Agent(four_calls(ground))
     async with ground.fleet.client("agent", max_calls=10) as client:
@@ -145,6 +150,7 @@ async def test_the_parents_budget_is_the_last_word(ground: Ground) -> None:
     assert (child.call_count, child.max_calls) == (1, 2)
 
 
+@over_both
 async def test_the_session_dies_with_the_call(ground: Ground) -> None:
     async with ground.fleet.client("agent") as client:
         await client.invoke("go")
@@ -182,6 +188,7 @@ async def test_every_call_has_a_session_of_its_own_and_may_call_no_other_target(
     assert len({agent.session for agent in ground.made}) == 2
 
 
+@over_both
 async def test_the_secret_is_in_no_answer_and_in_no_log(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
     async def script(agent: Any, emit: Any, send: Any) -> None:
         logging.getLogger("agent").warning("a target's own log line")
