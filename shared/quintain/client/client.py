@@ -188,7 +188,7 @@ class Client:
         return (await self._request(CANCEL, metadata.CancelCalls(request_ids=list(request_ids)))).cancelled
 
     async def get_info(self, *, per_target: bool = False) -> metadata.Info:
-        """The session, its counters and the targets it may call."""
+        """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
         return await self._request(INFO, metadata.AskInfo(per_target=per_target))
 
     async def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:

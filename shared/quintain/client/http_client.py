@@ -97,9 +97,10 @@ class HttpClient:
             for ask, answer in zip(asks, said.responses, strict=True)
         ]
 
-    async def get_info(self) -> metadata.Info:
-        """The session, its counters and the targets it may call."""
-        return await _told(self._line, "GET", "/info", metadata.Info)
+    async def get_info(self, *, per_target: bool = False) -> metadata.Info:
+        """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
+        path = "/info?perTarget=true" if per_target else "/info"
+        return await _told(self._line, "GET", path, metadata.Info)
 
     async def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
         """Open a session that may only narrow this one and draws on its budget."""
