@@ -114,8 +114,11 @@ async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[s
     caller, meter = Caller(bus, user="gateway"), Meter()
     await caller.start()
     try:
-        app = app_of(Door(caller, Clock(), limits, meter))
-        async with serving(app, address, limits, meter) as url:
-            yield url
+        door = Door(caller, Clock(), limits, meter)
+        try:
+            async with serving(app_of(door), address, limits, meter) as url:
+                yield url
+        finally:
+            await door.close()
     finally:
         await caller.close()

@@ -22,7 +22,7 @@ from quintain.client.client import (
     request_of,
 )
 from quintain.client.evaluator import Asked
-from quintain.client.http_line import Answer, Line, line_to
+from quintain.client.http_line import Answer, HttpLine, line_to
 from quintain.clock import Clock
 from quintain.contracts import metadata
 from quintain.contracts.invoke import ChatMessage, FaultReply, InvokeRequest, InvokeSettings, JsonObject, Result
@@ -40,7 +40,7 @@ class _Items(Message):
 class HttpClient:
     """One session's right to call, as `quintain.connect` gives it for an ``http(s)://`` URL."""
 
-    def __init__(self, line: Line, clock: Clock) -> None:
+    def __init__(self, line: HttpLine, clock: Clock) -> None:
         self._line, self._clock = line, clock
 
     async def invoke(
@@ -129,7 +129,7 @@ class HttpClient:
 class HttpAdmin:
     """The administrator's client, over HTTP. Every method raises a `Fault`, or `GatewayUnavailable`."""
 
-    def __init__(self, line: Line, *, timeout_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, line: HttpLine, *, timeout_seconds: float = ANSWER_SECONDS) -> None:
         self._line, self._timeout_seconds = line, timeout_seconds
 
     async def open(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
@@ -172,7 +172,7 @@ async def connect_http_admin(url: str, token: str, *, timeout_seconds: float) ->
 
 
 async def _told(
-    line: Line,
+    line: HttpLine,
     method: str,
     path: str,
     answers: type[Answer],
