@@ -234,6 +234,13 @@ KINDS: dict[str, type[_Kind]] = {
     "target": TargetTarget,
 }
 
+#: The model of each part of a target that is a map of its own, by its key.
+PARTS: dict[str, type[BaseModel]] = {
+    "child_session": TargetChildSession,
+    "price": TargetPrice,
+    "token_usage": MockUsage,
+}
+
 
 def card_of(name: str, target: TargetConfig) -> TargetCard:
     """What the fleet is told of a target: never a key."""
