@@ -138,8 +138,11 @@ async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[s
     meter.show(card)
     await caller.start()
     try:
-        app = app_of(Door(caller, Clock(), limits, meter))
-        async with serving(app, address, limits, meter) as url, present(bus, card):
-            yield url
+        door = Door(caller, Clock(), limits, meter)
+        try:
+            async with serving(app_of(door), address, limits, meter) as url, present(bus, card):
+                yield url
+        finally:
+            await door.close()
     finally:
         await caller.close()

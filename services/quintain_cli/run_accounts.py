@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from quintain.client.client import Client
 from quintain.client.evaluator import Evaluator
 from quintain.contracts.metadata import TargetSpend
 from quintain_metadata import audit
@@ -38,9 +37,7 @@ async def write_calls(folder: Path, ledger_url: str, session_id: str) -> None:
 
 
 async def spending_of(client: Evaluator) -> Mapping[str, TargetSpend] | None:
-    """What a session spent on which target, once its last calls are settled; None where only HTTP leads there."""
-    if not isinstance(client, Client):
-        return None
+    """What a session spent on which target, once its last calls are settled."""
     for _ in range(round(SETTLED_SECONDS / LOOK_SECONDS)):
         info = await client.get_info(per_target=True)
         if not info.running:
@@ -51,4 +48,4 @@ async def spending_of(client: Evaluator) -> Mapping[str, TargetSpend] | None:
 
 async def spending_so_far(client: Evaluator) -> Mapping[str, TargetSpend] | None:
     """The same while calls are under way."""
-    return (await client.get_info(per_target=True)).per_target if isinstance(client, Client) else None
+    return (await client.get_info(per_target=True)).per_target

@@ -1,7 +1,7 @@
 """AgentV's proxy API, all its dialects: ``GET /info``, ``POST /invoke``, ``POST /invokeBatch``.
 
-The order of checks is AgentV's: CORS, the token, the path; then ours: the body, the budget. Paths and methods match
-exactly behind any prefix, and everything else is 404 behind the token.
+The order of checks is AgentV's: CORS, the token, the path; then ours: the body, the budget. Paths, methods and queries
+match exactly behind any prefix, and everything else is 404 behind the token.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ CORS = {
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
 }
 
+#: The one query there is: beyond AgentV, what went to which target.
+PER_TARGET = b"perTarget=true"
+
 _ASKED = (400, 401, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503, 504)
 
 OPERATIONS = (
     Operation(
         "GET", "/info", "The session and its counters", token=SESSION_TOKEN,
-        answers={200: AgentVInfo, **faults(401, 404, 431, 500, 503)},
+        answers={200: AgentVInfo, **faults(401, 404, 431, 500, 503)}, query={"perTarget": {"enum": ["true"]}},
     ),
     Operation(
         "POST", "/invoke", "Ask a target", token=SESSION_TOKEN, asks=InvokeRequest,
@@ -79,15 +82,16 @@ class AgentV:
         # Every method is heard, so that a wrong one is a 404 behind the token, as in AgentV, and never a 405 before it.
         self.routes = [Route("/{path:path}", API.endpoint(self.answer), methods=list(METHODS))]
         self._answers = {
-            ("GET", b"info"): self.info,
-            ("POST", b"invoke"): self.invoke,
-            ("POST", b"invokeBatch"): self.batch,
+            ("GET", b"info", b""): self.info,
+            ("GET", b"info", PER_TARGET): self.info,
+            ("POST", b"invoke", b""): self.invoke,
+            ("POST", b"invokeBatch", b""): self.batch,
         }
 
     async def answer(self, request: Request) -> Response:
         """Whatever is asked of AgentV's proxy, in AgentV's order of checks."""
         name = request.scope["raw_path"].rpartition(b"/")[2]
-        answer = self._answers.get((request.method, name)) if not request.scope["query_string"] else None
+        answer = self._answers.get((request.method, name, request.scope["query_string"]))
         visit_of(request).route = f"/{name.decode()}" if answer is not None else ELSEWHERE
         if request.method == "OPTIONS":
             return Response(status_code=204)
@@ -97,9 +101,10 @@ class AgentV:
             raise NotFound
         return await answer(request, client)
 
-    async def info(self, _: Request, client: Client) -> Response:
+    async def info(self, request: Request, client: Client) -> Response:
         """``GET /info``"""
-        return Response(write_info(await client.get_info()).to_wire(), media_type=JSON)
+        info = await client.get_info(per_target=request.scope["query_string"] == PER_TARGET)
+        return Response(write_info(info).to_wire(), media_type=JSON)
 
     async def invoke(self, request: Request, client: Client) -> Response:
         """``POST /invoke``"""

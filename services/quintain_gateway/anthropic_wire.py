@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,6 +156,22 @@ def write_usage(result: Result) -> Node:
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
     }
+
+
+def write_anthropic_models(targets: Sequence[str]) -> Node:
+    """The list of models, on one page: the targets a session may call."""
+    first, last = (targets[0], targets[-1]) if targets else (None, None)
+    return {
+        "data": [write_anthropic_model(one) for one in targets],
+        "has_more": False,
+        "first_id": first,
+        "last_id": last,
+    }
+
+
+def write_anthropic_model(target: str) -> Node:
+    """One target as a model."""
+    return {"type": "model", "id": target, "display_name": target, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def write_error(fault: Fault) -> tuple[int, Node, dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from quintain_gateway import agentv, anthropic, health, openai, sessions
+from quintain_gateway import agentv, anthropic, health, models, openai, sessions
 from quintain_gateway.door import Door
 from quintain_gateway.journal import Journal
 from quintain_gateway.openapi import OpenApi
@@ -13,6 +13,7 @@ from quintain_gateway.openapi import OpenApi
 #: What each API says of itself.
 OPERATIONS = (
     *agentv.OPERATIONS,
+    *models.OPERATIONS,
     *openai.OPERATIONS,
     *anthropic.OPERATIONS,
     *sessions.OPERATIONS,
@@ -31,6 +32,6 @@ def router_of(door: Door) -> Router:
     Nothing redirects: a redirect's address would be made of the request's `Host`.
     """
     last = agentv.AgentV(door)
-    models = (openai.OpenAI(door), anthropic.Anthropic(door))
-    apis = (health.Health(door), sessions.Sessions(door), *models, OpenApi(OPERATIONS), last)
+    asked = (models.Models(door), openai.OpenAI(door), anthropic.Anthropic(door))
+    apis = (health.Health(door), sessions.Sessions(door), *asked, OpenApi(OPERATIONS), last)
     return Router([route for api in apis for route in api.routes], redirect_slashes=False)

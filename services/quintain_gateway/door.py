@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import math
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -102,6 +103,12 @@ class Door:
     def __init__(self, caller: Caller, clock: Clock, limits: Limits, meter: Meter) -> None:
         self.caller, self.clock, self.limits, self.meter = caller, clock, limits, meter
         self._heard_at = -math.inf
+        # One for each request, gone with it; one that still takes calls back lives as long as that.
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+    async def close(self) -> None:
+        """Finish taking back the calls of clients that left: a few seconds at most. Nothing is asked after it."""
+        await asyncio.gather(*(client.close() for client in list(self._clients)))
 
     async def client(self, request: Request, token_of: Callable[[Request], str] = bearer) -> Client:
         """The session's client by the request's bearer token, or by what else ``token_of`` finds. Raises
@@ -114,6 +121,7 @@ class Door:
         token = SessionToken.parse(token_of(request))
         visit_of(request).session_id = token.id
         client = MeteredClient(self.caller, self.clock, token.text, self.meter, self._heard)
+        self._clients.add(client)
         if asyncio.get_running_loop().time() - self._heard_at > CLOCK_SECONDS:
             await client.get_info()
         return client

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from quintain.caller import Caller
-from quintain.client.client import DEFAULT_DEADLINE_SECONDS, Client, Heard
+from quintain.client.client import DEFAULT_DEADLINE_SECONDS, Client
+from quintain.client.ears import Heard, HeardProgress
 from quintain.clock import Clock
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.metadata import Info
@@ -31,6 +32,7 @@ class MeteredClient(Client):
         request_id: str | None = None,
         deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
         heard: Heard | None = None,
+        progress: HeardProgress | None = None,
         taken_back: bool | None = None,
     ) -> Result:
         """As `Client.send`."""
@@ -40,6 +42,7 @@ class MeteredClient(Client):
                 request_id=request_id,
                 deadline_seconds=deadline_seconds,
                 heard=heard,
+                progress=progress,
                 taken_back=taken_back,
             )
         except Fault as fault:

@@ -14,6 +14,7 @@ from quintain.errors import BadRequest, Unauthorized
 from quintain.routes import (
     AMEND,
     CANCEL,
+    CLOSE,
     INFO,
     LIST,
     OPEN,
@@ -126,6 +127,11 @@ def _amend(moment: Moment, ask: metadata.AmendSession, _: Session | None) -> Ste
     return (yield from sessions.amend(moment.now, ask))
 
 
+def _close(moment: Moment, _: metadata.CloseSession, session: Session | None) -> Steps[metadata.Info]:
+    closed = metadata.AmendSession(session_id=_own(session).id, state=metadata.SessionState.CLOSED)
+    return (yield from _amend(moment, closed, session))
+
+
 def _reserve(moment: Moment, ask: metadata.ReserveCalls, session: Session | None) -> Steps[metadata.CallsReserved]:
     granted = yield from reservations.reserve(moment.now, _own(session), ask.request_ids, ask.deadline)
     return metadata.CallsReserved(granted=granted)
@@ -178,6 +184,7 @@ OPERATIONS: dict[str, _Bound] = {
     INFO.key: _entry(INFO, Who.SESSION, _info),
     OPEN.key: _entry(OPEN, Who.EITHER, _open),
     AMEND.key: _entry(AMEND, Who.ADMINISTRATOR, _amend),
+    CLOSE.key: _entry(CLOSE, Who.SESSION, _close),
     RESERVE.key: _entry(RESERVE, Who.SESSION, _reserve),
     RELEASE.key: _entry(RELEASE, Who.SESSION, _release),
     CANCEL.key: _cancel,

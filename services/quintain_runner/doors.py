@@ -36,6 +36,8 @@ class Doors:
             "AGENTV_PROVIDER_PROXY_TOKEN": token,
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": token,
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": token,
         }
 
 

@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from pydantic import JsonValue
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result
 from quintain.graders import Case
+from quintain_runner.prices import Price
 from quintain_runner.tool_calls import write_message
 
 JsonObject = dict[str, JsonValue]
 
 #: Nobody here measures these; AgentV writes null as well where it does not.
-_UNKNOWN = ("trace", "trace_summary", "cost_usd", "start_time", "end_time", "file_changes", "workspace_path", "config")
+_UNKNOWN = ("trace", "trace_summary", "file_changes", "workspace_path", "config")
 
 
-def grader_input(case: Case, result: Result) -> JsonObject:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What is known of an answer beside itself: when it came, what its target's tokens cost, and the file that holds
+    it as JSON, where it is long. None where nobody knows."""
+
+    answered_at: datetime | None = None
+    price: Price | None = None
+    output_path: str | None = None
+
+
+NOTHING = Beside()
+
+
+def grader_input(case: Case, result: Result, beside: Beside = NOTHING) -> JsonObject:
     """The object a grader reads: the case, what the target answered, and what was expected."""
     asked, said = _conversation(case), _messages(result.output)
     expected = _expected_messages(case)
@@ -44,10 +60,25 @@ def grader_input(case: Case, result: Result) -> JsonObject:
         "metadata": case.metadata,
         "token_usage": None if usage is None else usage.model_dump(by_alias=True, exclude_none=True),
         "duration_ms": result.duration_ms,
+        "cost_usd": None if usage is None or beside.price is None else float(beside.price.of(usage)),
+        **_times(result, beside.answered_at),
         **dict.fromkeys(_UNKNOWN),
     }
     reference = _own_text(case, "reference_answer") or expected_text(case)
-    return fields if reference is None else {**fields, "reference_answer": reference}
+    left_out = {"reference_answer": reference, "output_path": beside.output_path}
+    return {**fields, **{name: value for name, value in left_out.items() if value is not None}}
+
+
+def _times(result: Result, answered_at: datetime | None) -> JsonObject:
+    """When the target began and ended, as JavaScript writes a time."""
+    if answered_at is None:
+        return {"start_time": None, "end_time": None}
+    began = answered_at - timedelta(milliseconds=result.duration_ms)
+    return {"start_time": _iso(began), "end_time": _iso(answered_at)}
+
+
+def _iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def expected_text(case: Case) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from quintain.client.client import DEFAULT_DEADLINE_SECONDS
@@ -14,6 +14,7 @@ from quintain.errors import QuintainError
 from quintain_runner.doors import Doors
 from quintain_runner.grader_specs import JudgeGrader, ProgramGrader
 from quintain_runner.plan import Trial
+from quintain_runner.prices import Price
 from quintain_runner.rows import GRADER_FAILED, GraderRow
 
 #: Asks for a session's counters with that session's own token.
@@ -44,7 +45,7 @@ class Bench:
     """What grading needs beside the case: the run's session, its doors, and the graders.
 
     ``max_calls`` is the run's: no grader may have more. ``places`` bounds the processes at once. ``heard`` is told of
-    each error after which a target, by its name, is asked again.
+    each error after which a target, by its name, is asked again. ``prices`` are those that are known, by target.
     """
 
     run: str
@@ -56,6 +57,7 @@ class Bench:
     max_calls: int
     places: asyncio.Semaphore
     heard: Callable[[str, QuintainError], None]
+    prices: Mapping[str, Price] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

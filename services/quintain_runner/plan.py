@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
@@ -19,12 +20,14 @@ from quintain_runner.rows import Key, Mark, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One case asked of one target once. ``repeat`` counts from 1; ``before`` is what its latest row left, if any."""
+    """One case asked of one target once. ``repeat`` counts from 1; ``before`` is what its latest row left, if any;
+    ``answered_at`` is when its answer came, if it came just now and not from the ledger."""
 
     case: Case
     target: str
     repeat: int
     before: Mark | None = None
+    answered_at: datetime | None = None
 
     @property
     def key(self) -> Key:

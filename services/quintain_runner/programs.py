@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +13,13 @@ from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.metadata import OpenSession, SessionOpened
 from quintain.graders import GraderInput
 from quintain_runner.function_host import Door, Question
-from quintain_runner.grader_input import JsonObject, grader_input
+from quintain_runner.grader_input import Beside, JsonObject, grader_input
 from quintain_runner.grader_process import GraderCommand, run_grader
 from quintain_runner.grader_specs import CommandGrader, ProgramGrader
 from quintain_runner.grading import Bench, Graded, judge_of
 from quintain_runner.patience import patiently
 from quintain_runner.plan import Trial
+from quintain_runner.prices import Price
 from quintain_runner.rows import GraderRow
 from quintain_runner.verdict import GraderError, read_verdict
 from quintain_runner.warm_pool import WarmPool
@@ -24,23 +27,30 @@ from quintain_runner.warm_pool import WarmPool
 #: A grader's session outlives its timeout by this much, so that its last call still counts, in seconds.
 SESSION_GRACE_SECONDS = 60.0
 
+#: An answer whose JSON has more characters is given as a file, too: as long as AgentV's are.
+LONG_ANSWER = 50_000
+
 #: The most characters a session's label has.
 _LABEL_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one execution is given. ``doors`` are the variables of its session; empty where it needs none."""
+    """What one execution is given. ``doors`` are the variables of its session; empty where it needs none. ``price`` is
+    that of the target's tokens, where it is known."""
 
     spec: ProgramGrader
     trial: Trial
     result: Result
     doors: Mapping[str, str]
+    price: Price | None = None
 
-    @property
-    def fields(self) -> JsonObject:
-        """What it reads under AgentV's contract."""
-        return {**grader_input(self.trial.case, self.result), "config": self.spec.config}
+    @contextlib.contextmanager
+    def fields(self) -> Iterator[JsonObject]:
+        """What it reads under AgentV's contract; a long answer is in a file, too, which is there until this is left."""
+        with answer_file(self.result.raw_text) as path:
+            beside = Beside(answered_at=self.trial.answered_at, price=self.price, output_path=path)
+            yield {**grader_input(self.trial.case, self.result, beside), "config": self.spec.config}
 
 
 #: Runs a grader once; its reply is the verdict's JSON. Raises `GraderError`.
@@ -66,7 +76,9 @@ class Executing:
             opened = await self._open(trial, bench) if self.needs_session else None
             doors = {} if opened is None else bench.doors.variables(opened.token)
             try:
-                reply = await self.execute(Look(spec=self.spec, trial=trial, result=result, doors=doors))
+                price = bench.prices.get(trial.target)
+                look = Look(spec=self.spec, trial=trial, result=result, doors=doors, price=price)
+                reply = await self.execute(look)
                 row = GraderRow.of(read_verdict(reply))
             except GraderError as error:
                 row = GraderRow(error=error.message)
@@ -88,12 +100,25 @@ class Executing:
         return await patiently(lambda: bench.session.open_child(ask))
 
 
+@contextlib.contextmanager
+def answer_file(text: str) -> Iterator[str | None]:
+    """The path of a file with an answer's JSON, where that is longer than `LONG_ANSWER`; gone when this is left."""
+    if len(json.dumps(text, ensure_ascii=False)) <= LONG_ANSWER:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="quintain-grader-") as folder:
+        path = Path(folder) / "output.json"
+        path.write_text(json.dumps(text), encoding="ascii")
+        yield str(path)
+
+
 def by_process(spec: CommandGrader, folder: Path, env: Mapping[str, str]) -> Execute:
     """A program that is started for every case."""
 
     async def execute(look: Look) -> bytes:
         command = program_of(spec, folder, {**env, **look.doors})
-        return await run_grader(command, json.dumps(look.fields).encode())
+        with look.fields() as fields:
+            return await run_grader(command, json.dumps(fields).encode())
 
     return execute
 
@@ -102,7 +127,8 @@ def by_lines(pool: WarmPool) -> Execute:
     """A program that is kept warm: what it would find in its environment is in each line, as ``env``."""
 
     async def execute(look: Look) -> bytes:
-        return await pool.ask(json.dumps({**look.fields, "env": dict(look.doors)}).encode())
+        with look.fields() as fields:
+            return await pool.ask(json.dumps({**fields, "env": dict(look.doors)}).encode())
 
     return execute
 

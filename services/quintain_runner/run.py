@@ -149,6 +149,7 @@ def _bench(setup: RunSetup, info: Info, board: Board, graders: tuple[Grader, ...
         max_calls=info.max_calls,
         places=asyncio.Semaphore(setup.graders_at_once),
         heard=lambda target, error: board.gauges[target].heard(error),
+        prices=setup.prices,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from quintain import logs
 from quintain.contracts.invoke import Result, TokenUsage
@@ -60,6 +61,8 @@ async def _run_trial(trial: Trial, bench: Bench) -> Outcome:
         return Outcome(row=None, budget_spent=True)
     except Fault as fault:
         return Outcome(row=_faulted(trial, fault))
+    if not result.replayed and not result.cached:
+        trial = replace(trial, answered_at=datetime.now(UTC))
     grades = await _grade_all(trial, result, bench)
     if grades.error is not None and await _is_spent(bench):
         grades = replace(grades, budget_spent=True, error=_for_want_of_budget(grades.error, bench.max_calls))

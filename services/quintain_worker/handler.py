@@ -11,14 +11,16 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, Admit, Outcome, Settle
 from quintain.contracts.message import Message
+from quintain.contracts.token import SessionToken
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
-from quintain.routes import INVOKE
+from quintain.routes import ACCEPT_CHUNKS, ACCEPT_PROGRESS, INVOKE
 from quintain.service import request_id_of
 from quintain.telemetry.context import TRACEPARENT_HEADER
 from quintain.telemetry.conventions import (
@@ -37,9 +39,10 @@ from quintain.topology import REPLY, target_queue
 from quintain_worker.answering import Said, Took, said_of
 from quintain_worker.desk import Desk
 from quintain_worker.incoming import Incoming, read
+from quintain_worker.interim import PROGRESS_SECONDS, progress, say_before
 from quintain_worker.pause import Pause
 from quintain_worker.pieces import Pieces
-from quintain_worker.port import Provider
+from quintain_worker.port import ActsForCaller, Provider
 from quintain_worker.running import Question, Run
 from quintain_worker.trying import Attempt, Ending, Patience
 
@@ -67,6 +70,11 @@ class Served:
     provider: Provider
     most_tries: int = 3
     timeout_seconds: float | None = None
+    progress_seconds: float = PROGRESS_SECONDS
+
+    def provider_for(self, token: SessionToken) -> Provider:
+        """What to ask for one call of the session with this token."""
+        return self.provider.acting_for(token) if isinstance(self.provider, ActsForCaller) else self.provider
 
 
 def handler_of(served: Served, desk: Desk, pause: Pause) -> Callable[[Delivery], Awaitable[None]]:
@@ -211,8 +219,9 @@ class _Call:
         assert self._incoming.request is not None, "the ledger refuses a request with a problem"
         ends = asyncio.get_running_loop().time() + self._desk.clock.seconds_until(grant.deadline)
         patience = Patience(self._served.most_tries, ends, self._served.timeout_seconds, grant.unproven)
-        async with self._pieces(grant) as heard:
-            attempt = Attempt(self._served.provider, self._incoming.request, patience, self._pause, heard)
+        provider = self._served.provider_for(self._incoming.token)
+        async with self._pieces(grant) as heard, self._progress(grant):
+            attempt = Attempt(provider, self._incoming.request, patience, self._pause, heard)
             try:
                 async with run.abortable():
                     return await attempt.run()
@@ -222,7 +231,7 @@ class _Call:
     @contextlib.asynccontextmanager
     async def _pieces(self, grant: Admission) -> AsyncIterator[Callable[[int, str], None] | None]:
         """Whom to tell the pieces of the answer, for a caller that asked for them."""
-        if not self._incoming.listens:
+        if ACCEPT_CHUNKS not in self._incoming.accepts:
             yield None
             return
         pieces = Pieces(
@@ -232,6 +241,16 @@ class _Call:
             yield pieces.heard
         finally:
             await pieces.close()
+
+    @contextlib.asynccontextmanager
+    async def _progress(self, grant: Admission) -> AsyncIterator[None]:
+        """Tell a caller that asked for it that the call still runs."""
+        if ACCEPT_PROGRESS not in self._incoming.accepts:
+            yield
+            return
+        say = partial(say_before, self._desk.bus, self._delivery, self._incoming.request_id)
+        async with progress(self._served.progress_seconds, grant.attempt, say):
+            yield
 
     async def _record(self, run: Run, said: Said, grant: Admission) -> None:
         await self._settle(said.outcome, said.answer, keep=grant.store_replies, size=said.size)

@@ -13,7 +13,6 @@ from quintain.contracts.names import request_id_in, shown
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.routes import (
-    ACCEPT_CHUNKS,
     ACCEPT_HEADER,
     DEADLINE_HEADER,
     PROTOCOL_HEADER,
@@ -38,8 +37,8 @@ MOST_SENTENCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One request as it came; ``problem`` is what is wrong with it where ``request`` is None. ``listens``: its caller
-    asked for the pieces of the answer as they come."""
+    """One request as it came; ``problem`` is what is wrong with it where ``request`` is None. ``accepts``: what its
+    caller asked for besides the final answer, such as `quintain.routes.ACCEPT_CHUNKS`."""
 
     token: SessionToken
     request_id: str
@@ -48,7 +47,7 @@ class Incoming:
     body_sha256: str
     request: InvokeRequest | None
     problem: Fault | None
-    listens: bool
+    accepts: frozenset[str]
 
 
 def read(delivery: Delivery, target: str) -> Incoming:
@@ -75,7 +74,7 @@ def read(delivery: Delivery, target: str) -> Incoming:
         body_sha256=hashlib.sha256(delivery.body).hexdigest(),
         request=request,
         problem=problem,
-        listens=ACCEPT_CHUNKS in re.split(r"[,\s]+", _text(headers, ACCEPT_HEADER) or ""),
+        accepts=frozenset(re.split(r"[,\s]+", _text(headers, ACCEPT_HEADER) or "")),
     )
 
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery
 from quintain.contracts.invoke import Chunk
 from quintain.contracts.text import whole
 from quintain.errors import BusError
-from quintain.routes import CHUNK_TYPE, REQUEST_ID_HEADER
-from quintain.topology import REPLY
+from quintain_worker.interim import say_before
 
 log = logging.getLogger(__name__)
-
-#: A piece that is not taken by then is of no use any more, in seconds.
-USEFUL_SECONDS = 30.0
 
 
 class Pieces:
@@ -54,18 +50,7 @@ class Pieces:
             chunk = Chunk(attempt=self._attempt, seq=self._seq, delta=whole(delta))
             self._seq += 1
             try:
-                await self._send(chunk)
+                await say_before(self._bus, self._delivery, self._request_id, chunk)
             except BusError as error:
                 log.info("The pieces of an answer are no longer sent: %s", error.message)
                 return
-
-    async def _send(self, chunk: Chunk) -> None:
-        envelope = Envelope(
-            body=chunk.to_wire(),
-            type=CHUNK_TYPE,
-            correlation_id=self._delivery.correlation_id,
-            headers={REQUEST_ID_HEADER: self._request_id},
-            expiration_ms=int(USEFUL_SECONDS * 1000),
-            persistent=False,
-        )
-        await self._bus.publish(REPLY, self._delivery.reply_to or "", envelope, timeout=USEFUL_SECONDS)

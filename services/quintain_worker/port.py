@@ -5,12 +5,14 @@ A provider tries once. Retries, deadlines, budgets and replies are the worker's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
+from quintain.contracts.token import SessionToken
 from quintain.errors import Fault
 
 #: Told each piece of an answer's text as it comes, in order. It returns at once, and never raises.
@@ -75,3 +77,11 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Let go of connections and processes."""
+
+
+class ActsForCaller(ABC):
+    """A provider that calls in its caller's name: whom it reaches spends the caller's session, narrowed."""
+
+    @abstractmethod
+    def acting_for(self, token: SessionToken) -> Provider:
+        """The provider for one call of the session with this token. It is closed with this one."""

@@ -36,6 +36,7 @@ INVOKE = Route("invoke", INVOKE_EXCHANGE, "", InvokeRequest, Result)
 INFO = Route("info", METADATA, "info", metadata.AskInfo, metadata.Info)
 OPEN = Route("open", METADATA, "open", metadata.OpenSession, metadata.SessionOpened)
 AMEND = Route("amend", METADATA, "amend", metadata.AmendSession, metadata.Info)
+CLOSE = Route("close", METADATA, "close", metadata.CloseSession, metadata.Info)
 RESERVE = Route("reserve", METADATA, "reserve", metadata.ReserveCalls, metadata.CallsReserved)
 RELEASE = Route("release", METADATA, "release", metadata.ReleaseCalls, metadata.CallsReleased)
 CANCEL = Route("cancel", METADATA, "cancel", metadata.CancelCalls, metadata.CallsCancelled)
@@ -73,11 +74,14 @@ ROUTED_HEADER = "x-quintain-routed"
 #: own message interceptor writes the same header; without it the time in the queue is not known.
 PUBLISHED_HEADER = "timestamp_in_ms"
 
-#: What `ACCEPT_HEADER` asks for besides the one final message: pieces of the answer as they come.
+#: What `ACCEPT_HEADER` asks for besides the one final message: pieces of the answer as they come, and a word every now
+#: and then that the call still runs.
 ACCEPT_CHUNKS = "chunk"
+ACCEPT_PROGRESS = "progress"
 
-#: The type of such a piece.
+#: The types of such messages.
 CHUNK_TYPE = "chunk"
+PROGRESS_TYPE = "progress"
 
 #: The version of the wire; a request that carries another is a ``bad_request``.
 PROTOCOL_VERSION = 1

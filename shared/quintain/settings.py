@@ -50,6 +50,14 @@ class Settings:
                 f"{neither.message}; or set QUINTAIN_GATEWAY_URL to a gateway, such as http://127.0.0.1:8787"
             ) from None
 
+    def require_session_token(self) -> str:
+        """The session's token; raises `ConfigError` where there is none."""
+        if self.session_token is None:
+            raise ConfigError(
+                "QUINTAIN_SESSION_TOKEN is not set: open a session with `quintain session open --default-target NAME`"
+            )
+        return self.session_token
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:

@@ -9,10 +9,13 @@ Needs superred, in an environment that has it (``quintain[superred]``)::
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+from quintain.remote.child_session import ChildTerms
 from quintain.remote.factory import RemoteFactory
 from quintain.remote.target import RemoteTarget
+from quintain.target.tags import TagBook
 from quintain.target.vocabulary import superred_vocabulary
 from superred import core
 
@@ -21,18 +24,28 @@ class HostedTarget(RemoteTarget, core.Target):
     """A hosted target, of superred's own type."""
 
 
+@dataclass(frozen=True)
 class RemoteTargetFactory(core.TargetFactory):
-    """superred's `TargetFactory` over a hosted target. Close it when the experiment is over."""
+    """superred's `TargetFactory` over a hosted target. Close it when the experiment is over; a copy that
+    `dataclasses.replace` makes stands on the same leases, and is closed with it."""
 
-    def __init__(self, factory: RemoteFactory) -> None:
-        super().__init__(create=factory.create, concurrency=factory.concurrency)
-        # A frozen dataclass: superred's copies it with `dataclasses.replace`, and `create` brings the rest along.
-        object.__setattr__(self, "scope", factory.scope)
-        object.__setattr__(self, "tags", factory.tags)
-        object.__setattr__(self, "close", factory.close)
+    remote: RemoteFactory = field(kw_only=True)
+
+    @property
+    def tags(self) -> TagBook:
+        """The tags that were met so far."""
+        return self.remote.tags
+
+    def scope(self, *names: str) -> frozenset[Any]:
+        """The tags of these names, as a scope; no package of the target's is needed here. Raises `ValueError`."""
+        return self.remote.scope(*names)
+
+    def close(self) -> None:
+        """Give the leases up and close the connection."""
+        self.remote.close()
 
 
-def remote_factory(
+def remote_factory(  # noqa: PLR0913 -- what `quintain.remote.factory.remote_factory` takes, in superred's words
     name: str,
     *,
     concurrency: int = 1,
@@ -40,17 +53,25 @@ def remote_factory(
     url: str | None = None,
     tags: Iterable[Any] = (),
     events: Iterable[type] = (),
+    child_session: ChildTerms | None = None,
 ) -> RemoteTargetFactory:
     """A superred `TargetFactory` for the target that hosts serve under this name.
 
     ``ahead`` is how many leases are kept ready: as many as run at once, where nothing is said. ``url`` is the
     broker's (``QUINTAIN_BROKER_URL``). ``tags`` are those of a scope that was built from the target's own package;
-    `RemoteTargetFactory.scope` needs none. ``events`` are event and response classes of your own.
+    `RemoteTargetFactory.scope` needs none. ``events`` are event and response classes of your own. ``child_session``
+    gives each instance a session to call models with, under ``QUINTAIN_SESSION_TOKEN``'s.
     Raises `BrokerUnavailable`, `BrokerRefused`.
     """
     vocabulary = superred_vocabulary().with_classes(events)
-    return RemoteTargetFactory(
-        RemoteFactory(
-            name, concurrency=concurrency, ahead=ahead, url=url, tags=tags, vocabulary=vocabulary, kind=HostedTarget
-        )
+    remote = RemoteFactory(
+        name,
+        concurrency=concurrency,
+        ahead=ahead,
+        url=url,
+        tags=tags,
+        vocabulary=vocabulary,
+        kind=HostedTarget,
+        child_session=child_session,
     )
+    return RemoteTargetFactory(create=remote.create, concurrency=concurrency, remote=remote)

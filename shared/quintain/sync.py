@@ -93,9 +93,9 @@ class SyncEvaluator:
         """Ask all at once, answers in order; the budget is reserved all or nothing (`BudgetExhausted`)."""
         return self._wait(self._evaluator.invoke_batch(requests, deadline_seconds=deadline_seconds))
 
-    def get_info(self) -> metadata.Info:
-        """The session, its counters and the targets it may call."""
-        return self._wait(self._evaluator.get_info())
+    def get_info(self, *, per_target: bool = False) -> metadata.Info:
+        """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
+        return self._wait(self._evaluator.get_info(per_target=per_target))
 
     def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
         """Open a session that may only narrow this one and draws on its budget."""

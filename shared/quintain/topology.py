@@ -180,7 +180,7 @@ METADATA_TOPOLOGY = Topology(
         Binding(POISON, POISON_QUEUE),
         *(
             Binding(METADATA, METADATA_QUEUE, key)
-            for key in ("info", "open", "amend", "reserve", "release", "cancel", "list", "show", "targets")
+            for key in ("info", "open", "amend", "close", "reserve", "release", "cancel", "list", "show", "targets")
         ),
         *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "heartbeat", "admit")),
         Binding(LEDGER, SETTLE_QUEUE, "settle"),

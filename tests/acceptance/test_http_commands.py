@@ -79,3 +79,12 @@ def test_with_neither_both_are_named(evaluator: CommandLine) -> None:
     refused = evaluator.run("info", code=2, env={"QUINTAIN_GATEWAY_URL": ""})
     assert "QUINTAIN_BROKER_URL is not set" in refused.stderr
     assert "QUINTAIN_GATEWAY_URL" in refused.stderr
+
+
+def test_a_run_over_http_tells_its_cost(gateway: GatewayUp) -> None:
+    folder = gateway.shell.folder
+    (folder / "cases.jsonl").write_text('{"id": "1", "question": "?", "expected": "Paris"}\n')
+    (folder / "eval.yaml").write_text(
+        "dataset: cases.jsonl\ntargets: [judge]\ngraders: [{name: same, builtin: exact}]\n"
+    )
+    assert "cost $0.0090: judge $0.0090\n" in gateway.shell.run("run", "eval.yaml").stdout

@@ -14,7 +14,8 @@ import pytest
 from quintain.bus.base import Bus, Envelope
 from quintain.caller import Question, understood
 from quintain.contracts.hosted import HOSTING_VERSION, AskLease, LeaseAnswer
-from quintain.errors import BadRequest, NoAnswer, RemoteTargetError
+from quintain.errors import BadRequest, ConfigError, NoAnswer, RemoteTargetError
+from quintain.remote.child_session import ChildTerms
 from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.remote.lease import lease
 from quintain.remote.line import Line, opened
@@ -125,6 +126,15 @@ def test_a_controller_of_another_version_is_told_both(host: ThreadHost, line: Li
 def test_without_a_host_nobody_waits_for_ever(line: Line) -> None:
     with pytest.raises(NoAnswer, match=r"'nobody' within 1 s: start one with `quintain serve host"):
         line.call(lease(line.bus, line.caller, "nobody", timeout_seconds=1))
+
+
+def test_a_target_that_takes_no_session_is_given_none_and_its_slot_is_free_again(host: ThreadHost, line: Line) -> None:
+    terms = ChildTerms(targets=["model"], token="nobody's")
+    with RemoteFactory(host.name, ahead=0, line=line, child_session=terms) as factory:
+        for _ in range(3):  # there are two slots
+            with pytest.raises(ConfigError, match="no configuration slot 'quintain_session'"):
+                factory.create()
+        assert factory.scope("user")
 
 
 async def test_what_is_no_part_of_the_interface_does_not_cross(remote: RemoteFactory) -> None:

@@ -148,6 +148,7 @@ def test_the_operations_of_the_metadata_exchange(fleet: ProcessFleet, stranger: 
     assert operate("release", {"requestIds": ["a", "b"]})[1] == {"released": 2}
     child = operate("open", {"defaultTarget": "sage", "maxCalls": 1})[1]
     assert child["parentId"] == info["sessionId"]
+    assert operate("close", {}, str(child["token"]))[1]["state"] == "closed"
     opened = operate("open", {"defaultTarget": "sage"}, ADMIN_TOKEN)[1]
     assert operate("show", {"sessionId": opened["sessionId"]}, ADMIN_TOKEN)[1]["maxCalls"] == 50
     amended = operate("amend", {"sessionId": opened["sessionId"], "maxCalls": 7, "state": "closed"}, ADMIN_TOKEN)[1]

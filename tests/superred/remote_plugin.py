@@ -144,9 +144,9 @@ def _behind_rabbitmq(
             kind=HostedTarget,
         )
         remotes.append(remote)
-        factory = RemoteTargetFactory(remote)
-        object.__setattr__(factory, "create", wrapped(remote.create))
-        self._target_factory = factory
+        self._target_factory = RemoteTargetFactory(
+            create=wrapped(remote.create), concurrency=remote.concurrency, remote=remote
+        )
         self._resolve_write_scope = learning(self._resolve_write_scope, remote.tags)
         self._resolve_read_only = learning(self._resolve_read_only, remote.tags)
 

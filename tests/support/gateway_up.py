@@ -16,7 +16,11 @@ ADMIN_TOKEN = "an admin token for tests"
 CONFIG = """
 targets:
   echo: {provider: mock}
-  judge: {provider: mock, response: "Paris", token_usage: {input: 7, output: 2}}
+  judge:
+    provider: mock
+    response: "Paris"
+    token_usage: {input: 7, output: 2}
+    price: {input_per_million: 1000, output_per_million: 1000}
   slow: {provider: mock, delay_ms: 60000}
 """
 TARGETS = ["echo", "judge", "slow"]

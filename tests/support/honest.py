@@ -55,7 +55,8 @@ FAULT: dict[str, object] = {
 
 
 def operations(other_session_id: str) -> dict[str, object]:
-    """The questions of the metadata queue; what may change a session names the other one."""
+    """The questions of the metadata queue; what may change a session names the other one, and
+    ``close`` can name none, so that it is not here."""
     return {
         "info": {},
         "open": {

@@ -13,6 +13,7 @@ from quintain.contracts.ledger import TargetCard
 from quintain.errors import BrokerUnavailable
 from quintain.topology import Exchange, target_queue
 from quintain_worker.handler import Served
+from quintain_worker.interim import PROGRESS_SECONDS
 from quintain_worker.port import Answer, Heard, Provider
 from quintain_worker.worker import Worker
 from support.ledger_stand_in import Evaluator, LedgerStandIn, soon
@@ -56,13 +57,17 @@ class Patchy(MemoryBus):
 
 @contextlib.asynccontextmanager
 async def working(
-    ledger: LedgerStandIn, *providers: Provider, at_once: int = 10, most_tries: int = 1
+    ledger: LedgerStandIn,
+    *providers: Provider,
+    at_once: int = 10,
+    most_tries: int = 1,
+    progress_seconds: float = PROGRESS_SECONDS,
 ) -> AsyncIterator[tuple[Worker, Patchy]]:
     """A worker that serves these providers as targets a, b, …, stopped at the end."""
     bus = Patchy(ledger.memory)
     names = "abc"[: len(providers)]
     served = {
-        name: Served(name=name, provider=provider, most_tries=most_tries)
+        name: Served(name=name, provider=provider, most_tries=most_tries, progress_seconds=progress_seconds)
         for name, provider in zip(names, providers, strict=True)
     }
     cards = [TargetCard(name=name, provider="mock", max_concurrency=at_once) for name in names]

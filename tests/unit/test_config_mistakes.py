@@ -209,3 +209,19 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(file: Path) -> None:
     file.write_bytes(b"targets: \xff")
     with pytest.raises(ConfigError, match=r"quintain\.yaml: not UTF-8 text"):
         load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("{}", ": missing key 'targets'"),
+        ("{targets: []}", ".targets: List should have at least 1 item"),
+        ("{targets: [a/b]}", ".targets"),
+        ("{targets: [model], max_calls: 0}", ".max_calls: "),
+        ("{targets: [model], calls: 3}", ": unknown key 'calls'; did you mean 'max_calls'?"),
+        ("{targets: [model], x: 3}", ": unknown key 'x'; known: targets, max_calls"),
+    ],
+)
+def test_a_child_session_names_its_targets_and_bounds_its_calls(file: Path, says: str, words: str) -> None:
+    text = f"targets:\n  agent: {{provider: target, child_session: {says}}}\n"
+    assert f"targets.agent.child_session{words}" in mistake_of(file, text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from quintain.bus.base import Bus
@@ -16,6 +17,7 @@ from quintain.config import TargetTarget
 from quintain.contracts.hosted import LogLine
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.text import whole
+from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BusError,
     ConfigError,
@@ -36,9 +38,10 @@ from quintain.target import ControllableInjection, ControllableNoInjection, Even
 from quintain.target.codec import Codec
 from quintain.target.text import to_json_text
 from quintain.target.vocabulary import OURS
-from quintain_worker.port import Answer, Billing, Heard, ProviderFailure
+from quintain_worker.port import ActsForCaller, Answer, Billing, Heard, Provider, ProviderFailure
 from quintain_worker.providers.build import Surroundings
 from quintain_worker.providers.conversation import refusal, refuse_settings, turns_of
+from quintain_worker.providers.given_session import GivenSession
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ class Exchange:
         return self._answered
 
 
-class HostedProvider:
+class HostedProvider(ActsForCaller):
     """Leases a fresh instance for every call, from whichever host has a free slot."""
 
     def __init__(self, name: str, target: TargetTarget, bus: Bus) -> None:
@@ -101,8 +104,17 @@ class HostedProvider:
         self._starting = asyncio.Lock()
         self._started = False
 
+    def acting_for(self, token: SessionToken) -> Provider:
+        """The provider for one call: where the target says so, its agent is given a child of this session."""
+        terms = self._target.child_session
+        return self if terms is None else _ForCaller(self, GivenSession(self._name, terms, self._caller, token))
+
     async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
         """The target's answer, within the timeout. Raises `ProviderFailure`."""
+        return await self.answer_with(None, request, timeout_seconds)
+
+    async def answer_with(self, given: GivenSession | None, request: InvokeRequest, timeout_seconds: float) -> Answer:
+        """The same, of an agent that calls models in the session it is given, if any."""
         refuse_settings(request.settings, honoured=(), who=f"{self._name}, a hosted target,")
         question = self._question(request)
         ends = asyncio.get_running_loop().time() + timeout_seconds
@@ -110,11 +122,15 @@ class HostedProvider:
         call = _Call(self._name, self._target, leased)
         try:
             async with asyncio.timeout_at(ends):
-                return await call.answer(question)
+                config = {} if given is None else await given.open(leased.descriptor, ends)
+                said = await call.answer(question, {**self._target.config, **config})
+                return Answer(text=said if given is None else given.masked(said))
         except TimeoutError:
             failure = TimedOut(f"{self._name}: the target did not end its run within {timeout_seconds:g} s")
             raise ProviderFailure(failure, call.owed) from None
         finally:
+            if given is not None:
+                await given.close()
             await call.let_go()
 
     async def close(self) -> None:
@@ -146,6 +162,20 @@ class HostedProvider:
             raise ProviderFailure(failure, Billing.UNBILLED) from error
 
 
+class _ForCaller:
+    """The provider for one call of one session: every try is given a session of its own."""
+
+    def __init__(self, provider: HostedProvider, given: GivenSession) -> None:
+        self._provider, self._given = provider, given
+
+    async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
+        """The target's answer, within the timeout. Raises `ProviderFailure`."""
+        return await self._provider.answer_with(self._given, request, timeout_seconds)
+
+    async def close(self) -> None:
+        """Nothing is held: the session ends with each try."""
+
+
 class _Call:
     """One call's lease, from its configuration to its end."""
 
@@ -155,10 +185,10 @@ class _Call:
         #: What is known of the bill if it ends now.
         self.owed = Billing.UNBILLED
 
-    async def answer(self, question: str) -> Answer:
+    async def answer(self, question: str, config: Mapping[str, str]) -> str:
         """Configure, run, and have the answer. Raises `ProviderFailure`."""
         try:
-            return Answer(text=await self._said(question))
+            return await self._said(question, config)
         except HostLost as loss:
             charged = self.owed is not Billing.UNBILLED
             failure = ProviderFailed(f"{self._name}: {loss.message}", charged=charged)
@@ -175,8 +205,8 @@ class _Call:
             failure = ProviderFailed(f"{self._name}: the target raised {kind_of(error)} while {doing}", charged=charged)
             raise ProviderFailure(failure, Billing.BILLED if charged else Billing.UNBILLED) from error
 
-    async def _said(self, question: str) -> str:
-        for name, value in self._target.config.items():
+    async def _said(self, question: str, config: Mapping[str, str]) -> str:
+        for name, value in config.items():
             await self._lease.ask(SET_CONFIG, name=name, value=value)
         exchange = Exchange(question)
         run = RemoteRun(Here(), self._lease, self._ear, Codec(OURS), exchange.emit, exchange.send_event, relay=_unheard)

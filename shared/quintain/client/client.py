@@ -7,31 +7,28 @@ is gone is an error in time, not a wait without end. A call whose task is cancel
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from quintain import logs
-from quintain.bus.base import Delivery
 from quintain.caller import Answer, Ask, Caller, Question, understood
+from quintain.client.ears import DEAF, Ears, Heard, HeardProgress
 from quintain.client.taking_back import TakingBack
 from quintain.clock import Clock
 from quintain.contracts import metadata
-from quintain.contracts.invoke import ChatMessage, Chunk, InvokeRequest, InvokeSettings, Result
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import explain
 from quintain.contracts.names import TARGET_NAME_PATTERN
 from quintain.contracts.token import public_id
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Expired, Fault, NoAnswer, Overloaded, QueueFull
 from quintain.routes import (
-    ACCEPT_CHUNKS,
     ACCEPT_HEADER,
     CANCEL,
-    CHUNK_TYPE,
     DEADLINE_HEADER,
     INFO,
     INVOKE,
@@ -58,10 +55,6 @@ GRACE_SECONDS = 2.0
 
 #: How long the metadata service may take to answer an operation, in seconds.
 ANSWER_SECONDS = 30.0
-
-
-#: Who hears the pieces of an answer as they come.
-Heard = Callable[[Chunk], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,36 +100,37 @@ class Client:
         request_id: str | None = None,
         deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
         heard: Heard | None = None,
+        progress: HeardProgress | None = None,
         taken_back: bool | None = None,
     ) -> Result:
         """Ask with a whole request. The same ``request_id`` is the same call: charged once, answered alike.
 
-        ``heard`` is given the answer's pieces as they come; a piece of a higher attempt voids those before it. A task
-        cancelled here takes its call back (``taken_back``), unless the caller named the ``request_id``: under that the
-        call can be asked for again, so it goes on, and `cancel` takes it back.
+        ``heard`` is given the answer's pieces as they come; a piece of a higher attempt voids those before it.
+        ``progress`` is told every 10 s that the call still runs. A task cancelled here takes its call back
+        (``taken_back``), unless the caller named the ``request_id``: under that the call can be asked for again, so
+        it goes on, and `cancel` takes it back.
 
         Raises a `Fault`: `Expired` where nobody answered in time, `Overloaded` where the queue is full.
         """
         name = request_id or secrets.token_urlsafe(16)
         try:
-            return await self._send(request, name, deadline_seconds, heard)
+            return await self._send(request, name, deadline_seconds, Ears(heard, progress))
         except asyncio.CancelledError:
             if not request_id if taken_back is None else taken_back:
                 self._taking_back.add([name])
             raise
 
     async def _send(
-        self, request: InvokeRequest, request_id: str, deadline_seconds: float, heard: Heard | None = None
+        self, request: InvokeRequest, request_id: str, deadline_seconds: float, ears: Ears = DEAF
     ) -> Result:
-        question = self._invocation(request, request_id, deadline_seconds, listens=heard is not None)
-        pieces = None if heard is None else _pieces(heard)
+        question = self._invocation(request, request_id, deadline_seconds, ears)
         opening = conventions.sent(question.exchange.name, question.key, request_id=request_id)
         try:
             with (
                 span(opening),
                 logs.about(request_id=request_id, session_id=public_id(self._token), target=question.key),
             ):
-                return understood(await self._caller.ask(question, pieces), Result)
+                return understood(await self._caller.ask(question, ears.hear), Result)
         except QueueFull:
             raise Overloaded("The target's queue is full", retry_after_ms=1000) from None
         except NoAnswer:
@@ -203,7 +197,7 @@ class Client:
         return (await self._request(CANCEL, metadata.CancelCalls(request_ids=list(request_ids)))).cancelled
 
     async def get_info(self, *, per_target: bool = False) -> metadata.Info:
-        """The session, its counters and the targets it may call."""
+        """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
         return await self._request(INFO, metadata.AskInfo(per_target=per_target))
 
     async def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
@@ -234,11 +228,9 @@ class Client:
         except NoAnswer as silence:
             raise BudgetUnavailable(silence.message) from None
 
-    def _invocation(
-        self, request: InvokeRequest, request_id: str, deadline_seconds: float, *, listens: bool
-    ) -> Question:
+    def _invocation(self, request: InvokeRequest, request_id: str, deadline_seconds: float, ears: Ears) -> Question:
         now = self._clock.now_ms()
-        accepts = {ACCEPT_HEADER: ACCEPT_CHUNKS} if listens else {}
+        accepts = {ACCEPT_HEADER: ears.accepts} if ears.accepts else {}
         return Question(
             exchange=INVOKE.exchange,
             key=routing_key(request),
@@ -256,15 +248,6 @@ class Client:
             # The fleet's own word on an expired call comes first: the client only outwaits it.
             expires_seconds=deadline_seconds,
         )
-
-
-def _pieces(heard: Heard) -> Callable[[Delivery], None]:
-    def piece(delivery: Delivery) -> None:
-        if delivery.type == CHUNK_TYPE:
-            with contextlib.suppress(BadRequest):  # a piece nobody can read is missing, and the whole answer follows
-                heard(Chunk.from_wire(delivery.body))
-
-    return piece
 
 
 def request_from(**fields: object) -> InvokeRequest:

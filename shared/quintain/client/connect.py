@@ -38,11 +38,7 @@ async def connect(
     `GatewayUnavailable`, `BudgetUnavailable` where no metadata service answers in time, and `Unauthorized`.
     """
     settings = read_settings(environment())
-    token = token or settings.session_token
-    if token is None:
-        raise ConfigError(
-            "QUINTAIN_SESSION_TOKEN is not set: open a session with `quintain session open --default-target NAME`"
-        )
+    token = token or settings.require_session_token()
     url = url or ("memory://" if memory is not None else settings.require_fleet_url())
     if is_gateway(url):
         async with over_http().connect_http(url, token) as http_client:

@@ -52,8 +52,8 @@ class Evaluator(Protocol):
         """Ask all at once, answers in order. The budget is reserved all or nothing (`BudgetExhausted`); after
         that a failing item never loses the others, and what an item did not use is given back."""
 
-    async def get_info(self) -> metadata.Info:
-        """The session, its counters and the targets it may call."""
+    async def get_info(self, *, per_target: bool = False) -> metadata.Info:
+        """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
 
     async def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
         """Open a session that may only narrow this one and draws on its budget."""

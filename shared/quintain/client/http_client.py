@@ -22,7 +22,7 @@ from quintain.client.client import (
     request_of,
 )
 from quintain.client.evaluator import Asked
-from quintain.client.http_line import Answer, Line, line_to
+from quintain.client.http_line import Answer, HttpLine, line_to
 from quintain.clock import Clock
 from quintain.contracts import metadata
 from quintain.contracts.invoke import ChatMessage, FaultReply, InvokeRequest, InvokeSettings, JsonObject, Result
@@ -42,7 +42,7 @@ class _Items(Message):
 class HttpClient:
     """One session's right to call, as `quintain.connect` gives it for an ``http(s)://`` URL."""
 
-    def __init__(self, line: Line, clock: Clock) -> None:
+    def __init__(self, line: HttpLine, clock: Clock) -> None:
         self._line, self._clock = line, clock
 
     async def invoke(
@@ -99,9 +99,10 @@ class HttpClient:
             for ask, answer in zip(asks, said.responses, strict=True)
         ]
 
-    async def get_info(self) -> metadata.Info:
-        """The session, its counters and the targets it may call."""
-        return await _told(self._line, "GET", "/info", metadata.Info)
+    async def get_info(self, *, per_target: bool = False) -> metadata.Info:
+        """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
+        path = "/info?perTarget=true" if per_target else "/info"
+        return await _told(self._line, "GET", path, metadata.Info)
 
     async def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
         """Open a session that may only narrow this one and draws on its budget."""
@@ -131,7 +132,7 @@ class HttpClient:
 class HttpAdmin:
     """The administrator's client, over HTTP. Every method raises a `Fault`, or `GatewayUnavailable`."""
 
-    def __init__(self, line: Line, *, timeout_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, line: HttpLine, *, timeout_seconds: float = ANSWER_SECONDS) -> None:
         self._line, self._timeout_seconds = line, timeout_seconds
 
     async def open(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
@@ -174,7 +175,7 @@ async def connect_http_admin(url: str, token: str, *, timeout_seconds: float) ->
 
 
 async def _told(
-    line: Line,
+    line: HttpLine,
     method: str,
     path: str,
     answers: type[Answer],

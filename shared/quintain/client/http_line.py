@@ -34,7 +34,7 @@ KEEPALIVE_SECONDS = 15.0
 MOST_PORT = 65535
 
 
-class Line:
+class HttpLine:
     """A way to ask one gateway. Use it as `line_to` gives it."""
 
     def __init__(self, http: httpx2.AsyncClient, place: str) -> None:
@@ -94,7 +94,7 @@ class Line:
 
 
 @contextlib.asynccontextmanager
-async def line_to(url: str, token: str) -> AsyncIterator[Line]:
+async def line_to(url: str, token: str) -> AsyncIterator[HttpLine]:
     """A line to the gateway at this base URL, closed at the end; certificates are always verified.
 
     Raises `ConfigError` where the URL is none or the token cannot be sent.
@@ -120,7 +120,7 @@ async def line_to(url: str, token: str) -> AsyncIterator[Line]:
         # A redirect would take the token elsewhere.
         follow_redirects=False,
     ) as http:
-        yield Line(http, _shown(where))
+        yield HttpLine(http, _shown(where))
 
 
 def _shown(url: httpx2.URL) -> str:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from quintain.config.targets import KINDS, UNRESOLVED, TargetConfig
+from quintain.config.targets import KINDS, PARTS, UNRESOLVED, TargetConfig
 from quintain.config.tree import place
 from quintain.contracts.names import TARGET_NAME_PATTERN
 
@@ -124,8 +124,8 @@ def _read_target(
 def _sentence(name: str, provider: str, detail: ErrorDetails) -> str:
     parts = ("targets", name, *detail["loc"])
     if detail["type"] == "extra_forbidden":
-        known = tuple(KINDS[provider].model_fields) if len(detail["loc"]) == 1 else ("input", "output")
-        return _unknown_key(place(parts[:-1]), str(parts[-1]), known)
+        model = KINDS[provider] if len(detail["loc"]) == 1 else PARTS[str(detail["loc"][-2])]
+        return _unknown_key(place(parts[:-1]), str(parts[-1]), model.model_fields)
     if detail["type"] == "missing":
         return f"{place(parts[:-1])}: missing key '{parts[-1]}'"
     what = detail["msg"].removeprefix("Value error, ")

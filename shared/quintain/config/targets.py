@@ -199,16 +199,25 @@ class MockTarget(_Target):
     token_usage: MockUsage | None = None
 
 
+class TargetChildSession(_Strict):
+    """What an agent under test may call in its caller's name: these targets, the first by default, so many times."""
+
+    targets: Annotated[list[TargetName], Field(min_length=1)]
+    max_calls: Positive = 10
+
+
 class TargetTarget(_Target):
     """A target under test that `quintain serve host` leases out under ``host``, its own name where that is not set.
 
-    ``config`` is filled in before each run; ``query`` is what gives the answer after it.
+    ``config`` is filled in before each run; ``query`` is what gives the answer after it. With ``child_session`` each
+    call opens a session for the agent, under its caller's.
     """
 
     provider: Literal["target"]
     host: TargetName | None = None
     query: Annotated[str, Field(min_length=1)] | None = None
     config: dict[str, str] = Field(default_factory=dict)
+    child_session: TargetChildSession | None = None
 
 
 _Kind = OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget | TargetTarget
@@ -223,6 +232,13 @@ KINDS: dict[str, type[_Kind]] = {
     "openai": OpenAITarget,
     "python": PythonTarget,
     "target": TargetTarget,
+}
+
+#: The model of each part of a target that is a map of its own, by its key.
+PARTS: dict[str, type[BaseModel]] = {
+    "child_session": TargetChildSession,
+    "price": TargetPrice,
+    "token_usage": MockUsage,
 }
 
 

@@ -119,6 +119,15 @@ class Chunk(Message):
     delta: str
 
 
+class Progress(Message):
+    """A word that a call still runs, for callers that asked for it: which attempt it is, from 1, and for how long it
+    has run."""
+
+    state: Literal["running"] = "running"
+    attempt: int
+    elapsed_ms: int
+
+
 class Result(Message):
     """What a target answered, who served it, and what it took. Durations are in milliseconds."""
 

@@ -93,6 +93,10 @@ class AmendSession(Message):
     state: SessionState | None = None
 
 
+class CloseSession(Message):
+    """Close the session that asks, and its children, for ever: whoever holds its token may give it up."""
+
+
 class ReserveCalls(Message):
     """Reserve these calls, all or none, until the deadline (milliseconds since the epoch)."""
 

@@ -12,12 +12,14 @@ from typing import Any
 
 from quintain.contracts.hosted import Descriptor
 from quintain.contracts.text import whole
-from quintain.errors import HostLost
+from quintain.errors import ConfigError, HostLost
+from quintain.remote.child_session import ChildSession, ChildSessions
 from quintain.remote.lease import RemoteLease
 from quintain.remote.line import Line
 from quintain.remote.performing import RemoteRun
 from quintain.remote.run import Ear
 from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN
+from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
 
 
@@ -28,6 +30,7 @@ class RemoteTarget:
         self._line, self._lease, self._codec, self._released = line, lease, codec, released
         self._descriptor: Descriptor | None = lease.descriptor
         self._ear = Ear(lease.bus)
+        self._session: ChildSession | None = None
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -49,6 +52,17 @@ class RemoteTarget:
     def security_domain(self) -> Any:
         """The forest of tags, as the very objects that scopes here are made of."""
         return self._codec.domain(self._described())
+
+    def open_session(self, sessions: ChildSessions) -> None:
+        """Open a session that the target's agent calls models with, until teardown. Raises `ConfigError` where the
+        target declares no slot for one, and the `Fault` that refused it."""
+        if all(spec.name != SESSION_SLOT for spec in self.config_specs):
+            raise ConfigError(
+                f"A session was to be given to target {self._lease.name!r}, which declares no configuration slot "
+                f"{SESSION_SLOT!r} to take it: declare one, or leave child_session out"
+            )
+        self._session = self._line.call(sessions.open())
+        self.set_config(SESSION_SLOT, self._session.token)
 
     def set_config(self, name: str, value: str) -> None:
         """Fill a slot; what the target raises is raised here."""
@@ -95,6 +109,8 @@ class RemoteTarget:
 
     async def _let_go(self) -> None:
         """On the line."""
+        if self._session is not None:
+            await self._session.close()
         await self._ear.close()
         await self._lease.give_up()
 

@@ -18,9 +18,18 @@ from quintain.target.events import (
     ObservableEvent,
 )
 from quintain.target.interface import Target
-from quintain.target.surface import ConfigSpec, Controllable, Observable, ObservableValue, QueryParam, QuerySpec
+from quintain.target.surface import (
+    SESSION_SLOT,
+    ConfigSpec,
+    Controllable,
+    Observable,
+    ObservableValue,
+    QueryParam,
+    QuerySpec,
+)
 
 __all__ = [
+    "SESSION_SLOT",
     "ConfigSpec",
     "Controllable",
     "ControllableInjection",

@@ -7,6 +7,9 @@ from typing import Any
 
 from quintain.target.domain import SecurityDomainTag
 
+#: The slot of a target that calls models itself: it is filled with the token of a session of its own.
+SESSION_SLOT = "quintain_session"
+
 
 @dataclass(frozen=True)
 class Controllable:

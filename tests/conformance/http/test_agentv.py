@@ -406,6 +406,8 @@ async def test_parallel_batches_overspend_nothing(fleet: MemoryFleet) -> None:
         ("TRACE", "/info"),
         ("GET", "/info/"),
         ("GET", "/info?x=1"),
+        ("GET", "/info?perTarget=1"),
+        ("POST", "/invoke?perTarget=true"),
         ("POST", "/invoke?x=1"),
         ("GET", "/inf%6F"),
         ("GET", "/Info"),

@@ -46,6 +46,33 @@ def sent(official: tuple[anthropic.AsyncAnthropic, Sent]) -> Sent:
     return official[1]
 
 
+# Models.
+
+
+async def test_the_models_are_the_targets_that_the_session_may_call(
+    client: anthropic.AsyncAnthropic, door: Visitor
+) -> None:
+    page = await client.models.list()
+    told = (await door.http.get("/info")).json()["availableTargets"]
+    assert [one.id for one in page.data] == told
+    assert (page.has_more, page.first_id, page.last_id) == (False, told[0], told[-1])
+    assert [one.id async for one in client.models.list()] == told
+    one = await client.models.retrieve("echo")
+    assert (one.id, one.type, one.display_name) == ("echo", "model", "echo")
+    assert one.created_at.timestamp() == 0
+    with pytest.raises(anthropic.NotFoundError, match="no such target"):
+        await client.models.retrieve("nobody")
+    # Whoever does not say that it is Anthropic's is answered as OpenAI's.
+    assert (await door.http.get("/v1/models")).json()["object"] == "list"
+
+
+async def test_a_key_that_opens_nothing_is_refused_in_anthropics_words(fleet: ModelFleet) -> None:
+    async with anthropic_at(fleet.url, SessionToken.mint().text) as (nobody, _):
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            await nobody.models.list()
+    assert caught.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+
+
 # Answers.
 
 

@@ -306,3 +306,19 @@ async def test_the_wrong_admin_token_opens_nothing(fleet: MemoryFleet, way: str)
     async with connect_admin(url, "not the one of this fleet", memory=fleet.running.memory) as stranger:
         with pytest.raises(quintain.Unauthorized):
             await stranger.list(ListSessions())
+
+
+async def test_what_went_to_which_target_is_told_to_whoever_asks(opened: Opened) -> None:
+    async with opened("echo", 3) as target:
+        await target.invoke("hello")
+        await target.invoke("which?", target="judge")
+        assert (await target.get_info()).per_target is None
+        async with asyncio.timeout(5):
+            while (info := await target.get_info(per_target=True)).committed < 2:
+                await asyncio.sleep(0.01)
+        assert info.per_target is not None
+        assert {name: (one.calls, one.counted) for name, one in info.per_target.items()} == {
+            "echo": (1, 1),
+            "judge": (1, 1),
+        }
+        assert info.per_target["judge"].token_usage.input == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import re
@@ -273,3 +274,18 @@ async def test_a_targets_log_is_its_tasks(host: ThreadHost, remote: Any, tmp_pat
         "task_anne": ["anne"],
         "task_bob": ["bob"],
     }
+
+
+def test_a_copy_of_a_factory_is_as_whole_as_the_factory(host: ThreadHost, broker_url: str) -> None:
+    host.serve(lambda: Bot(nothing))
+    remote = remote_factory(host.name, concurrency=2, ahead=0, url=broker_url)
+    copy = dataclasses.replace(remote, concurrency=3)
+    try:
+        assert (type(copy), copy.concurrency) == (type(remote), 3)
+        assert copy.scope("user") == remote.scope("user")
+        assert copy.tags is remote.tags
+    finally:
+        copy.close()
+
+
+async def nothing(target: Any, emit: Any, send: Any) -> None: ...

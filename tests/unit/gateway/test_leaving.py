@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest, Result
+from quintain_cli import compose
+from quintain_gateway.address import Address
 from quintain_gateway.limits import Limits
 from support.memory_fleet import MemoryFleet, memory_fleet
 from support.visitor import Socket, connected, encoded, head, visiting
@@ -110,6 +112,29 @@ async def test_what_the_grace_does_not_suffice_for_is_told_that_the_gateway_stop
     assert answer is not None
     assert (answer.status, answer.json["error"]) == (503, "The gateway is stopping.")
     assert sends.cancelled == 1
+
+
+async def test_what_is_cut_off_at_the_end_is_taken_back_before_the_gateway_has_gone(
+    fleet: MemoryFleet, sends: Sends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_back: list[int] = []
+    cancel = Client.cancel
+
+    async def unhurried(client: Client, request_ids: Sequence[str]) -> int:
+        for _ in range(100):  # longer than it takes to close a connection in memory
+            await asyncio.sleep(0)
+        taken_back.append(await cancel(client, request_ids))
+        return taken_back[-1]
+
+    monkeypatch.setattr(Client, "cancel", unhurried)
+    session = await fleet.open("slow")
+    async with compose.gateway(fleet.running.bus, Address(port=0), Limits(grace_seconds=0)) as url:
+        socket = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+        await ask(Socket(*socket), session.token, "/invoke", {"question": "x"})
+        await reached(sends, begun=1)
+    assert taken_back == [1]
+    socket[1].close()
+    await socket[1].wait_closed()
 
 
 async def test_what_runs_is_answered_within_the_grace(tmp_path: Path, sends: Sends) -> None:

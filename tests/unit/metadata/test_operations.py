@@ -31,6 +31,7 @@ QUESTIONS: dict[str, tuple[dict[str, object], set[str]]] = {
     "reserve": ({"requestIds": ["r1"], "deadline": 10**14}, {"session"}),
     "release": ({"requestIds": ["r1"]}, {"session"}),
     "cancel": ({"requestIds": ["r1"]}, {"session"}),
+    "close": ({}, {"session"}),
     "list": ({}, {"admin"}),
     "show": ({"sessionId": "SESSION"}, {"admin"}),
 }
@@ -181,6 +182,20 @@ async def test_a_closed_session_opens_nothing_nor_do_its_children_and_its_reserv
                 await alone.operate(operation, token, question(operation, session))
     reopened = await alone.operate("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "open"})
     assert reopened["state"] == "closed"
+
+
+async def test_a_session_may_close_itself_and_its_children_and_nobody_else(
+    alone: MetadataAlone, session: SessionOpened
+) -> None:
+    child = await alone.books.open(parent=session, max_calls=3)
+    grandchild = await alone.books.open(parent=child, max_calls=2)
+    await alone.books.reserve(grandchild, "r1")
+    closed = await alone.operate("close", child.token)
+    assert (closed["sessionId"], closed["state"], closed["callCount"]) == (child.session_id, "closed", 0)
+    for token in (child.token, grandchild.token):
+        with pytest.raises(Unauthorized):
+            await alone.operate("info", token)
+    assert (await alone.operate("info", session.token))["state"] == "open"
 
 
 async def test_a_paused_session_reserves_nothing_until_it_is_open_again(

@@ -15,6 +15,8 @@ def test_every_client_finds_the_session() -> None:
         "AGENTV_PROVIDER_PROXY_TOKEN": "token",
         "OPENAI_BASE_URL": "http://127.0.0.1:4000/v1",
         "OPENAI_API_KEY": "token",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:4000",
+        "ANTHROPIC_API_KEY": "token",
     }
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage, ToolCall
 from quintain.graders import Case
-from quintain_runner.grader_input import expected_text, grader_input
+from quintain_runner.grader_input import Beside, expected_text, grader_input
+from quintain_runner.prices import Price
 
 RESULT = Result(
     output=[OutputMessage(content="Paris")],
@@ -109,3 +114,31 @@ def test_a_tool_call_has_agentvs_names() -> None:
             ],
         }
     ]
+
+
+AFTERNOON = datetime(2026, 3, 1, 14, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=2)))
+PRICE = Price(input_per_million=Decimal(1000), output_per_million=Decimal(5000))
+
+
+def test_the_times_are_the_targets_own_as_javascript_writes_them() -> None:
+    result = RESULT.model_copy(update={"duration_ms": 1250.0})
+    fields = grader_input(ASKED, result, Beside(answered_at=AFTERNOON))
+    assert (fields["start_time"], fields["end_time"]) == ("2026-03-01T11:59:59.000Z", "2026-03-01T12:00:00.250Z")
+
+
+@pytest.mark.parametrize("name", ["start_time", "end_time", "cost_usd", "trace", "trace_summary", "workspace_path"])
+def test_what_nobody_knows_is_null(name: str) -> None:
+    fields = grader_input(ASKED, RESULT)
+    assert fields[name] is None
+
+
+def test_the_cost_is_the_targets_where_its_price_and_its_tokens_are_known() -> None:
+    assert grader_input(ASKED, RESULT, Beside(price=PRICE))["cost_usd"] == pytest.approx(0.008)
+    uncounted = RESULT.model_copy(update={"token_usage": None})
+    assert grader_input(ASKED, uncounted, Beside(price=PRICE))["cost_usd"] is None
+
+
+def test_the_path_of_a_long_answer_is_there_or_left_out() -> None:
+    assert "output_path" not in grader_input(ASKED, RESULT)
+    fields = grader_input(ASKED, RESULT, Beside(output_path="/tmp/x/output.json"))
+    assert (fields["output_path"], fields["output"]) == ("/tmp/x/output.json", "Paris")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from quintain.contracts.invoke import InvokeRequest, TokenUsage
+from quintain.contracts.invoke import InvokeRequest, Result, TokenUsage
 from quintain.errors import (
     BrokerUnavailable,
     BudgetUnavailable,
@@ -189,3 +191,50 @@ async def test_a_counter_that_cannot_be_read_is_an_error_never_zero(tmp_path: Pa
 async def test_a_broker_that_is_gone_ends_the_run_not_the_case(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailable):
         await run_trial(TRIAL, bench(FakeClient(failing(BrokerUnavailable("gone")))))
+
+
+READS_THE_FILE = """
+import json, os, sys
+given = json.load(sys.stdin)
+path = given.get("output_path")
+whole = path is not None and json.load(open(path)) == given["output"]
+print(json.dumps({"pass": True, "reason": json.dumps({"path": path, "whole": whole, "end": given["end_time"]})}))
+"""
+
+
+async def long_answer(request: InvokeRequest) -> str:
+    return "\u00e4" * 49_998
+
+
+async def longer_answer(request: InvokeRequest) -> str:
+    return "\u00e4" * 49_999
+
+
+async def told(tmp_path: Path, client: FakeClient) -> dict[str, object]:
+    outcome = await run_trial(TRIAL, bench(client, script(tmp_path, READS_THE_FILE)))
+    assert outcome.row is not None
+    said: dict[str, object] = json.loads(outcome.row.graders["judge"].reason or "")
+    return said
+
+
+async def test_a_long_answer_is_in_a_file_while_the_grader_runs(tmp_path: Path) -> None:
+    # With its two quotes it has 50,000 characters, and 50,001.
+    assert (await told(tmp_path, FakeClient(long_answer)))["path"] is None
+    said = await told(tmp_path, FakeClient(longer_answer))
+    assert said["whole"]
+    assert not Path(str(said["path"])).parent.exists()
+
+
+async def test_a_grader_is_told_when_the_answer_came_unless_it_came_before(tmp_path: Path) -> None:
+    began = datetime.now(UTC)
+    end = datetime.fromisoformat(str((await told(tmp_path, FakeClient()))["end"]))
+    assert began - timedelta(milliseconds=1) <= end <= datetime.now(UTC)
+
+    class Ledger(FakeClient):
+        async def send(
+            self, request: InvokeRequest, *, request_id: str | None = None, deadline_seconds: float = 600.0
+        ) -> Result:
+            fresh = await super().send(request, request_id=request_id, deadline_seconds=deadline_seconds)
+            return fresh.model_copy(update={"replayed": True})
+
+    assert (await told(tmp_path, Ledger()))["end"] is None

@@ -1,0 +1,97 @@
+"""A session for the agent under test: a child of its caller's, so that what it calls is under the same budget.
+
+A child only narrows: it calls the targets that its terms name, so many times, and every call counts in its parent too.
+It is closed when what it was opened for is over, and what it has still in the queue is refused then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quintain.caller import Caller
+from quintain.contracts.metadata import AskInfo, CloseSession, OpenSession
+from quintain.contracts.token import mask
+from quintain.errors import QuintainError
+from quintain.routes import CLOSE, INFO, OPEN, TOKEN_HEADER
+
+log = logging.getLogger(__name__)
+
+#: How many calls an agent may make where nobody said.
+DEFAULT_MAX_CALLS = 10
+
+#: How long the metadata service may take to open a session, and to close one, in seconds.
+OPEN_SECONDS = 30.0
+CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildTerms:
+    """What an agent may call: these targets, the first by default, so many times in all.
+
+    ``token`` is the parent session's, for a controller: ``QUINTAIN_SESSION_TOKEN`` where it is not given.
+    """
+
+    targets: Sequence[str]
+    max_calls: int = DEFAULT_MAX_CALLS
+    token: str | None = field(default=None, repr=False)
+
+
+class ChildSession:
+    """One agent's session. Printing it shows its id alone."""
+
+    def __init__(self, owner: ChildSessions, session_id: str, token: str) -> None:
+        self._owner, self.session_id, self.token = owner, session_id, token
+
+    async def close(self) -> None:
+        """End it for ever. Never raises, but for a cancellation: what cannot be closed ends with its parent."""
+        await self._owner.end(self)
+
+    def masked(self, text: str) -> str:
+        """The text without this session's secret, whoever wrote it there."""
+        return text.replace(self.token, mask(self.token))
+
+    def __repr__(self) -> str:
+        return f"ChildSession({self.session_id})"
+
+
+class ChildSessions:
+    """The children of one session, on these terms; each is closed by itself, or all of them here."""
+
+    def __init__(self, caller: Caller, token: str, terms: ChildTerms) -> None:
+        self._caller, self._parent, self._terms = caller, token, terms
+        self._open: set[ChildSession] = set()
+
+    async def open(self, *, expires_in_seconds: float | None = None) -> ChildSession:
+        """Open one. Raises the `Fault` that the metadata service answers with, such as `ForbiddenTarget`, and
+        `BusError`."""
+        headers = {TOKEN_HEADER: self._parent}
+        parent = await self._caller.request(INFO, AskInfo(), headers, timeout_seconds=OPEN_SECONDS)
+        ask = OpenSession(
+            default_target=self._terms.targets[0],
+            allowed_targets=list(self._terms.targets),
+            # To ask for more than the parent has would be refused, and a small parent is no mistake of anybody's.
+            max_calls=min(self._terms.max_calls, parent.max_calls),
+            expires_in_seconds=expires_in_seconds,
+        )
+        opened = await self._caller.request(OPEN, ask, headers, timeout_seconds=OPEN_SECONDS)
+        child = ChildSession(self, opened.session_id, opened.token)
+        self._open.add(child)
+        return child
+
+    async def end(self, child: ChildSession) -> None:
+        """Close one, once. Never raises, but for a cancellation."""
+        if child not in self._open:
+            return
+        self._open.discard(child)
+        headers = {TOKEN_HEADER: child.token}
+        try:
+            await self._caller.request(CLOSE, CloseSession(), headers, timeout_seconds=CLOSE_SECONDS)
+        except QuintainError as error:
+            log.warning("Session %s of an agent could not be closed: %s", child.session_id, error.message)
+
+    async def close(self) -> None:
+        """Close all that are open still."""
+        for child in list(self._open):
+            await self.end(child)
