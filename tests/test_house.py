@@ -51,6 +51,7 @@ RUN_BY = {
     "quintain session close": "tests/acceptance/test_commands.py",
     "quintain invoke": "tests/acceptance/test_commands.py",
     "quintain info": "tests/acceptance/test_commands.py",
+    "quintain doctor": "tests/acceptance/test_doctor.py",
     "quintain status": "tests/acceptance/test_status.py",
     "quintain snippet": "tests/acceptance/test_snippet.py",
     "quintain dlq list": "tests/acceptance/test_dlq.py",

@@ -12,6 +12,7 @@ from quintain_cli import (
     compare,
     demo,
     dlq,
+    doctor,
     invoke,
     ledger,
     replay,
@@ -46,6 +47,7 @@ app.command("up")(up.up)
 app.command("invoke")(invoke.invoke)
 app.command("info")(invoke.info)
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.command("snippet")(snippet.snippet)
 app.add_typer(session.app, name="session")
 serve.app.command("gateway")(serve_gateway.serve_gateway)

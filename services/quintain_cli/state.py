@@ -11,7 +11,16 @@ from quintain.settings import Settings
 
 def ledger_url(settings: Settings) -> str:
     """The ledger of the environment, else the one in the state folder."""
-    return settings.ledger_url or f"sqlite://{(settings.state_dir / 'ledger.sqlite3').absolute()}"
+    return settings.ledger_url or f"sqlite://{_kept_ledger(settings).absolute()}"
+
+
+def has_kept_ledger(settings: Settings) -> bool:
+    """Whether there is a ledger in the state folder."""
+    return _kept_ledger(settings).exists()
+
+
+def _kept_ledger(settings: Settings) -> Path:
+    return settings.state_dir / "ledger.sqlite3"
 
 
 def kept_admin_token(settings: Settings) -> str:

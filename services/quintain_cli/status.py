@@ -51,7 +51,7 @@ def status(
 
 
 async def _look(settings: Settings, wait: float, timeout: float) -> Census:
-    async with compose.connected(_broker_url(settings), "status", None, timeout_seconds=timeout) as bus:
+    async with compose.connected(broker_url(settings), "status", None, timeout_seconds=timeout) as bus:
         caller = Caller(bus)
         await caller.start()
         try:
@@ -98,11 +98,11 @@ async def _registered(asking: asyncio.Task[TargetList] | None) -> tuple[TargetLi
         return None, f"the registered targets cannot be shown: {silence.message}"
 
 
-def _broker_url(settings: Settings) -> str:
+def broker_url(settings: Settings) -> str:
     """The broker to ask over. Raises `ConfigError` where there is none that could be asked."""
     if settings.broker_url is None and settings.gateway_url is not None:
         raise ConfigError(
-            "Services are found over the broker, and only QUINTAIN_GATEWAY_URL is set: set QUINTAIN_BROKER_URL too, "
+            "This asks over the broker, and only QUINTAIN_GATEWAY_URL is set: set QUINTAIN_BROKER_URL too, "
             f"or ask the gateway alone with `curl {settings.gateway_url.rstrip('/')}/health/ready`"
         )
     url = settings.require_broker_url()

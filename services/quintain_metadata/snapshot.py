@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.ledger_url import POSTGRES_SCHEMES, shown, sqlite_path
-from quintain_metadata.steps import Lock, Row, Statement, Steps
+from quintain_metadata.steps import Lock, Row, Statement, Steps, one
 
 Returned = TypeVar("Returned")
 
@@ -21,8 +21,12 @@ Query = Callable[[Statement], Awaitable[list[Row]]]
 class Snapshot:
     """A ledger as it stood at one moment."""
 
-    def __init__(self, query: Query) -> None:
-        self._query = query
+    def __init__(self, query: Query, version: Callable[[], Steps[int]]) -> None:
+        self._query, self._version = query, version
+
+    async def version(self) -> int:
+        """Its schema's version; 0 where there is none yet."""
+        return await self.read(self._version())
 
     async def read(self, steps: Steps[Returned]) -> Returned:
         """Run an operation that only reads."""
@@ -38,9 +42,23 @@ class Snapshot:
 @contextlib.asynccontextmanager
 async def snapshot_of(url: str) -> AsyncIterator[Snapshot]:
     """The snapshot of the ledger at this URL. Raises `ConfigError`, `BudgetUnavailable`."""
-    opened = _postgres(url) if url.partition(":")[0] in POSTGRES_SCHEMES else _sqlite(sqlite_path(url))
+    is_postgres = url.partition(":")[0] in POSTGRES_SCHEMES
+    opened = _postgres(url) if is_postgres else _sqlite(sqlite_path(url))
     async with opened as query:
-        yield Snapshot(query)
+        yield Snapshot(query, _postgres_version if is_postgres else _sqlite_version)
+
+
+def _sqlite_version() -> Steps[int]:
+    row = yield from one("PRAGMA user_version")
+    return 0 if row is None else int(row[0])
+
+
+def _postgres_version() -> Steps[int]:
+    there = yield from one("SELECT to_regclass('ledger_version')::text")
+    if there is None or there[0] is None:
+        return 0
+    row = yield from one("SELECT max(version) FROM ledger_version")
+    return 0 if row is None else int(row[0] or 0)
 
 
 @contextlib.asynccontextmanager

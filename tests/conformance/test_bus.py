@@ -420,3 +420,30 @@ async def test_a_queue_deleted_over_the_bus_is_declared_no_more(transport: Trans
     await graveyard.next()  # everything was declared again
     with pytest.raises(Unroutable):
         await ground.publish(b"x")
+
+
+async def test_a_connection_that_was_lost_and_made_again_is_counted(ground: Ground) -> None:
+    assert (ground.bus.connected, ground.bus.reconnects) == (True, 0)
+    await ground.transport.cut(ground.bus)
+    async with asyncio.timeout(15):
+        while not (ground.bus.connected and ground.bus.reconnects):
+            await asyncio.sleep(0.01)
+    await ground.bus.close()
+    assert not ground.bus.connected
+
+
+async def test_what_is_not_kept_is_not_declared_again(ground: Ground) -> None:
+    passing = Queue(f"{ground.queue.name}.passing", "classic")
+    key = passing.name
+    await ground.bus.declare(
+        Topology((ground.exchange,), (passing,), (Binding(ground.exchange, passing, key),)), kept=False
+    )
+    await ground.publish(b"there", key=key)
+    inbox = Inbox()
+    await ground.bus.consume(ground.queue, inbox, prefetch=10)
+    await ground.transport.lose_queue(ground.bus, passing.name)
+    await until_routed(ground, b"again")
+    while (await inbox.next()).body != b"again":
+        pass  # everything that is kept was declared again
+    with pytest.raises(Unroutable):
+        await ground.publish(b"lost", key=key)

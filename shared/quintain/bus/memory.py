@@ -171,6 +171,7 @@ class MemoryBus:
 
     def cut(self) -> None:
         """Lose the connection, as a broken network does: for tests."""
+        self.reconnects += 1
         for consumer in list(self._consumers):
             consumer.lost()
 

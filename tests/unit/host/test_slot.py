@@ -15,7 +15,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.caller import Caller, Question, understood
 from quintain.contracts.hosted import HOSTING_VERSION, AskLease, Done, LeaseAnswer, Plain, Query, SetConfig
 from quintain.errors import BadRequest
-from quintain.routes import DESCRIBE, LEASE, QUERY, RENEW, SET_CONFIG, TEARDOWN, Route
+from quintain.routes import DESCRIBE, LEASE, QUERY, RENEW, SET_CONFIG, START_RUN, TEARDOWN, Route
 from quintain.topology import HOST
 from quintain_host.host import Host
 from support.standing import scripted
@@ -228,3 +228,28 @@ async def test_a_host_that_stops_tears_down_what_is_leased(desk: Desk) -> None:
     set_config = SetConfig(lease_id=leased.lease_id, request_id="r", name="persona", value="x")
     with pytest.raises(Exception, match="lease"):
         await desk.ask(leased.key, SET_CONFIG, set_config, seconds=0.5)
+
+
+async def test_leases_and_runs_are_counted_by_how_they_ended(desk: Desk) -> None:
+    release = threading.Event()
+
+    async def play(target: Any, emit: Any, send: Any) -> None:
+        if len(desk.made) == 2:
+            raise ValueError("the second one fails")
+        while len(desk.made) == 3 and not release.is_set():
+            await asyncio.sleep(0.01)
+
+    desk.factory = lambda: Bot(play)
+    await desk.serve()
+    assert desk.host is not None
+    tally, card = desk.host.tally, desk.host.card
+    for number, end in enumerate(("ended", "failed", "cancelled"), start=1):
+        leased = await desk.lease()
+        await desk.asks(leased, START_RUN, run_id=f"r{number}", run_key=f"k{number}", kinds=[])
+        assert (card().in_flight, card().slots) == (1, 1)
+        hosted: Any = desk.host._slots[0].lease
+        await until(lambda run=hosted._run, end=end: run._end == end)  # type: ignore[misc]
+        await desk.asks(leased, TEARDOWN)
+        await until(lambda end=end: tally.runs[end])  # type: ignore[misc]
+    assert (tally.leases, dict(tally.runs)) == (3, {"ended": 1, "failed": 1, "cancelled": 1})
+    release.set()

@@ -1,0 +1,61 @@
+"""``quintain doctor``: a broker and a ledger as they should be, and what is said of those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pika
+import pytest
+
+from support.command_line import CommandLine, Ended, Running, command_line
+from support.fleet import ADMIN_TOKEN, process_fleet
+
+CONFIG = "targets: {echo: {provider: mock}}\n"
+
+
+@pytest.fixture
+def shell(broker_url: str) -> Iterator[CommandLine]:
+    """A shell before a broker with no service on it."""
+    with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
+
+
+def ready(running: Running) -> bool:
+    return "ready  " in running.stderr
+
+
+def verdicts(ended: Ended) -> dict[str, Any]:
+    lines: Any = ended.json["lines"]
+    return {line["what"]: line["verdict"] for line in lines}
+
+
+def test_it_sees_what_is_there_what_is_missing_and_what_is_different(shell: CommandLine, broker_url: str) -> None:
+    before = verdicts(shell.run("doctor", "--json"))
+    assert (before["broker"], before["version"], before["ledger"]) == ("ok", "ok", "note")
+    assert before["quintain.ledger.settle"] == "warn"
+    services = [shell.start("serve", name) for name in ("metadata", "worker")]
+    for one in services:
+        one.until(ready)
+    well = verdicts(shell.run("doctor", "--json"))
+    assert {what for what, verdict in well.items() if verdict != "ok"} == {"consumer timeout"}
+    assert well["quintain.target.echo"] == well["ledger"] == "ok"
+    for one in services:
+        one.kill()
+    with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:
+        channel = connection.channel()
+        channel.queue_delete("quintain.target.echo")
+        channel.queue_declare("quintain.target.echo", durable=True, arguments={"x-queue-type": "quorum"})
+    sick = shell.run("doctor", code=1)
+    assert "quintain.target.echo" in sick.stdout
+    assert "inequivalent" in "".join(sick.stdout.split())
+    assert "then quintain doctor" in sick.stderr
+
+
+def test_a_broker_that_is_not_there_is_said_beside_the_rest(shell: CommandLine) -> None:
+    env = {"QUINTAIN_BROKER_URL": "amqp://guest:guest@127.0.0.1:1/", "QUINTAIN_LEDGER_URL": "sqlite:///nowhere/l"}
+    ended = shell.run("doctor", "--timeout", "0.5", "--json", code=1, env=env)
+    assert verdicts(ended) == {"broker": "fail", "ledger": "fail"}
+    assert "guest:guest" not in ended.stdout
