@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pika
 import pytest
 
+from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from support.command_line import CommandLine, Running, command_line
 from support.fleet import ADMIN_TOKEN, process_fleet
 
@@ -55,24 +55,34 @@ def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: Comm
     assert "QUINTAIN_ADMIN_TOKEN" in blind.stderr
 
 
-def test_a_service_that_may_not_be_found_serves_all_the_same(shell: CommandLine, broker_url: str) -> None:
-    connection = pika.BlockingConnection(pika.URLParameters(broker_url))
-    channel = connection.channel()
-    channel.exchange_delete("quintain.discovery")
-    # One of another kind: to declare it is refused, as it is to a user without the permission.
-    channel.exchange_declare("quintain.discovery", "direct", durable=True)
-    try:
-        metadata, worker = (shell.start("serve", name) for name in ("metadata", "worker"))
-        for service in (worker, metadata):
-            service.until(ready)
-            service.until(lambda one: "`quintain status` will not show this service" in one.stderr)
-        token = str(shell.run("session", "open", "--json").json["token"])
-        assert shell.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
-        refused = shell.run("status", "--json", code=1)
-        assert refused.json["code"] == "broker_refused"
-    finally:
-        channel.exchange_delete("quintain.discovery")
-        connection.close()
+@pytest.fixture
+def kept_out(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> Iterator[CommandLine]:
+    """A shell before a broker whose user may do everything but be found, or ask who is there."""
+    broker_admin.rabbitmqctl("add_user", "unseen", "unseen")
+    broker_admin.rabbitmqctl(
+        "set_permissions", "unseen", r"^(?!quintain\.discovery\.)", r"^(?!quintain\.discovery)", ".*"
+    )
+    env = {
+        "QUINTAIN_BROKER_URL": f"amqp://unseen:unseen@{broker_admin.address}/",
+        "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN,
+    }
+    with (
+        process_fleet(breakable_broker.url, CONFIG, targets=["echo"]) as fleet,
+        command_line(fleet.folder, env) as shell,
+    ):
+        yield shell
+    broker_admin.rabbitmqctl("delete_user", "unseen")
+
+
+def test_a_service_that_may_not_be_found_serves_all_the_same(kept_out: CommandLine) -> None:
+    metadata, worker = (kept_out.start("serve", name) for name in ("metadata", "worker"))
+    for service in (worker, metadata):
+        service.until(ready)
+        service.until(lambda one: "`quintain status` will not show this service" in one.stderr)
+    token = str(kept_out.run("session", "open", "--json").json["token"])
+    assert kept_out.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
+    refused = kept_out.run("status", "--json", code=1)
+    assert refused.json["code"] == "broker_refused"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ async def test_a_lost_queue_is_made_anew_and_a_refused_one_is_a_reason(
     memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = memory.connect()
-    round_trip = RoundTrip(bus, "worker")
+    round_trip = RoundTrip(bus)
     assert await round_trip.check() is None
     memory.delete_queue(round_trip._topology.queues[0].name)
     assert await round_trip.check() is None
