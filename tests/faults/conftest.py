@@ -53,6 +53,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{len(endings)} sieges, the {form}")
 
 
+def reckoning_at(admin: BrokerAdmin, config: pytest.Config) -> Reckoning:
+    """A reckoning whose sieges get their lines in the table."""
+    return Reckoning(admin, config.stash.setdefault(_ENDINGS, []))
+
+
 @pytest.fixture
 def questions() -> list[str]:
     """What a siege asks; each is its own request id."""
@@ -67,7 +72,7 @@ def quick_counts(broker_admin: BrokerAdmin) -> None:
 
 @pytest.fixture
 def reckoning(broker_admin: BrokerAdmin, quick_counts: None, request: pytest.FixtureRequest) -> Reckoning:
-    return Reckoning(broker_admin, request.config.stash.setdefault(_ENDINGS, []))
+    return reckoning_at(broker_admin, request.config)
 
 
 @pytest.fixture
