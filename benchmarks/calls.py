@@ -76,8 +76,8 @@ async def measure(call: Call, in_flight: int, seconds: float) -> Round:
 
 
 @contextlib.contextmanager
-def process(words: list[str], phrase: str, **variables: str) -> Iterator[None]:
-    """A process that has said it is ready."""
+def process(words: list[str], phrase: str, **variables: str) -> Iterator[int]:
+    """A process that has said it is ready; its id."""
     running = subprocess.Popen(
         [sys.executable, *words],
         env={**environment(), **variables, "PYTHONUNBUFFERED": "1"},
@@ -92,7 +92,7 @@ def process(words: list[str], phrase: str, **variables: str) -> Iterator[None]:
     else:
         raise SystemExit(f"{words} did not start")
     try:
-        yield
+        yield running.pid
     finally:
         running.terminate()
         running.wait(30)

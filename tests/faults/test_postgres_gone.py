@@ -54,7 +54,9 @@ async def away(admin: PostgresAdmin, how: str) -> AsyncIterator[None]:
         await asyncio.to_thread(admin.start)
 
 
-@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.long), pytest.param("crash", marks=pytest.mark.long), "kill"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("stop", marks=pytest.mark.long), pytest.param("crash", marks=pytest.mark.long), "kill"]
+)
 async def test_postgresql_goes_and_comes_back(
     how: str, fleet: ProcessFleet, admin: PostgresAdmin, questions: list[str], reckoning: Reckoning
 ) -> None:
