@@ -38,15 +38,17 @@ class Slot:
         self._stuck = stuck
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
+        #: From a request that was taken to the end of its lease. It is not cut off: whoever asked would hold a lease
+        #: that nobody serves.
+        self._busy = False
         self.draining = False
 
     def drain(self) -> bool:
-        """Take no more; a lease that was never used ends. Returns whether a lease still runs."""
+        """Take no more; a lease that was never used ends. Returns whether a lease still runs, or is being given."""
         self.draining = True
-        if self.lease is None:
-            return False
-        self.lease.end_unused()
-        return True
+        if self.lease is not None:
+            self.lease.end_unused()
+        return self._busy
 
     async def serve(self) -> None:
         """Lease out, one lease after another, until it drains or is cancelled. Whatever goes wrong with one lease,
@@ -54,12 +56,15 @@ class Slot:
         while not self.draining:
             try:
                 async with self._taken() as request:
+                    self._busy = True
                     lease = await self._answered(request)
                 if lease is not None:
                     await self._live(lease)
             except Exception:
                 log.exception("A slot of %s failed, and goes on", self._name)
                 await asyncio.sleep(PAUSE_SECONDS)
+            finally:
+                self._busy = False
 
     @contextlib.asynccontextmanager
     async def _taken(self) -> AsyncIterator[Delivery]:
@@ -106,6 +111,8 @@ class Slot:
 
     async def _live(self, lease: HostedLease) -> None:
         self.lease = lease
+        if self.draining:
+            lease.end_unused()
         try:
             await lease.lived()
         finally:

@@ -1,4 +1,4 @@
-"""A cluster of three RabbitMQ nodes that loses them, under load: whoever was connected to a node goes to another one."""
+"""A cluster of three RabbitMQ nodes that loses them, under load: whoever was connected to one goes to another."""
 
 from __future__ import annotations
 

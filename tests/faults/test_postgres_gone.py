@@ -1,4 +1,4 @@
-"""A PostgreSQL that stops, dies or takes no more connections, under load: calls wait, and nothing of ours is restarted."""
+"""A PostgreSQL that stops, dies or takes no more connections, under load: calls wait, and nothing is restarted."""
 
 from __future__ import annotations
 

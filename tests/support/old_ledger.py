@@ -79,10 +79,11 @@ def written(store: Store) -> SessionOpened:
         ("refunded", 1, None),
         ("released", 0, None),
     ):
+        body = "" if name == "reserved" else "body"  # nobody knows yet what will be asked
         holder = f"'attempt {name}', 'w1'" if attempts else "NULL, NULL"
         store.run(
             "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
-            f" deadline, call_count, fault, created_at, updated_at) VALUES ('{token.id}', '{name}', 'body', 'a',"
+            f" deadline, call_count, fault, created_at, updated_at) VALUES ('{token.id}', '{name}', '{body}', 'a',"
             f" '{name}', {attempts}, {holder}, {LATER}, 1, {'NULL' if fault is None else repr(fault)}, 0, 0)"
         )
         if attempts:

@@ -1,4 +1,4 @@
-"""``QUINTAIN_BROKER_URL``: one RabbitMQ, or the nodes of a cluster one after another, with commas between their URLs."""
+"""``QUINTAIN_BROKER_URL``: one RabbitMQ, or the nodes of a cluster one after another, with commas between them."""
 
 from __future__ import annotations
 

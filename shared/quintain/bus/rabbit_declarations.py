@@ -84,8 +84,8 @@ class Declarations:
         return True
 
     async def _declare(self, topology: Topology) -> None:
-        # A classic queue on a cluster's node that is down can be neither declared nor deleted. Whoever consumes it waits
-        # for its node; that is no reason for all others to wait.
+        # A classic queue on a cluster's node that is down can be neither declared nor deleted. Whoever consumes it
+        # waits for its node; that is no reason for all others to wait.
         while (down := await self._declare_once(topology)) is not None:
             log.debug("The queue %s is on a node that is down: it is left out", down.name)
             topology = topology.without(down)

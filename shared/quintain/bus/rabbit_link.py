@@ -93,7 +93,7 @@ def translated(error: BaseException, doing: str) -> BusError:
 
 
 class RabbitLink:
-    """One supervised connection, to whichever node of the URL answers. `connection` waits for the current generation."""
+    """One supervised connection, to whichever of the nodes answers. `connection` waits for the current generation."""
 
     def __init__(self, url: str, purpose: str) -> None:
         self._url, self._purpose = url, purpose
