@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -91,6 +93,8 @@ def process(words: list[str], phrase: str, **variables: str) -> Iterator[int]:
             break
     else:
         raise SystemExit(f"{words} did not start")
+    # A gateway writes a line for each request: a pipe that nobody reads would stop it.
+    threading.Thread(target=collections.deque, args=(running.stdout, 0), daemon=True).start()
     try:
         yield running.pid
     finally:

@@ -139,7 +139,10 @@ async def on_ledger(url: str, ledger: str, ledger_url: str, calls: int) -> tuple
         async with fleet(url, ledger_url, Path(name)) as running, connect_admin(url, ADMIN_TOKEN) as admin:
             session = await admin.open(OpenSession(default_target="bench", max_calls=10_000_000))
             kinds = [("AMQP", 1, calls // 4), ("AMQP", 50, calls), ("HTTP", 50, calls)]
-            found = [await measured(running, session, ledger, *kind) for kind in kinds]
+            found = []
+            for kind in kinds:
+                found.append(await measured(running, session, ledger, *kind))
+                print(found[-1], flush=True)
     return found, sum(one.calls + WARM_CALLS for one in found)
 
 

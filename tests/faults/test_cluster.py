@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import quintain
-from faults.conftest import reckoning_at
+from faults.conftest import LONG_CALLS, reckoning_at
 from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
 from faults.reckoning import Reckoning
 from quintain.bus.connect import connect_bus
@@ -21,8 +21,9 @@ from quintain.testing.rabbitmq_server import find_server, install_server
 from quintain.topology import METADATA_TOPOLOGY
 from support.fleet import ProcessFleet, process_fleet
 
-#: Long enough that calls are left when a node is back.
+#: Long enough, and so many, that calls are left when a node is back, on a machine that is busy too.
 BOT_SECONDS = 1.5
+QUESTIONS = [f"q{number}" for number in range(3 * LONG_CALLS)]
 
 #: Less than the 30 s after which a worker takes the ledger for out of reach.
 AWAY_SECONDS = 5.0
@@ -90,9 +91,9 @@ async def goes_on(siege: Siege) -> None:
 
 @pytest.mark.long
 async def test_nodes_are_killed_and_calls_go_on(
-    cluster: ClusterUnderTest, fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    cluster: ClusterUnderTest, fleet: ProcessFleet, reckoning: Reckoning
 ) -> None:
-    siege = Siege(fleet, questions)
+    siege = Siege(fleet, QUESTIONS, deadline_seconds=240)
 
     async def strike(_: ProcessFleet) -> None:
         # The callers' own node, with their connection and their replies. Then the other: between them
@@ -126,3 +127,29 @@ async def test_the_node_with_the_admits_is_killed_and_calls_wait_for_it(
     assert not any(after.said[request_id][0].charged or after.provider[request_id] for request_id in refused)
     assert after.info.call_count == len(questions) - len(refused)
     await reckoning.hold(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))
+
+
+@pytest.fixture
+def mirrored_admits(cluster: ClusterUnderTest) -> Iterator[None]:
+    """An operator's policy, which RabbitMQ 4 does not know any more."""
+    if not cluster.version.startswith("3."):
+        pytest.skip(f"RabbitMQ {cluster.version} mirrors no classic queues")
+    cluster.admin.rabbitmqctl("set_policy", "admits", r"^quintain\.ledger\.admit$", '{"ha-mode": "all"}')
+    yield
+    cluster.admin.rabbitmqctl("clear_policy", "admits")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("mirrored_admits")
+async def test_the_node_with_the_admits_is_killed_and_their_mirror_stands_in(
+    cluster: ClusterUnderTest, fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+) -> None:
+    siege = Siege(fleet, questions)
+
+    async def strike(_: ProcessFleet) -> None:
+        async with killed(cluster.nodes[0]):
+            await goes_on(siege)
+
+    after = await siege.run("the node with the mirrored admits killed -9", strike)
+    assert set(after.provider.values()) == {1}
+    await reckoning.hold(fleet, after)

@@ -13,10 +13,10 @@ from quintain.testing.under_test import BrokerAdmin
 
 @dataclass(frozen=True, slots=True)
 class ClusterUnderTest:
-    """A cluster. ``url`` names all its nodes, ``how`` says in one line what it is."""
+    """A cluster of this version of RabbitMQ. ``url`` names all its nodes."""
 
     nodes: tuple[Node, ...]
-    how: str
+    version: str
 
     @property
     def url(self) -> str:
@@ -27,11 +27,6 @@ class ClusterUnderTest:
     def admin(self) -> BrokerAdmin:
         """The first node's, which sees all of the cluster."""
         return self.nodes[0].admin
-
-    def named(self, name: str) -> Node:
-        """The node of this Erlang name."""
-        (found,) = (node for node in self.nodes if node.name == name)
-        return found
 
 
 @contextlib.contextmanager
@@ -45,4 +40,4 @@ def private_cluster(server: Path, environment: Mapping[str, str], *, size: int =
             node.begin()
         for node in others:
             node.answers()
-        yield ClusterUnderTest((first, *others), f"RabbitMQ {version}, a cluster of {size} nodes of {server}")
+        yield ClusterUnderTest((first, *others), version)
