@@ -142,7 +142,7 @@ async def on_ledger(url: str, ledger: str, ledger_url: str, calls: int) -> tuple
             found = []
             for kind in kinds:
                 found.append(await measured(running, session, ledger, *kind))
-                print(found[-1], flush=True)
+                print(f"measured: {ledger}, {kind[0]}, {kind[1]} in flight", flush=True)
     return found, sum(one.calls + WARM_CALLS for one in found)
 
 
@@ -183,7 +183,7 @@ def show(rows: list[Footprint], ledger_bytes: dict[str, float], how: str) -> Non
         cpu = (f"{row.cpu[name]:.2f}" for name in SERVICES)
         cells = (f"{row.publishes:.2f}", f"{row.deliveries:.2f}", f"{row.wire_bytes:,.0f}")
         table.add_row(row.ledger, row.way, str(row.in_flight), *cpu, *cells)
-    console = Console()
+    console = Console(width=120)
     console.print(table)
     for ledger, size in ledger_bytes.items():
         console.print(f"{ledger}: {size:,.0f} bytes of ledger a call")
