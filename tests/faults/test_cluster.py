@@ -127,29 +127,3 @@ async def test_the_node_with_the_admits_is_killed_and_calls_wait_for_it(
     assert not any(after.said[request_id][0].charged or after.provider[request_id] for request_id in refused)
     assert after.info.call_count == len(questions) - len(refused)
     await reckoning.hold(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))
-
-
-@pytest.fixture
-def mirrored_admits(cluster: ClusterUnderTest) -> Iterator[None]:
-    """An operator's policy, which RabbitMQ 4 does not know any more."""
-    if not cluster.version.startswith("3."):
-        pytest.skip(f"RabbitMQ {cluster.version} mirrors no classic queues")
-    cluster.admin.rabbitmqctl("set_policy", "admits", r"^quintain\.ledger\.admit$", '{"ha-mode": "all"}')
-    yield
-    cluster.admin.rabbitmqctl("clear_policy", "admits")
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("mirrored_admits")
-async def test_the_node_with_the_admits_is_killed_and_their_mirror_stands_in(
-    cluster: ClusterUnderTest, fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
-) -> None:
-    siege = Siege(fleet, questions)
-
-    async def strike(_: ProcessFleet) -> None:
-        async with killed(cluster.nodes[0]):
-            await goes_on(siege)
-
-    after = await siege.run("the node with the mirrored admits killed -9", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)

@@ -13,10 +13,9 @@ from quintain.testing.under_test import BrokerAdmin
 
 @dataclass(frozen=True, slots=True)
 class ClusterUnderTest:
-    """A cluster of this version of RabbitMQ. ``url`` names all its nodes."""
+    """A cluster. ``url`` names all its nodes."""
 
     nodes: tuple[Node, ...]
-    version: str
 
     @property
     def url(self) -> str:
@@ -34,10 +33,10 @@ def private_cluster(server: Path, environment: Mapping[str, str], *, size: int =
     """A cluster of this ``rabbitmq-server``, until left. Raises `BrokerUnavailable` where it does not start."""
     with home_of_nodes(server, environment) as home:
         first = Node(home, "node1")
-        version = first.start()
+        first.start()
         others = [Node(home, f"node{number}", joins=first.name) for number in range(2, size + 1)]
         for node in others:
             node.begin()
         for node in others:
             node.answers()
-        yield ClusterUnderTest((first, *others), version)
+        yield ClusterUnderTest((first, *others))
