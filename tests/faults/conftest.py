@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from faults.harness import BOT, CONFIG, Ending, table
-from faults.reckoning import Reckoning
+from faults.harness import BOT, CONFIG, table
+from faults.reckoning import ENDINGS, Reckoning, reckoning_at
 from quintain.settings import environment
 from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from support.fleet import ProcessFleet, process_fleet
 
-_ENDINGS = pytest.StashKey[list[Ending]]()
 _LEFT_OUT = pytest.StashKey[int]()
 
 LONG_CALLS, SHORT_CALLS = 120, 40
@@ -44,18 +43,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     stash = terminalreporter.config.stash
-    endings = stash.get(_ENDINGS, [])
+    endings = stash.get(ENDINGS, [])
     if endings:
         terminalreporter.section("faults")
         for line in table(endings):
             terminalreporter.write_line(line)
         form = "long" if is_long() else f"short: {stash.get(_LEFT_OUT, 0)} sieges are left to `make faults`"
         terminalreporter.write_line(f"{len(endings)} sieges, the {form}")
-
-
-def reckoning_at(admin: BrokerAdmin, config: pytest.Config) -> Reckoning:
-    """A reckoning whose sieges get their lines in the table."""
-    return Reckoning(admin, config.stash.setdefault(_ENDINGS, []))
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import quintain
-from faults.conftest import LONG_CALLS, reckoning_at
+from faults.conftest import LONG_CALLS
 from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
-from faults.reckoning import Reckoning
+from faults.reckoning import Reckoning, reckoning_at
 from quintain.bus.connect import connect_bus
 from quintain.settings import environment
 from quintain.testing.rabbitmq_cluster import ClusterUnderTest, private_cluster
