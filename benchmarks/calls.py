@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -76,8 +78,8 @@ async def measure(call: Call, in_flight: int, seconds: float) -> Round:
 
 
 @contextlib.contextmanager
-def process(words: list[str], phrase: str, **variables: str) -> Iterator[None]:
-    """A process that has said it is ready."""
+def process(words: list[str], phrase: str, **variables: str) -> Iterator[int]:
+    """A process that has said it is ready; its id."""
     running = subprocess.Popen(
         [sys.executable, *words],
         env={**environment(), **variables, "PYTHONUNBUFFERED": "1"},
@@ -91,8 +93,10 @@ def process(words: list[str], phrase: str, **variables: str) -> Iterator[None]:
             break
     else:
         raise SystemExit(f"{words} did not start")
+    # A gateway writes a line for each request: a pipe that nobody reads would stop it.
+    threading.Thread(target=collections.deque, args=(running.stdout, 0), daemon=True).start()
     try:
-        yield
+        yield running.pid
     finally:
         running.terminate()
         running.wait(30)

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from quintain.bus.broker_url import shown
 from quintain.bus.rabbit_inspection import Found, Inspection, Standing, inspecting
-from quintain.bus.rabbit_link import shown
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.settings import Settings

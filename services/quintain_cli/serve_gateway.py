@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quintain.bus.rabbit_link import shown
+from quintain.bus.broker_url import shown
 from quintain.operations.listening import LOOPBACK
 from quintain.settings import environment, read_settings
 from quintain_cli import compose

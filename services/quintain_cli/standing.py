@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from quintain.bus.broker_url import shown
 from quintain.bus.memory import MemoryBroker
-from quintain.bus.rabbit_link import shown
 from quintain.caller import Caller
 from quintain.client.admin import Admin
 from quintain.client.client import ANSWER_SECONDS, Client

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from quintain.bus.base import Bus
+from quintain.bus.broker_url import shown
 from quintain.bus.memory import MemoryBroker
-from quintain.bus.rabbit_link import shown
 from quintain.client.connect import connect_admin
 from quintain.config import Config
 from quintain.contracts.metadata import OpenSession, SessionOpened

@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 #: So many answers are kept, for questions that come again. A controller asks one thing after another.
 MOST_ANSWERS = 32
 
+#: How long a host that stops waits for the first question to a lease, in seconds.
+FIRST_WORD_SECONDS = 1.0
+
 PREFETCH = 128
 #: So many of what a run is told are acknowledged at a time: what comes twice does nothing the second time.
 ACK_ITEMS = 16
@@ -91,7 +94,11 @@ class HostedLease:
                 continue
 
     def end_unused(self) -> None:
-        """End the lease where nothing was ever asked: it was made ahead, and another host can give another one."""
+        """End the lease where nothing was ever asked: it was made ahead, and another host can give another one. The
+        first question of one that was just given may be on its way."""
+        asyncio.get_running_loop().call_later(FIRST_WORD_SECONDS, self._end_unused)
+
+    def _end_unused(self) -> None:
         if not self._answers:
             self._over.set()
 

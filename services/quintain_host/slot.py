@@ -42,22 +42,23 @@ class Slot:
         self._stuck, self._tally = stuck, tally
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
+        #: From a request that was taken to the end of its lease. It is not cut off: whoever asked would hold a lease
+        #: that nobody serves.
+        self._busy = False
         self.draining = False
         self._waiting: Consumer | None = None
-        self._asked = False
 
     @property
     def open(self) -> bool:
         """Whether it waits for a lease request, or has one in hand."""
-        return self._asked or (self._waiting is not None and self._waiting.live)
+        return self._busy or (self._waiting is not None and self._waiting.live)
 
     def drain(self) -> bool:
-        """Take no more; a lease that was never used ends. Returns whether a lease still runs."""
+        """Take no more; a lease that was never used ends. Returns whether a lease still runs, or is being given."""
         self.draining = True
-        if self.lease is None:
-            return False
-        self.lease.end_unused()
-        return True
+        if self.lease is not None:
+            self.lease.end_unused()
+        return self._busy
 
     async def serve(self) -> None:
         """Lease out, one lease after another, until it drains or is cancelled. Whatever goes wrong with one lease,
@@ -65,16 +66,15 @@ class Slot:
         while not self.draining:
             try:
                 async with self._taken() as request:
-                    self._asked = True
+                    self._busy = True
                     lease = await self._answered(request)
                 if lease is not None:
                     await self._live(lease)
             except Exception:
                 log.exception("A slot of %s failed, and goes on", self._name)
-                self._asked = False
                 await asyncio.sleep(PAUSE_SECONDS)
-            else:
-                self._asked = False
+            finally:
+                self._busy = False
 
     @contextlib.asynccontextmanager
     async def _taken(self) -> AsyncIterator[Delivery]:
@@ -123,6 +123,8 @@ class Slot:
     async def _live(self, lease: HostedLease) -> None:
         self.lease = lease
         self._tally.leases += 1
+        if self.draining:
+            lease.end_unused()
         try:
             await lease.lived()
         finally:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from faults.harness import BOT, CONFIG, Ending, table
-from faults.reckoning import Reckoning
+from faults.harness import BOT, CONFIG, table
+from faults.reckoning import ENDINGS, Reckoning, reckoning_at
 from quintain.settings import environment
 from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from support.fleet import ProcessFleet, process_fleet
 
-_ENDINGS = pytest.StashKey[list[Ending]]()
 _LEFT_OUT = pytest.StashKey[int]()
 
 LONG_CALLS, SHORT_CALLS = 120, 40
@@ -44,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     stash = terminalreporter.config.stash
-    endings = stash.get(_ENDINGS, [])
+    endings = stash.get(ENDINGS, [])
     if endings:
         terminalreporter.section("faults")
         for line in table(endings):
@@ -67,7 +66,7 @@ def quick_counts(broker_admin: BrokerAdmin) -> None:
 
 @pytest.fixture
 def reckoning(broker_admin: BrokerAdmin, quick_counts: None, request: pytest.FixtureRequest) -> Reckoning:
-    return Reckoning(broker_admin, request.config.stash.setdefault(_ENDINGS, []))
+    return reckoning_at(broker_admin, request.config)
 
 
 @pytest.fixture

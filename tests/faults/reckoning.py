@@ -8,6 +8,8 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
+
 from faults.harness import Aftermath, Ending, Said
 from faults.ledger_books import Book
 from quintain.testing.under_test import BrokerAdmin
@@ -19,6 +21,10 @@ CONNECTIONS_EACH = 2
 
 #: How long the broker may take to notice that a process, or a message, has gone, in seconds.
 PATIENCE_SECONDS = 40
+
+
+#: The lines of the table, in the order of the sieges.
+ENDINGS = pytest.StashKey[list[Ending]]()
 
 
 @dataclass
@@ -96,6 +102,11 @@ class Reckoning:
         told = await asyncio.to_thread(self.admin.rabbitmqctl, *words, "--formatter", "json")
         listed: list[dict[str, object]] = json.loads(told[told.index("[") :])
         return listed
+
+
+def reckoning_at(admin: BrokerAdmin, config: pytest.Config) -> Reckoning:
+    """A reckoning whose sieges get their lines in the table."""
+    return Reckoning(admin, config.stash.setdefault(ENDINGS, []))
 
 
 #: What other suites leave on a broker that is shared for the session: the bus's own suite names its queues so.

@@ -15,6 +15,7 @@ from quintain.testing.postgres_under_test import run_sql
 from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.schema import VERSION
 from support.command_line import CommandLine, Running, command_line
+from support.old_ledger import old_sqlite
 
 
 @pytest.fixture
@@ -65,6 +66,15 @@ def test_a_ledger_whose_schema_is_newer_ends_the_start_at_once(shell: CommandLin
     ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": fresh_postgres_url})
     assert f"has schema {VERSION + 1}, and this release knows {VERSION}: upgrade quintain" in ended.stderr
     assert "waiting" not in ended.stderr
+
+
+def test_a_file_whose_schema_is_newer_ends_the_start_and_is_left_as_it_is(shell: CommandLine, tmp_path: Path) -> None:
+    path, newer = tmp_path / "ledger.sqlite3", VERSION + 1
+    with old_sqlite(path, VERSION) as store:
+        store.run(f"PRAGMA user_version = {newer}")
+        ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": f"sqlite://{path}"})
+        assert f"has schema {newer}, and this release knows {VERSION}: upgrade quintain" in ended.stderr
+        assert store.run("PRAGMA user_version") == [(newer,)]
 
 
 def test_a_login_that_is_refused_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:

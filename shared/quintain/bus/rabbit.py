@@ -22,9 +22,10 @@ from quintain.bus.base import (
     Lost,
     Subscription,
 )
+from quintain.bus.broker_url import user_of
 from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
-from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words, user_of
+from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words
 from quintain.bus.rabbit_message import properties_of
 from quintain.errors import BrokerUnavailable, BusError
 from quintain.topology import Exchange, Queue, Topology

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 #: A queue that cannot be attached to so many times in a row, over a connection that stands, counts as lost.
 MOST_FAILURES = 5
 
+#: The pause between tries from then on, in seconds: its node may be down for long.
+LONG_PAUSE_SECONDS = 2.0
+
 
 class RabbitConsumer:
     """A queue being consumed over RabbitMQ, whatever happens to the connection."""
@@ -102,7 +105,7 @@ class RabbitConsumer:
                 self._failed()
             if not self._cancelled:
                 self._tag = None
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS if self._failures < MOST_FAILURES else LONG_PAUSE_SECONDS)
 
     def _failed(self) -> None:
         self._failures = self._failures + 1 if self._link.up else 0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from quintain.bus.base import OWNER_SECONDS
-from quintain.bus.rabbit_link import GONE, RabbitLink, in_our_words
+from quintain.bus.rabbit_link import GONE, NOT_FOUND, RabbitLink, in_our_words
 from quintain.errors import BrokerRefused, BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
 
 #: How often an exchange that its owner is to declare is looked for, in seconds.
 LOOK_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
@@ -124,12 +127,26 @@ class Declarations:
     async def _declare(self, topology: Topology) -> None:
         for exchange in await self._missing(topology.exchanges):
             await self._have(exchange)
+        # A classic queue on a cluster's node that is down can be neither declared nor deleted. Whoever consumes it
+        # waits for its node; that is no reason for all others to wait.
+        while (down := await self._declare_queues(topology)) is not None:
+            log.debug("The queue %s is on a node that is down: it is left out", down.name)
+            topology = topology.without(down)
+
+    async def _declare_queues(self, topology: Topology) -> Queue | None:
+        """Declare and bind all queues; one at which it ended, because the cluster's node that has it is down."""
         # A channel of its own, thrown away: a refused or cancelled declaration closes only this one.
         channel = await self._link.channel()
         with in_our_words("declaring queues"):
             underlay = await channel.get_underlay_channel()
             for queue in topology.queues:
-                await underlay.queue_declare(queue.name, durable=True, arguments=dict(queue.arguments))
+                try:
+                    await underlay.queue_declare(queue.name, durable=True, arguments=dict(queue.arguments))
+                except NOT_FOUND:
+                    if queue.kind != "classic":
+                        raise
+                    return queue
             for bound in topology.bindings:
                 await underlay.queue_bind(bound.queue.name, bound.exchange.name, bound.key)
             await channel.close()
+        return None

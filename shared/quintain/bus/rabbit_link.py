@@ -12,20 +12,19 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator
-from urllib.parse import unquote, urlsplit
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
 from aiormq import exceptions as amqp
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
+from quintain.bus.broker_url import in_turn, nodes_of, shown
 from quintain.bus.rabbit_decoding import tolerate_strangers
 from quintain.contracts.token import mask
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 15
 CONNECT_TIMEOUT_SECONDS = 10.0
 #: The pause before a lost consumer begins again, or a publish is repeated.
 PAUSE_SECONDS = 0.2
@@ -59,7 +58,8 @@ TRANSLATION: tuple[tuple[type[BaseException], type[BusError], str], ...] = (
 
 
 #: What the broker says of a queue that is not to be had: deleted, or on a node that is down, or another's now.
-GONE = (amqp.ChannelNotFoundEntity, amqp.ChannelLockedResource)
+NOT_FOUND = amqp.ChannelNotFoundEntity
+GONE = (NOT_FOUND, amqp.ChannelLockedResource)
 
 #: What the library raises when a connection or a channel goes.
 LOST = (amqp.AMQPError, ConnectionError, RuntimeError, asyncio.InvalidStateError)
@@ -93,7 +93,7 @@ def translated(error: BaseException, doing: str) -> BusError:
 
 
 class RabbitLink:
-    """One supervised connection. `connection` waits for the current generation."""
+    """One supervised connection, to whichever of the nodes answers. `connection` waits for the current generation."""
 
     def __init__(self, url: str, purpose: str) -> None:
         self._url, self._purpose = url, purpose
@@ -150,15 +150,15 @@ class RabbitLink:
 
     async def _supervise(self) -> None:
         failures = 0
-        while True:
+        for node in in_turn(nodes_of(self._url)):
             try:
                 connection = await aio_pika.connect(
-                    with_heartbeat(self._url),
+                    node,
                     timeout=CONNECT_TIMEOUT_SECONDS,
                     client_properties={"connection_name": f"quintain {self._purpose}"},
                 )
             except (amqp.AMQPError, OSError, TimeoutError, RuntimeError, ValueError) as error:
-                refusal = connecting_failed(error, shown(self._url))
+                refusal = connecting_failed(error, shown(node))
                 self._last_error = mask(str(error)) or type(error).__name__
                 if isinstance(refusal, BrokerRefused):
                     self._fatal = refusal
@@ -195,22 +195,3 @@ async def ended(connection: AbstractConnection) -> None:
     """Wait for a connection's end, whatever it is."""
     if connection.transport is not None:
         await asyncio.wait([connection.transport.connection.closing])
-
-
-def shown(url: str) -> str:
-    """The URL without its password."""
-    head, _, tail = url.rpartition("@")
-    scheme, _, user = head.partition("://")
-    return f"{scheme}://{user.partition(':')[0]}@{tail}" if head else url
-
-
-def user_of(url: str) -> str:
-    """The broker's user of this URL; ``guest`` where it names none."""
-    return unquote(urlsplit(url).username or "guest")
-
-
-def with_heartbeat(url: str) -> str:
-    """The URL with our heartbeat, where it names none: a silent peer is noticed in under a minute."""
-    if "heartbeat=" in url:
-        return url
-    return f"{url}{'&' if '?' in url else '?'}heartbeat={HEARTBEAT_SECONDS}"

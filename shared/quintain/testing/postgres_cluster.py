@@ -13,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -55,7 +56,12 @@ def private_cluster(programs: Path, environment: Mapping[str, str]) -> Iterator[
         yield PostgresUnderTest(
             url=cluster.url,
             how=f"PostgreSQL {version}, a private cluster of {programs} at {LOOPBACK}:{cluster.port}",
-            admin=PostgresAdmin(crash=cluster.crash, start=cluster.start),
+            admin=PostgresAdmin(
+                crash=lambda: cluster.halt(signal.SIGQUIT),
+                stop=lambda: cluster.halt(signal.SIGINT),
+                kill=cluster.kill,
+                start=cluster.start,
+            ),
         )
     finally:
         cluster.end()
@@ -96,12 +102,24 @@ class _Cluster:
         """Start a server on the data; returns when it answers."""
         self._start()
 
-    def crash(self) -> None:
-        """End the server at once, its connections with it (``pg_ctl stop -m immediate``)."""
+    def halt(self, how: signal.Signals) -> None:
+        """End the server: SIGQUIT finishes nothing (``pg_ctl stop -m immediate``), SIGINT cuts connections and ends in
+        good order (``-m fast``)."""
         assert self._server is not None
-        self._server.send_signal(signal.SIGQUIT)
+        self._server.send_signal(how)
         self._server.wait(_STOP_SECONDS)
         self._watcher.tell("")
+
+    def kill(self) -> None:
+        """SIGKILL for the first process, which can tell nobody: returns when its children have noticed, because
+        another server refuses the data until they are gone."""
+        assert self._server is not None
+        pid = self._server.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        self.halt(signal.SIGKILL)
+        ends = time.monotonic() + _STOP_SECONDS
+        while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < ends:
+            time.sleep(0.02)
 
     def end(self) -> None:
         """Stop it, and remove its folder."""

@@ -63,9 +63,12 @@ def _under_test(url: str, identity: str, environment: Mapping[str, str]) -> Post
     def runs() -> bool:
         return docker("inspect", "--format", "{{.State.Running}}", identity) == "true"
 
-    def crash() -> None:
-        docker("kill", "--signal", "QUIT", identity)
-        docker("wait", identity)
+    def ended_by(signal: str) -> Callable[[], None]:
+        def end() -> None:
+            docker("kill", "--signal", signal, identity)
+            docker("wait", identity)
+
+        return end
 
     def start() -> None:
         docker("start", identity)
@@ -83,7 +86,7 @@ def _under_test(url: str, identity: str, environment: Mapping[str, str]) -> Post
     return PostgresUnderTest(
         url=url,
         how=f"PostgreSQL {version}, a container of {IMAGE} at {address}",
-        admin=PostgresAdmin(crash=crash, start=start),
+        admin=PostgresAdmin(crash=ended_by("QUIT"), stop=ended_by("INT"), kill=ended_by("KILL"), start=start),
     )
 
 

@@ -27,10 +27,13 @@ class PostgresAdmin:
     """The switch of a PostgreSQL that is ours alone, for the tests of faults. It blocks: seconds, at times.
 
     ``crash`` ends the server as a power failure would: it cuts every connection, finishes nothing, and at its next
-    start it recovers. ``start`` brings it back to the same address and returns when it answers.
+    start it recovers. ``stop`` is an operator's stop, which cuts every connection too, and leaves the data in order;
+    ``kill`` is -9 for its first process. ``start`` brings it back to the same address and returns when it answers.
     """
 
     crash: Callable[[], None]
+    stop: Callable[[], None]
+    kill: Callable[[], None]
     start: Callable[[], None]
 
 

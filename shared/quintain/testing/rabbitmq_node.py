@@ -1,12 +1,14 @@
-"""A RabbitMQ of our own: its folder, its ports, its name, on the loopback only, and gone without a trace.
+"""RabbitMQ nodes of our own: their folder, their ports, their names, on the loopback only, and gone without a trace.
 
-It shares nothing with a broker that the machine may run for others: not the Erlang cookie, not the name
-service (epmd), not one configuration file. It needs no root, and takes little: two schedulers, no plugin.
+They share nothing with a broker that the machine may run for others: not the Erlang cookie, not the name
+service (epmd), not one configuration file. They need no root, and take little: two schedulers each, no plugin.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -36,6 +38,11 @@ rm -rf "$1" || { sleep 1; rm -rf "$1"; }
 #: A write-ahead log of 64 MiB, in place of 512, keeps the node small.
 _CONFIGURATION = "listeners.tcp.1 = {host}:{port}\nraft.wal_max_size_bytes = 67108864\n"
 
+#: The cluster that a new node looks for: no tool needs to be run to join it.
+_JOINING = """cluster_formation.peer_discovery_backend = classic_config
+cluster_formation.classic_config.nodes.1 = {name}
+"""
+
 #: The settings of another node, or of systemd's, must not reach ours.
 _FOREIGN_SETTINGS = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
 
@@ -43,72 +50,56 @@ _FOREIGN_SETTINGS = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
 @contextlib.contextmanager
 def private_node(server: Path, environment: Mapping[str, str]) -> Iterator[BrokerUnderTest]:
     """A node of this ``rabbitmq-server``, until left. Raises `BrokerUnavailable` where it does not start."""
-    node = _Node(server, Path(tempfile.mkdtemp(prefix="quintain-broker-")), environment)
-    try:
+    with home_of_nodes(server, environment) as home:
+        node = Node(home, "node")
         version = node.start()
         yield BrokerUnderTest(
-            url=f"amqp://guest:guest@{node.address}/",
+            url=node.url,
             how=f"RabbitMQ {version}, a private node of {server} at {node.address}",
-            admin=BrokerAdmin(address=node.address, control=node.rabbitmqctl),
+            admin=node.admin,
         )
+
+
+@contextlib.contextmanager
+def home_of_nodes(server: Path, environment: Mapping[str, str]) -> Iterator[Home]:
+    """Where nodes may live, until left: then they are killed, and nothing is left of them."""
+    home = Home(server, environment)
+    try:
+        yield home
     finally:
-        node.end()
+        home.end()
 
 
-class _Node:
-    """The processes of one node: the broker, and the name service (epmd) through which its tools find it."""
+class Home:
+    """What nodes have in common: a folder with the Erlang cookie, and the name service (epmd) by which they, and
+    their tools, find each other."""
 
-    def __init__(self, server: Path, folder: Path, environment: Mapping[str, str]) -> None:
-        self.address = Address(LOOPBACK, free_port())
-        self._server = server
-        self._folder = folder
-        self._epmd_port = free_port()
-        self._environment = _node_environment(folder, environment, epmd_port=self._epmd_port)
+    def __init__(self, server: Path, environment: Mapping[str, str]) -> None:
+        self.server = server
+        self.folder = Path(tempfile.mkdtemp(prefix="quintain-broker-"))
+        self.epmd_port = free_port()
+        self.environment = {
+            name: value for name, value in environment.items() if not name.startswith(_FOREIGN_SETTINGS)
+        } | {"HOME": str(self.folder), "ERL_EPMD_ADDRESS": LOOPBACK, "ERL_EPMD_PORT": str(self.epmd_port)}
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._watcher = Watcher(_CLEAN_UP, str(folder))
+        self._watcher = Watcher(_CLEAN_UP, str(self.folder))
 
-    def start(self) -> str:
-        """The version of the broker, once it answers and has every feature that it can have."""
-        configuration = _CONFIGURATION.format(host=LOOPBACK, port=self.address.port)
-        (self._folder / "rabbitmq.conf").write_text(configuration, encoding="ascii")
-        (self._folder / "enabled_plugins").write_text("[].\n", encoding="ascii")
-        (self._folder / "environment.conf").touch()
-        (self._folder / "conf.d").mkdir()
-        try:
-            return self._start_processes()
-        except BrokerUnavailable as error:
-            raise BrokerUnavailable(f"{error}; the node's last words: {self._last_words()}") from error
-
-    def _start_processes(self) -> str:
-        epmd = self._spawn("epmd", "-port", str(self._epmd_port), "-address", LOOPBACK)
-        # The broker starts a name service of its own, which nobody would end, where it finds none.
-        while epmd.poll() is None and not _listens(self._epmd_port):
+    def start_names(self) -> None:
+        """Start the name service, unless it runs; returns when it listens."""
+        if self._processes:
+            return
+        epmd = self.spawn(self.environment, "epmd", "-port", str(self.epmd_port), "-address", LOOPBACK)
+        # A broker starts a name service of its own, which nobody would end, where it finds none.
+        while epmd.poll() is None and not _listens(self.epmd_port):
             time.sleep(0.02)
-        broker = self._spawn(str(self._server))
-        version = wait_for_version(self.address, timeout_seconds=_START_SECONDS, alive=lambda: broker.poll() is None)
-        # At-least-once dead lettering needs the flag stream_queue on 3.10.
-        self.rabbitmqctl(("enable_feature_flag", "all"))
-        return version
 
-    def rabbitmqctl(self, arguments: Sequence[str]) -> str:
-        """What the node's own tool prints. Raises `BrokerUnavailable` where it fails."""
-        tool = str(self._server.with_name("rabbitmqctl"))
-        return run_command(
-            [tool, "--quiet", *arguments], environment=self._environment, timeout_seconds=_CONTROL_SECONDS
-        )
-
-    def end(self) -> None:
-        """Kill it, and remove its folder."""
-        self._watcher.finish()
-        for process in self._processes:
-            process.wait()
-
-    def _spawn(self, *argv: str) -> subprocess.Popen[bytes]:
+    def spawn(self, environment: Mapping[str, str], *argv: str) -> subprocess.Popen[bytes]:
+        """Start a program that ends with this home. Raises `BrokerUnavailable`."""
         try:
-            with (self._folder / "output").open("ab") as output:
+            with (self.folder / "output").open("ab") as output:
                 process = subprocess.Popen(  # noqa: S603 -- the words are ours, and no shell reads them
                     argv,
-                    env=self._environment,
+                    env=dict(environment),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -120,22 +111,84 @@ class _Node:
         self._processes.append(process)
         return process
 
+    def end(self) -> None:
+        """Kill all that runs, and remove the folder."""
+        self._watcher.finish()
+        for process in self._processes:
+            process.wait()
+
+
+class Node:
+    """One broker in a `Home`, which may be killed and started again on the same data. ``joins`` is the name of the
+    node whose cluster it joins when it first starts."""
+
+    def __init__(self, home: Home, name: str, *, joins: str | None = None) -> None:
+        self.address = Address(LOOPBACK, free_port())
+        self.url = f"amqp://guest:guest@{self.address}/"
+        self.name = f"{home.folder.name}-{name}@localhost"
+        self.admin = BrokerAdmin(address=self.address, control=self.rabbitmqctl)
+        self._home = home
+        self._folder = home.folder / name
+        self._environment = _node_environment(home, self._folder, self.name)
+        self._broker: subprocess.Popen[bytes] | None = None
+        self._write_configuration(joins)
+
+    def begin(self) -> None:
+        """Start it, and wait for nothing."""
+        self._home.start_names()
+        self._broker = self._home.spawn(self._environment, str(self._home.server))
+
+    def start(self) -> str:
+        """Start it; its version, once it answers and has every feature that it can have."""
+        self.begin()
+        version = self.answers()
+        # At-least-once dead lettering needs the flag stream_queue on 3.10.
+        self.rabbitmqctl(("enable_feature_flag", "all"))
+        return version
+
+    def answers(self) -> str:
+        """Its version as soon as it answers. Raises `BrokerUnavailable` where it ended, or took too long."""
+        broker = self._broker
+        assert broker is not None, "it was begun"
+        try:
+            return wait_for_version(self.address, timeout_seconds=_START_SECONDS, alive=lambda: broker.poll() is None)
+        except BrokerUnavailable as error:
+            raise BrokerUnavailable(f"{error}; the node's last words: {self._last_words()}") from error
+
+    def kill(self) -> None:
+        """SIGKILL: it, and whatever it started, at once."""
+        assert self._broker is not None, "it was begun"
+        os.killpg(self._broker.pid, signal.SIGKILL)
+        self._broker.wait()
+
+    def rabbitmqctl(self, arguments: Sequence[str]) -> str:
+        """What the node's own tool prints. Raises `BrokerUnavailable` where it fails."""
+        tool = str(self._home.server.with_name("rabbitmqctl"))
+        return run_command(
+            [tool, "--quiet", *arguments], environment=self._environment, timeout_seconds=_CONTROL_SECONDS
+        )
+
+    def _write_configuration(self, joins: str | None) -> None:
+        (self._folder / "conf.d").mkdir(parents=True)
+        text = _CONFIGURATION.format(host=LOOPBACK, port=self.address.port)
+        if joins is not None:
+            text += _JOINING.format(name=joins)
+        (self._folder / "rabbitmq.conf").write_text(text, encoding="ascii")
+        (self._folder / "enabled_plugins").write_text("[].\n", encoding="ascii")
+        (self._folder / "environment.conf").touch()
+
     def _last_words(self) -> str:
         lines: list[str] = []
-        for log in [self._folder / "output", *sorted((self._folder / "log").glob("*.log"))]:
+        for log in [self._home.folder / "output", *sorted((self._folder / "log").glob("*.log"))]:
             lines += log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
         return "\n".join(lines) or "none"
 
 
-def _node_environment(folder: Path, environment: Mapping[str, str], *, epmd_port: int) -> dict[str, str]:
+def _node_environment(home: Home, folder: Path, name: str) -> dict[str, str]:
     """Everything RabbitMQ reads or writes, in our folder; what is not named would be the machine's own."""
-    inherited = {name: value for name, value in environment.items() if not name.startswith(_FOREIGN_SETTINGS)}
     loopback_only = f"-kernel inet_dist_use_interface {{{LOOPBACK.replace('.', ',')}}}"
-    return inherited | {
-        "HOME": str(folder),  # the Erlang cookie
-        "ERL_EPMD_ADDRESS": LOOPBACK,
-        "ERL_EPMD_PORT": str(epmd_port),
-        "RABBITMQ_NODENAME": f"{folder.name}@localhost",
+    return home.environment | {
+        "RABBITMQ_NODENAME": name,
         "RABBITMQ_DIST_PORT": str(free_port()),
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),

@@ -1,0 +1,129 @@
+"""A cluster of three RabbitMQ nodes that loses them, under load: whoever was connected to one goes to another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+import quintain
+from faults.conftest import LONG_CALLS
+from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
+from faults.reckoning import Reckoning, reckoning_at
+from quintain.bus.connect import connect_bus
+from quintain.settings import environment
+from quintain.testing.rabbitmq_cluster import ClusterUnderTest, private_cluster
+from quintain.testing.rabbitmq_node import Node
+from quintain.testing.rabbitmq_server import find_server, install_server
+from quintain.topology import METADATA_TOPOLOGY
+from support.fleet import ProcessFleet, process_fleet
+
+#: Long enough, and so many, that calls are left when a node is back, on a machine that is busy too.
+BOT_SECONDS = 1.5
+QUESTIONS = [f"q{number}" for number in range(3 * LONG_CALLS)]
+
+#: Less than the 30 s after which a worker takes the ledger for out of reach.
+AWAY_SECONDS = 5.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterUnderTest]:
+    """Three nodes of this machine's rabbitmq-server, which may be killed; whatever broker the other tests take."""
+    env = environment()
+    server = find_server(env)
+    if server is None and env.get("QUINTAIN_TEST_BROKER") != "server":
+        pytest.skip("no rabbitmq-server here to make a cluster of: QUINTAIN_TEST_BROKER=server installs one")
+    with private_cluster(server or install_server(env, print), env) as cluster:
+        for node in cluster.nodes:
+            node.rabbitmqctl(("eval", "application:set_env(rabbit, quorum_tick_interval, 500)."))
+        yield cluster
+
+
+@pytest.fixture
+async def fleet(cluster: ClusterUnderTest) -> AsyncIterator[ProcessFleet]:
+    """One metadata service and two workers, each connected to any of the nodes; the first node has the classic queue of
+    the admits. Evaluators know the two others."""
+    with process_fleet(cluster.nodes[0].url, CONFIG, targets=["bot"]) as fleet:
+        bus = await connect_bus(cluster.nodes[0].url)
+        await bus.declare(METADATA_TOPOLOGY)
+        await bus.close()
+        (fleet.folder / "bot.py").write_text(BOT)
+        fleet.broker_url = cluster.url
+        fleet.extra["TEST_BOT_SECONDS"] = str(BOT_SECONDS)
+        await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker")
+        fleet.broker_url = ",".join(node.url for node in cluster.nodes[1:])
+        yield fleet
+
+
+@pytest.fixture
+def reckoning(cluster: ClusterUnderTest, request: pytest.FixtureRequest) -> Reckoning:
+    return reckoning_at(cluster.admin, request.config)
+
+
+def node_of(cluster: ClusterUnderTest, queue: str) -> Node:
+    """The node that has this classic queue."""
+    listed = cluster.admin.rabbitmqctl("list_queues", "name", "pid")
+    (pid,) = (line.split()[1] for line in listed.splitlines() if line.startswith(queue))
+    return next(node for node in cluster.nodes if node.name in pid)
+
+
+@contextlib.asynccontextmanager
+async def killed(node: Node) -> AsyncIterator[None]:
+    """The node is down, and comes back."""
+    await asyncio.to_thread(node.kill)
+    try:
+        yield
+    finally:
+        node.begin()
+        await asyncio.to_thread(node.answers)
+
+
+async def goes_on(siege: Siege) -> None:
+    """Wait until more was asked than was under way: calls are admitted, run and answered."""
+    before = siege.provider_count().total()
+    async with asyncio.timeout(60):
+        while siege.provider_count().total() <= before + MOST_AT_ONCE:
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.long
+async def test_nodes_are_killed_and_calls_go_on(
+    cluster: ClusterUnderTest, fleet: ProcessFleet, reckoning: Reckoning
+) -> None:
+    siege = Siege(fleet, QUESTIONS, deadline_seconds=240)
+
+    async def strike(_: ProcessFleet) -> None:
+        # The callers' own node, with their connection and their replies. Then the other: between them
+        # they have each service's connections, and lead what the first does not.
+        callers = await asyncio.to_thread(node_of, cluster, "quintain.reply.anyone.")
+        other = next(node for node in cluster.nodes[1:] if node is not callers)
+        for node in (callers, other):
+            async with killed(node):
+                await goes_on(siege)
+
+    after = await siege.run("two of three nodes in turn killed -9", strike)
+    assert set(after.provider.values()) == {1}
+    await reckoning.hold(fleet, after)
+
+
+@pytest.mark.long
+async def test_the_node_with_the_admits_is_killed_and_calls_wait_for_it(
+    cluster: ClusterUnderTest, fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+) -> None:
+    siege = Siege(fleet, questions)
+
+    async def strike(fleet: ProcessFleet) -> None:
+        async with killed(cluster.nodes[0]):
+            await asyncio.sleep(AWAY_SECONDS)
+            # Admits have one classic queue; what needs none is answered.
+            assert json.loads(await asyncio.to_thread(fleet.quintain, "session", "list", "--json"))
+
+    after = await siege.run("the node with the admits killed -9", strike)
+    # A node that takes long to come back is a ledger out of reach, as any other.
+    refused = [request_id for request_id, (said,) in after.said.items() if said.fault]
+    assert not any(after.said[request_id][0].charged or after.provider[request_id] for request_id in refused)
+    assert after.info.call_count == len(questions) - len(refused)
+    await reckoning.hold(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))

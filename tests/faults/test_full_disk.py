@@ -1,0 +1,104 @@
+"""Disks that fill up under load: the ledger's, and that of a run's results. A limit on the size of a process's files
+stands in for them: it can be had without a mount, and it can be lifted while the process runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quintain
+from faults.conftest import is_long
+from faults.harness import BOT, CONFIG, Siege
+from faults.reckoning import Reckoning
+from quintain.client.connect import connect_admin
+from quintain.contracts.metadata import OpenSession
+from quintain.testing.under_test import BrokerUnderTest
+from support.command_line import CommandLine, command_line
+from support.fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+
+FULL_SECONDS = 10.0 if is_long() else 4.0
+
+EVALUATION = """
+dataset: cases.jsonl
+targets: [bot]
+max_calls: 200
+threshold: 0.5
+graders:
+  - {name: told, builtin: contains}
+"""
+
+
+@contextlib.contextmanager
+def full_disk(pid: int, *files: Path) -> Iterator[None]:
+    """None of this process's files grows beyond the largest of these as it is now."""
+    size = max(file.stat().st_size for file in files)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+async def test_the_ledgers_disk_is_full_and_then_it_is_not(
+    fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+) -> None:
+    metadata = fleet.processes[0]
+    ledger = fleet.folder / "state" / "ledger.sqlite3"
+
+    async def strike(fleet: ProcessFleet) -> None:
+        with full_disk(metadata.pid, ledger, ledger.with_name("ledger.sqlite3-wal")):
+            async with connect_admin(fleet.broker_url, ADMIN_TOKEN) as admin:
+                with pytest.raises(quintain.BudgetUnavailable, match="cannot be written"):
+                    while True:  # a page that was written before may be written again
+                        await admin.open(OpenSession(default_target="bot", max_calls=1))
+            await asyncio.sleep(FULL_SECONDS)
+
+    after = await Siege(fleet, questions).run(f"the ledger's disk full {FULL_SECONDS:.0f} s", strike)
+    assert set(after.provider.values()) == {1}
+    # On a machine that is busy some wait for longer than anybody does: told so, uncharged.
+    refused = [request_id for request_id, (said,) in after.said.items() if said.fault]
+    assert not any(after.said[request_id][0].charged or after.provider[request_id] for request_id in refused)
+    await reckoning.hold(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))
+    assert "cannot be written" in metadata.text()
+
+
+@pytest.fixture
+def shell(breakable_broker: BrokerUnderTest, quick_counts: None) -> Iterator[CommandLine]:
+    """A fleet, and a shell before it, in one folder."""
+    with process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet:
+        (fleet.folder / "bot.py").write_text(BOT)
+        fleet.start_services("metadata", "worker")
+        env = {"QUINTAIN_BROKER_URL": fleet.broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
+
+
+def test_the_disk_of_a_runs_results_is_full_and_the_same_command_goes_on(shell: CommandLine) -> None:
+    cases = [{"id": f"c{number}", "question": f"question {number}", "expected": "answer"} for number in range(60)]
+    (shell.folder / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+    (shell.folder / "eval.yaml").write_text(EVALUATION)
+    results = shell.folder / "out" / "results.jsonl"
+    words = ("run", "eval.yaml", "--output", "out", "--json")
+    run = shell.start(*words)
+    run.until(lambda _: results.is_file() and results.read_bytes().count(b"\n") >= 5)
+    with full_disk(run.pid, results):
+        ended = run.ended()
+    assert ended.code == 1
+    assert "results.jsonl: a row cannot be written" in str(ended.json["error"])
+    assert "give the same command again" in str(ended.json["error"])
+    kept = results.read_bytes()
+    assert 5 <= kept.count(b"\n") < len(cases)
+    again = shell.run(*words)
+    assert results.read_bytes().startswith(kept)
+    assert again.json["totals"]["trials"] == len(cases)  # type: ignore[index]
+    # What was answered when its row could not be written is answered from the ledger: each case is charged once.
+    asked = (shell.folder / "provider-count").read_text().splitlines()
+    assert len(asked) == len(set(asked)) == len(cases)

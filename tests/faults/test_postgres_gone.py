@@ -1,0 +1,130 @@
+"""A PostgreSQL that stops, dies or takes no more connections, under load: calls wait, and nothing is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+
+import quintain
+from faults.conftest import is_long
+from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
+from faults.reckoning import Reckoning
+from quintain.testing.postgres import PostgresUnderTest
+from quintain.testing.postgres_under_test import PostgresAdmin
+from quintain.testing.under_test import BrokerUnderTest
+from quintain_worker.admissions import SILENCE_SECONDS
+from support.fleet import ProcessFleet, process_fleet
+
+#: Long enough that everything has met it: a worker asks again every 3 s, a connection that finds nobody fails at once.
+AWAY_SECONDS = 10.0 if is_long() else 5.0
+
+
+@pytest.fixture
+def fleet(
+    breakable_broker: BrokerUnderTest, quick_counts: None, breakable_postgres: PostgresUnderTest
+) -> Iterator[ProcessFleet]:
+    """Two metadata services on one PostgreSQL, and two workers."""
+    with (
+        breakable_postgres.fresh_database() as url,
+        process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet,
+    ):
+        fleet.extra["QUINTAIN_LEDGER_URL"] = url
+        (fleet.folder / "bot.py").write_text(BOT)
+        fleet.start_services("metadata", "metadata", "worker", "worker")
+        yield fleet
+
+
+@pytest.fixture
+def admin(breakable_postgres: PostgresUnderTest) -> PostgresAdmin:
+    assert breakable_postgres.admin is not None
+    return breakable_postgres.admin
+
+
+@contextlib.asynccontextmanager
+async def away(admin: PostgresAdmin, how: str) -> AsyncIterator[None]:
+    """No PostgreSQL."""
+    await asyncio.to_thread(getattr(admin, how))
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(admin.start)
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("stop", marks=pytest.mark.long), pytest.param("crash", marks=pytest.mark.long), "kill"]
+)
+async def test_postgresql_goes_and_comes_back(
+    how: str, fleet: ProcessFleet, admin: PostgresAdmin, questions: list[str], reckoning: Reckoning
+) -> None:
+    async def strike(_: ProcessFleet) -> None:
+        async with away(admin, how):
+            await asyncio.sleep(AWAY_SECONDS)
+
+    after = await Siege(fleet, questions).run(f"PostgreSQL {how} {AWAY_SECONDS:.0f} s", strike)
+    assert set(after.provider.values()) == {1}
+    await reckoning.hold(fleet, after)
+    # No service was restarted for it, and each said once that it was out of reach.
+    for metadata in fleet.processes[:2]:
+        assert metadata.text().count("The ledger is out of reach") <= 2, metadata.text()
+
+
+async def test_postgresql_has_no_connection_left(
+    fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+) -> None:
+    async def strike(fleet: ProcessFleet) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            operator = await asyncpg.connect(fleet.ledger_url)
+            stack.push_async_callback(operator.close)
+            await take_all(fleet.ledger_url, stack)
+            # The services lose theirs, and somebody else is faster.
+            async with asyncio.timeout(30):
+                while await operator.fetch(CUT):
+                    await take_all(fleet.ledger_url, stack)
+            await asyncio.sleep(AWAY_SECONDS)
+
+    after = await Siege(fleet, questions).run("PostgreSQL without a connection", strike)
+    assert set(after.provider.values()) == {1}
+    await reckoning.hold(fleet, after)
+
+
+CUT = "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE application_name = 'quintain-ledger'"
+
+
+async def take_all(url: str, stack: contextlib.AsyncExitStack) -> None:
+    """Open connections until there is none."""
+    with contextlib.suppress(asyncpg.TooManyConnectionsError):
+        while True:
+            connection = await asyncpg.connect(url)
+            stack.push_async_callback(connection.close)
+
+
+@pytest.mark.long
+async def test_postgresql_is_away_for_longer_than_anybody_waits(
+    fleet: ProcessFleet, admin: PostgresAdmin, questions: list[str], reckoning: Reckoning
+) -> None:
+    # More than the workers hold at a time: what still waits in the queue is answered when the ledger is back.
+    assert len(questions) > 3 * MOST_AT_ONCE
+
+    async def strike(_: ProcessFleet) -> None:
+        async with away(admin, "stop"):
+            await asyncio.sleep(SILENCE_SECONDS + 6)
+
+    after = await Siege(fleet, questions).run(f"PostgreSQL stopped {SILENCE_SECONDS + 6:.0f} s", strike)
+    refused = [request_id for request_id, (said,) in after.said.items() if said.fault]
+    assert refused, "nobody was told that the budget is unavailable"
+    assert not any(after.said[request_id][0].charged or after.provider[request_id] for request_id in refused)
+    assert after.info.call_count == len(questions) - len(refused)
+    await reckoning.hold(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))
+
+
+async def test_what_cannot_be_looked_up_is_unavailable_at_once(fleet: ProcessFleet, admin: PostgresAdmin) -> None:
+    session = await asyncio.to_thread(fleet.open_session, "bot", 1)
+    async with quintain.connect(fleet.broker_url, session.token) as target:
+        async with away(admin, "stop"):
+            with pytest.raises(quintain.BudgetUnavailable, match="cannot be used"):
+                await target.get_info()
+        assert (await target.invoke("and now?")).call_count == 1

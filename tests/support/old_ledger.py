@@ -1,0 +1,95 @@
+"""Ledgers as older releases left them, with rows, for whoever opens them with this one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from quintain.contracts.metadata import SessionOpened
+from quintain.contracts.token import SessionToken
+from quintain.testing.postgres_under_test import run_sql
+from quintain_metadata.postgres_schema import TUNING
+from quintain_metadata.schema import MIGRATIONS
+
+#: Behind every lease and every deadline that is written here: an hour from now.
+LATER = int(time.time() * 1000) + 3_600_000
+
+
+@dataclass(frozen=True)
+class Store:
+    """A database: its URL, how a statement is run on it, and how it writes bytes down."""
+
+    url: str
+    run: Callable[[str], object]
+    bytes_of: Callable[[bytes], str]
+
+
+@contextlib.contextmanager
+def old_sqlite(path: Path, version: int) -> Iterator[Store]:
+    """An empty ledger in a file, as the release with this schema left it."""
+    connection = apsw.Connection(str(path))
+
+    def run(statement: str) -> object:
+        return list(connection.execute(statement))
+
+    for statement in (*itertools.chain(*MIGRATIONS[:version]), f"PRAGMA user_version = {version}"):
+        run(statement)
+    yield Store(f"sqlite://{path}", run, lambda value: f"X'{value.hex()}'")
+    connection.close()
+
+
+@contextlib.contextmanager
+def old_postgres(url: str, version: int) -> Iterator[Store]:
+    """The same in an empty database."""
+
+    def run(statement: str) -> object:
+        return run_sql(url, statement)
+
+    for number, statements in enumerate(MIGRATIONS[:version], start=1):
+        for statement in (*statements, *TUNING.get(number, ())):
+            run(statement)
+    run("CREATE TABLE ledger_version (version bigint NOT NULL)")
+    run(f"INSERT INTO ledger_version VALUES ({version})")
+    yield Store(url, run, lambda value: f"'\\x{value.hex()}'")
+
+
+def written(store: Store) -> SessionOpened:
+    """A session of target ``a`` with a call of every kind and 6 of 10 calls left, as every release could write them."""
+    token = SessionToken.mint()
+    store.run(
+        "INSERT INTO session (id, token_sha256, default_target, max_calls, used, state, deadline_ms, store_replies,"
+        f" created_at) VALUES ('{token.id}', {store.bytes_of(token.sha256)}, 'a', 10, 4, 'open', 600000, 1, 0)"
+    )
+    store.run(f"INSERT INTO worker (incarnation, worker_id, lease_until) VALUES ('w1', 'w1', {LATER})")
+    store.run(
+        "INSERT INTO target (name, provider, max_concurrency, registered_at) VALUES ('a', 'mock', 64, 0)",
+    )
+    kept = '{"error":"it broke","code":"provider_error","status":502,"charged":true}'
+    for name, attempts, fault in (
+        ("reserved", 0, None),
+        ("running", 1, None),
+        ("committed", 1, kept),
+        ("inDoubt", 1, kept),
+        ("refunded", 1, None),
+        ("released", 0, None),
+    ):
+        body = "" if name == "reserved" else "body"  # nobody knows yet what will be asked
+        holder = f"'attempt {name}', 'w1'" if attempts else "NULL, NULL"
+        store.run(
+            "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
+            f" deadline, call_count, fault, created_at, updated_at) VALUES ('{token.id}', '{name}', '{body}', 'a',"
+            f" '{name}', {attempts}, {holder}, {LATER}, 1, {'NULL' if fault is None else repr(fault)}, 0, 0)"
+        )
+        if attempts:
+            state = {"running": "running", "refunded": "proven"}.get(name, "unproven")
+            store.run(
+                "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
+                f" VALUES ('attempt {name}', '{token.id}', '{name}', 1, 'w1', '{state}', 0)"
+            )
+    return SessionOpened(session_id=token.id, token=token.text)
