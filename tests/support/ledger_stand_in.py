@@ -101,7 +101,10 @@ class LedgerStandIn:
             await self._on_admit(delivery)
             return
         if delivery.routing_key == "register":
-            self.registers.put_nowait(Register.from_wire(delivery.body))
+            card = Register.from_wire(delivery.body)
+            for target in card.targets:
+                await self.bus.declare(target_topology(target.name))
+            self.registers.put_nowait(card)
         else:
             self.heartbeats.put_nowait(Heartbeat.from_wire(delivery.body))
         if delivery.routing_key not in self.deaf_to:

@@ -15,11 +15,6 @@ DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 DEFINITIONS = REPOSITORY / "deploy" / "rabbitmq" / "definitions.json"
 COMPOSE = REPOSITORY / "docker-compose.yml"
 
-pytestmark = pytest.mark.skipif(
-    not (DOCKERFILE.exists() and DEFINITIONS.exists() and COMPOSE.exists()),
-    reason="there is no docker-compose.yml with its Dockerfile and definitions.json here to agree with",
-)
-
 #: KEDA's user, as nothing scales by itself under Compose; and the address at which a kubelet asks for health.
 IN_KUBERNETES_ALONE = {"scaler", "QUINTAIN_OPS_HOST"}
 

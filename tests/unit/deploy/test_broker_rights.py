@@ -9,6 +9,7 @@ import pytest
 
 from quintain.topology import (
     CANCEL,
+    DISCOVERY,
     HOST,
     INVOKE,
     LEDGER,
@@ -23,6 +24,7 @@ from quintain.topology import (
     Exchange,
     Topology,
     cancel_topology,
+    discovery_topology,
     host_topology,
     lease_topology,
     reply_topology,
@@ -54,26 +56,35 @@ def own(*topologies: Topology) -> Topology:
     return Topology((), whole.queues, whole.bindings)
 
 
+FOUND = discovery_topology("some")
+
 NEEDS = {
     "metadata": Needs(
-        METADATA_TOPOLOGY + TARGET + Topology((HOST, RUN)), (REPLY, INVOKE, CANCEL, POISON), ("quintain.metadata",)
+        METADATA_TOPOLOGY + TARGET + own(FOUND),
+        (REPLY, INVOKE, CANCEL, POISON),
+        ("quintain.metadata", "quintain.discovery."),
     ),
+    # It opens sessions for the agents it asks, under its callers'.
     "worker": Needs(
-        own(cancel_topology("some"), run_topology("some"), replies("worker")),
-        (LEDGER, REPLY, INVOKE, HOST),
-        ("quintain.cancel.", "quintain.reply.", "quintain.run.", "quintain.target."),
+        own(cancel_topology("some"), run_topology("some"), replies("worker"), FOUND),
+        (LEDGER, REPLY, INVOKE, HOST, METADATA),
+        ("quintain.cancel.", "quintain.reply.", "quintain.run.", "quintain.target.", "quintain.discovery."),
     ),
-    "gateway": Needs(own(replies("gateway")), (INVOKE, METADATA), ("quintain.reply.",)),
+    "gateway": Needs(
+        own(replies("gateway"), FOUND), (INVOKE, METADATA, REPLY), ("quintain.reply.", "quintain.discovery.")
+    ),
     "host": Needs(
-        own(host_topology("desk"), lease_topology("some")), (REPLY, RUN), ("quintain.host.", "quintain.lease.")
+        own(host_topology("desk"), lease_topology("some"), FOUND),
+        (REPLY, RUN),
+        ("quintain.host.", "quintain.lease.", "quintain.discovery."),
     ),
     "controller": Needs(
-        own(replies("controller"), run_topology("some")), (HOST,), ("quintain.reply.", "quintain.run.")
+        own(replies("controller"), run_topology("some")), (HOST, METADATA), ("quintain.reply.", "quintain.run.")
     ),
     "evaluator": Needs(own(replies("evaluator")), (INVOKE, METADATA), ("quintain.reply.",)),
     "operator": Needs(
         own(replies("operator"), POISON_TOPOLOGY) + POISON_TURN_TOPOLOGY,
-        (INVOKE, METADATA, POISON, POISON_TURN),
+        (INVOKE, METADATA, DISCOVERY, POISON, POISON_TURN),
         ("quintain.poison", "quintain.reply."),
     ),
     "scaler": Needs(Topology()),
@@ -141,7 +152,7 @@ def test_who_asks_reads_no_calls_and_no_answers_of_others() -> None:
 
 
 def test_what_all_stand_on_is_the_metadata_services_to_declare() -> None:
-    names = [exchange.name for exchange in (METADATA_TOPOLOGY + Topology((HOST, RUN))).exchanges]
+    names = [exchange.name for exchange in METADATA_TOPOLOGY.exchanges]
     others = {name: [user for user in NEEDS if allowed(user, "configure", name)] for name in names}
     assert {name: users for name, users in others.items() if users != ["metadata"]} == {
         "quintain.poison": ["metadata", "operator"]  # the commands that look after it need no other service
