@@ -10,6 +10,7 @@
     │   └── QueueFull               the queue refused it; it was not taken
     ├── NoAnswer                    it was carried, and no answer came in time
     ├── HostLost                    the host of a leased target has gone, or its lease has
+    │   └── NeverAsked              … before what was asked of it was carried there: nothing came of that
     ├── RemoteTargetError           a hosted target raised what this side does not know
     └── Fault                       a typed answer: this is why your call has no result
         ├── BadRequest              400 bad_request
@@ -73,7 +74,12 @@ class GatewayUnavailable(BusError):
 
 
 class Unroutable(BusError):
-    """Nothing is bound where this message was sent."""
+    """Nothing is bound where this message was sent.
+
+    ``arrived_before``: the same message went out before, its confirm was lost, and it may have found its way then.
+    """
+
+    arrived_before = False
 
 
 class QueueFull(BusError):
@@ -86,6 +92,10 @@ class NoAnswer(QuintainError):
 
 class HostLost(QuintainError, RuntimeError):
     """The host of a leased target has gone, or the lease has."""
+
+
+class NeverAsked(HostLost):
+    """The lease had ended before this was asked of it, and nothing came of it."""
 
 
 class RemoteTargetError(QuintainError, RuntimeError):

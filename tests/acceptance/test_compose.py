@@ -212,7 +212,5 @@ def evaluated_until(
     while not enough.is_set():
         done.append(evaluation_in(folder / str(len(done))))
         words = fleet.evaluation(done[-1], "--json", "--concurrency", "2")
-        # A host that goes may end a lease in the moment its first use is under way: that row is asked again.
-        fleet.docker(*words[:2], *environment, *words[2:], code=None)
-        fleet.docker(*words[:2], *environment, *words[2:], "--in-doubt", "retry")
+        fleet.docker(*words[:2], *environment, *words[2:])
     return done

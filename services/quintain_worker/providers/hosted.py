@@ -23,6 +23,7 @@ from quintain.errors import (
     ConfigError,
     Fault,
     HostLost,
+    NeverAsked,
     NoAnswer,
     Overloaded,
     ProviderFailed,
@@ -211,7 +212,11 @@ class _Call:
         exchange = Exchange(question)
         run = RemoteRun(Here(), self._lease, self._ear, Codec(OURS), exchange.emit, exchange.send_event, relay=_unheard)
         self.owed = Billing.UNKNOWN
-        await run.perform()
+        try:
+            await run.perform()
+        except NeverAsked:
+            self.owed = Billing.UNBILLED
+            raise
         if self._target.query is None:
             said = exchange.last
         else:

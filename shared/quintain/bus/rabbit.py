@@ -27,7 +27,7 @@ from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
 from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words
 from quintain.bus.rabbit_message import properties_of
-from quintain.errors import BrokerUnavailable, BusError
+from quintain.errors import BrokerUnavailable, BusError, Unroutable
 from quintain.topology import Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,11 @@ class RabbitBus:
             retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(PAUSE_SECONDS)
         ):
             with attempt:
-                await self._publish_once(exchange, key, envelope, timeout)
+                try:
+                    await self._publish_once(exchange, key, envelope, timeout)
+                except Unroutable as returned:
+                    returned.arrived_before = True
+                    raise
 
     async def _publish_once(self, exchange: Exchange, key: str, envelope: Envelope, timeout: float) -> None:
         channel = self._channel

@@ -25,7 +25,7 @@ from quintain.contracts.hosted import (
     LeaseAnswer,
     Plain,
 )
-from quintain.errors import BusError, HostLost, NoAnswer, QuintainError, Unroutable
+from quintain.errors import BusError, HostLost, NeverAsked, NoAnswer, QuintainError, Unroutable
 from quintain.routes import LEASE, RENEW, TEARDOWN, Route
 from quintain.target.failures import Errands, raised
 from quintain.topology import HOST
@@ -71,7 +71,8 @@ class RemoteLease:
     async def ask(self, route: Route[Any, Done], **fields: Any) -> Done:
         """Ask the instance; returns when the host answers, however long the target takes.
 
-        Raises what the target raised, as far as its class is known here, and `HostLost`.
+        Raises what the target raised, as far as its class is known here, and `HostLost`; `NeverAsked` where the host
+        provably did not get it.
         """
         asked = route.asks(lease_id=self.lease_id, request_id=secrets.token_hex(8), **fields)
         asking = self._loop.create_task(self._ask_until_answered(route, asked))
@@ -116,13 +117,16 @@ class RemoteLease:
             self.lost.set_result(None)
 
     async def _ask_until_answered(self, route: Route[Any, Done], asked: Asked) -> Done:
+        carried = False
         while True:
             try:
                 return await self._ask_once(route, asked, REPEAT_SECONDS)
-            except Unroutable:
+            except Unroutable as returned:
                 self._end(ENDED)
-                raise self.loss() from None
+                perhaps = carried or returned.arrived_before
+                raise (self.loss() if perhaps else NeverAsked(self.loss().message)) from None
             except (NoAnswer, BusError) as silence:
+                carried = True
                 log.debug("%s was not answered and is asked again: %s", route.name, silence.message)
                 await asyncio.sleep(0.1)
 

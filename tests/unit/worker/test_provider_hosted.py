@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from quintain.bus.memory import MemoryBroker
+from quintain.bus.base import Envelope
+from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.config import TargetTarget
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import BadRequest, ConfigError, Overloaded, ProviderFailed, TimedOut
+from quintain.errors import BadRequest, ConfigError, Overloaded, ProviderFailed, TimedOut, Unroutable
 from quintain.remote import lease as remote_lease
+from quintain.routes import START_RUN
+from quintain.topology import Exchange
 from quintain_host.host import Host
 from quintain_worker.port import Answer, Billing, ProviderFailure
 from quintain_worker.providers.build import Surroundings, build_provider
@@ -208,6 +211,27 @@ async def test_a_host_that_goes_while_it_runs_is_in_doubt_and_not_asked_again(mo
     assert isinstance(caught.value.fault, ProviderFailed)
     assert (caught.value.billing, caught.value.again, caught.value.fault.charged) == (Billing.UNKNOWN, False, True)
     await host.stop(0)
+
+
+@pytest.mark.parametrize(("carried", "owed"), [(False, Billing.UNBILLED), (True, Billing.UNKNOWN)])
+async def test_a_lease_that_ended_before_the_run_was_asked_for_is_not_charged_unless_the_asking_may_have_arrived(
+    carried: bool, owed: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(body: Any, emit: Any, send: Any) -> None:
+        raise AssertionError("it never runs")
+
+    publish = MemoryBus.publish
+
+    async def to_nobody(bus: MemoryBus, exchange: Exchange, key: str, envelope: Envelope, **more: Any) -> None:
+        if envelope.type != START_RUN.key:
+            return await publish(bus, exchange, key, envelope, **more)
+        returned = Unroutable("the lease's queue is gone")
+        returned.arrived_before = carried
+        raise returned
+
+    monkeypatch.setattr(MemoryBus, "publish", to_nobody)
+    failure = await refused(lambda: BODY(never))
+    assert (failure.billing, failure.again, failure.fault.charged) == (owed, not carried, carried)
 
 
 @pytest.mark.parametrize(
