@@ -106,7 +106,7 @@ POISON_TURN = Exchange("quintain.poison.turn", "fanout")
 
 UNROUTED_QUEUE = Queue("quintain.metadata.unrouted", "quorum")
 METADATA_QUEUE = Queue("quintain.metadata", "quorum")
-ADMIT_QUEUE = Queue("quintain.ledger.admit", "classic")
+ADMIT_QUEUE = Queue("quintain.ledger.admit", "quorum")
 SETTLE_QUEUE = Queue("quintain.ledger.settle", "quorum")
 DEAD_QUEUE = Queue("quintain.metadata.dead", "quorum")
 POISON_QUEUE = Queue("quintain.poison", "quorum")

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-import quintain
 from faults.conftest import LONG_CALLS
 from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
 from faults.reckoning import Reckoning, reckoning_at
-from quintain.bus.connect import connect_bus
 from quintain.settings import environment
 from quintain.testing.rabbitmq_cluster import ClusterUnderTest, private_cluster
 from quintain.testing.rabbitmq_node import Node
 from quintain.testing.rabbitmq_server import find_server, install_server
-from quintain.topology import METADATA_TOPOLOGY
 from support.fleet import ProcessFleet, process_fleet
 
 #: Long enough, and so many, that calls are left when a node is back, on a machine that is busy too.
 BOT_SECONDS = 1.5
 QUESTIONS = [f"q{number}" for number in range(3 * LONG_CALLS)]
-
-#: Less than the 30 s after which a worker takes the ledger for out of reach.
-AWAY_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +37,8 @@ def cluster() -> Iterator[ClusterUnderTest]:
 
 @pytest.fixture
 async def fleet(cluster: ClusterUnderTest) -> AsyncIterator[ProcessFleet]:
-    """One metadata service and two workers, each connected to any of the nodes; the first node has the classic queue of
-    the admits. Evaluators know the two others."""
+    """One metadata service and two workers, each connected to any of the nodes. Evaluators know two of them."""
     with process_fleet(cluster.nodes[0].url, CONFIG, targets=["bot"]) as fleet:
-        bus = await connect_bus(cluster.nodes[0].url)
-        await bus.declare(METADATA_TOPOLOGY)
-        await bus.close()
         (fleet.folder / "bot.py").write_text(BOT)
         fleet.broker_url = cluster.url
         fleet.extra["TEST_BOT_SECONDS"] = str(BOT_SECONDS)
@@ -61,13 +50,6 @@ async def fleet(cluster: ClusterUnderTest) -> AsyncIterator[ProcessFleet]:
 @pytest.fixture
 def reckoning(cluster: ClusterUnderTest, request: pytest.FixtureRequest) -> Reckoning:
     return reckoning_at(cluster.admin, request.config)
-
-
-def node_of(cluster: ClusterUnderTest, queue: str) -> Node:
-    """The node that has this classic queue."""
-    listed = cluster.admin.rabbitmqctl("list_queues", "name", "pid")
-    (pid,) = (line.split()[1] for line in listed.splitlines() if line.startswith(queue))
-    return next(node for node in cluster.nodes if node.name in pid)
 
 
 @contextlib.asynccontextmanager
@@ -90,40 +72,17 @@ async def goes_on(siege: Siege) -> None:
 
 
 @pytest.mark.long
-async def test_nodes_are_killed_and_calls_go_on(
+async def test_each_node_is_killed_and_calls_go_on(
     cluster: ClusterUnderTest, fleet: ProcessFleet, reckoning: Reckoning
 ) -> None:
     siege = Siege(fleet, QUESTIONS, deadline_seconds=240)
 
     async def strike(_: ProcessFleet) -> None:
-        # The callers' own node, with their connection and their replies. Then the other: between them
-        # they have each service's connections, and lead what the first does not.
-        callers = await asyncio.to_thread(node_of, cluster, "quintain.reply.anyone.")
-        other = next(node for node in cluster.nodes[1:] if node is not callers)
-        for node in (callers, other):
+        # Between them the three have each connection, each reply queue, and the lead of every other queue.
+        for node in cluster.nodes:
             async with killed(node):
                 await goes_on(siege)
 
-    after = await siege.run("two of three nodes in turn killed -9", strike)
+    after = await siege.run("each of three nodes in turn killed -9", strike)
     assert set(after.provider.values()) == {1}
     await reckoning.hold(fleet, after)
-
-
-@pytest.mark.long
-async def test_the_node_with_the_admits_is_killed_and_calls_wait_for_it(
-    cluster: ClusterUnderTest, fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
-) -> None:
-    siege = Siege(fleet, questions)
-
-    async def strike(fleet: ProcessFleet) -> None:
-        async with killed(cluster.nodes[0]):
-            await asyncio.sleep(AWAY_SECONDS)
-            # Admits have one classic queue; what needs none is answered.
-            assert json.loads(await asyncio.to_thread(fleet.quintain, "session", "list", "--json"))
-
-    after = await siege.run("the node with the admits killed -9", strike)
-    # A node that takes long to come back is a ledger out of reach, as any other.
-    refused = [request_id for request_id, (said,) in after.said.items() if said.fault]
-    assert not any(after.said[request_id][0].charged or after.provider[request_id] for request_id in refused)
-    assert after.info.call_count == len(questions) - len(refused)
-    await reckoning.hold(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))

@@ -67,7 +67,7 @@ def test_the_metadata_services_queues_are_the_protocols() -> None:
     assert {queue.name: queue.arguments for queue in METADATA_TOPOLOGY.queues} == {
         "quintain.metadata.unrouted": {"x-queue-type": "quorum"},
         "quintain.metadata": {"x-queue-type": "quorum"},
-        "quintain.ledger.admit": {"x-queue-type": "classic"},
+        "quintain.ledger.admit": {"x-queue-type": "quorum"},
         "quintain.ledger.settle": {"x-queue-type": "quorum"},
         "quintain.metadata.dead": {"x-queue-type": "quorum"},
         "quintain.poison": {"x-queue-type": "quorum"},
