@@ -49,6 +49,7 @@ from quintain.errors import (
 )
 from quintain.graders import Case, Grader, GraderInput, grader
 from quintain.target import (
+    SESSION_SLOT,
     ConfigSpec,
     Controllable,
     ControllableInjection,
@@ -70,6 +71,7 @@ from quintain.target import (
 )
 
 __all__ = [
+    "SESSION_SLOT",
     "BadRequest",
     "BatchItem",
     "BrokerRefused",

@@ -59,6 +59,9 @@ HELP = {
     ("schema",): "so that an editor completes it",
     ("schema", "eval"): "an evaluation file",
     ("schema", "config"): "a configuration",
+    ("schema", "asyncapi"): "AsyncAPI",
+    ("status",): "Who is there",
+    ("doctor",): "Look at the broker",
 }
 GROUPS = {(), ("session",), ("serve",), ("ledger",), ("dlq",), ("schema",)}
 

@@ -90,7 +90,7 @@ def test_the_check_sees_what_is_wrong(document: dict[str, object]) -> None:
             check(document, wrong)
 
 
-OPERATIONS = ("info", "open", "amend", "reserve", "release", "cancel", "list", "show")
+OPERATIONS = ("info", "open", "amend", "close", "reserve", "release", "cancel", "list", "show", "targets")
 
 
 def converse(fleet: ProcessFleet, tap: WireTap) -> None:
@@ -105,6 +105,7 @@ def converse(fleet: ProcessFleet, tap: WireTap) -> None:
     administer("amend", sessionId=opened["sessionId"], maxCalls=30)
     administer("show", sessionId=opened["sessionId"])
     administer("list")
+    administer("targets")
     worker = {"workerId": "stranger", "incarnation": "stranger"}
     told(admin.ask({**worker, "targets": []}, key="register", exchange="quintain.ledger", kind="register"))
     told(admin.ask(worker, key="heartbeat", exchange="quintain.ledger", kind="heartbeat"))
@@ -126,6 +127,7 @@ def converse(fleet: ProcessFleet, tap: WireTap) -> None:
         pass
     ask("cancel", requestIds=["slow"])
     evaluator.wait([slow])
+    ask("close")
     evaluator.close()
 
 

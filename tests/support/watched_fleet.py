@@ -239,6 +239,7 @@ class WatchedFleet:
 async def serving(memory: MemoryBroker, watch: Watch) -> AsyncIterator[Worker]:
     """A watched worker that serves ``a`` on this broker, stopped at the end."""
     bus = WatchedBus(memory, watch)
+    bus.user = "worker"
     worker = Worker(bus, {"a": Served(name="a", provider=Parrot(), most_tries=1)}, [CARD])
     await worker.start()
     try:

@@ -6,7 +6,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from quintain.asyncapi.headers import TARGET_NAME, Node
-from quintain.asyncapi.messages import CHUNK, FAULT, HEARS, SAYS, TAKEN_BACK, Spoken, answers, ask_of, result_of
+from quintain.asyncapi.messages import (
+    CHUNK,
+    FAULT,
+    HEARS,
+    PROGRESS,
+    SAYS,
+    TAKEN_BACK,
+    Spoken,
+    answers,
+    ask_of,
+    result_of,
+)
 from quintain.routes import INVOKE, LEASE, ROUTES, Route
 from quintain.topology import (
     CANCEL,
@@ -18,6 +29,7 @@ from quintain.topology import (
     Queue,
     Topology,
     cancel_topology,
+    discovery_topology,
     host_topology,
     lease_topology,
     reply_topology,
@@ -35,6 +47,7 @@ PARAMETERS = {
     "reply": "A key of the asker's own, which ends in at least 128 random bits",
     "user": "Who asks",
     "worker": "A random id",
+    "service": "A random id",
 }
 
 
@@ -60,7 +73,7 @@ def channels() -> Node:
         node = found.setdefault(channel_of(route), _exchange(route.exchange, address_of(route)))
         node["messages"] |= _refs([ask_of(route)])
     found["lease"]["messages"] |= _refs([HEARS])
-    spoken_back = (*(result_of(route) for route in ROUTES if answers(route)), FAULT, CHUNK)
+    spoken_back = (*(result_of(route) for route in ROUTES if answers(route)), FAULT, CHUNK, PROGRESS)
     found["reply"] = _exchange(REPLY, None, spoken_back)
     found["cancel"] = _exchange(CANCEL, None, [TAKEN_BACK])
     found["run"] = _exchange(RUN, "{run}", [SAYS])
@@ -74,6 +87,7 @@ def queues() -> Node:
         target_topology("{target}"),
         reply_topology("quintain.reply.{user}.{reply}", "{reply}"),
         cancel_topology("{worker}"),
+        discovery_topology("{service}"),
         host_topology("{target}"),
         lease_topology("{lease}"),
         run_topology("{run}"),

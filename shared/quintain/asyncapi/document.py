@@ -12,6 +12,7 @@ from quintain.asyncapi.messages import (
     CHUNK,
     FAULT,
     HEARS,
+    PROGRESS,
     SAYS,
     SPOKEN,
     TAKEN_BACK,
@@ -70,7 +71,7 @@ def _answered(route: Route[Any, Any]) -> Node:
     lasts = {"deliveryMode": 2} if route is INVOKE else {}
     node["bindings"] = {"amqp": {**lasts, "mandatory": True, "ack": True, "bindingVersion": "0.3.0"}}
     if answers(route):
-        spoken = (result_of(route), FAULT, *((CHUNK,) if route is INVOKE else ()))
+        spoken = (result_of(route), FAULT, *((CHUNK, PROGRESS) if route is INVOKE else ()))
         node["reply"] = {
             "address": {"location": "$message.header#/reply_to"},
             "channel": {"$ref": "#/channels/reply"},

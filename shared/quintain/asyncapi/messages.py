@@ -17,10 +17,10 @@ from quintain.asyncapi.headers import (
     question_headers,
 )
 from quintain.contracts.hosted import RUN_HEARS, RUN_SAYS, RunHears, RunSays
-from quintain.contracts.invoke import Chunk, FaultReply
+from quintain.contracts.invoke import Chunk, FaultReply, Progress
 from quintain.contracts.ledger import CallsTakenBack
 from quintain.contracts.message import Message
-from quintain.routes import CHUNK_TYPE, INVOKE, ROUTES, Route
+from quintain.routes import CHUNK_TYPE, INVOKE, PROGRESS_TYPE, ROUTES, Route
 from quintain.topology import METADATA
 
 #: Where the schemas are, in the document.
@@ -74,6 +74,7 @@ def answers(route: Route[Any, Any]) -> bool:
 
 FAULT = Spoken("fault", "fault", FaultReply, answer_headers())
 CHUNK = Spoken("chunk", CHUNK_TYPE, Chunk, answer_headers())
+PROGRESS = Spoken("progress", PROGRESS_TYPE, Progress, answer_headers())
 TAKEN_BACK = Spoken("calls_taken_back", "cancel", CallsTakenBack, notice_headers())
 SAYS = Spoken(RUN_SAYS, RUN_SAYS, RunSays, notice_headers())
 HEARS = Spoken(RUN_HEARS, RUN_HEARS, RunHears, notice_headers())
@@ -82,7 +83,7 @@ HEARS = Spoken(RUN_HEARS, RUN_HEARS, RunHears, notice_headers())
 SPOKEN: tuple[Spoken, ...] = (
     *(ask_of(route) for route in ROUTES),
     *(result_of(route) for route in ROUTES if answers(route)),
-    *(FAULT, CHUNK, TAKEN_BACK, SAYS, HEARS),
+    *(FAULT, CHUNK, PROGRESS, TAKEN_BACK, SAYS, HEARS),
 )
 
 
