@@ -18,7 +18,6 @@ from quintain.bus.base import Delivery
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, Admit, Outcome, Settle
 from quintain.contracts.message import Message
-from quintain.contracts.token import SessionToken
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_PROGRESS, INVOKE
 from quintain.service import request_id_of
@@ -42,7 +41,7 @@ from quintain_worker.incoming import Incoming, read
 from quintain_worker.interim import PROGRESS_SECONDS, progress, say_before
 from quintain_worker.pause import Pause
 from quintain_worker.pieces import Pieces
-from quintain_worker.port import ActsForCaller, Provider
+from quintain_worker.port import Provider, for_caller
 from quintain_worker.running import Question, Run
 from quintain_worker.trying import Attempt, Ending, Patience
 
@@ -71,10 +70,6 @@ class Served:
     most_tries: int = 3
     timeout_seconds: float | None = None
     progress_seconds: float = PROGRESS_SECONDS
-
-    def provider_for(self, token: SessionToken) -> Provider:
-        """What to ask for one call of the session with this token."""
-        return self.provider.acting_for(token) if isinstance(self.provider, ActsForCaller) else self.provider
 
 
 def handler_of(served: Served, desk: Desk, pause: Pause) -> Callable[[Delivery], Awaitable[None]]:
@@ -219,7 +214,7 @@ class _Call:
         assert self._incoming.request is not None, "the ledger refuses a request with a problem"
         ends = asyncio.get_running_loop().time() + self._desk.clock.seconds_until(grant.deadline)
         patience = Patience(self._served.most_tries, ends, self._served.timeout_seconds, grant.unproven)
-        provider = self._served.provider_for(self._incoming.token)
+        provider = for_caller(self._served.provider, self._incoming.token)
         async with self._pieces(grant) as heard, self._progress(grant):
             attempt = Attempt(provider, self._incoming.request, patience, self._pause, heard)
             try:

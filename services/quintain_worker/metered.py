@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.token import SessionToken
 from quintain.errors import Throttled
 from quintain_worker.meter import OK, WorkerMeter
-from quintain_worker.port import Answer, Billing, Heard, Provider, ProviderFailure
+from quintain_worker.port import ActsForCaller, Answer, Billing, Heard, Provider, ProviderFailure, for_caller
 
 
-class MeteredProvider:
+class MeteredProvider(ActsForCaller):
     """The provider it is given."""
 
     def __init__(self, provider: Provider, target: str, meter: WorkerMeter) -> None:
@@ -32,6 +33,10 @@ class MeteredProvider:
         finally:
             self._meter.tried(self._target, end, time.perf_counter() - began)
         return answer
+
+    def acting_for(self, token: SessionToken) -> MeteredProvider:
+        """As counted where the provider acts in its caller's name."""
+        return MeteredProvider(for_caller(self._provider, token), self._target, self._meter)
 
     async def close(self) -> None:
         """As `Provider.close`."""

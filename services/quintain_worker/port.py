@@ -85,3 +85,8 @@ class ActsForCaller(ABC):
     @abstractmethod
     def acting_for(self, token: SessionToken) -> Provider:
         """The provider for one call of the session with this token. It is closed with this one."""
+
+
+def for_caller(provider: Provider, token: SessionToken) -> Provider:
+    """What to ask for one call of the session with this token: the provider itself, where it acts in nobody's name."""
+    return provider.acting_for(token) if isinstance(provider, ActsForCaller) else provider

@@ -57,7 +57,7 @@ WRITERS = {
     "": set(),
     "quintain.invoke": {"metadata", "worker", "gateway", "evaluator", "operator"},
     "quintain.unrouted": {"metadata"},
-    "quintain.metadata": {"metadata", "gateway", "evaluator", "operator"},
+    "quintain.metadata": {"metadata", "gateway", "evaluator", "operator", "worker", "controller"},
     "quintain.ledger": {"worker"},
     "quintain.reply": {"metadata", "worker", "host", "gateway"},
     "quintain.cancel": {"metadata"},

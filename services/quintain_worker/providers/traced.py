@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.token import SessionToken
 from quintain.telemetry.genai import answer_content, answer_told, question_content, tried
 from quintain.telemetry.spans import span
-from quintain_worker.port import Answer, Heard, Provider, ProviderFailure
+from quintain_worker.port import ActsForCaller, Answer, Heard, Provider, ProviderFailure, for_caller
 
 
-class Traced:
+class Traced(ActsForCaller):
     """Another provider, watched. ``content``: questions and answers are part of the spans."""
 
     def __init__(self, provider: Provider, card: TargetCard, *, content: bool) -> None:
@@ -30,6 +31,10 @@ class Traced:
                 if self._content:
                     trying.tell(answer_content(answer.text, answer.output, answer.finish_reason))
             return answer
+
+    def acting_for(self, token: SessionToken) -> Traced:
+        """As watched where the provider acts in its caller's name."""
+        return Traced(for_caller(self._provider, token), self._card, content=self._content)
 
     async def close(self) -> None:
         """Close the provider."""
