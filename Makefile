@@ -18,7 +18,12 @@ check: $(ready)  ## format, lint, types and the import rules
 	$(bin)/mypy
 	$(bin)/lint-imports
 test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" narrows)
+ifdef ARGS
 	$(bin)/pytest $(ARGS)
+else
+	tests/side_by_side "tests/acceptance" \
+	  "tests/test_house.py tests/unit tests/conformance tests/integration tests/superred tests/faults"
+endif
 faults: $(ready) ## break real processes on purpose, and hold the books against it
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
 bench: $(ready)  ## calls, HTTP and hosted targets, each beside a peer

@@ -49,7 +49,6 @@ from quintain.errors import (
 )
 from quintain.graders import Case, Grader, GraderInput, grader
 from quintain.target import (
-    SESSION_SLOT,
     ConfigSpec,
     Controllable,
     ControllableInjection,
@@ -71,7 +70,6 @@ from quintain.target import (
 )
 
 __all__ = [
-    "SESSION_SLOT",
     "BadRequest",
     "BatchItem",
     "BrokerRefused",
