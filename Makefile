@@ -21,8 +21,8 @@ test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" na
 ifdef ARGS
 	$(bin)/pytest $(ARGS)
 else
-	tests/side_by_side "tests/acceptance" \
-	  "tests/test_house.py tests/unit tests/conformance tests/integration tests/superred tests/faults"
+	tests/side_by_side "tests/conformance tests/acceptance" \
+	  "tests/test_house.py tests/unit tests/integration tests/superred tests/faults"
 endif
 faults: $(ready) ## break real processes on purpose, and hold the books against it
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
