@@ -447,3 +447,18 @@ async def test_what_is_not_kept_is_not_declared_again(ground: Ground) -> None:
         pass  # everything that is kept was declared again
     with pytest.raises(Unroutable):
         await ground.publish(b"lost", key=key)
+
+
+async def test_a_declaration_that_is_cancelled_ends_and_costs_no_connection(ground: Ground) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await ground.bus.declare(ground.topology)
+    took = loop.time() - began
+    for number in range(60):
+        declaring = asyncio.create_task(ground.bus.declare(ground.topology))
+        await asyncio.sleep(took * number / 60)
+        if declaring.cancel():
+            await asyncio.wait([declaring], timeout=5)
+            assert declaring.cancelled()
+    await ground.bus.declare(ground.topology)
+    assert ground.bus.reconnects == 0

@@ -148,6 +148,6 @@ class RabbitConsumer:
         channel, self._channel = self._channel, None
         if channel is not None and not channel.is_closed:
             try:
-                await channel.close()
+                await self._link.let_go(channel)
             except LOST:
                 log.debug("The channel of %s was gone before it was closed", self._queue.name)

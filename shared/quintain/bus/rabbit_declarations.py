@@ -73,7 +73,7 @@ class Declarations:
                 with in_our_words(f"deleting {queue.name}"):
                     underlay = await channel.get_underlay_channel()
                     await underlay.queue_delete(queue.name)
-                    await channel.close()
+                    await self._link.let_go(channel)
         except TimeoutError:
             raise BrokerUnavailable(f"deleting {queue.name}: not done within {timeout:.1f} s") from None
 
@@ -87,7 +87,7 @@ class Declarations:
                     await underlay.exchange_declare(exchange.name, passive=True)
                 except GONE:
                     return exchanges[number:]
-            await channel.close()
+            await self._link.let_go(channel)
         return ()
 
     async def _have(self, exchange: Exchange) -> None:
@@ -111,7 +111,7 @@ class Declarations:
             await underlay.exchange_declare(
                 exchange.name, exchange_type=exchange.kind, durable=True, arguments=dict(exchange.arguments)
             )
-            await channel.close()
+            await self._link.let_go(channel)
 
     async def _is_there(self, queue: Queue) -> bool:
         channel = await self._link.channel()
@@ -121,7 +121,7 @@ class Declarations:
                 await underlay.queue_declare(queue.name, passive=True)
             except GONE:
                 return False
-            await channel.close()
+            await self._link.let_go(channel)
         return True
 
     async def _declare(self, topology: Topology) -> None:
@@ -148,5 +148,5 @@ class Declarations:
                     return queue
             for bound in topology.bindings:
                 await underlay.queue_bind(bound.queue.name, bound.exchange.name, bound.key)
-            await channel.close()
+            await self._link.let_go(channel)
         return None

@@ -62,7 +62,7 @@ class Inspection:
                 return Found(thing.name, Standing.DIFFERENT, mask(str(difference)))
             except amqp.ChannelAccessRefused as refusal:
                 return Found(thing.name, Standing.HIDDEN, mask(str(refusal)))
-            await channel.close()
+            await self._link.let_go(channel)
         return Found(thing.name, Standing.SAME)
 
 

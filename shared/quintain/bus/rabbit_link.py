@@ -102,6 +102,7 @@ class RabbitLink:
         self._changed = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error = "not tried yet"
+        self._closing: set[asyncio.Future[None]] = set()
         self.reconnects = 0
 
     def start(self) -> None:
@@ -147,6 +148,17 @@ class RabbitLink:
                     return await connection.channel(publisher_confirms=True, on_return_raises=True)
         except TimeoutError:
             raise BrokerUnavailable(f"No channel within {timeout:.1f} s") from None
+
+    async def let_go(self, channel: aio_pika.abc.AbstractChannel) -> None:
+        """Close a channel, to the end, whether or not whoever waits for that is cancelled.
+
+        The library keeps a cancellation in there to itself, and gives the channel's number to the next one before
+        the broker has let go of it: that costs the connection.
+        """
+        closing = asyncio.ensure_future(channel.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
 
     async def _supervise(self) -> None:
         failures = 0

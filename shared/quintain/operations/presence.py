@@ -30,9 +30,6 @@ PREFETCH = 8
 #: The pause before another try to be found, in seconds.
 PAUSE_SECONDS = 1.0
 
-#: Whoever stops waits so long for its queue to be given up; it expires all the same.
-LEAVE_SECONDS = 2.0
-
 
 class Identity:
     """Which process this is, from its start to its end."""
@@ -63,11 +60,8 @@ async def present(bus: Bus, card: Callable[[], ServiceCard]) -> AsyncIterator[No
     try:
         yield
     finally:
-        # Asked to leave, not cancelled: the library may keep a cancellation to itself, or close a channel over it.
-        presence.leave()
-        if (await asyncio.wait([being], timeout=LEAVE_SECONDS))[1]:
-            being.cancel()
-            await asyncio.wait([being], timeout=LEAVE_SECONDS)
+        being.cancel()
+        await asyncio.gather(being, return_exceptions=True)
 
 
 class Presence:
@@ -76,40 +70,29 @@ class Presence:
     def __init__(self, bus: Bus, card: Callable[[], ServiceCard]) -> None:
         self._bus, self._card = bus, card
         self._topology = discovery_topology(secrets.token_hex(16))
-        #: The queue was lost, or this is over.
-        self._news = asyncio.Event()
-        self._over = False
+        self._again = asyncio.Event()
+        self._refused = False
 
     async def be(self) -> None:
-        """Be found until it is to leave, however often the queue is lost; or until the broker refuses it."""
-        while not self._over:
-            self._news.clear()
+        """Be found until cancelled, however often the queue is lost; or until the broker refuses it."""
+        while not self._refused:
             try:
                 await self._be_once()
             except BrokerRefused as refusal:
                 self._give_up(refusal)
             except BusError as error:
                 log.info("Not to be found for now: %s", error.message)
-                await self._pause()
-
-    async def _pause(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PAUSE_SECONDS):
-                await self._news.wait()
-
-    def leave(self) -> None:
-        """Be found no more."""
-        self._over = True
-        self._news.set()
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def _be_once(self) -> None:
+        self._again.clear()
         await self._bus.declare(self._topology, kept=False)
         consumer: Consumer | None = None
         try:
             consumer = await self._bus.consume(
-                self._topology.queues[0], self._on_asked, prefetch=PREFETCH, lost=self._news.set
+                self._topology.queues[0], self._on_asked, prefetch=PREFETCH, lost=self._again.set
             )
-            await self._news.wait()
+            await self._again.wait()
         finally:
             if consumer is not None:
                 await consumer.drain(0)
@@ -130,4 +113,5 @@ class Presence:
 
     def _give_up(self, refusal: BrokerRefused) -> None:
         log.info("`quintain status` will not show this service: %s", refusal.message)
-        self.leave()
+        self._refused = True
+        self._again.set()
