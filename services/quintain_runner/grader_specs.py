@@ -35,9 +35,6 @@ Word = Annotated[str, StringConstraints(min_length=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Tolerance = Annotated[float, Field(ge=0)]
 
-#: How a program that is kept warm is spoken to: a line of JSON in, a line of JSON out, in order.
-STDIN_LINES: Final = "stdin-lines"
-
 
 class Section(BaseModel):
     """A part of a file that a person wrote: nothing is overlooked, nothing converted."""

@@ -21,7 +21,6 @@ RUN_ID = "quintain.run.id"
 OUTCOME = "quintain.outcome"
 ATTEMPT = "quintain.attempt"
 CALL_COUNT = "quintain.call_count"
-QUEUED_MS = "quintain.queued_ms"
 
 #: An id or a name is told this long at most.
 MOST_TOLD = 128
