@@ -98,8 +98,12 @@ async def worker(
     only: Iterable[str] | None = None,
     grace_seconds: float = 30.0,
     meter: WorkerMeter | None = None,
+    sole_id: str | None = None,
 ) -> AsyncIterator[Worker]:
-    """A running worker for the configuration's targets, or some of them. Raises `ConfigError`."""
+    """A running worker for the configuration's targets, or some of them; ``sole_id`` as of `Worker`.
+
+    Raises `ConfigError`.
+    """
     resolved = config.resolved(env)
     names = list(resolved.targets) if only is None else list(only)
     # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
@@ -116,7 +120,7 @@ async def worker(
         )
         for name in names
     }
-    service = Worker(bus, served, list(cards.values()), meter)
+    service = Worker(bus, served, list(cards.values()), meter, sole_id=sole_id)
     try:
         await service.start()
         async with present(bus, service.card):

@@ -18,6 +18,7 @@ from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
 from quintain_cli.run_ground import embedded_plan, is_on_fleet
 from quintain_cli.standing import standing
+from quintain_metadata.ledger_url import IN_MEMORY
 from quintain_runner.dataset import DatasetFacts, read_cases
 from quintain_runner.evaluation import Evaluation
 from quintain_runner.prices import Price, price_of
@@ -86,7 +87,7 @@ async def _session(probing: Probing, settings: Settings) -> AsyncIterator[Evalua
     """A session with a call for each target, closed at the end where its opener may."""
     plan = None
     if probing.config is not None and not is_on_fleet(settings):
-        plan = embedded_plan(settings, probing.config, "sqlite://")
+        plan = embedded_plan(settings, probing.config, IN_MEMORY)
     ask = OpenSession(
         default_target=probing.targets[0],
         max_calls=len(probing.targets),

@@ -164,9 +164,10 @@ def _prepare(settings: Settings, options: RunOptions) -> _Prepared:
     config = config_beside(settings, options.config, evaluation.folder, on_fleet=on_fleet)
     targets = targets_under_test(evaluation, config, options.targets, on_fleet=on_fleet)
     facts = open_dataset(evaluation, options.folder, environment())
+    trials = facts.cases * len(targets)
     budget = RunBudget(
         default_target=targets[0],
-        max_calls=_max_calls(options, evaluation, facts.cases * len(targets)),
+        max_calls=_max_calls(options, evaluation, trials),
         is_named=options.max_calls is not None or evaluation.spec.max_calls is not None,
         label=f"run {evaluation.name}",
         kept_in=options.folder / "session-token",
@@ -179,7 +180,7 @@ def _prepare(settings: Settings, options: RunOptions) -> _Prepared:
         targets=targets,
         facts=facts,
         budget=budget,
-        plan=None if config is None or on_fleet else _plan(settings, options, config),
+        plan=None if config is None or on_fleet else _plan(settings, options, config, trials * evaluation.spec.repeats),
     )
 
 
@@ -243,9 +244,9 @@ def _max_calls(options: RunOptions, evaluation: Evaluation, trials: int) -> int:
     return trials * spec.repeats * most_per_trial(evaluation)
 
 
-def _plan(settings: Settings, options: RunOptions, config: Config) -> FleetPlan:
+def _plan(settings: Settings, options: RunOptions, config: Config, trials: int) -> FleetPlan:
     ledger = f"sqlite://{(options.folder / 'ledger.sqlite3').absolute()}"
-    return embedded_plan(settings, config, settings.ledger_url or ledger)
+    return embedded_plan(settings, config, settings.ledger_url or ledger, trials=trials, place=options.folder)
 
 
 def _announce(prepared: _Prepared, place: str) -> None:

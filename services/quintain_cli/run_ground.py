@@ -10,8 +10,13 @@ from quintain.config import Config
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_cli.config import configuration, configuration_path
 from quintain_cli.up import FleetPlan
+from quintain_metadata.ledger_url import IN_MEMORY
 from quintain_runner.evaluation import Evaluation
 from quintain_runner.plan import choose_targets
+
+#: From so many trials on the metadata service has a process of its own: to begin it takes as long as some hundred
+#: calls.
+APART_TRIALS = 1000
 
 
 def is_on_fleet(settings: Settings) -> bool:
@@ -42,12 +47,17 @@ def targets_under_test(
     return choose_targets(evaluation, list(dict.fromkeys(configured)), only)
 
 
-def embedded_plan(settings: Settings, config: Config, ledger_url: str) -> FleetPlan:
-    """The services of this process, on this ledger."""
+def embedded_plan(
+    settings: Settings, config: Config, ledger_url: str, *, trials: int = 0, place: Path | None = None
+) -> FleetPlan:
+    """The services of this process, on this ledger, for so many trials, with their results in a place of their own. A
+    ledger in memory has one life: it stays here."""
     return FleetPlan(
         config=config,
         env=environment(),
         broker_url=MEMORY_URL,
         ledger_url=ledger_url,
         admin_token=settings.admin_token or secrets.token_urlsafe(32),
+        place=None if place is None else str(place.absolute()),
+        apart=trials >= APART_TRIALS and ledger_url != IN_MEMORY,
     )

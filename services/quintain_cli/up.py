@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +17,18 @@ from quintain.bus.memory import MemoryBroker
 from quintain.client.connect import connect_admin
 from quintain.config import Config
 from quintain.contracts.metadata import OpenSession, SessionOpened
+from quintain.contracts.token import digest
+from quintain.secret_files import without_variables
 from quintain.settings import MEMORY_URL, environment, read_settings
 from quintain_cli import compose
 from quintain_cli.config import configuration
+from quintain_cli.metadata_process import metadata_process
 from quintain_cli.screen import out, print_json, run_command, set_up_logging, tell
 from quintain_cli.state import kept_admin_token, ledger_url
 from quintain_cli.stop import stopping
 from quintain_gateway.address import Address
 from quintain_gateway.limits import Limits
+from quintain_worker.worker import Worker
 
 DEFAULT_PORT = 8787
 
@@ -46,7 +51,12 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """What a fleet is made of. ``ledger_url`` of ``sqlite://`` is a ledger in memory."""
+    """What a fleet is made of. ``ledger_url`` of ``sqlite://`` is a ledger in memory.
+
+    ``apart``: where there is no broker, the metadata service has a process of its own. ``place`` is a file or a folder
+    where one fleet at a time can be: the calls that the last one was running when it was killed need not wait for its
+    lease.
+    """
 
     config: Config
     env: Mapping[str, str]
@@ -55,6 +65,8 @@ class FleetPlan:
     admin_token: str
     port: int = 0
     limits: Limits = field(default_factory=Limits)
+    apart: bool = False
+    place: str | None = None
 
 
 @contextlib.asynccontextmanager
@@ -68,14 +80,29 @@ async def fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
 
         # What cannot start says so before anything else is up.
         plan.config.resolved(plan.env)
-        ledger = await stack.enter_async_context(compose.ledger(plan.ledger_url))
-        await stack.enter_async_context(compose.metadata(await bus("metadata"), ledger, plan.admin_token))
-        await stack.enter_async_context(compose.worker(await bus("worker"), plan.config, plan.env))
+        if memory is not None and plan.apart:
+            await stack.enter_async_context(_metadata_apart(plan, memory))
+        else:
+            ledger = await stack.enter_async_context(compose.ledger(plan.ledger_url))
+            await stack.enter_async_context(compose.metadata(await bus("metadata"), ledger, plan.admin_token))
+        await stack.enter_async_context(_worker(plan, await bus("worker")))
         door = await bus("gateway")
         url = await stack.enter_async_context(compose.gateway(door, Address(port=plan.port), plan.limits))
         yield Fleet(plan.broker_url, url, plan.admin_token, memory, door)
     if memory is not None:
         memory.close()
+
+
+def _worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[Worker]:
+    # Of a place on this machine; a hash of it, because an id is shown to the whole fleet.
+    sole_id = None if plan.place is None else f"sole-{digest(f'{socket.gethostname()} {plan.place}').hex()[:16]}"
+    return compose.worker(bus, plan.config, plan.env, sole_id=sole_id)
+
+
+def _metadata_apart(plan: FleetPlan, memory: MemoryBroker) -> contextlib.AbstractAsyncContextManager[None]:
+    # A provider's keys are the workers' alone.
+    env = without_variables(plan.env, plan.config.references)
+    return metadata_process(memory, plan.ledger_url, plan.admin_token, env)
 
 
 def up(
@@ -100,6 +127,7 @@ async def _up(path: Path | None, port: int, max_calls: int, *, as_json: bool) ->
         ledger_url=ledger_url(settings),
         admin_token=kept_admin_token(settings),
         port=port,
+        place=None if settings.broker_url or settings.ledger_url else str(settings.state_dir.absolute()),
     )
     async with stopping() as stop, fleet(plan) as running:
         first = next(iter(config.targets))

@@ -9,10 +9,13 @@ from quintain.errors import ConfigError
 #: What names a PostgreSQL ledger; libpq knows both words.
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 
+#: A ledger that lives as long as the process that has it.
+IN_MEMORY = "sqlite://"
+
 
 def sqlite_path(url: str) -> str:
     """The path of a ``sqlite:///`` URL; ``sqlite://`` alone is a ledger in memory. Raises `ConfigError`."""
-    if url == "sqlite://":
+    if url == IN_MEMORY:
         return ":memory:"
     path = url.removeprefix("sqlite://")
     if path == url or not path.startswith("/"):

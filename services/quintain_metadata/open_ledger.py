@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 
-from quintain.errors import ConfigError
+from quintain.errors import ConfigError, LedgerInUse
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.ledger_url import POSTGRES_SCHEMES, sqlite_path
 from quintain_metadata.sqlite import SqliteLedger
+
+#: How long a ledger may be in use before that is an error, in seconds: what is left of a run that was killed (see
+#: `quintain_metadata.__main__`) lets go by itself.
+LETTING_GO_SECONDS = 3.0
 
 
 async def open_ledger(url: str) -> Ledger:
@@ -19,7 +23,19 @@ async def open_ledger(url: str) -> Ledger:
     """
     if url.partition(":")[0] in POSTGRES_SCHEMES:
         return await _open_postgres(url)
-    return SqliteLedger(sqlite_path(url), asyncio.get_running_loop())
+    return await _open_sqlite(sqlite_path(url))
+
+
+async def _open_sqlite(path: str) -> Ledger:
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + LETTING_GO_SECONDS
+    while True:
+        try:
+            return SqliteLedger(path, loop)
+        except LedgerInUse:
+            if loop.time() >= ends:
+                raise
+        await asyncio.sleep(0.05)
 
 
 async def _open_postgres(url: str) -> Ledger:

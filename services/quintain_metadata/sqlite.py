@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from quintain.errors import BudgetUnavailable, ConfigError
+from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
 from quintain_metadata.ledger import Operation
 from quintain_metadata.records import Moment
 from quintain_metadata.schema import MIGRATIONS, VERSION
@@ -194,7 +194,7 @@ def _lock(path: str) -> int | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise ConfigError(
+        raise LedgerInUse(
             f"The ledger {path} is open in another process: SQLite serves one metadata service. Stop that one, or "
             "give this one another QUINTAIN_LEDGER_URL"
         ) from None

@@ -22,7 +22,7 @@ TAKEN_BACK_MOST = 500
 
 
 def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
-    """Begin a worker's lease, and know its targets from now on."""
+    """Begin a worker's lease, and know its targets from now on. Where its id is its alone, the leases of before end."""
     for card in ask.targets:
         yield from run(
             "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at)"
@@ -30,6 +30,11 @@ def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
             " model = excluded.model, judge_target = excluded.judge_target,"
             " max_concurrency = excluded.max_concurrency, registered_at = excluded.registered_at",
             *(card.name, card.provider, card.model, card.judge_target, card.max_concurrency, now),
+        )
+    if ask.sole:
+        # A lease that ended so long ago has lapsed in anybody's eyes, even while nobody's is taken for lapsed.
+        yield from run(
+            "UPDATE worker SET lease_until = 0 WHERE worker_id = ? AND incarnation <> ?", ask.worker_id, ask.incarnation
         )
     return (yield from renew(now, Heartbeat(worker_id=ask.worker_id, incarnation=ask.incarnation)))
 

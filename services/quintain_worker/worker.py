@@ -38,18 +38,26 @@ class Worker:
     """Serves targets: any number of workers, on any machine, share each target's queue."""
 
     def __init__(
-        self, bus: Bus, served: Mapping[str, Served], cards: Sequence[TargetCard], meter: WorkerMeter | None = None
+        self,
+        bus: Bus,
+        served: Mapping[str, Served],
+        cards: Sequence[TargetCard],
+        meter: WorkerMeter | None = None,
+        *,
+        sole_id: str | None = None,
     ) -> None:
+        """``sole_id`` is an id that only one process at a time can have: whoever had it before has died."""
         meter = meter or WorkerMeter()
         self._bus, self._served, self._cards = bus, {name: metered(one, meter) for name, one in served.items()}, cards
         clock, incarnation = Clock(), secrets.token_hex(16)
-        self.worker_id = f"{socket.gethostname()}-{os.getpid()}"
+        self.worker_id = sole_id or f"{socket.gethostname()}-{os.getpid()}"
         self._identity = Identity("worker", self.worker_id)
         self._caller = Caller(bus)
         self._admissions = Admissions(bus, self._caller, clock, incarnation)
         self._desk = Desk(bus, self._admissions, clock, incarnation, meter)
         self._cancels = Cancels(bus, self._desk.running)
-        card = Register(worker_id=self.worker_id, incarnation=incarnation, targets=list(cards))
+        sole = True if sole_id else None
+        card = Register(worker_id=self.worker_id, incarnation=incarnation, targets=list(cards), sole=sole)
         self._lease = Lease(self._caller, clock, card, self._on_renewed)
         self._intakes = {
             card.name: Intake(

@@ -2,6 +2,7 @@
 
     QuintainError
     ├── ConfigError                 a file or a variable the operator wrote cannot be used
+    │   └── LedgerInUse             another process has this ledger open
     ├── BusError                    the message could not be carried
     │   ├── BrokerUnavailable       no broker answered in time
     │   ├── BrokerRefused           the broker said no, and would again: permissions, virtual host, arguments
@@ -55,6 +56,10 @@ class QuintainError(Exception):
 
 class ConfigError(QuintainError):
     """The configuration cannot be used."""
+
+
+class LedgerInUse(ConfigError):
+    """The ledger is open in another process."""
 
 
 class BusError(QuintainError):

@@ -15,9 +15,9 @@ from quintain_metadata.open_ledger import open_ledger
 from support.hosting import ThreadHost, thread_host
 
 
-@pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.broker)])
+@pytest.fixture(params=["memory", "pipe", pytest.param("rabbit", marks=pytest.mark.broker)])
 async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
-    url = "" if request.param == "memory" else request.getfixturevalue("broker_url")
+    url = request.getfixturevalue("broker_url") if request.param == "rabbit" else ""
     async with transport_over(request.param, url) as transport:
         yield transport
 

@@ -47,9 +47,10 @@ class Desk:
 
         return await self.ledger.do(steps)
 
-    async def register(self, incarnation: str = "w1", *, limit: int = 64) -> None:
+    async def register(self, incarnation: str = "w1", *, limit: int = 64, sole_id: str | None = None) -> None:
         card = TargetCard(name="a", provider="mock", max_concurrency=limit)
-        ask = Register(worker_id=incarnation, incarnation=incarnation, targets=[card])
+        worker_id, sole = sole_id or incarnation, None if sole_id is None else True
+        ask = Register(worker_id=worker_id, incarnation=incarnation, targets=[card], sole=sole)
         await self.ledger.do(lambda moment: upkeep.register(self.at(moment).now, ask))
 
     async def renew(self, incarnation: str = "w1", *, pauses: dict[str, int] | None = None) -> LeaseRenewed:

@@ -1,4 +1,4 @@
-"""The bus's promise, kept by both transports: every test runs over memory and over RabbitMQ."""
+"""The bus's promise, kept by every transport: each test runs over memory, over a pipe to it, and over RabbitMQ."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from conformance.transports import Transport
 from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.pipe import PipeBus
 from quintain.errors import QueueFull, Unroutable
 from quintain.topology import Binding, Exchange, Queue, Topology
 
@@ -423,6 +424,8 @@ async def test_a_queue_deleted_over_the_bus_is_declared_no_more(transport: Trans
 
 
 async def test_a_connection_that_was_lost_and_made_again_is_counted(ground: Ground) -> None:
+    if isinstance(ground.bus, PipeBus):
+        pytest.skip("a pipe is made once, and ends with the process at either end")
     assert (ground.bus.connected, ground.bus.reconnects) == (True, 0)
     await ground.transport.cut(ground.bus)
     async with asyncio.timeout(15):

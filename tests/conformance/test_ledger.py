@@ -108,6 +108,18 @@ async def test_nobody_is_taken_for_gone_while_this_service_was(desk: Desk) -> No
     assert isinstance(await desk.admit(session, "r1", by="w2"), Held)
 
 
+async def test_who_registers_under_an_id_of_its_alone_has_outlived_whoever_had_it_before(desk: Desk) -> None:
+    session = await desk.open()
+    await desk.register("before", sole_id="here")
+    await desk.granted(session, "r1", by="before")
+    await desk.granted(session, "r2", by="w1")
+    # The service begins anew with the worker, and takes nobody for gone because of that.
+    desk.ledger.mourn_from(await desk.ledger.now() + 10_000)
+    await desk.register("after", sole_id="here")
+    assert (await desk.granted(session, "r1", by="after")).attempt == 2
+    assert isinstance(await desk.admit(session, "r2", by="after"), Held)
+
+
 async def test_after_three_lost_attempts_the_call_is_in_doubt(desk: Desk) -> None:
     session = await desk.open()
     for number in (1, 2, 3):

@@ -1,8 +1,10 @@
-"""The two transports under one harness: what the suite needs beside the bus's own promise."""
+"""The transports under one harness: what the suite needs beside the bus's own promise."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -11,6 +13,8 @@ import aio_pika
 
 from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.bus.pipe import PipeBus
+from quintain.bus.pipe_broker import PipeBroker
 from quintain.bus.rabbit import RabbitBus
 from support.proxy import Proxy, proxy_to
 
@@ -56,6 +60,38 @@ class MemoryTransport:
         self._broker.close()
 
 
+class PipeTransport:
+    """The memory transport over pipes; what is cut is the connection of the broker's end."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryTransport()
+        self._pipes: list[tuple[PipeBus, Bus, asyncio.Task[None]]] = []
+
+    async def connect(self) -> Bus:
+        near, far = socket.socketpair()
+        beneath = await self._memory.connect()
+        broker = PipeBroker(beneath, *await asyncio.open_connection(sock=near))
+        serving = asyncio.create_task(broker.serve())
+        self._pipes.append((await PipeBus.over(far), beneath, serving))
+        return self._pipes[-1][0]
+
+    async def cut(self, bus: Bus) -> None:
+        await self._memory.cut(next(beneath for pipe, beneath, _ in self._pipes if pipe is bus))
+
+    async def delete_queue(self, name: str) -> None:
+        await self._memory.delete_queue(name)
+
+    async def lose_queue(self, bus: Bus, name: str) -> None:
+        await self.cut(bus)
+        await self.delete_queue(name)
+
+    async def close(self) -> None:
+        for pipe, _, serving in self._pipes:
+            await pipe.close()
+            await serving
+        await self._memory.close()
+
+
 class RabbitTransport:
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
@@ -92,10 +128,16 @@ class RabbitTransport:
         await self._stack.aclose()
 
 
+_WITHOUT_A_BROKER: dict[str, type[MemoryTransport | PipeTransport]] = {
+    "memory": MemoryTransport,
+    "pipe": PipeTransport,
+}
+
+
 @contextlib.asynccontextmanager
 async def transport_over(kind: str, broker_url: str) -> AsyncIterator[Transport]:
     """The transport of this kind, closed at the end."""
-    transport = MemoryTransport() if kind == "memory" else RabbitTransport(broker_url)
+    transport = RabbitTransport(broker_url) if kind == "rabbit" else _WITHOUT_A_BROKER[kind]()
     try:
         yield transport
     finally:

@@ -1,6 +1,7 @@
-"""The promise of a bus: declare, publish with a confirm, consume with acknowledgements. Two transports keep it.
+"""The promise of a bus: declare, publish with a confirm, consume with acknowledgements. Two transports keep it, and a
+pipe to the one in memory.
 
-What a caller may rely on, over ``memory://`` and ``amqp://`` alike (one suite proves it):
+What a caller may rely on, over all of them alike (one suite proves it):
 
 - `Bus.publish` returns when the broker has the message, and raises otherwise: `Unroutable` where nothing is
   bound, `QueueFull` where the queue refused it, `BrokerUnavailable` when the timeout passes. While a connection

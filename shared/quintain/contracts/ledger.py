@@ -42,11 +42,13 @@ class TargetCard(Message):
 
 
 class Register(Message):
-    """A worker starts: these are the targets it serves. ``incarnation`` is random per process."""
+    """A worker starts: these are the targets it serves. ``incarnation`` is random per process. ``sole``: its id is of
+    one process at a time, so that whoever had it before has died."""
 
     worker_id: Id
     incarnation: Id
     targets: list[TargetCard]
+    sole: bool | None = None
 
 
 class CallKey(Message):

@@ -1,0 +1,70 @@
+"""The metadata service in a process beside a run: ``python -m quintain_metadata``, for whoever starts it.
+
+Its standard input is the pipe to the broker of the process that started it; its ledger and its administrator's token
+are named by the environment, as everywhere. It prints one line when it answers, or why it does not (`quintain_metadata.
+apart.Word`), and ends when the other end of the pipe has gone, however that came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+
+from quintain import logs
+from quintain.bus.pipe import PipeBus
+from quintain.contracts.token import digest
+from quintain.errors import QuintainError
+from quintain.operations.presence import present
+from quintain.settings import Settings, environment, read_log_settings, read_settings, read_trace_settings
+from quintain.telemetry.export import exporting
+from quintain_metadata.apart import Word
+from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.service import MetadataService
+
+
+def main() -> None:
+    """Serve until nobody is there to be served."""
+    # What ends its owner ends it, too; a Ctrl-C is the owner's to understand.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    env = environment()
+    said = read_log_settings(env)
+    logs.set_up(said.level or logging.WARNING, as_json=said.as_json)
+    with exporting("metadata", read_trace_settings(env)):
+        asyncio.run(_serve(read_settings(env)))
+
+
+async def _serve(settings: Settings) -> None:
+    bus = await PipeBus.over(socket.socket(fileno=sys.stdin.fileno()))
+    try:
+        ledger = await open_ledger(settings.ledger_url or "")
+    except QuintainError as error:
+        _say(Word.of(error))
+        return
+    try:
+        await _answer(bus, MetadataService(bus, ledger, digest(settings.admin_token or "")))
+    finally:
+        await ledger.close()
+
+
+async def _answer(bus: PipeBus, service: MetadataService) -> None:
+    try:
+        await service.start()
+        async with present(bus, service.card):
+            _say(Word())
+            await bus.wait_gone()
+    finally:
+        # Nobody is there any more who could read of what is cut off.
+        logging.disable()
+        await service.stop()
+
+
+def _say(word: Word) -> None:
+    sys.stdout.write(word.to_wire().decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
