@@ -4,8 +4,9 @@
     python benchmarks/evaluation.py --cases 2000    # a shorter run
     python benchmarks/evaluation.py --rows 100000   # a smaller dataset
 
-Speed: so many cases, one target that takes 100 ms, 200 of its calls in flight, one built-in grader, services in the
-same process. Ideal is what the target alone would take; start-up is the same command with nothing left to ask.
+Speed: so many cases, one target that takes 100 ms, 200 of its calls in flight, one built-in grader, the services that
+the command brings along. Ideal is what the target alone would take; start-up is the same command with nothing left to
+ask. The processor's time is that of all its processes.
 
 Memory: a dataset of a million rows, nearly all of them answered before, so that the whole of it is checked, taken up,
 passed over and analysed, and the last thousand asked. What counts is the largest resident size of the process.

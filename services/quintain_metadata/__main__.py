@@ -27,8 +27,9 @@ from quintain_metadata.service import MetadataService
 
 def main() -> None:
     """Serve until nobody is there to be served."""
-    # What ends its owner ends it, too; a Ctrl-C is the owner's to understand.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What these mean is for its owner to understand, whose end is its end; a supervisor sends them to both.
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
     env = environment()
     said = read_log_settings(env)
     logs.set_up(said.level or logging.WARNING, as_json=said.as_json)
