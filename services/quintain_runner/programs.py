@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,11 @@ from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.metadata import OpenSession, SessionOpened
 from quintain.graders import GraderInput
 from quintain_runner.function_host import Door, Question
-from quintain_runner.grader_input import Beside, JsonObject, grader_input
+from quintain_runner.grader_files import grader_files
+from quintain_runner.grader_input import Beside, grader_input
 from quintain_runner.grader_process import GraderCommand, run_grader
 from quintain_runner.grader_specs import CommandGrader, ProgramGrader
+from quintain_runner.grader_trace import JsonObject
 from quintain_runner.grading import Bench, Graded, judge_of
 from quintain_runner.patience import patiently
 from quintain_runner.plan import Trial
@@ -26,9 +27,6 @@ from quintain_runner.warm_pool import WarmPool
 
 #: A grader's session outlives its timeout by this much, so that its last call still counts, in seconds.
 SESSION_GRACE_SECONDS = 60.0
-
-#: An answer whose JSON has more characters is given as a file, too: as long as AgentV's are.
-LONG_ANSWER = 50_000
 
 #: The most characters a session's label has.
 _LABEL_LENGTH = 200
@@ -47,10 +45,13 @@ class Look:
 
     @contextlib.contextmanager
     def fields(self) -> Iterator[JsonObject]:
-        """What it reads under AgentV's contract; a long answer is in a file, too, which is there until this is left."""
-        with answer_file(self.result.raw_text) as path:
-            beside = Beside(answered_at=self.trial.answered_at, price=self.price, output_path=path)
-            yield {**grader_input(self.trial.case, self.result, beside), "config": self.spec.config}
+        """What it reads under AgentV's contract; the files that it names are there until this is left.
+
+        Raises `GraderError` where they cannot be.
+        """
+        with grader_files() as keep:
+            beside = Beside(answered_at=self.trial.answered_at, price=self.price)
+            yield {**grader_input(self.trial.case, self.result, beside, keep), "config": self.spec.config}
 
 
 #: Runs a grader once; its reply is the verdict's JSON. Raises `GraderError`.
@@ -98,18 +99,6 @@ class Executing:
         )
         # Asked twice it may be opened twice: the one that nobody uses spends nothing.
         return await patiently(lambda: bench.session.open_child(ask))
-
-
-@contextlib.contextmanager
-def answer_file(text: str) -> Iterator[str | None]:
-    """The path of a file with an answer's JSON, where that is longer than `LONG_ANSWER`; gone when this is left."""
-    if len(json.dumps(text, ensure_ascii=False)) <= LONG_ANSWER:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="quintain-grader-") as folder:
-        path = Path(folder) / "output.json"
-        path.write_text(json.dumps(text), encoding="ascii")
-        yield str(path)
 
 
 def by_process(spec: CommandGrader, folder: Path, env: Mapping[str, str]) -> Execute:
