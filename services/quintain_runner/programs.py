@@ -11,6 +11,8 @@ from pathlib import Path
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.metadata import OpenSession, SessionOpened
 from quintain.graders import GraderInput
+from quintain.telemetry.context import TRACEPARENT_VARIABLE
+from quintain.telemetry.spans import traceparent
 from quintain_runner.function_host import Door, Question
 from quintain_runner.grader_files import grader_files
 from quintain_runner.grader_input import Beside, grader_input
@@ -35,13 +37,20 @@ _LABEL_LENGTH = 200
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """What one execution is given. ``doors`` are the variables of its session; empty where it needs none. ``price`` is
-    that of the target's tokens, where it is known."""
+    that of the target's tokens, ``traceparent`` the trial's trace; None where nobody knows, or records one."""
 
     spec: ProgramGrader
     trial: Trial
     result: Result
     doors: Mapping[str, str]
     price: Price | None = None
+    traceparent: str | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What its environment has beside what every grader inherits."""
+        trace = {} if self.traceparent is None else {TRACEPARENT_VARIABLE: self.traceparent}
+        return {**self.doors, **trace}
 
     @contextlib.contextmanager
     def fields(self) -> Iterator[JsonObject]:
@@ -78,7 +87,9 @@ class Executing:
             doors = {} if opened is None else bench.doors.variables(opened.token)
             try:
                 price = bench.prices.get(trial.target)
-                look = Look(spec=self.spec, trial=trial, result=result, doors=doors, price=price)
+                look = Look(
+                    spec=self.spec, trial=trial, result=result, doors=doors, price=price, traceparent=traceparent()
+                )
                 reply = await self.execute(look)
                 row = GraderRow.of(read_verdict(reply))
             except GraderError as error:
@@ -105,7 +116,7 @@ def by_process(spec: CommandGrader, folder: Path, env: Mapping[str, str]) -> Exe
     """A program that is started for every case."""
 
     async def execute(look: Look) -> bytes:
-        command = program_of(spec, folder, {**env, **look.doors})
+        command = program_of(spec, folder, {**env, **look.variables})
         with look.fields() as fields:
             return await run_grader(command, json.dumps(fields).encode())
 
@@ -117,7 +128,7 @@ def by_lines(pool: WarmPool) -> Execute:
 
     async def execute(look: Look) -> bytes:
         with look.fields() as fields:
-            return await pool.ask(json.dumps({**fields, "env": dict(look.doors)}).encode())
+            return await pool.ask(json.dumps({**fields, "env": look.variables}).encode())
 
     return execute
 
@@ -138,7 +149,8 @@ def by_function(pool: WarmPool) -> Execute:
             config=look.spec.config or {},
         )
         door = Door(url=doors["QUINTAIN_GATEWAY_URL"], token=doors["QUINTAIN_SESSION_TOKEN"]) if doors else None
-        return await pool.ask(Question(given=given, session=door).model_dump_json().encode())
+        question = Question(given=given, session=door, traceparent=look.traceparent)
+        return await pool.ask(question.model_dump_json().encode())
 
     return execute
 

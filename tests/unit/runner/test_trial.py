@@ -22,6 +22,8 @@ from quintain.errors import (
     WorkerLost,
 )
 from quintain.graders import Case
+from quintain.telemetry.conventions import Opening
+from quintain.telemetry.spans import span
 from quintain_runner import patience
 from quintain_runner.builtin import Comparing, compare_of
 from quintain_runner.grader_input import LONG_ANSWER
@@ -209,6 +211,25 @@ path = given.get("output_path")
 whole = path is not None and json.load(open(path)) == given["output"]
 print(json.dumps({"pass": True, "reason": json.dumps({"path": path, "whole": whole, "end": given["end_time"]})}))
 """
+
+
+FINDS_ITS_TRACE = """
+import json, os
+print(json.dumps({"pass": True, "reason": os.environ.get("TRACEPARENT", "none")}))
+"""
+
+THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
+
+
+async def test_a_grader_finds_the_trace_it_belongs_to_where_there_is_one(tmp_path: Path) -> None:
+    async def found() -> str | None:
+        outcome = await run_trial(TRIAL, bench(FakeClient(), script(tmp_path, FINDS_ITS_TRACE)))
+        assert outcome.row is not None
+        return outcome.row.graders["judge"].reason
+
+    assert await found() == "none"
+    with span(Opening("around"), parent=THEIRS):
+        assert await found() == THEIRS
 
 
 async def long_answer(request: InvokeRequest) -> str:
