@@ -55,10 +55,9 @@ class HttpClient:
         settings: InvokeSettings | None = None,
     ) -> Result:
         """Ask a target (the session's default where none is named). Raises a `Fault`."""
-        turns = None if messages is None else list(messages)
         return await self.send(
             request_from(
-                question=question, target=target, system_prompt=system_prompt, messages=turns, settings=settings
+                question=question, target=target, system_prompt=system_prompt, messages=messages, settings=settings
             )
         )
 
