@@ -23,32 +23,28 @@ def with_files(content: JsonValue, keep: Keep) -> JsonValue:
 
 
 def _part(part: JsonValue, keep: Keep) -> JsonValue:
-    url = _data_url(part)
-    held = None if url is None else _held(url)
-    if held is None:
-        return part
-    kind, image = held
-    name = f"image-{hashlib.sha256(image).hexdigest()[:16]}.{_suffix(kind)}"
-    return {"type": "image", "media_type": kind, "path": keep(name, image)}
-
-
-def _data_url(part: JsonValue) -> str | None:
-    """Where OpenAI's parts and AgentV's hold an image."""
     if not isinstance(part, dict):
-        return None
-    if part.get("type") == "image":
-        url = part.get("source")
-    else:
-        image = part.get("image_url")
-        url = image.get("url") if isinstance(image, dict) else None
-    return url if isinstance(url, str) and url[:5].lower() == "data:" else None
+        return part
+    is_agentvs = part.get("type") == "image"
+    image = part.get("image_url")
+    url = part.get("source") if is_agentvs else image.get("url") if isinstance(image, dict) else None
+    if not isinstance(url, str):
+        return part
+    held = _held(url)
+    if held is not None:
+        kind, data = held
+        name = f"image-{hashlib.sha256(data).hexdigest()[:16]}.{_suffix(kind)}"
+        return {"type": "image", "media_type": kind, "path": keep(name, data)}
+    # What AgentV's part names elsewhere is its path already; of OpenAI's nobody knows the media type.
+    return {"type": "image", "media_type": part.get("media_type"), "path": url} if is_agentvs else part
 
 
 def _held(url: str) -> tuple[str, bytes] | None:
-    """The media type and the bytes of a data URL in base64 (RFC 2397)."""
-    head, _, data = url[len("data:") :].partition(",")
+    """The media type and the bytes of a data URL in base64 (RFC 2397); None of any other."""
+    scheme, _, rest = url.partition(":")
+    head, _, data = rest.partition(",")
     kind, *options = head.split(";")
-    if options[-1:] != ["base64"]:
+    if scheme.lower() != "data" or options[-1:] != ["base64"]:
         return None
     try:
         return kind, base64.b64decode(data)

@@ -28,6 +28,13 @@ def test_an_image_in_either_words_is_a_file_in_agentvs(part: JsonValue) -> None:
     assert (held, path.rpartition(".")[2]) == (b"hi", "png")
 
 
+def test_what_agentvs_part_names_elsewhere_is_its_path() -> None:
+    files = KeptFiles()
+    image: JsonValue = {"type": "image", "media_type": "image/png", "path": "pictures/a.png"}
+    assert with_files([agentv("pictures/a.png")], files.keep) == [image]
+    assert not files
+
+
 @pytest.mark.parametrize(
     ("kind", "suffix"),
     [
@@ -59,7 +66,7 @@ def test_a_media_type_is_no_path(kind: str, suffix: str) -> None:
         [openai("data:image/png,hi")],
         [openai("data:")],
         [openai(7)],
-        [agentv("picture.png")],
+        [agentv(None)],
         [{"type": "image_url", "image_url": "data:image/png;base64,aGk="}],
         ["data:image/png;base64,aGk=", 7, None],
     ],
