@@ -16,18 +16,21 @@ from typing import Annotated
 
 import typer
 
+from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.names import TARGET_NAME_PATTERN
 from quintain.operations.port import Operations
-from quintain.operations.presence import present
+from quintain.operations.presence import Identity, present
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.operating import OpsHost, OpsPort, OpsWish, broker, operating, waiting
 from quintain_cli.screen import run_command, set_up_logging
 from quintain_cli.serve import AsJson, Verbose, ready
 from quintain_cli.stop import Stop, stopping
 from quintain_host.factory import Factory, load_factory, probe
-from quintain_host.host import Host
-from quintain_host.isolation import CHILD_OPTION, Children, parent_gone, say_ready
+from quintain_host.host import Host, host_card
+from quintain_host.isolation import CHILD_OPTION, Children, parent_gone
 from quintain_host.meter import HostMeter
+from quintain_host.said import READY, Saying
+from quintain_host.tally import Tally
 
 #: The exit code of a process whose target did not let go.
 STUCK = 70
@@ -62,13 +65,13 @@ def serve_host(
     ops_host: OpsHost = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
-    ready_fd: Annotated[int | None, typer.Option(CHILD_OPTION, hidden=True)] = None,
+    parent_fd: Annotated[int | None, typer.Option(CHILD_OPTION, hidden=True)] = None,
 ) -> None:
     """Lease out a target under test to controllers anywhere. Reads QUINTAIN_BROKER_URL."""
     set_up_logging(verbose=verbose)
     wish = Wish(factory, name, slots, isolation, grace_seconds)
-    if ready_fd is not None:
-        stuck = run_command(_slot(wish, ready_fd), service="host")
+    if parent_fd is not None:
+        stuck = run_command(_slot(wish, parent_fd), service="host")
     else:
         ops = OpsWish(ops_port, ops_host)
         stuck = run_command(_host(wish, ops, as_json=as_json), as_json=as_json, service="host")
@@ -119,14 +122,19 @@ class _Ground:
 
 
 async def _in_processes(wish: Wish, _: Factory, ground: _Ground) -> bool:
-    children = Children(_child(wish), wish.slots)
+    children, identity = Children(_child(wish), wish.slots), Identity("host")
+    ground.meter.read(children.tally)
     children.start()
     try:
         async with contextlib.AsyncExitStack() as stack:
             if ground.operations.heard:
                 # This process carries nothing: it has a bus only to be asked whether the broker is there.
                 bus = await stack.enter_async_context(broker(ground.settings, "host", ground.operations.waits))
-                await stack.enter_async_context(ground.operations.running(bus, children.check))
+
+                def card() -> ServiceCard:
+                    return host_card(identity, bus, wish.name, slots=wish.slots, leased=children.tally.held)
+
+                await stack.enter_async_context(ground.operations.running(bus, children.check, card))
             await children.ready()
             ground.ready({})
             await ground.stop.wait()
@@ -154,15 +162,16 @@ def _child(wish: Wish) -> list[str]:
     return [sys.executable, "-m", "quintain_cli", *words]
 
 
-async def _slot(wish: Wish, ready_fd: int) -> bool:
+async def _slot(wish: Wish, parent_fd: int) -> bool:
     """One slot, in a process of its own, until SIGTERM, its parent's end, or a target that does not let go: then it
     ends too, and the parent starts another one."""
     settings = read_settings(environment())
+    parent = Saying(parent_fd)
     factory = load_factory(wish.path, Path.cwd())
     async with stopping() as stop, broker(settings, "host", waiting) as bus:
-        host = Host(bus, wish.name, factory, 1)
+        host = Host(bus, wish.name, factory, 1, Tally(told=parent.say))
         await host.start()
-        say_ready(ready_fd)
+        parent.say(READY)
         ends = [asyncio.ensure_future(each) for each in (stop.wait(), parent_gone(), host.stuck.wait())]
         try:
             async with present(bus, host.card):

@@ -20,17 +20,23 @@ from quintain_host.tally import Tally
 log = logging.getLogger(__name__)
 
 
+def host_card(identity: Identity, bus: Bus, name: str, *, slots: int, leased: int) -> ServiceCard:
+    """The card of a host of this target, so many of whose slots are leased out."""
+    served = ServedTarget(name=name, kind="leased", slots=slots, in_flight=leased)
+    return identity.card(targets=[served], slots=slots, in_flight=leased, broker_reconnects=bus.reconnects)
+
+
 class Host:
     """Leases out instances of one target, so many at a time."""
 
-    def __init__(self, bus: Bus, name: str, factory: Factory, slots: int) -> None:
+    def __init__(self, bus: Bus, name: str, factory: Factory, slots: int, tally: Tally | None = None) -> None:
         self._bus, self._name = bus, name
         self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._identity = Identity("host", self.host_id)
         #: Set once a target did not let go of its thread. The slots go on with new threads; a process that is there
         #: for one slot may rather end, and be started again.
         self.stuck = asyncio.Event()
-        self.tally = Tally()
+        self.tally = Tally() if tally is None else tally
         self._slots = [Slot(bus, name, factory, self.host_id, self.stuck.set, self.tally) for _ in range(slots)]
         self._serving: list[asyncio.Task[None]] = []
         self._log = RunLog()
@@ -47,10 +53,7 @@ class Host:
     def card(self) -> ServiceCard:
         """What it tells whoever asks who is there."""
         leased = sum(slot.lease is not None for slot in self._slots)
-        served = ServedTarget(name=self._name, kind="leased", slots=len(self._slots), in_flight=leased)
-        return self._identity.card(
-            targets=[served], slots=served.slots, in_flight=leased, broker_reconnects=self._bus.reconnects
-        )
+        return host_card(self._identity, self._bus, self._name, slots=len(self._slots), leased=leased)
 
     async def check(self) -> str | None:
         """What keeps it from leasing out: slots that neither wait for a lease request nor have one in hand."""

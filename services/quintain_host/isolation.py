@@ -1,8 +1,8 @@
 """A process for every slot: targets that hold the GIL scale over cores, and one that crashes takes only itself along.
 
-The parent carries nothing: each child is a host with one slot, and takes its leases from the same queue. A child that
-dies is started again, with a pause that grows while it keeps dying. A child ends with its parent: it notices the end
-of its standard input.
+The parent carries nothing: each child is a host with one slot, and takes its leases from the same queue. It says when
+it is ready, and what it counts. A child that dies is started again, with a pause that grows while it keeps dying. A
+child ends with its parent: it notices the end of its standard input.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import os
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 
+from quintain_host.said import READY, hearing, way
+from quintain_host.tally import OVER, Tally
+
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -22,8 +25,8 @@ MOST_PAUSE_SECONDS = 30.0
 #: A child that lived this long is not one that keeps dying, in seconds.
 LIVED_SECONDS = 10.0
 
-#: The option under which a child hears on which file descriptor to say that it is ready.
-CHILD_OPTION = "--ready-fd"
+#: The option under which a child hears on which file descriptor its parent listens.
+CHILD_OPTION = "--parent-fd"
 
 
 class Children:
@@ -34,6 +37,8 @@ class Children:
         self._running: set[Process] = set()
         self._keeping: list[asyncio.Task[None]] = []
         self._ready = [asyncio.Event() for _ in range(count)]
+        #: What they have done, those too that have ended since.
+        self.tally = Tally()
 
     def start(self) -> None:
         """Start them all."""
@@ -87,39 +92,32 @@ class Children:
 
     async def _live(self, ready: asyncio.Event) -> int:
         """One child, from its start to its end; returns its exit code."""
-        heard, said = os.pipe()
-        hearing = asyncio.ensure_future(_heard(heard, ready))
+        tally = Tally(told=self.tally.count)
+
+        def hear(word: str) -> None:
+            if word == READY:
+                ready.set()
+            else:
+                tally.count(word)
+
+        heard, said = way()
         try:
-            child = await asyncio.create_subprocess_exec(
-                *self._command, CHILD_OPTION, str(said), stdin=PIPE, pass_fds=[said]
-            )
-        except BaseException:
-            hearing.cancel()
-            raise
+            with hearing(heard, hear):
+                try:
+                    child = await asyncio.create_subprocess_exec(
+                        *self._command, CHILD_OPTION, str(said), stdin=PIPE, pass_fds=[said]
+                    )
+                finally:
+                    os.close(said)
+                self._running.add(child)
+                code = await child.wait()
         finally:
-            os.close(said)
-        self._running.add(child)
-        try:
-            code = await child.wait()
-        finally:
-            hearing.cancel()
             ready.clear()
+            # What it held went with it.
+            for _ in range(tally.held):
+                tally.count(OVER)
         self._running.discard(child)
         return code
-
-
-async def _heard(descriptor: int, ready: asyncio.Event) -> None:
-    """Wait for a child's word that it is ready; where it ends without one there is none."""
-    loop = asyncio.get_running_loop()
-    came = asyncio.Event()
-    loop.add_reader(descriptor, came.set)
-    try:
-        await came.wait()
-        if os.read(descriptor, 1):
-            ready.set()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
 
 
 async def parent_gone() -> None:
@@ -136,9 +134,3 @@ async def parent_gone() -> None:
         await gone.wait()
     finally:
         loop.remove_reader(0)
-
-
-def say_ready(descriptor: int) -> None:
-    """In a child: tell the parent that this one takes leases."""
-    os.write(descriptor, b"r")
-    os.close(descriptor)

@@ -231,11 +231,8 @@ class HostedLease:
         await self._stop_run()
         telling = Telling(self._bus, asked.run_id, asked.run_key)
         self._run = HostedRun(self._target, self._stage, self._codec, asked, telling)
-        self._run.when_over(self._count)
+        self._run.when_over(self._tally.count)
         return Done()
-
-    def _count(self, end: str) -> None:
-        self._tally.runs[end] += 1
 
     async def cancel_run(self, asked: CancelRun) -> Done:
         """Stop a run that nobody awaits any more."""

@@ -9,14 +9,11 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from quintain.operations.meter import ServiceMeter
-from quintain_host.tally import Tally
-
-#: How a run ends.
-ENDS = ("ended", "failed", "cancelled")
+from quintain_host.tally import ENDS, Tally
 
 
 class HostMeter(ServiceMeter):
-    """One host's numbers. With a process for every slot they are the processes' own, and not told."""
+    """One host's numbers, those of its slots' processes among them."""
 
     def __init__(self) -> None:
         super().__init__("host")

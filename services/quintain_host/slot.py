@@ -24,7 +24,7 @@ from quintain.topology import host_topology
 from quintain_host.factory import Factory
 from quintain_host.lease import HostedLease
 from quintain_host.stage import Stage
-from quintain_host.tally import Tally
+from quintain_host.tally import LEASE, OVER, Tally
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Slot:
 
     async def _live(self, lease: HostedLease) -> None:
         self.lease = lease
-        self._tally.leases += 1
+        self._tally.count(LEASE)
         if self.draining:
             lease.end_unused()
         try:
@@ -130,6 +130,7 @@ class Slot:
         finally:
             await self._closed(lease)
             self.lease = None
+            self._tally.count(OVER)
 
     async def _closed(self, lease: HostedLease) -> None:
         if not await lease.close():

@@ -21,6 +21,8 @@ from pydantic import BaseModel
 import quintain
 from quintain.contracts.token import mask
 from quintain.graders import Grader, GraderInput
+from quintain.telemetry import conventions
+from quintain.telemetry.spans import joining
 
 #: How much of an exception's words its error tells, in characters.
 _TOLD = 300
@@ -34,10 +36,12 @@ class Door(BaseModel):
 
 
 class Question(BaseModel):
-    """A line of stdin: a case to grade; without ``given``, the question what the function wants."""
+    """A line of stdin: a case to grade; without ``given``, the question what the function wants. ``traceparent`` is the
+    trace that its calls belong to."""
 
     given: GraderInput | None = None
     session: Door | None = None
+    traceparent: str | None = None
 
 
 class Description(BaseModel):
@@ -88,7 +92,9 @@ def _reply(function: Grader[..., object] | str, question: Question) -> str:
     if question.given is None:
         return Description(wants_session=function.wants_session).model_dump_json()
     try:
-        return json.dumps(_verdict(_grade(function, question.given, question.session)))
+        with joining(conventions.GRADE, question.traceparent):
+            said = _grade(function, question.given, question.session)
+        return json.dumps(_verdict(said))
     except (Exception, SystemExit) as error:
         return json.dumps({"error": _told(error)})
 

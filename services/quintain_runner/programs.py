@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,14 @@ from pathlib import Path
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.metadata import OpenSession, SessionOpened
 from quintain.graders import GraderInput
+from quintain.telemetry.context import TRACEPARENT_VARIABLE
+from quintain.telemetry.spans import traceparent
 from quintain_runner.function_host import Door, Question
-from quintain_runner.grader_input import Beside, JsonObject, grader_input
+from quintain_runner.grader_files import grader_files
+from quintain_runner.grader_input import Beside, grader_input
 from quintain_runner.grader_process import GraderCommand, run_grader
 from quintain_runner.grader_specs import CommandGrader, ProgramGrader
+from quintain_runner.grader_trace import JsonObject
 from quintain_runner.grading import Bench, Graded, judge_of
 from quintain_runner.patience import patiently
 from quintain_runner.plan import Trial
@@ -27,9 +30,6 @@ from quintain_runner.warm_pool import WarmPool
 #: A grader's session outlives its timeout by this much, so that its last call still counts, in seconds.
 SESSION_GRACE_SECONDS = 60.0
 
-#: An answer whose JSON has more characters is given as a file, too: as long as AgentV's are.
-LONG_ANSWER = 50_000
-
 #: The most characters a session's label has.
 _LABEL_LENGTH = 200
 
@@ -37,20 +37,30 @@ _LABEL_LENGTH = 200
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """What one execution is given. ``doors`` are the variables of its session; empty where it needs none. ``price`` is
-    that of the target's tokens, where it is known."""
+    that of the target's tokens, ``traceparent`` the trial's trace; None where nobody knows, or records one."""
 
     spec: ProgramGrader
     trial: Trial
     result: Result
     doors: Mapping[str, str]
     price: Price | None = None
+    traceparent: str | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What its environment has beside what every grader inherits."""
+        trace = {} if self.traceparent is None else {TRACEPARENT_VARIABLE: self.traceparent}
+        return {**self.doors, **trace}
 
     @contextlib.contextmanager
     def fields(self) -> Iterator[JsonObject]:
-        """What it reads under AgentV's contract; a long answer is in a file, too, which is there until this is left."""
-        with answer_file(self.result.raw_text) as path:
-            beside = Beside(answered_at=self.trial.answered_at, price=self.price, output_path=path)
-            yield {**grader_input(self.trial.case, self.result, beside), "config": self.spec.config}
+        """What it reads under AgentV's contract; the files that it names are there until this is left.
+
+        Raises `GraderError` where they cannot be.
+        """
+        with grader_files() as keep:
+            beside = Beside(answered_at=self.trial.answered_at, price=self.price)
+            yield {**grader_input(self.trial.case, self.result, beside, keep), "config": self.spec.config}
 
 
 #: Runs a grader once; its reply is the verdict's JSON. Raises `GraderError`.
@@ -77,7 +87,9 @@ class Executing:
             doors = {} if opened is None else bench.doors.variables(opened.token)
             try:
                 price = bench.prices.get(trial.target)
-                look = Look(spec=self.spec, trial=trial, result=result, doors=doors, price=price)
+                look = Look(
+                    spec=self.spec, trial=trial, result=result, doors=doors, price=price, traceparent=traceparent()
+                )
                 reply = await self.execute(look)
                 row = GraderRow.of(read_verdict(reply))
             except GraderError as error:
@@ -100,23 +112,11 @@ class Executing:
         return await patiently(lambda: bench.session.open_child(ask))
 
 
-@contextlib.contextmanager
-def answer_file(text: str) -> Iterator[str | None]:
-    """The path of a file with an answer's JSON, where that is longer than `LONG_ANSWER`; gone when this is left."""
-    if len(json.dumps(text, ensure_ascii=False)) <= LONG_ANSWER:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="quintain-grader-") as folder:
-        path = Path(folder) / "output.json"
-        path.write_text(json.dumps(text), encoding="ascii")
-        yield str(path)
-
-
 def by_process(spec: CommandGrader, folder: Path, env: Mapping[str, str]) -> Execute:
     """A program that is started for every case."""
 
     async def execute(look: Look) -> bytes:
-        command = program_of(spec, folder, {**env, **look.doors})
+        command = program_of(spec, folder, {**env, **look.variables})
         with look.fields() as fields:
             return await run_grader(command, json.dumps(fields).encode())
 
@@ -128,7 +128,7 @@ def by_lines(pool: WarmPool) -> Execute:
 
     async def execute(look: Look) -> bytes:
         with look.fields() as fields:
-            return await pool.ask(json.dumps({**fields, "env": dict(look.doors)}).encode())
+            return await pool.ask(json.dumps({**fields, "env": look.variables}).encode())
 
     return execute
 
@@ -149,7 +149,8 @@ def by_function(pool: WarmPool) -> Execute:
             config=look.spec.config or {},
         )
         door = Door(url=doors["QUINTAIN_GATEWAY_URL"], token=doors["QUINTAIN_SESSION_TOKEN"]) if doors else None
-        return await pool.ask(Question(given=given, session=door).model_dump_json().encode())
+        question = Question(given=given, session=door, traceparent=look.traceparent)
+        return await pool.ask(question.model_dump_json().encode())
 
     return execute
 

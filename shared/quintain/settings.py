@@ -27,6 +27,7 @@ class Settings:
     admin_token: str | None
     session_token: str | None
     gateway_url: str | None
+    traceparent: str | None = None
     state_dir: Path
     ops_port: int | None
     ops_host: str
@@ -98,6 +99,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         admin_token=admin_token,
         session_token=read_secret(env, "QUINTAIN_SESSION_TOKEN"),
         gateway_url=env.get("QUINTAIN_GATEWAY_URL") or None,
+        traceparent=env.get("TRACEPARENT"),
         state_dir=_state_dir(env),
         ops_port=_port(env, "QUINTAIN_OPS_PORT"),
         ops_host=env.get("QUINTAIN_OPS_HOST") or "127.0.0.1",

@@ -2,7 +2,7 @@
 
 The graders are programs as AgentV's users write them: they read what both put on stdin, print AgentV's result, and one
 of them calls a model by the variables it finds. AgentV 4.42.4 starts no proxy of its own for it, so that there it finds
-our gateway's.
+our gateway's. Another one keeps what it read, and that is compared field by field.
 """
 
 from __future__ import annotations
@@ -47,6 +47,19 @@ with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask, time
 print(json.dumps({"assertions": [{"text": word, "passed": word in said} for word in ("north", "west")]}))
 """
 
+#: Keeps what it reads, in the folder of whoever runs it.
+KEEPS = """
+import json, os, sys
+case = json.load(sys.stdin)
+name = case["trace"]["metadata"]["eval_case_id"] + ".json"
+with open(os.path.join("theirs" if os.environ.get("OF_AGENTV") else "ours", name), "w") as kept:
+    json.dump(case, kept)
+print('{"score": 1, "assertions": [{"text": "kept", "passed": true}]}')
+"""
+
+#: What no two programs say alike: how long it took and when, and what the row has beside it.
+THEIR_OWN = {"duration_ms", "start_time", "end_time", "metadata"}
+
 #: The same judge for both: it repeats what it is shown.
 CONFIG = """
 targets:
@@ -58,18 +71,21 @@ AGENTV_TARGETS = (
     "timeout_seconds: 60}]\n"
 )
 
+GRADERS = ("words", "judged", "keeps")
+SCRIPTS = {"bot.py": BOT, "words.py": WORDS, "judged.py": JUDGED, "keeps.py": KEEPS}
+
 pytestmark = pytest.mark.timeout(700)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """One folder for both: the target, the graders, and each one's own files about them."""
-    for name, text in {"bot.py": BOT, "words.py": WORDS, "judged.py": JUDGED, "quintain.yaml": CONFIG}.items():
+    for name, text in {**SCRIPTS, "quintain.yaml": CONFIG}.items():
         (tmp_path / name).write_text(text)
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
     (tmp_path / "cases.jsonl").write_text("".join(f"{json.dumps(case)}\n" for case in CASES))
-    graders = [
-        {"name": name, "command": ["python3", f"{name}.py"], "judge_target": "judge"} for name in ("words", "judged")
-    ]
+    graders = [{"name": name, "command": ["python3", f"{name}.py"], "judge_target": "judge"} for name in GRADERS]
     evaluation = {"dataset": "cases.jsonl", "targets": ["candidate"], "graders": graders}
     (tmp_path / "eval.yaml").write_text(json.dumps(evaluation))
     (tmp_path / ".agentv").mkdir()
@@ -101,6 +117,12 @@ def test_agentvs_command_and_ours_give_the_same_scores(agentv: Path, folder: Pat
     assert ours == theirs
     assert scores == pytest.approx({str(row["test_id"]): row["score"] for row in rows})
     assert len(set(map(str, ours.values()))) == 5, "the cases tell graders apart"
+    for case in CASES:
+        read, theirs_read = (
+            json.loads((folder / whose / f"{case['id']}.json").read_text()) for whose in ("ours", "theirs")
+        )
+        assert read.keys() >= theirs_read.keys()
+        assert alike(read, theirs_read) == alike(theirs_read, theirs_read)
 
 
 def agentvs_rows(agentv: Path, folder: Path) -> list[Json]:
@@ -111,6 +133,7 @@ def agentvs_rows(agentv: Path, folder: Path) -> list[Json]:
         env = {
             **without_ours(evaluator),
             "HOME": str(folder / "home"),
+            "OF_AGENTV": "1",
             "AGENTV_TARGET_PROXY_URL": door.url,
             "AGENTV_TARGET_PROXY_TOKEN": evaluator.env["QUINTAIN_SESSION_TOKEN"],
         }
@@ -123,6 +146,17 @@ def agentvs_rows(agentv: Path, folder: Path) -> list[Json]:
 def without_ours(shell: CommandLine) -> dict[str, str]:
     """The environment of a shell that never heard of us."""
     return {name: value for name, value in shell.env.items() if not name.startswith("QUINTAIN_")}
+
+
+def alike(read: Json, like: Json) -> Json:
+    """What both programs say of a case, from what a grader read: the fields that the other has."""
+    fields = {name: read[name] for name in like.keys() - THEIR_OWN}
+    for name in ("trace", "trace_summary"):
+        own, other = read[name], like[name]
+        assert isinstance(own, dict)
+        assert isinstance(other, dict)
+        fields[name] = {key: own[key] for key in other.keys() - THEIR_OWN}
+    return fields
 
 
 def judged(graders: object) -> dict[str, object]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -26,7 +28,8 @@ NOWHERE = "amqp://guest:guest@127.0.0.1:1/"
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
     with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
-        shutil.copy(EXAMPLES / "desk.py", fleet.folder)
+        for name in ("desk.py", "drive.py"):
+            shutil.copy(EXAMPLES / name, fleet.folder)
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
             yield shell
@@ -84,9 +87,22 @@ def test_a_service_that_waits_for_its_broker_lives_and_says_so(shell: CommandLin
 
 
 @pytest.mark.parametrize("slots", ["1", "2"])
-def test_a_host_is_ready_in_threads_and_in_processes(shell: CommandLine, slots: str) -> None:
+def test_a_host_is_ready_and_counts_in_threads_and_in_processes(shell: CommandLine, slots: str) -> None:
     host = shell.start("serve", "host", "desk:Desk", "--name", "desk", "--slots", slots, "--ops-port", "0")
-    until_ready(opened(host))
+    url = opened(host)
+    until_ready(url)
+    drive = [sys.executable, "drive.py", "desk", "hello"]
+    subprocess.run(drive, cwd=shell.folder, env=shell.env, check=True, timeout=60)
+    counts = {
+        'quintain_host_runs_total{end="ended"} 1.0',
+        f'quintain_target_slots{{kind="leased",target="desk"}} {slots}.0',
+        "quintain_service_in_flight 0.0",
+    }
+    ends = time.monotonic() + 30
+    while not counts <= set(told := ask(url, "/metrics")[1].splitlines()):
+        assert time.monotonic() < ends, told
+        time.sleep(0.2)
+    assert "quintain_host_leases_total 0.0" not in told
     assert host.stop().code == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,21 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 #: A trace of somebody else's.
 THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
+
+#: A grader that asks its session's default target: as a program, and as a function.
+ASKS = """
+import quintain
+with quintain.sync.connect() as session:
+    session.invoke("a program's")
+print('{"pass": true}')
+"""
+FUNCTION = """
+import quintain
+@quintain.grader
+def asks(session):
+    session.invoke("a function's")
+    return True
+"""
 
 CALLED = "process quintain.invoke:sage:quintain.target.sage"
 
@@ -196,3 +212,23 @@ def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it(tmp_path: P
     said = {json.loads(str(chat["gen_ai.input.messages"]))[0]["parts"][0]["content"] for chat in chats}
     answered = {json.loads(str(chat["gen_ai.output.messages"]))[0]["parts"][0]["content"] for chat in chats}
     assert said == answered == {"q1", "q2"}
+
+
+def test_what_a_grader_asks_is_in_its_trials_trace(tmp_path: Path, receiver: Receiver) -> None:
+    program = json.dumps([sys.executable, "asks.py"])
+    graders = f"[{{name: own, command: {program}}}, {{name: kept, function: 'looks:asks'}}]"
+    write_files(
+        tmp_path,
+        cases=1,
+        eval_yaml=f"dataset: cases.jsonl\ntargets: [echo]\ngraders: {graders}\n",
+        quintain_yaml="targets: {echo: {provider: mock}}\n",
+        asks_py=ASKS,
+        looks_py=FUNCTION,
+    )
+    before = len(receiver.spans)
+    with command_line(tmp_path, receiver.env) as shell:
+        shell.run("run", "eval.yaml", "--json")
+    spans = new_spans(receiver, before, "run eval", "ledger settle")
+    trial = named(spans, "trial echo")
+    asked = [span for span in spans if span.name == "POST /invoke" and span.kind == "server"]
+    assert [(span.trace_id, span.parent_id) for span in asked] == [(trial.trace_id, trial.span_id)] * 2

@@ -86,10 +86,9 @@ class Client:
         settings: InvokeSettings | None = None,
     ) -> Result:
         """Ask a target (the session's default where none is named). Raises a `Fault`."""
-        turns = None if messages is None else list(messages)
         return await self.send(
             request_from(
-                question=question, target=target, system_prompt=system_prompt, messages=turns, settings=settings
+                question=question, target=target, system_prompt=system_prompt, messages=messages, settings=settings
             )
         )
 
@@ -250,10 +249,11 @@ class Client:
         )
 
 
-def request_from(**fields: object) -> InvokeRequest:
+def request_from(*, messages: Sequence[ChatMessage] | None, **fields: object) -> InvokeRequest:
     """The request of these fields. Raises `BadRequest` with the field's name."""
+    turns = None if messages is None else list(messages)
     try:
-        return InvokeRequest.model_validate(fields)
+        return InvokeRequest.model_validate({**fields, "messages": turns})
     except ValidationError as error:
         raise BadRequest(explain(error)) from None
 

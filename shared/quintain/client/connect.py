@@ -41,7 +41,7 @@ async def connect(
     token = token or settings.require_session_token()
     url = url or ("memory://" if memory is not None else settings.require_fleet_url())
     if is_gateway(url):
-        async with over_http().connect_http(url, token) as http_client:
+        async with over_http().connect_http(url, token, traceparent=settings.traceparent) as http_client:
             yield http_client
         return
     async with calling(url, memory=memory, timeout_seconds=timeout_seconds) as caller, proven(caller, token) as client:

@@ -30,7 +30,7 @@ from quintain.contracts.message import Message
 from quintain.errors import BadRequest, BudgetUnavailable, Expired, Fault, NoAnswer
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.telemetry.conventions import asked_over_http
-from quintain.telemetry.spans import context_headers, span
+from quintain.telemetry.spans import context_headers, span, traceparent
 
 
 class _Items(Message):
@@ -42,8 +42,8 @@ class _Items(Message):
 class HttpClient:
     """One session's right to call, as `quintain.connect` gives it for an ``http(s)://`` URL."""
 
-    def __init__(self, line: HttpLine, clock: Clock) -> None:
-        self._line, self._clock = line, clock
+    def __init__(self, line: HttpLine, clock: Clock, traceparent: str | None = None) -> None:
+        self._line, self._clock, self._began_in = line, clock, traceparent
 
     async def invoke(
         self,
@@ -55,10 +55,9 @@ class HttpClient:
         settings: InvokeSettings | None = None,
     ) -> Result:
         """Ask a target (the session's default where none is named). Raises a `Fault`."""
-        turns = None if messages is None else list(messages)
         return await self.send(
             request_from(
-                question=question, target=target, system_prompt=system_prompt, messages=turns, settings=settings
+                question=question, target=target, system_prompt=system_prompt, messages=messages, settings=settings
             )
         )
 
@@ -113,7 +112,8 @@ class HttpClient:
     ) -> Answer:
         deadline = int(self._clock.now_ms() + deadline_seconds * 1000)
         try:
-            with span(asked_over_http("POST", path, request_id=headers.get(REQUEST_ID_HEADER))):
+            opening = asked_over_http("POST", path, request_id=headers.get(REQUEST_ID_HEADER))
+            with span(opening, parent=self._began_in if traceparent() is None else None):
                 return await self._line.ask(
                     "POST",
                     path,
@@ -157,11 +157,14 @@ class HttpAdmin:
 
 
 @contextlib.asynccontextmanager
-async def connect_http(url: str, token: str) -> AsyncIterator[HttpClient]:
-    """A session's client, its token proven. Raises `ConfigError`, `GatewayUnavailable`, `Unauthorized`."""
+async def connect_http(url: str, token: str, *, traceparent: str | None = None) -> AsyncIterator[HttpClient]:
+    """A session's client, its token proven. Raises `ConfigError`, `GatewayUnavailable`, `Unauthorized`.
+
+    ``traceparent`` is the trace that its calls belong to where none is under way.
+    """
     async with line_to(url, token) as line:
         clock = Clock()
-        client = HttpClient(line, clock)
+        client = HttpClient(line, clock, traceparent)
         # The first word proves the token and tells the metadata service's time, by which deadlines are set.
         clock.learn((await client.get_info()).now)
         yield client

@@ -7,6 +7,9 @@ import re
 #: The header's name, over AMQP and HTTP alike.
 TRACEPARENT_HEADER = "traceparent"
 
+#: The variable in which a process finds the context of whoever started it, as OpenTelemetry names it.
+TRACEPARENT_VARIABLE = "TRACEPARENT"
+
 #: Version 00 has exactly this length; whatever is longer or shorter is looked at no further.
 _LENGTH = 55
 _SHAPE = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")

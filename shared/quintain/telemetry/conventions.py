@@ -48,6 +48,7 @@ class Opening:
 QUEUE_WAIT = Opening("queue wait")
 ADMIT = Opening("admit", Kind.CLIENT)
 SETTLE = Opening("settle", Kind.PRODUCER)
+GRADE = Opening("grade")
 
 
 def sent(exchange: str, key: str, **told: str | None) -> Opening:

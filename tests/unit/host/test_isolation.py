@@ -20,6 +20,13 @@ os.write(int(sys.argv[2]), b"r")
 signal.pause()
 """
 
+#: Is ready, and holds a lease whose run has ended.
+LEASED = """
+import os, signal, sys
+os.write(int(sys.argv[2]), b"rle")
+signal.pause()
+"""
+
 STUBBORN = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -63,6 +70,20 @@ async def test_a_child_that_dies_is_started_again_and_the_other_is_left_alone(pa
     os.kill(doomed, signal.SIGKILL)
     await until(lambda: doomed not in pair.pids and len(pair.pids) == 2)
     assert other in pair.pids
+
+
+async def test_what_they_count_outlives_them_but_for_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "FIRST_PAUSE_SECONDS", 0.05)
+    pair = children(LEASED, 2)
+    pair.start()
+    tally = pair.tally
+    await until(lambda: tally.runs["ended"] == 2)
+    assert (tally.leases, tally.held) == (2, 2)
+    os.kill(pair.pids[0], signal.SIGKILL)
+    await until(lambda: tally.runs["ended"] == 3)
+    assert (tally.leases, tally.held) == (3, 2)
+    await pair.stop(10)
+    assert (tally.leases, tally.held) == (3, 0)
 
 
 async def test_all_are_ended_and_none_is_started_again(pair: Children) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage, ToolCall
 from quintain.graders import Case
-from quintain_runner.grader_input import Beside, expected_text, grader_input
+from quintain_runner.grader_input import LONG_ANSWER, Beside, expected_text, grader_input
+from quintain_runner.grader_trace import JsonObject
 from quintain_runner.prices import Price
+from support.kept_files import KeptFiles
 
 RESULT = Result(
     output=[OutputMessage(content="Paris")],
@@ -37,20 +39,26 @@ LAST_ERA = {
 }  # fmt: skip
 
 
+def read(case: Case, result: Result, beside: Beside | None = None, files: KeptFiles | None = None) -> JsonObject:
+    """What a grader reads, where nothing else is known."""
+    return grader_input(case, result, beside or Beside(), (KeptFiles() if files is None else files).keep)
+
+
 def test_it_has_the_fields_of_every_era_and_is_json() -> None:
-    fields = grader_input(ASKED, RESULT)
+    fields = read(ASKED, RESULT)
     assert fields.keys() >= FIRST_ERA | LAST_ERA
     assert json.loads(json.dumps(fields)) == fields
 
 
 def test_the_question_the_answer_and_what_was_expected_are_where_each_era_looks() -> None:
-    fields = grader_input(ASKED, RESULT)
+    fields = read(ASKED, RESULT)
     asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Capital?"}]
     said = [{"role": "assistant", "content": "Paris"}]
     assert fields["question"] == "Capital?"
     assert fields["input"] == fields["input_messages"] == asked
     assert fields["output"] == fields["candidate_answer"] == "Paris"
-    assert fields["messages"] == fields["output_messages"] == said
+    assert fields["output_messages"] == said
+    assert fields["messages"] == [*asked, *said]
     assert fields["expected_output"] == fields["expected_messages"] == said
     assert fields["criteria"] == fields["expected_outcome"] == fields["reference_answer"] == "Paris"
     assert fields["metadata"] == {"level": 2}
@@ -67,7 +75,7 @@ def test_a_rows_own_fields_win_over_what_is_expected() -> None:
         "input_files": ["a.txt"],
         "guideline_files": "not a list of paths",
     }
-    fields = grader_input(ASKED.model_copy(update={"metadata": own}), RESULT)
+    fields = read(ASKED.model_copy(update={"metadata": own}), RESULT)
     for name in ("criteria", "expected_outcome", "reference_answer", "expected_output", "input_files"):
         assert fields[name] == own[name]
     assert fields["guideline_files"] == []
@@ -75,7 +83,7 @@ def test_a_rows_own_fields_win_over_what_is_expected() -> None:
 
 
 def test_a_row_that_expects_nothing_leaves_out_what_may_not_be_null() -> None:
-    fields = grader_input(Case(id="1", question="q"), RESULT)
+    fields = read(Case(id="1", question="q"), RESULT)
     assert "reference_answer" not in fields
     assert fields["criteria"] == fields["expected_outcome"] == ""
     assert fields["expected_output"] == []
@@ -83,7 +91,7 @@ def test_a_row_that_expects_nothing_leaves_out_what_may_not_be_null() -> None:
 
 def test_a_conversation_is_passed_whole() -> None:
     turns = [ChatMessage(role="user", content="one"), ChatMessage(role="user", content="two")]
-    fields = grader_input(Case(id="1", messages=turns), RESULT)
+    fields = read(Case(id="1", messages=turns), RESULT)
     assert fields["question"] == "two"
     assert fields["input"] == [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
 
@@ -91,20 +99,20 @@ def test_a_conversation_is_passed_whole() -> None:
 def test_what_is_expected_and_no_text_is_given_as_its_json_and_an_object_as_it_is() -> None:
     number = Case(id="1", question="q", expected=42)
     assert expected_text(number) == "42"
-    assert grader_input(number, RESULT)["expected_output"] == [{"role": "assistant", "content": "42"}]
+    assert read(number, RESULT)["expected_output"] == [{"role": "assistant", "content": "42"}]
     objects = Case(id="1", question="q", expected={"city": "Genève"})
     assert expected_text(objects) == '{"city": "Genève"}'
-    assert grader_input(objects, RESULT)["expected_output"] == [{"role": "assistant", "content": {"city": "Genève"}}]
+    assert read(objects, RESULT)["expected_output"] == [{"role": "assistant", "content": {"city": "Genève"}}]
 
 
 def test_an_answer_without_token_usage_says_so() -> None:
-    assert grader_input(ASKED, RESULT.model_copy(update={"token_usage": None}))["token_usage"] is None
+    assert read(ASKED, RESULT.model_copy(update={"token_usage": None}))["token_usage"] is None
 
 
 def test_a_tool_call_has_agentvs_names() -> None:
     calls = [ToolCall(id="c1", name="look_up", arguments='{"city": null}'), ToolCall(id="c2", name="go", arguments="{")]
     result = RESULT.model_copy(update={"output": [OutputMessage(content="", tool_calls=calls)]})
-    assert grader_input(ASKED, result)["messages"] == [
+    assert read(ASKED, result)["output_messages"] == [
         {
             "role": "assistant",
             "content": "",
@@ -122,23 +130,64 @@ PRICE = Price(input_per_million=Decimal(1000), output_per_million=Decimal(5000))
 
 def test_the_times_are_the_targets_own_as_javascript_writes_them() -> None:
     result = RESULT.model_copy(update={"duration_ms": 1250.0})
-    fields = grader_input(ASKED, result, Beside(answered_at=AFTERNOON))
+    fields = read(ASKED, result, Beside(answered_at=AFTERNOON))
     assert (fields["start_time"], fields["end_time"]) == ("2026-03-01T11:59:59.000Z", "2026-03-01T12:00:00.250Z")
 
 
-@pytest.mark.parametrize("name", ["start_time", "end_time", "cost_usd", "trace", "trace_summary", "workspace_path"])
+@pytest.mark.parametrize("name", ["start_time", "end_time", "cost_usd", "file_changes", "workspace_path"])
 def test_what_nobody_knows_is_null(name: str) -> None:
-    fields = grader_input(ASKED, RESULT)
+    fields = read(ASKED, RESULT)
     assert fields[name] is None
 
 
 def test_the_cost_is_the_targets_where_its_price_and_its_tokens_are_known() -> None:
-    assert grader_input(ASKED, RESULT, Beside(price=PRICE))["cost_usd"] == pytest.approx(0.008)
+    assert read(ASKED, RESULT, Beside(price=PRICE))["cost_usd"] == pytest.approx(0.008)
     uncounted = RESULT.model_copy(update={"token_usage": None})
-    assert grader_input(ASKED, uncounted, Beside(price=PRICE))["cost_usd"] is None
+    assert read(ASKED, uncounted, Beside(price=PRICE))["cost_usd"] is None
 
 
-def test_the_path_of_a_long_answer_is_there_or_left_out() -> None:
-    assert "output_path" not in grader_input(ASKED, RESULT)
-    fields = grader_input(ASKED, RESULT, Beside(output_path="/tmp/x/output.json"))
-    assert (fields["output_path"], fields["output"]) == ("/tmp/x/output.json", "Paris")
+def test_a_long_answer_is_in_a_file_too() -> None:
+    # With its two quotes it is as long as may be, and longer.
+    for characters, kept in ((LONG_ANSWER - 2, False), (LONG_ANSWER - 1, True)):
+        files = KeptFiles()
+        long = RESULT.model_copy(update={"raw_text": "ä" * characters})
+        fields = read(ASKED, long, files=files)
+        assert ("output_path" in fields, len(files)) == (kept, int(kept))
+        assert fields["output"] == long.raw_text
+        if kept:
+            assert json.loads(files[str(fields["output_path"])]) == long.raw_text
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
+
+def test_an_image_is_a_file_wherever_messages_are() -> None:
+    seen = ChatMessage(role="user", content=[{"type": "text", "text": "What is it?"}, IMAGE])
+    own: JsonObject = {"expected_output": [{"role": "assistant", "content": [IMAGE]}, {"role": "assistant"}]}
+    files = KeptFiles()
+    answer = RESULT.model_copy(update={"output": [OutputMessage(content=[IMAGE])]})
+    fields = read(Case(id="1", messages=[seen], metadata=own), answer, files=files)
+    ((path, held),) = files.items()
+    assert held == b"\x89PNG\r\n\x1a\n"
+    image = {"type": "image", "media_type": "image/png", "path": path}
+    asked = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}
+    said = {"role": "assistant", "content": [image]}
+    assert fields["input"] == fields["input_messages"] == [asked]
+    assert fields["output_messages"] == [said]
+    assert fields["messages"] == [asked, said]
+    assert fields["expected_output"] == [said, {"role": "assistant"}]
+    assert "data:" not in json.dumps(fields["trace"])
+    assert fields["metadata"] == own
+
+
+def test_the_trace_tells_what_is_known_and_leaves_out_the_rest() -> None:
+    trace, summary = (read(ASKED, RESULT, Beside(price=PRICE))[name] for name in ("trace", "trace_summary"))
+    assert isinstance(trace, dict)
+    assert isinstance(summary, dict)
+    assert trace["metadata"] == {"target": "bot", "eval_case_id": "1"}
+    for told in (trace, summary):
+        assert told["token_usage"] == {"input": 3, "output": 1}
+        assert (told["cost_usd"], told["duration_ms"]) == (pytest.approx(0.008), 12.5)
+    unknown = read(ASKED, RESULT.model_copy(update={"token_usage": None}))["trace"]
+    assert isinstance(unknown, dict)
+    assert not unknown.keys() & {"token_usage", "cost_usd", "start_time", "end_time"}

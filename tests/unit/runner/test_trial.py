@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,7 +22,11 @@ from quintain.errors import (
     WorkerLost,
 )
 from quintain.graders import Case
+from quintain.telemetry.conventions import Opening
+from quintain.telemetry.spans import span
+from quintain_runner import patience
 from quintain_runner.builtin import Comparing, compare_of
+from quintain_runner.grader_input import LONG_ANSWER
 from quintain_runner.grader_specs import ExactGrader
 from quintain_runner.grading import Bench, Grader
 from quintain_runner.plan import Trial
@@ -33,6 +38,12 @@ from support.grader_bench import script
 
 TRIAL = Trial(case=Case(id="c1", question="Paris", expected="Paris"), target="bot", repeat=1)
 SAME = Comparing("same", compare_of(ExactGrader(name="same", builtin="exact"), Path()))
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked again is asked again at once."""
+    monkeypatch.setattr(patience, "FIRST_PAUSE_SECONDS", 0.0)
 
 
 def bench(client: FakeClient, *graders: Grader) -> Bench:
@@ -202,12 +213,27 @@ print(json.dumps({"pass": True, "reason": json.dumps({"path": path, "whole": who
 """
 
 
+FINDS_ITS_TRACE = """
+import json, os
+print(json.dumps({"pass": True, "reason": os.environ.get("TRACEPARENT", "none")}))
+"""
+
+THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
+
+
+async def test_a_grader_finds_the_trace_it_belongs_to_where_there_is_one(tmp_path: Path) -> None:
+    async def found() -> str | None:
+        outcome = await run_trial(TRIAL, bench(FakeClient(), script(tmp_path, FINDS_ITS_TRACE)))
+        assert outcome.row is not None
+        return outcome.row.graders["judge"].reason
+
+    assert await found() == "none"
+    with span(Opening("around"), parent=THEIRS):
+        assert await found() == THEIRS
+
+
 async def long_answer(request: InvokeRequest) -> str:
-    return "\u00e4" * 49_998
-
-
-async def longer_answer(request: InvokeRequest) -> str:
-    return "\u00e4" * 49_999
+    return "ä" * LONG_ANSWER
 
 
 async def told(tmp_path: Path, client: FakeClient) -> dict[str, object]:
@@ -218,11 +244,20 @@ async def told(tmp_path: Path, client: FakeClient) -> dict[str, object]:
 
 
 async def test_a_long_answer_is_in_a_file_while_the_grader_runs(tmp_path: Path) -> None:
-    # With its two quotes it has 50,000 characters, and 50,001.
-    assert (await told(tmp_path, FakeClient(long_answer)))["path"] is None
-    said = await told(tmp_path, FakeClient(longer_answer))
+    assert (await told(tmp_path, FakeClient()))["path"] is None
+    said = await told(tmp_path, FakeClient(long_answer))
     assert said["whole"]
     assert not Path(str(said["path"])).parent.exists()
+
+
+async def test_a_file_that_cannot_be_written_is_that_rows_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    outcome = await run_trial(TRIAL, bench(FakeClient(long_answer), script(tmp_path, READS_THE_FILE)))
+    assert outcome.row is not None
+    assert outcome.row.error is not None
+    assert "grader judge: A file for it cannot be written in" in outcome.row.error.error
 
 
 async def test_a_grader_is_told_when_the_answer_came_unless_it_came_before(tmp_path: Path) -> None:
