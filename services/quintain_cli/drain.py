@@ -36,7 +36,8 @@ def drain(
     else:
         for one in told.workers:
             out().print(plain(_outcome(one, told.now)), markup=False, soft_wrap=True)
-        tell("next     quintain status")
+        over = all(is_over(one, told.now) for one in told.workers)
+        tell("next     quintain status" if over else f"next     quintain drain {plain(worker_id)}, which waits on")
     raise typer.Exit(code)
 
 
@@ -72,7 +73,7 @@ def _outcome(worker: RegisteredWorker, now: int) -> str:
     if is_done(worker):
         return f"drained  {worker.worker_id}"
     if worker.drain is Drain.DRAINED:
-        return f"drained  {worker.worker_id}, but {calls} outlived its grace: see `quintain info`"
+        return f"drained  {worker.worker_id}, but {calls} outlived its grace: taken over, or in doubt"
     if worker.lease_until <= now:
         return f"lost     {worker.worker_id} ended before it had drained, with {calls}: others take them over"
     if worker.drain is Drain.DRAINING:
