@@ -65,7 +65,7 @@ class Pause:
         self._tell(seconds)
         self.news.ring()
 
-    def hear(self, seconds: float | None, *, told: bool) -> None:
+    def hear(self, seconds: float | None, *, told: bool = False) -> None:
         """The ledger's word: the fleet's pause lasts this much longer, or there is none. ``told``: it knows what this
         worker's own provider asked for, so that its word is the only one, and an administrator's word ends both."""
         if told:

@@ -384,9 +384,9 @@ async def test_a_worker_with_its_hands_full_after_a_pause_takes_more_as_soon_as_
             await evaluator.ask(f"c{number}")
         for _ in range(2):
             await soon(gate.asked)
-            worker._intakes["a"].pause.hear(60, told=True)
+            worker._intakes["a"].pause.hear(60)
             await until(lambda: not consumed(ledger))
-            worker._intakes["a"].pause.hear(None, told=True)
+            worker._intakes["a"].pause.hear(None)
         await asyncio.sleep(0.05)
         assert (waiting(ledger), consumed(ledger)) == (["c2"], 0)
         gate.open.set()
