@@ -13,6 +13,7 @@ from quintain_cli import (
     demo,
     dlq,
     doctor,
+    drain,
     invoke,
     ledger,
     replay,
@@ -25,6 +26,7 @@ from quintain_cli import (
     session,
     snippet,
     status,
+    target,
     up,
 )
 from quintain_cli.screen import set_up_logging
@@ -48,6 +50,8 @@ app.command("invoke")(invoke.invoke)
 app.command("info")(invoke.info)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
+app.add_typer(target.app, name="target")
+app.command("drain")(drain.drain)
 app.command("snippet")(snippet.snippet)
 app.add_typer(session.app, name="session")
 serve.app.command("gateway")(serve_gateway.serve_gateway)

@@ -99,8 +99,9 @@ async def worker(
     grace_seconds: float = 30.0,
     meter: WorkerMeter | None = None,
     sole_id: str | None = None,
+    drain: Callable[[], object] | None = None,
 ) -> AsyncIterator[Worker]:
-    """A running worker for the configuration's targets, or some of them; ``sole_id`` as of `Worker`.
+    """A running worker for the configuration's targets, or some of them; ``sole_id`` and ``drain`` as of `Worker`.
 
     Raises `ConfigError`.
     """
@@ -120,7 +121,7 @@ async def worker(
         )
         for name in names
     }
-    service = Worker(bus, served, list(cards.values()), meter, sole_id=sole_id)
+    service = Worker(bus, served, list(cards.values()), meter, sole_id=sole_id, drain=drain)
     try:
         await service.start()
         async with present(bus, service.card):

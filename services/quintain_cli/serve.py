@@ -78,7 +78,7 @@ async def _worker(path: Path | None, grace_seconds: float, wish: OpsWish, *, as_
         stopping() as stop,
         operating(meter, wish.address(settings)) as operations,
         broker(settings, "worker", operations.waits) as bus,
-        compose.worker(bus, config, env, grace_seconds=grace_seconds, meter=meter) as worker,
+        compose.worker(bus, config, env, grace_seconds=grace_seconds, meter=meter, drain=stop.wish) as worker,
         operations.running(bus, worker.check, worker.card),
     ):
         ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)

@@ -102,6 +102,7 @@ class Door:
 
     def __init__(self, caller: Caller, clock: Clock, limits: Limits, meter: Meter) -> None:
         self.caller, self.clock, self.limits, self.meter = caller, clock, limits, meter
+        meter.hears(caller)
         self._heard_at = -math.inf
         # One for each request, gone with it; one that still takes calls back lives as long as that.
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
+from quintain.caller import Caller
 from quintain.contracts.invoke import InvokeRequest
 from quintain.operations.meter import CALL_SECONDS, ServiceMeter
 
@@ -39,6 +42,12 @@ class Meter(ServiceMeter):
         self._turned_away = Counter(
             f"{_PREFIX}_turned_away", "Answered before there was a request", ["reason"], registry=self.registry
         )
+        self._replies = _Replies()
+        self.registry.register(self._replies)
+
+    def hears(self, caller: Caller) -> None:
+        """Tell from now on how many answers came to this caller that nobody waited for."""
+        self._replies.caller = caller
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request. ``route`` is a template, ``method`` one of few, ``status`` 0 where nothing was answered."""
@@ -60,3 +69,15 @@ class Meter(ServiceMeter):
     def turned_away(self, reason: str) -> None:
         """Count a connection that got no further than its headers."""
         self._turned_away.labels(reason).inc()
+
+
+class _Replies(Collector):
+    """The answers that nobody waited for, as the caller counts them."""
+
+    caller: Caller | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        unmatched = 0 if self.caller is None else self.caller.unmatched
+        yield CounterMetricFamily(
+            f"{_PREFIX}_unmatched_replies", "Answers that nobody waited for any more", value=unmatched
+        )

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts import discovery, metadata
+from quintain.contracts import discovery, metadata, operating
 from quintain.contracts.message import Message
 from quintain.contracts.token import SessionToken, same_secret
 from quintain.errors import BadRequest, Unauthorized
@@ -15,14 +15,18 @@ from quintain.routes import (
     AMEND,
     CANCEL,
     CLOSE,
+    DRAIN,
     INFO,
     LIST,
     OPEN,
+    PAUSE,
     RELEASE,
     RESERVE,
+    RESUME,
     SHOW,
     TARGETS,
     TOKEN_HEADER,
+    WORKERS,
     Answer,
     Ask,
     Route,
@@ -30,7 +34,7 @@ from quintain.routes import (
 from quintain.service import answer_to, at_work, reply
 from quintain.telemetry.conventions import processed
 from quintain.topology import METADATA, METADATA_QUEUE
-from quintain_metadata import reservations, sessions, spending, targets
+from quintain_metadata import drains, reservations, sessions, spending, targets
 from quintain_metadata.canceller import Canceller
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.records import Moment
@@ -154,6 +158,22 @@ def _targets(moment: Moment, _: discovery.ListTargets, __: Session | None) -> St
     return (yield from targets.registered(moment.now))
 
 
+def _pause(moment: Moment, ask: operating.PauseTarget, _: Session | None) -> Steps[operating.TargetPause]:
+    return (yield from targets.pause(moment.now, ask))
+
+
+def _resume(moment: Moment, ask: operating.ResumeTarget, _: Session | None) -> Steps[operating.TargetPause]:
+    return (yield from targets.resume(moment.now, ask))
+
+
+def _workers(moment: Moment, _: operating.ListWorkers, __: Session | None) -> Steps[operating.WorkerList]:
+    return (yield from drains.registered(moment.now))
+
+
+def _drain(moment: Moment, ask: operating.DrainWorker, _: Session | None) -> Steps[operating.WorkerList]:
+    return (yield from drains.ask(moment.now, ask.worker_id))
+
+
 def _proven(_: Moment, ask: Ask, session: Session | None) -> Steps[tuple[Ask, Session]]:
     """Nothing in this transaction: an operation that takes several goes on from here."""
     yield from ()
@@ -191,4 +211,8 @@ OPERATIONS: dict[str, _Bound] = {
     LIST.key: _entry(LIST, Who.ADMINISTRATOR, _list),
     SHOW.key: _entry(SHOW, Who.ADMINISTRATOR, _show),
     TARGETS.key: _entry(TARGETS, Who.ADMINISTRATOR, _targets),
+    PAUSE.key: _entry(PAUSE, Who.ADMINISTRATOR, _pause),
+    RESUME.key: _entry(RESUME, Who.ADMINISTRATOR, _resume),
+    WORKERS.key: _entry(WORKERS, Who.ADMINISTRATOR, _workers),
+    DRAIN.key: _entry(DRAIN, Who.ADMINISTRATOR, _drain),
 }

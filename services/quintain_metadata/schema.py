@@ -92,6 +92,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE call ADD COLUMN tokens_output bigint",
         "ALTER TABLE call ADD COLUMN tokens_cached bigint",
     ),
+    (
+        # How far the worker is with draining, as `drains.RANKS` counts it.
+        "ALTER TABLE worker ADD COLUMN drain integer NOT NULL DEFAULT 0",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from quintain.contracts.ledger import LEASE_SECONDS, CallKey, Heartbeat, LeaseRenewed, Register
+from quintain.contracts.ledger import LEASE_SECONDS, CallKey, Drain, Heartbeat, LeaseRenewed, Register
+from quintain.contracts.operating import LONGEST_PAUSE_SECONDS
 from quintain_metadata import records, sessions
+from quintain_metadata.drains import RANKS, drain_of
 from quintain_metadata.lifecycle import Event, State, transition
 from quintain_metadata.records import Moment
 from quintain_metadata.steps import Steps, one, run
@@ -14,8 +16,7 @@ SWEEP_MOST = 500
 #: A worker whose lease lapsed this long ago is forgotten: no call of its can still be running.
 FORGET_MS = 24 * 60 * 60_000
 
-#: A target is paused for a day at most: who wants more asks again.
-LONGEST_PAUSE_MS = 24 * 60 * 60_000
+LONGEST_PAUSE_MS = LONGEST_PAUSE_SECONDS * 1000
 
 #: How many cancelled calls one heartbeat names at most; the others come with the next.
 TAKEN_BACK_MOST = 500
@@ -36,25 +37,28 @@ def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
         yield from run(
             "UPDATE worker SET lease_until = 0 WHERE worker_id = ? AND incarnation <> ?", ask.worker_id, ask.incarnation
         )
-    return (yield from renew(now, Heartbeat(worker_id=ask.worker_id, incarnation=ask.incarnation)))
+    return (yield from renew(now, Heartbeat(worker_id=ask.worker_id, incarnation=ask.incarnation, drain=ask.drain)))
 
 
 def renew(now: int, ask: Heartbeat) -> Steps[LeaseRenewed]:
-    """Renew a worker's lease and pause the targets it says; it is told what is paused, and which of its calls their
-    callers have cancelled. A worker this ledger does not know is told so, and registers again."""
+    """Renew a worker's lease and pause the targets it says; it is told what is paused, which of its calls their callers
+    have cancelled, and whether it is to drain. A worker this ledger does not know is told so, and registers again."""
     for target, milliseconds in sorted((ask.pauses or {}).items()):
         yield from pause(now, target, milliseconds)
     known = yield from one("SELECT 1 FROM worker WHERE incarnation = ?", ask.incarnation)
-    yield from run(
-        "INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (?, ?, ?)"
-        " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until",
-        *(ask.incarnation, ask.worker_id, now + int(LEASE_SECONDS * 1000)),
+    row = yield from one(
+        "INSERT INTO worker (incarnation, worker_id, lease_until, drain) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until,"
+        " drain = CASE WHEN worker.drain > excluded.drain THEN worker.drain ELSE excluded.drain END RETURNING drain",
+        *(ask.incarnation, ask.worker_id, now + int(LEASE_SECONDS * 1000), RANKS[ask.drain or Drain.UNABLE]),
     )
+    assert row is not None
     return LeaseRenewed(
         now=now,
         known=known is not None,
         paused=(yield from _paused(now)) or None,
         taken_back=(yield from _taken_back(ask.incarnation)) or None,
+        drain=drain_of(row[0]) is Drain.ASKED or None,
     )
 
 

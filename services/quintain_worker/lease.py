@@ -1,7 +1,7 @@
 """The worker's lease: registered once, renewed every few seconds, so that its calls are known to be in hands.
 
-With it the worker tells which targets' providers asked for a pause, and hears which targets are paused for everybody
-and which of its calls were taken back.
+With it the worker tells which targets' providers asked for a pause, and hears which targets are paused for everybody,
+which of its calls were taken back, and whether an administrator asks it to drain: how far it is with that it tells too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from quintain.caller import Caller
 from quintain.clock import Clock
-from quintain.contracts.ledger import HEARTBEAT_SECONDS, Heartbeat, LeaseRenewed, Register
+from quintain.contracts.ledger import HEARTBEAT_SECONDS, Drain, Heartbeat, LeaseRenewed, Register
 from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
 
@@ -36,6 +36,7 @@ class Lease:
         self._known = True
         #: Until when a target is paused (the loop's seconds), as long as the ledger has not been told.
         self._untold: dict[str, float] = {}
+        self._drain: Drain | None = None
         self._due = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
         self._renewed_at = -math.inf
@@ -63,15 +64,27 @@ class Lease:
         self._beating = asyncio.get_running_loop().create_task(self._beat_on(), name="lease")
 
     async def stop(self) -> None:
-        """Renew no more."""
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+        """Renew no more. Whoever asked for a drain hears that it is done."""
+        beating, self._beating = self._beating, None
+        if beating is None:
+            return
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        if self._drain is not None:
+            self._drain = Drain.DRAINED
+            try:
+                await self._beat()
+            except (NoAnswer, BusError, Fault) as error:
+                log.warning("Whoever asked for the drain was not told that it is done: %s", error.message)
 
     def pause(self, target: str, seconds: float) -> None:
         """Tell the ledger that this target is paused for so long: at once, and again until it has heard."""
         self._untold[target] = asyncio.get_running_loop().time() + seconds
         self._due.set()
+
+    def is_told(self, target: str) -> bool:
+        """Whether the ledger has heard every pause of this target's that it was to be told."""
+        return target not in self._untold
 
     async def _beat_on(self) -> None:
         while True:
@@ -96,6 +109,7 @@ class Lease:
             worker_id=self._card.worker_id,
             incarnation=self._card.incarnation,
             pauses={target: math.ceil((until - now) * 1000) for target, until in telling.items()} or None,
+            drain=self._drain,
         )
         renewed = await self._caller.request(HEARTBEAT, beat, {}, timeout_seconds=HEARTBEAT_SECONDS)
         self._known = self._known and renewed.known
@@ -112,4 +126,7 @@ class Lease:
     def _learn(self, renewed: LeaseRenewed) -> None:
         self._renewed_at = asyncio.get_running_loop().time()
         self._clock.learn(renewed.now)
+        if renewed.drain and self._drain is None:
+            self._drain = Drain.DRAINING
+            self._due.set()
         self._heard(renewed)

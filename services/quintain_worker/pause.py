@@ -65,9 +65,11 @@ class Pause:
         self._tell(seconds)
         self.news.ring()
 
-    def hear(self, seconds: float | None) -> None:
-        """The ledger's word: the fleet's pause lasts this much longer, or there is none. It says nothing of what this
-        worker's own provider asked for, which the ledger may not have heard of yet."""
+    def hear(self, seconds: float | None, *, told: bool = False) -> None:
+        """The ledger's word: the fleet's pause lasts this much longer, or there is none. ``told``: it knows what this
+        worker's own provider asked for, so that its word is the only one, and an administrator's word ends both."""
+        if told:
+            self._asked_until = -math.inf
         if seconds is None:
             self._heard_until = -math.inf
         else:

@@ -9,14 +9,14 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from quintain.bus.base import Bus
 from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.contracts.discovery import ServiceCard
-from quintain.contracts.ledger import LEASE_SECONDS, LeaseRenewed, Register, TargetCard
+from quintain.contracts.ledger import LEASE_SECONDS, Drain, LeaseRenewed, Register, TargetCard
 from quintain.operations.presence import Identity
 from quintain.topology import LEDGER, Topology, target_queue
 from quintain_worker.admissions import Admissions
@@ -45,8 +45,10 @@ class Worker:
         meter: WorkerMeter | None = None,
         *,
         sole_id: str | None = None,
+        drain: Callable[[], object] | None = None,
     ) -> None:
-        """``sole_id`` is an id that only one process at a time can have: whoever had it before has died."""
+        """``sole_id`` is an id that only one process at a time can have: whoever had it before has died. ``drain`` is
+        told, perhaps more than once, that an administrator asks this worker to stop; without it nobody may ask."""
         meter = meter or WorkerMeter()
         self._bus, self._served, self._cards = bus, {name: metered(one, meter) for name, one in served.items()}, cards
         clock, incarnation = Clock(), secrets.token_hex(16)
@@ -57,7 +59,9 @@ class Worker:
         self._desk = Desk(bus, self._admissions, clock, incarnation, meter)
         self._cancels = Cancels(bus, self._desk.running)
         sole = True if sole_id else None
-        card = Register(worker_id=self.worker_id, incarnation=incarnation, targets=list(cards), sole=sole)
+        able = Drain.UNABLE if drain is None else Drain.ABLE
+        card = Register(worker_id=self.worker_id, incarnation=incarnation, targets=list(cards), sole=sole, drain=able)
+        self._drain = drain
         self._lease = Lease(self._caller, clock, card, self._on_renewed)
         self._intakes = {
             card.name: Intake(
@@ -115,12 +119,16 @@ class Worker:
         return f"not consumed: {', '.join(target_queue(name).name for name in idle)}" if idle else None
 
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
-        """The ledger's word on what is paused for everybody, and on what was taken back."""
+        """The ledger's word on what is paused for everybody, on what was taken back, and on whether to go on."""
         paused = renewed.paused or {}
         for name, intake in self._intakes.items():
             left_ms = paused[name] - renewed.now if name in paused else None
-            intake.pause.hear(None if left_ms is None else min(left_ms, MOST_PAUSE_MS) / 1000)
+            left_seconds = None if left_ms is None else min(left_ms, MOST_PAUSE_MS) / 1000
+            intake.pause.hear(left_seconds, told=self._lease.is_told(name))
         self._desk.running.take_back(renewed.taken_back or ())
+        if renewed.drain and self._drain is not None:
+            log.warning("An administrator asks this worker to drain")
+            self._drain()
 
 
 def metered(served: Served, meter: WorkerMeter) -> Served:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quintain.contracts import discovery, hosted, ledger, metadata
+from quintain.contracts import discovery, hosted, ledger, metadata, operating
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
 from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, Exchange
@@ -43,6 +43,10 @@ CANCEL = Route("cancel", METADATA, "cancel", metadata.CancelCalls, metadata.Call
 LIST = Route("list", METADATA, "list", metadata.ListSessions, metadata.SessionList)
 SHOW = Route("show", METADATA, "show", metadata.ShowSession, metadata.Info)
 TARGETS = Route("targets", METADATA, "targets", discovery.ListTargets, discovery.TargetList)
+PAUSE = Route("pause", METADATA, "pause", operating.PauseTarget, operating.TargetPause)
+RESUME = Route("resume", METADATA, "resume", operating.ResumeTarget, operating.TargetPause)
+WORKERS = Route("workers", METADATA, "workers", operating.ListWorkers, operating.WorkerList)
+DRAIN = Route("drain", METADATA, "drain", operating.DrainWorker, operating.WorkerList)
 
 #: Heard by every service: each answers with its card.
 DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discovery.ServiceCard)
@@ -89,7 +93,7 @@ PROTOCOL_VERSION = 1
 #: Every address.
 ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,
-    *(INFO, OPEN, AMEND, CLOSE, RESERVE, RELEASE, CANCEL, LIST, SHOW, TARGETS),
+    *(INFO, OPEN, AMEND, CLOSE, RESERVE, RELEASE, CANCEL, LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN),
     DISCOVER,
     *(REGISTER, HEARTBEAT, ADMIT, SETTLE),
     *(LEASE, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW),

@@ -170,6 +170,12 @@ def run_topology(run_id: str) -> Topology:
     return Topology((RUN,), (queue,), (Binding(RUN, queue, run_id),))
 
 
+#: The operations that a token opens: an evaluator's, then an administrator's.
+OPERATION_KEYS = (
+    *("info", "open", "amend", "close", "reserve", "release", "cancel"),
+    *("list", "show", "targets", "pause", "resume", "workers", "drain"),
+)
+
 #: What the metadata service stands on.
 METADATA_TOPOLOGY = Topology(
     (UNROUTED, INVOKE, METADATA, LEDGER, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY),
@@ -178,10 +184,7 @@ METADATA_TOPOLOGY = Topology(
         Binding(UNROUTED, UNROUTED_QUEUE),
         Binding(DEAD, DEAD_QUEUE),
         Binding(POISON, POISON_QUEUE),
-        *(
-            Binding(METADATA, METADATA_QUEUE, key)
-            for key in ("info", "open", "amend", "close", "reserve", "release", "cancel", "list", "show", "targets")
-        ),
+        *(Binding(METADATA, METADATA_QUEUE, key) for key in OPERATION_KEYS),
         *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "heartbeat", "admit")),
         Binding(LEDGER, SETTLE_QUEUE, "settle"),
     ),

@@ -90,7 +90,10 @@ def test_the_check_sees_what_is_wrong(document: dict[str, object]) -> None:
             check(document, wrong)
 
 
-OPERATIONS = ("info", "open", "amend", "close", "reserve", "release", "cancel", "list", "show", "targets")
+OPERATIONS = (
+    *("info", "open", "amend", "close", "reserve", "release", "cancel"),
+    *("list", "show", "targets", "pause", "resume", "workers", "drain"),
+)
 
 
 def converse(fleet: ProcessFleet, tap: WireTap) -> None:
@@ -106,9 +109,14 @@ def converse(fleet: ProcessFleet, tap: WireTap) -> None:
     administer("show", sessionId=opened["sessionId"])
     administer("list")
     administer("targets")
+    administer("pause", target="lame", forSeconds=60)
+    administer("resume", target="lame")
     worker = {"workerId": "stranger", "incarnation": "stranger"}
-    told(admin.ask({**worker, "targets": []}, key="register", exchange="quintain.ledger", kind="register"))
+    card = {**worker, "targets": [], "drain": "able"}
+    told(admin.ask(card, key="register", exchange="quintain.ledger", kind="register"))
+    administer("drain", workerId="stranger")
     told(admin.ask(worker, key="heartbeat", exchange="quintain.ledger", kind="heartbeat"))
+    administer("workers")
     admin.close()
 
     evaluator = Stranger(fleet.broker_url, str(opened["token"]))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result
-from quintain.contracts.ledger import Admit, Heartbeat, Outcome, Register, Settle, TargetCard
+from quintain.contracts.ledger import Admit, Drain, Heartbeat, Outcome, Register, Settle, TargetCard
 from quintain.contracts.metadata import AmendSession, Info, OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import ProviderFailed
@@ -42,7 +42,7 @@ class Books:
 
     async def register(self, *targets: str, incarnation: str = "w1", limit: int = 64) -> None:
         cards = [TargetCard(name=name, provider="mock", max_concurrency=limit) for name in targets]
-        ask = Register(worker_id=incarnation, incarnation=incarnation, targets=cards)
+        ask = Register(worker_id=incarnation, incarnation=incarnation, targets=cards, drain=Drain.ABLE)
         await self.ledger.do(lambda moment: upkeep.register(moment.now, ask))
 
     async def lapse(self, incarnation: str) -> None:

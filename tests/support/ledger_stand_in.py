@@ -67,6 +67,8 @@ class LedgerStandIn:
     registers: asyncio.Queue[Register] = field(default_factory=asyncio.Queue)
     heartbeats: asyncio.Queue[Heartbeat] = field(default_factory=asyncio.Queue)
     known: bool = True
+    #: Whether an administrator has asked every worker to drain.
+    drain: bool = False
     #: How far its clock is ahead of this machine's, in milliseconds.
     ahead_ms: int = 0
     #: What every renewal says beside: the paused targets, each with its end (ms since the epoch), and calls.
@@ -106,15 +108,24 @@ class LedgerStandIn:
                 await self.bus.declare(target_topology(target.name))
             self.registers.put_nowait(card)
         else:
-            self.heartbeats.put_nowait(Heartbeat.from_wire(delivery.body))
+            beat = Heartbeat.from_wire(delivery.body)
+            self.heartbeats.put_nowait(beat)
+            if self.known and delivery.routing_key not in self.deaf_to:
+                self._pause(beat)
         if delivery.routing_key not in self.deaf_to:
             renewed = LeaseRenewed(
                 now=self.now(),
                 known=self.known,
                 paused=self.paused or None,
                 taken_back=self.taken_back or None,
+                drain=self.drain or None,
             )
             await reply(self.bus, delivery, renewed)
+
+    def _pause(self, beat: Heartbeat) -> None:
+        """Keep the pauses that a worker tells, as a ledger does: they are in its answer to this very beat."""
+        for target, milliseconds in (beat.pauses or {}).items():
+            self.paused[target] = max(self.paused.get(target, 0), self.now() + milliseconds)
 
     async def _on_admit(self, delivery: Delivery) -> None:
         self._last_admit = delivery

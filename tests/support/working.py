@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
@@ -62,6 +62,7 @@ async def working(
     at_once: int = 10,
     most_tries: int = 1,
     progress_seconds: float = PROGRESS_SECONDS,
+    drain: Callable[[], object] | None = None,
 ) -> AsyncIterator[tuple[Worker, Patchy]]:
     """A worker that serves these providers as targets a, b, …, stopped at the end."""
     bus = Patchy(ledger.memory)
@@ -71,7 +72,7 @@ async def working(
         for name, provider in zip(names, providers, strict=True)
     }
     cards = [TargetCard(name=name, provider="mock", max_concurrency=at_once) for name in names]
-    worker = Worker(bus, served, cards)
+    worker = Worker(bus, served, cards, drain=drain)
     await worker.start()
     try:
         yield worker, bus

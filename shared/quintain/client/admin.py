@@ -1,11 +1,11 @@
-"""The administrator's client: opens, lists, shows and amends sessions with the admin token."""
+"""The administrator's client, with the admin token: sessions, and over the bus what runs: targets and workers."""
 
 from __future__ import annotations
 
 from quintain.caller import Answer, Ask, Caller
-from quintain.contracts import metadata
+from quintain.contracts import metadata, operating
 from quintain.contracts.discovery import ListTargets, TargetList
-from quintain.routes import AMEND, LIST, OPEN, SHOW, TARGETS, TOKEN_HEADER, Route
+from quintain.routes import AMEND, DRAIN, LIST, OPEN, PAUSE, RESUME, SHOW, TARGETS, TOKEN_HEADER, WORKERS, Route
 
 
 class Admin:
@@ -33,6 +33,22 @@ class Admin:
     async def targets(self) -> TargetList:
         """Every registered target."""
         return await self._request(TARGETS, ListTargets())
+
+    async def pause(self, target: str, for_seconds: float) -> operating.TargetPause:
+        """Nobody calls a target for so long, over the whole fleet. Raises `UnknownTarget`."""
+        return await self._request(PAUSE, operating.PauseTarget(target=target, for_seconds=for_seconds))
+
+    async def resume(self, target: str) -> operating.TargetPause:
+        """End a target's pause, its provider's too. Raises `UnknownTarget`."""
+        return await self._request(RESUME, operating.ResumeTarget(target=target))
+
+    async def workers(self) -> operating.WorkerList:
+        """Every worker that lives, and those that were asked to drain."""
+        return await self._request(WORKERS, operating.ListWorkers())
+
+    async def drain(self, worker_id: str) -> operating.WorkerList:
+        """Ask a worker to drain: all living processes of its id. Raises `BadRequest` where none can be asked."""
+        return await self._request(DRAIN, operating.DrainWorker(worker_id=worker_id))
 
     async def _request(self, route: Route[Ask, Answer], ask: Ask) -> Answer:
         headers = {TOKEN_HEADER: self._token}

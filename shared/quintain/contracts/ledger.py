@@ -41,14 +41,30 @@ class TargetCard(Message):
     max_concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)]
 
 
+class Drain(StrEnum):
+    """How far a worker is with draining, in the order in which it goes; it never goes back."""
+
+    #: Nobody drains it: it is a part of `quintain up` or `quintain run`, or of a release that could not.
+    UNABLE = "unable"
+    #: It drains when it is asked.
+    ABLE = "able"
+    #: An administrator has asked; the worker hears of it with its next heartbeat.
+    ASKED = "asked"
+    #: It takes no more calls, and finishes what it runs.
+    DRAINING = "draining"
+    #: It runs nothing any more, and ends: its last word.
+    DRAINED = "drained"
+
+
 class Register(Message):
     """A worker starts: these are the targets it serves. ``incarnation`` is random per process. ``sole``: its id is of
-    one process at a time, so that whoever had it before has died."""
+    one process at a time, so that whoever had it before has died. ``drain``: whether it drains when it is asked."""
 
     worker_id: Id
     incarnation: Id
     targets: list[TargetCard]
     sole: bool | None = None
+    drain: Drain | None = None
 
 
 class CallKey(Message):
@@ -66,11 +82,12 @@ class CallsTakenBack(Message):
 
 class Heartbeat(Message):
     """The worker lives: renew its lease. ``pauses``: targets whose provider asked for a pause, and for how many
-    milliseconds from now."""
+    milliseconds from now. ``drain``: how far it is with what it was asked for."""
 
     worker_id: Id
     incarnation: Id
     pauses: dict[TargetName, Annotated[int, Field(ge=0)]] | None = None
+    drain: Drain | None = None
 
 
 class LeaseRenewed(Message):
@@ -79,12 +96,14 @@ class LeaseRenewed(Message):
 
     ``paused``: the targets that nobody may call now, and until when, by the same clock. ``taken_back``: calls that
     this worker runs and that their caller has cancelled; a fanned-out cancellation may be lost, this is repeated.
+    ``drain``: an administrator has asked it to drain; repeated until it says that it does.
     """
 
     now: Milliseconds
     known: bool = True
     paused: dict[TargetName, Milliseconds] | None = None
     taken_back: list[CallKey] | None = None
+    drain: bool | None = None
 
 
 class Admit(Message):

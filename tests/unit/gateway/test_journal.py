@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from quintain.bus.base import Envelope
 from quintain.contracts.token import SessionToken
+from quintain.topology import REPLY
 from quintain_gateway import agentv
 from quintain_gateway.visit import visit_id
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
@@ -30,6 +33,7 @@ SERIES = {
     "quintain_gateway_requests_in_flight",
     "quintain_gateway_requests_total",
     "quintain_gateway_turned_away_total",
+    "quintain_gateway_unmatched_replies_total",
     "quintain_service_in_flight",
 }
 
@@ -125,6 +129,19 @@ async def test_the_metrics_have_their_names_and_labels_of_few_values(fleet: Memo
     ):
         assert f"{series}\n" in text
     assert "stranger" not in text
+
+
+async def test_an_answer_that_nobody_waits_for_is_counted(fleet: MemoryFleet) -> None:
+    memory = fleet.running.memory
+    assert memory is not None
+    bus = memory.connect()
+    for name in [queue for queue in memory._queues if queue.startswith("quintain.reply.")]:
+        late = Envelope(body=b"{}", type="result", correlation_id="of long ago")
+        await bus.publish(REPLY, name.removeprefix("quintain.reply."), late)
+    async with visiting(fleet.gateway_url) as nobody, asyncio.timeout(5):
+        while "quintain_gateway_unmatched_replies_total 1.0\n" not in (await nobody.http.get("/metrics")).text:
+            await asyncio.sleep(0.01)
+    await bus.close()
 
 
 async def test_a_method_of_a_strangers_making_is_no_label(fleet: MemoryFleet) -> None:

@@ -34,6 +34,11 @@ QUESTIONS: dict[str, tuple[dict[str, object], set[str]]] = {
     "close": ({}, {"session"}),
     "list": ({}, {"admin"}),
     "show": ({"sessionId": "SESSION"}, {"admin"}),
+    "targets": ({}, {"admin"}),
+    "pause": ({"target": "a", "forSeconds": 60}, {"admin"}),
+    "resume": ({"target": "a"}, {"admin"}),
+    "workers": ({}, {"admin"}),
+    "drain": ({"workerId": "w1"}, {"admin"}),
 }
 
 
@@ -95,7 +100,9 @@ async def test_the_token_is_looked_at_before_the_question(
                 await alone.operate(operation, session.token, body)
 
 
-@pytest.mark.parametrize("operation", ["open", "amend", "reserve", "release", "cancel", "show"])
+@pytest.mark.parametrize(
+    "operation", ["open", "amend", "reserve", "release", "cancel", "show", "pause", "resume", "drain"]
+)
 async def test_a_question_nobody_can_read_is_a_bad_request(
     alone: MetadataAlone, session: SessionOpened, operation: str
 ) -> None:

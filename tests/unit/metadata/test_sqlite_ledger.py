@@ -201,8 +201,8 @@ async def test_a_disk_that_is_full_makes_the_budget_unavailable_until_it_is_not(
     ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
     big = "x" * 100_000
     outcomes = await asyncio.gather(
-        ledger.do(lambda _: run("INSERT INTO worker VALUES ('big', ?, 0)", big)),
-        ledger.do(lambda _: run("INSERT INTO worker VALUES ('big too', ?, 0)", big)),
+        ledger.do(lambda _: run("INSERT INTO worker VALUES ('big', ?, 0, 0)", big)),
+        ledger.do(lambda _: run("INSERT INTO worker VALUES ('big too', ?, 0, 0)", big)),
         return_exceptions=True,
     )
     for outcome in outcomes:

@@ -39,7 +39,7 @@ def reading(_: Moment) -> Steps[object]:
 
 
 def writing(_: Moment) -> Steps[object]:
-    return (yield from run("INSERT INTO worker VALUES (hex(randomblob(8)), hex(randomblob(100000)), 0)"))
+    return (yield from run("INSERT INTO worker VALUES (hex(randomblob(8)), hex(randomblob(100000)), 0, 0)"))
 
 
 async def test_an_outage_is_told_once_and_its_end_once(

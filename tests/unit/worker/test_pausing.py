@@ -170,6 +170,34 @@ async def test_a_pause_that_the_ledger_takes_back_is_over(ledger: LedgerStandIn)
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_pause_that_a_provider_asked_for_is_over_when_the_ledger_knew_it_and_says_that_there_is_none(
+    ledger: LedgerStandIn, evaluator: Evaluator
+) -> None:
+    async with working(ledger, Throttling(30), most_tries=3):
+        ledger.deaf_to.add("heartbeat")
+        await evaluator.ask()
+        await telling(ledger)
+        ledger.deaf_to.clear()
+        await until(lambda: "a" in ledger.paused and bool(waiting(ledger)))
+        await renewed(ledger)
+        assert (waiting(ledger), consumed(ledger)) == (["c1"], 0)
+        ledger.paused = {}
+        assert (await result_for(evaluator)).raw_text == "yes"
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_pause_that_the_ledger_has_not_heard_of_is_kept_whatever_it_says(
+    ledger: LedgerStandIn, evaluator: Evaluator
+) -> None:
+    ledger.known = False
+    async with working(ledger, Throttling(30), most_tries=3):
+        await evaluator.ask()
+        await until(lambda: bool(waiting(ledger)))
+        await renewed(ledger)
+        assert (waiting(ledger), consumed(ledger), ledger.paused) == (["c1"], 0, {})
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_worker_that_starts_in_a_pause_hears_of_it_before_it_takes_anything(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
@@ -222,6 +250,7 @@ async def test_a_pause_longer_than_a_call_may_be_held_gives_the_call_back_and_no
         assert copy.returns == 0
         assert copy.envelope.expiration_ms is not None
         assert copy.envelope.expiration_ms <= 60_000
+    ledger.paused = {}
     async with working(ledger, Gate()):
         assert (await result_for(evaluator)).raw_text == "yes"
 
