@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonschema_rs import ValidationError, Validator
 
-from quintain.contracts.invoke import Result, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.graders import Case
 from quintain_runner.grader_input import expected_text
 from quintain_runner.grader_specs import (
@@ -48,7 +48,7 @@ class Comparing:
             row = GraderRow.of(self.compare(trial.case, result.raw_text))
         except GraderError as error:
             row = GraderRow(error=error.message)
-        return Graded(row, TokenUsage())
+        return Graded(row, NO_TOKENS)
 
 
 def compare_of(spec: BuiltinGrader, folder: Path) -> Compare:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from quintain.contracts.invoke import Result, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.errors import Fault
 from quintain_runner.grader_specs import JudgeGrader
 from quintain_runner.grading import Bench, Graded, judge_of
@@ -43,12 +43,12 @@ class Judging:
         try:
             said = await patiently(lambda: bench.session.send(request, request_id=request_id, deadline_seconds=limit))
         except Fault as fault:
-            return Graded(GraderRow(error=fault.message, calls=int(fault.charged)), TokenUsage(), code=fault.code)
+            return Graded(GraderRow(error=fault.message, calls=int(fault.charged)), NO_TOKENS, code=fault.code)
         try:
             row = GraderRow.of(read_judgement(said.raw_text), calls=1)
         except GraderError as error:
             row = GraderRow(error=error.message, calls=1)
-        return Graded(row, said.token_usage or TokenUsage())
+        return Graded(row, said.token_usage or NO_TOKENS)
 
 
 def _request_id(trial: Trial, grader: str) -> str:

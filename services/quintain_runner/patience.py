@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -46,16 +45,16 @@ async def patiently(
 
     Whoever asks must ask under the same request id each time, or for what may be done twice.
     """
-    times: Counter[type[QuintainError]] = Counter()
+    times: dict[type[QuintainError], int] = {}
     while True:
         try:
             return await asked()
         except (Fault, GatewayUnavailable) as error:
-            times[type(error)] += 1
+            times[type(error)] = times.get(type(error), 0) + 1
             charged, pause = (error.charged, error.retry_after_ms) if isinstance(error, Fault) else (False, None)
             if charged or times[type(error)] > MOST_TIMES.get(type(error), 0):
                 raise
             heard(error)
-        most = min(FIRST_PAUSE_SECONDS * 2 ** min(times.total(), 20), LONGEST_PAUSE_SECONDS)
+        most = min(FIRST_PAUSE_SECONDS * 2 ** min(sum(times.values()), 20), LONGEST_PAUSE_SECONDS)
         # Jittered: what was refused together must not come back together.
         await asyncio.sleep((pause or 0) / 1000 + random.uniform(most / 2, most))  # noqa: S311 -- no secret

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quintain.contracts.invoke import Result, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.contracts.metadata import OpenSession, SessionOpened
 from quintain.graders import GraderInput
 from quintain.telemetry.context import TRACEPARENT_VARIABLE
@@ -95,7 +95,7 @@ class Executing:
             except GraderError as error:
                 row = GraderRow(error=error.message)
         if opened is None:
-            return Graded(row, TokenUsage())
+            return Graded(row, NO_TOKENS)
         token = opened.token
         # A counter that cannot be read is an error, never zero: this may raise.
         spent = await patiently(lambda: bench.count_calls(token))

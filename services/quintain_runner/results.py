@@ -52,7 +52,7 @@ class ResultFile:
         """
         if supersedes:
             self.kept.supersede(row.key)
-        await self._batches.add(row.model_dump_json(by_alias=True).encode() + b"\n")
+        await self._batches.add(row.to_line())
 
     async def close(self, *, compacted: bool = False) -> None:
         """Wait until everything appended is on the disk, also what its owner no longer waits for.

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, JsonValue, field_serializer
 
-from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.verdict import Check, Verdict
 
@@ -110,13 +110,17 @@ class Row(Message):
     graders: dict[str, GraderRow] = Field(default_factory=dict)
     error: RowError | None = Field(default=None, exclude_if=_absent)
     calls: int = 0
-    token_usage: TokenUsage = TokenUsage()
+    token_usage: TokenUsage = NO_TOKENS
     duration_ms: float = 0
     tries: int = Field(default=1, exclude_if=lambda tries: tries == 1)
 
     @field_serializer("token_usage")
     def _counted_tokens(self, usage: TokenUsage) -> dict[str, int]:
-        return usage.model_dump(by_alias=True, exclude_none=True)
+        return {kind: count for kind, count in usage if count is not None}
+
+    def to_line(self) -> bytes:
+        """The row as the file has it: JSON, its end of line too. What is absent is null, but where a field says so."""
+        return self.__pydantic_serializer__.to_json(self, by_alias=True) + b"\n"
 
     @property
     def key(self) -> Key:

@@ -16,8 +16,9 @@ class Tally:
         self.passed = self.calls = self.input_tokens = self.output_tokens = 0
         #: What the graded rows cost, and the sum of the squares of that: how much it scatters.
         self.graded_calls = self.graded_calls_squared = 0
-        # Exact, so that the order in which cases end changes nothing.
-        self._score_sum = Fraction()
+        # Exact, so that the order in which cases end changes nothing: the numerators, by their denominator, which is a
+        # power of two.
+        self._scores: dict[int, int] = {}
 
     def add(self, mark: Mark, *, times: int = 1) -> None:
         """Count a row; ``times=-1`` takes it back, when a newer one supersedes it."""
@@ -27,7 +28,8 @@ class Tally:
         self.input_tokens += times * mark.input_tokens
         self.output_tokens += times * mark.output_tokens
         if mark.status is Status.GRADED:
-            self._score_sum += times * Fraction(mark.score)
+            numerator, denominator = mark.score.as_integer_ratio()
+            self._scores[denominator] = self._scores.get(denominator, 0) + times * numerator
             self.graded_calls += times * mark.calls
             self.graded_calls_squared += times * mark.calls**2
 
@@ -41,7 +43,8 @@ class Tally:
         self.output_tokens += other.output_tokens
         self.graded_calls += other.graded_calls
         self.graded_calls_squared += other.graded_calls_squared
-        self._score_sum += other._score_sum
+        for denominator, numerator in other._scores.items():
+            self._scores[denominator] = self._scores.get(denominator, 0) + numerator
         return self
 
     @property
@@ -67,9 +70,9 @@ class Tally:
     @property
     def score_sum(self) -> Fraction:
         """The sum of the scores of the graded rows."""
-        return self._score_sum
+        return sum((Fraction(numerator, denominator) for denominator, numerator in self._scores.items()), Fraction())
 
     @property
     def mean_score(self) -> float | None:
         """The mean over the graded rows; None where there is none. Errors are never a score of 0."""
-        return float(self._score_sum / self.graded) if self.graded else None
+        return float(self.score_sum / self.graded) if self.graded else None

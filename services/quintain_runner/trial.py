@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from quintain import logs
-from quintain.contracts.invoke import Result, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
 from quintain.errors import BudgetExhausted, Expired, Fault, TimedOut, WorkerLost
 from quintain.telemetry import conventions
 from quintain.telemetry.spans import span
@@ -46,7 +46,10 @@ async def run_trial(trial: Trial, bench: Bench) -> Outcome:
 
     It is a trace of its own, linked to the run's: a run of thousands in one trace would be more than anybody can show.
     """
-    opening = conventions.trial(logs.ids().get("runId"), trial.case.id, trial.target, trial.repeat)
+
+    def opening() -> conventions.Opening:
+        return conventions.trial(logs.ids().get("runId"), trial.case.id, trial.target, trial.repeat)
+
     with span(opening, apart=True) as trying:
         outcome = await _run_trial(trial, bench)
         if outcome.row is not None:
@@ -80,7 +83,7 @@ async def _ask(trial: Trial, bench: Bench) -> Result:
 async def _grade_all(trial: Trial, result: Result, bench: Bench) -> _Grades:
     """Every grader in its order, up to the first without a verdict: the row errs, so the others' calls are saved."""
     rows: dict[str, GraderRow] = {}
-    usage = TokenUsage()
+    usage = NO_TOKENS
     for grader in bench.graders:
         try:
             graded = await grader.grade(trial, result, bench)
@@ -126,7 +129,7 @@ def _faulted(trial: Trial, fault: Fault) -> Row:
 def _graded(trial: Trial, result: Result, grades: _Grades) -> Row:
     scores = [row.score for row in grades.rows.values() if row.score is not None]
     before = _spent_before(trial)
-    asking = TokenUsage() if before.has_call else result.token_usage or TokenUsage()
+    asking = NO_TOKENS if before.has_call else result.token_usage or NO_TOKENS
     return Row(
         case_id=trial.case.id,
         target=trial.target,
@@ -155,6 +158,6 @@ class _Before:
 def _spent_before(trial: Trial) -> _Before:
     mark = trial.before
     if mark is None:
-        return _Before(0, TokenUsage(), has_call=False)
+        return _Before(0, NO_TOKENS, has_call=False)
     usage = TokenUsage(input=mark.input_tokens, output=mark.output_tokens)
     return _Before(mark.calls, usage, has_call=mark.answered)

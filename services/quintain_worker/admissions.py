@@ -23,18 +23,33 @@ CORRELATION_ID = "admit"
 REPEAT_SECONDS = 3.0
 SILENCE_SECONDS = 30.0
 
+#: How often it is looked whose time has come, in parts of `REPEAT_SECONDS`: one clock for all who wait.
+LOOKS = 12
+
 
 @dataclass(slots=True)
 class _Waiting:
-    target: str
+    admit: Admit
     #: None: the call is given back, and this attempt is not to run.
     answer: asyncio.Future[Admission | None]
+    #: The admit's last batch: done when that has gone, or could not go.
+    sent: asyncio.Future[None]
+    asked_at: float
     heard_at: float
+    ends: float
 
     def let_go(self) -> None:
         """Give the call back, unless its answer is here."""
         if not self.answer.done():
             self.answer.set_result(None)
+
+    def late(self, now: float) -> Fault | None:
+        """Why it waits no more, if it does not."""
+        if now - self.heard_at > SILENCE_SECONDS:
+            return BudgetUnavailable()
+        if now >= self.ends:
+            return Expired("The deadline passed before the call was admitted")
+        return None
 
 
 class Admissions:
@@ -45,7 +60,8 @@ class Admissions:
         self._waiting: dict[str, _Waiting] = {}
         self._stopped = False
         self._out_of_reach = False
-        self._batcher: Batcher[Admit] = Batcher(self._send, lanes=2)
+        self._batcher: Batcher[Admit] = Batcher(self._send_or_tell, lanes=2)
+        self._looking: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Hear the answers."""
@@ -60,7 +76,7 @@ class Admissions:
     def let_go(self, target: str) -> None:
         """Wait no more for this target: what waits is told so at once, what comes may wait again."""
         for waiting in self._waiting.values():
-            if waiting.target == target:
+            if waiting.admit.target == target:
                 waiting.let_go()
 
     async def ask(self, admit: Admit, *, timeout_seconds: float) -> Admission | None:
@@ -73,29 +89,44 @@ class Admissions:
         if self._stopped:
             return None
         loop = asyncio.get_running_loop()
-        waiting = self._waiting[admit.attempt_id] = _Waiting(admit.target, loop.create_future(), loop.time())
-        ends = loop.time() + timeout_seconds
+        now = loop.time()
+        answer: asyncio.Future[Admission | None] = loop.create_future()
+        self._waiting[admit.attempt_id] = _Waiting(
+            admit, answer, self._batcher.add(admit), asked_at=now, heard_at=now, ends=now + timeout_seconds
+        )
+        if self._looking is None:
+            self._looking = loop.call_later(REPEAT_SECONDS / LOOKS, self._look)
         try:
-            while True:
-                await self._ask_once(admit)
-                await asyncio.wait([waiting.answer], timeout=max(0.0, min(REPEAT_SECONDS, ends - loop.time())))
-                if waiting.answer.done():
-                    return waiting.answer.result()
-                if loop.time() - waiting.heard_at > SILENCE_SECONDS:
-                    raise BudgetUnavailable
-                if loop.time() >= ends:
-                    raise Expired("The deadline passed before the call was admitted")
+            return await answer
         finally:
             del self._waiting[admit.attempt_id]
 
-    async def _ask_once(self, admit: Admit) -> None:
+    def _look(self) -> None:
+        """Ask again whoever was not answered for long enough, and end the wait of whoever is late."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for waiting in self._waiting.values():
+            if waiting.answer.done():
+                continue
+            if (late := waiting.late(now)) is not None:
+                waiting.answer.set_exception(late)
+            elif now - waiting.asked_at >= REPEAT_SECONDS and waiting.sent.done():
+                waiting.asked_at, waiting.sent = now, self._batcher.add(waiting.admit)
+        self._looking = loop.call_later(REPEAT_SECONDS / LOOKS, self._look) if self._waiting else None
+
+    async def _send_or_tell(self, items: list[Admit]) -> None:
         try:
-            await self._batcher.add(admit)
+            await self._send(items)
         except BusError as error:
             # Every call that waits repeats its admit every few seconds: an outage is told when it begins, and ends.
             if not self._out_of_reach:
                 log.warning("Admits cannot be sent and will be repeated: %s", error.message)
             self._out_of_reach = True
+        except Exception as defect:
+            # Whoever waits hears it: repeated, it would be the same.
+            for admit in items:
+                if (waiting := self._waiting.get(admit.attempt_id)) is not None and not waiting.answer.done():
+                    waiting.answer.set_exception(defect)
         else:
             if self._out_of_reach:
                 log.warning("Admits can be sent again")

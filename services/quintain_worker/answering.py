@@ -56,8 +56,9 @@ def said_of(ending: Ending, grant: Admission, took: Took) -> Said:
     try:
         result = _result(ending.answer, ending.tries, grant, took)
         wire = result.to_wire()
-        # A nesting that can be written need not be one that can be read.
-        from_json(SETTLE_AROUND[0] + wire + SETTLE_AROUND[1])
+        if ending.answer.output is not None:
+            # A nesting that can be written need not be one that can be read; a text alone has none.
+            from_json(SETTLE_AROUND[0] + wire + SETTLE_AROUND[1])
     except Exception:
         # Whatever a provider's words do to us: it worked, and its call is at its end.
         log.exception("An answer of target %s cannot be carried", took.target)

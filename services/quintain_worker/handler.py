@@ -74,6 +74,7 @@ class Served:
 
 def handler_of(served: Served, desk: Desk, pause: Pause) -> Callable[[Delivery], Awaitable[None]]:
     """The handler of one target's queue."""
+    queue = target_queue(served.name).name
 
     async def handle(delivery: Delivery) -> None:
         if not delivery.reply_to or not delivery.correlation_id:
@@ -86,7 +87,7 @@ def handler_of(served: Served, desk: Desk, pause: Pause) -> Callable[[Delivery],
             await delivery.ack()
             return
         ids = {"request_id": incoming.request_id, "session_id": incoming.token.id, "target": served.name}
-        opening = processed(INVOKE.exchange.name, served.name, target_queue(served.name).name, **ids)
+        opening = partial(processed, INVOKE.exchange.name, served.name, queue, **ids)
         with span(opening, parent=delivery.headers.get(TRACEPARENT_HEADER)), logs.about(**ids):
             await _Call(served, desk, pause, delivery, incoming).live()
 
@@ -211,17 +212,22 @@ class _Call:
         await self._end(said.answer)
 
     async def _ending(self, run: Run, grant: Admission) -> Ending:
-        assert self._incoming.request is not None, "the ledger refuses a request with a problem"
         ends = asyncio.get_running_loop().time() + self._desk.clock.seconds_until(grant.deadline)
         patience = Patience(self._served.most_tries, ends, self._served.timeout_seconds, grant.unproven)
-        provider = for_caller(self._served.provider, self._incoming.token)
+        if not self._incoming.accepts:
+            return await self._attempt(run, patience)
         async with self._pieces(grant) as heard, self._progress(grant):
-            attempt = Attempt(provider, self._incoming.request, patience, self._pause, heard)
-            try:
-                async with run.abortable():
-                    return await attempt.run()
-            except Cancelled:
-                return attempt.taken_back()
+            return await self._attempt(run, patience, heard)
+
+    async def _attempt(self, run: Run, patience: Patience, heard: Callable[[int, str], None] | None = None) -> Ending:
+        assert self._incoming.request is not None, "the ledger refuses a request with a problem"
+        provider = for_caller(self._served.provider, self._incoming.token)
+        attempt = Attempt(provider, self._incoming.request, patience, self._pause, heard)
+        try:
+            async with run.abortable():
+                return await attempt.run()
+        except Cancelled:
+            return attempt.taken_back()
 
     @contextlib.asynccontextmanager
     async def _pieces(self, grant: Admission) -> AsyncIterator[Callable[[int, str], None] | None]:

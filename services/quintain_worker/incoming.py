@@ -58,7 +58,7 @@ def read(delivery: Delivery, target: str) -> Incoming:
     """
     headers = delivery.headers
     token = SessionToken.parse(_text(headers, TOKEN_HEADER))
-    request_id = request_id_of(delivery)
+    request_id = request_id_in(request_id_of(delivery))
     request: InvokeRequest | None = None
     problem: Fault | None = None
     try:
@@ -68,13 +68,13 @@ def read(delivery: Delivery, target: str) -> Incoming:
         deadline, problem = None, brief(fault)
     return Incoming(
         token=token,
-        request_id=request_id_in(request_id),
+        request_id=request_id,
         deadline=deadline,
         published=_published(headers),
         body_sha256=hashlib.sha256(delivery.body).hexdigest(),
         request=request,
         problem=problem,
-        accepts=frozenset(re.split(r"[,\s]+", _text(headers, ACCEPT_HEADER) or "")),
+        accepts=_accepted(headers),
     )
 
 
@@ -82,7 +82,7 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
     version = _number(delivery.headers, PROTOCOL_HEADER)
     if version not in {None, PROTOCOL_VERSION}:
         raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
-    if request_id != request_id_in(request_id):
+    if request_id != request_id_of(delivery):
         raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
     if len(delivery.body) > MOST_BODY_BYTES:
         raise PayloadTooLarge(f"The body has {len(delivery.body)} bytes; the limit is {MOST_BODY_BYTES}")
@@ -113,6 +113,11 @@ def _number(headers: Mapping[str, object], name: str) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise BadRequest(f"{name}: a whole number")
+
+
+def _accepted(headers: Mapping[str, object]) -> frozenset[str]:
+    named = _text(headers, ACCEPT_HEADER)
+    return frozenset(re.split(r"[,\s]+", named)) if named else frozenset()
 
 
 def _published(headers: Mapping[str, object]) -> int | None:

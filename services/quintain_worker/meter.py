@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import Counter, Histogram
 
 from quintain.contracts.invoke import Result
@@ -21,57 +23,61 @@ class WorkerMeter(ServiceMeter):
 
     def __init__(self) -> None:
         super().__init__("worker")
-        self._calls = Counter(
+        calls = Counter(
             f"{_PREFIX}_calls", "Deliveries that ended, by target and code", ["target", "code"], registry=self.registry
         )
-        self._attempts = Counter(
+        attempts = Counter(
             f"{_PREFIX}_attempts",
             "Attempts that were settled, by what became of them",
             ["target", "outcome"],
             registry=self.registry,
         )
-        self._provider_seconds = Histogram(
+        provider_seconds = Histogram(
             f"{_PREFIX}_provider_seconds",
             "One try at a provider, by how it ended",
             ["target", "end"],
             buckets=CALL_SECONDS,
             registry=self.registry,
         )
-        self._queue_seconds = Histogram(
+        queue_seconds = Histogram(
             f"{_PREFIX}_queue_wait_seconds",
             "From the publish of a request to its arrival",
             ["target"],
             buckets=CALL_SECONDS,
             registry=self.registry,
         )
-        self._throttled = Counter(
+        throttled = Counter(
             f"{_PREFIX}_throttled",
             "Tries that a provider refused for its rate limit",
             ["target"],
             registry=self.registry,
         )
+        # The numbers of each target are looked for once: their labels are few, and every call counts in several.
+        self._calls, self._attempts = cache(calls.labels), cache(attempts.labels)
+        self._provider_seconds, self._queue_seconds = cache(provider_seconds.labels), cache(queue_seconds.labels)
+        self._throttled = cache(throttled.labels)
 
     def ended(self, target: str, answer: Message | Fault) -> None:
         """Count a delivery that was answered."""
         replayed = isinstance(answer, Result) and answer.replayed
-        self._calls.labels(target, answer.code if isinstance(answer, Fault) else REPLAYED if replayed else OK).inc()
+        self._calls(target, answer.code if isinstance(answer, Fault) else REPLAYED if replayed else OK).inc()
 
     def given_back(self, target: str) -> None:
         """Count a delivery that was put back into its queue."""
-        self._calls.labels(target, GIVEN_BACK).inc()
+        self._calls(target, GIVEN_BACK).inc()
 
     def settled(self, target: str, outcome: Outcome) -> None:
         """Count an attempt."""
-        self._attempts.labels(target, outcome.value).inc()
+        self._attempts(target, outcome.value).inc()
 
     def waited(self, target: str, seconds: float) -> None:
         """Observe a request's time in the queue."""
-        self._queue_seconds.labels(target).observe(seconds)
+        self._queue_seconds(target).observe(seconds)
 
     def tried(self, target: str, end: str, seconds: float) -> None:
         """Observe one try at a provider: ``end`` is ``ok`` or what is known of its bill."""
-        self._provider_seconds.labels(target, end).observe(seconds)
+        self._provider_seconds(target, end).observe(seconds)
 
     def throttled(self, target: str) -> None:
         """Count a try that came too early for the provider."""
-        self._throttled.labels(target).inc()
+        self._throttled(target).inc()

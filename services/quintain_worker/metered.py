@@ -36,7 +36,8 @@ class MeteredProvider(ActsForCaller):
 
     def acting_for(self, token: SessionToken) -> MeteredProvider:
         """As counted where the provider acts in its caller's name."""
-        return MeteredProvider(for_caller(self._provider, token), self._target, self._meter)
+        acting = for_caller(self._provider, token)
+        return self if acting is self._provider else MeteredProvider(acting, self._target, self._meter)
 
     async def close(self) -> None:
         """As `Provider.close`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
@@ -33,6 +34,34 @@ class Question:
         return self.session_id, self.request_id
 
 
+class Abortable:
+    """What is done inside ends where it stands when it is aborted. Raises `Cancelled` then."""
+
+    def __init__(self) -> None:
+        # A timeout that comes when it is asked for: it cancels what is inside, and nothing that follows.
+        self._scope = asyncio.timeout(None)
+        self._inside = False
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+        self._inside = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = False
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise Cancelled from None
+
+    def abort(self) -> None:
+        """End what is done inside, if anything is."""
+        if self._inside:
+            self._inside = False
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+
 class Run:
     """One call in this worker's hands, from its arrival until it is settled."""
 
@@ -42,7 +71,7 @@ class Run:
         self.granted = False
         self._joined = 0
         self._ended: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
-        self._abortable: asyncio.Timeout | None = None
+        self._abortable: Abortable | None = None
 
     @property
     def ended(self) -> bool:
@@ -72,27 +101,15 @@ class Run:
         result = self._ended.result()
         return None if result is None else result.model_copy(update={"replayed": True})
 
-    @contextlib.asynccontextmanager
-    async def abortable(self) -> AsyncIterator[None]:
-        """What is done inside ends where it stands when the call is taken back. Raises `Cancelled`."""
-        try:
-            # A timeout that comes when it is asked for: it cancels what is inside, and nothing that follows.
-            async with asyncio.timeout(None) as scope:
-                self._abortable = scope
-                try:
-                    yield
-                finally:
-                    self._abortable = None
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise Cancelled from None
+    def abortable(self) -> Abortable:
+        """What is done inside ends where it stands when the call is taken back."""
+        self._abortable = Abortable()
+        return self._abortable
 
     def take_back(self) -> None:
         """Abort it, unless somebody else waits for it, or it is past aborting."""
         if self._abortable is not None and not self._joined:
-            scope, self._abortable = self._abortable, None
-            scope.reschedule(asyncio.get_running_loop().time())
+            self._abortable.abort()
 
 
 class Running:

@@ -24,12 +24,12 @@ class Batcher(Generic[Item]):
         self._waiting: list[tuple[Item, asyncio.Future[None]]] = []
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def add(self, item: Item) -> None:
-        """Send the item with whatever else waits; returns when its batch has gone."""
+    def add(self, item: Item) -> asyncio.Future[None]:
+        """Send the item with whatever else waits; done when its batch has gone."""
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, gone))
         self._start()
-        await gone
+        return gone
 
     def _start(self) -> None:
         if self._idle and self._waiting and not self._gathering:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
@@ -27,21 +26,31 @@ _SHORT = {"requestId": "call", "sessionId": "session", "runId": "run", "target":
 _ids: ContextVar[dict[str, str] | None] = ContextVar("quintain_log_ids", default=None)
 
 
-@contextlib.contextmanager
+class _About(contextlib.AbstractContextManager[None]):
+    """These ids, while inside."""
+
+    __slots__ = ("_before", "_given")
+
+    def __init__(self, given: dict[str, str]) -> None:
+        self._given = given
+
+    def __enter__(self) -> None:
+        self._before = _ids.set({**(_ids.get() or {}), **self._given})
+
+    def __exit__(self, *_: object) -> None:
+        _ids.reset(self._before)
+
+
 def about(
     *,
     request_id: str | None = None,
     session_id: str | None = None,
     run_id: str | None = None,
     target: str | None = None,
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Lines written inside are about this call; what is not given stays as it was."""
     given = {"requestId": request_id, "sessionId": session_id, "runId": run_id, "target": target}
-    token = _ids.set({**(_ids.get() or {}), **{name: value for name, value in given.items() if value}})
-    try:
-        yield
-    finally:
-        _ids.reset(token)
+    return _About({name: value for name, value in given.items() if value})
 
 
 def ids() -> dict[str, str]:

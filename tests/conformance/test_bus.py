@@ -191,6 +191,15 @@ async def test_behind_a_head_that_waits_nothing_expires(ground: Ground) -> None:
     assert (await graveyard.next()).body == b"behind"
 
 
+async def test_what_comes_to_the_head_expires_by_its_own_clock(ground: Ground) -> None:
+    graveyard = Inbox()
+    await ground.bus.consume(ground.dead, graveyard, prefetch=10)
+    await ground.publish(b"long", expiration_ms=60_000)
+    await ground.publish(b"short", expiration_ms=100)
+    await ground.bus.consume(ground.queue, Inbox("nothing"), prefetch=1)
+    assert (await graveyard.next()).body == b"short"
+
+
 async def test_a_handler_outlives_the_connection_its_message_came_by(ground: Ground) -> None:
     started, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 

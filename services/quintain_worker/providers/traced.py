@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.token import SessionToken
@@ -18,7 +20,8 @@ class Traced(ActsForCaller):
 
     async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
         """As the provider answers. Raises `ProviderFailure`."""
-        with span(tried(self._card.name, self._card.provider, self._card.model, request)) as trying:
+        opening = partial(tried, self._card.name, self._card.provider, self._card.model, request)
+        with span(opening) as trying:
             if self._content and trying.recorded:
                 trying.tell(question_content(request))
             try:
@@ -34,7 +37,8 @@ class Traced(ActsForCaller):
 
     def acting_for(self, token: SessionToken) -> Traced:
         """As watched where the provider acts in its caller's name."""
-        return Traced(for_caller(self._provider, token), self._card, content=self._content)
+        acting = for_caller(self._provider, token)
+        return self if acting is self._provider else Traced(acting, self._card, content=self._content)
 
     async def close(self) -> None:
         """Close the provider."""

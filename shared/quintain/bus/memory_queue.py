@@ -64,8 +64,7 @@ class MemoryQueue:
     def put(self, envelope: Envelope, exchange: str, key: str, headers: Mapping[str, object]) -> None:
         """Take a message at the end."""
         limits = [ms for ms in (envelope.expiration_ms, self.spec.message_ttl_ms) if ms is not None]
-        now = asyncio.get_running_loop().time()
-        expires_at = now + min(limits) / 1000 if limits else None
+        expires_at = asyncio.get_running_loop().time() + min(limits) / 1000 if limits else None
         self.ready.append(Stored(envelope, exchange, key, expires_at, headers))
         self.pump()
 
@@ -107,9 +106,9 @@ class MemoryQueue:
                 continue
             taker = self._next_taker()
             if taker is None:
+                self._watch_head()
                 break
             taker.take(self, self.ready.popleft())
-        self._watch_head()
 
     def close(self) -> None:
         """Stop the timers."""
@@ -129,8 +128,14 @@ class MemoryQueue:
         return expires_at is not None and expires_at <= asyncio.get_running_loop().time()
 
     def _watch_head(self) -> None:
+        """Look again when the head expires: a timer set for a head before it does no harm, and looks again too."""
+        expires_at = self.ready[0].expires_at
+        if expires_at is None or (self._head_timer is not None and self._head_timer.when() <= expires_at):
+            return
         if self._head_timer is not None:
             self._head_timer.cancel()
-            self._head_timer = None
-        if self.ready and self.ready[0].expires_at is not None:
-            self._head_timer = asyncio.get_running_loop().call_at(self.ready[0].expires_at, self.pump)
+        self._head_timer = asyncio.get_running_loop().call_at(expires_at, self._on_head_timer)
+
+    def _on_head_timer(self) -> None:
+        self._head_timer = None
+        self.pump()

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -70,6 +71,7 @@ class Client:
 
     def __init__(self, caller: Caller, clock: Clock, token: str) -> None:
         self._caller, self._clock, self._token = caller, clock, token
+        self._session_id = public_id(token)
         self._taking_back = TakingBack(self.cancel)
 
     async def close(self) -> None:
@@ -123,11 +125,11 @@ class Client:
         self, request: InvokeRequest, request_id: str, deadline_seconds: float, ears: Ears = DEAF
     ) -> Result:
         question = self._invocation(request, request_id, deadline_seconds, ears)
-        opening = conventions.sent(question.exchange.name, question.key, request_id=request_id)
+        opening = partial(conventions.sent, question.exchange.name, question.key, request_id=request_id)
         try:
             with (
                 span(opening),
-                logs.about(request_id=request_id, session_id=public_id(self._token), target=question.key),
+                logs.about(request_id=request_id, session_id=self._session_id, target=question.key),
             ):
                 return understood(await self._caller.ask(question, ears.hear), Result)
         except QueueFull:

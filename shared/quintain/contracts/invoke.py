@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, JsonValue, StrictStr, model_validator
 
@@ -91,6 +91,11 @@ class TokenUsage(Message):
     reasoning: int | None = None
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
+        if other is NO_TOKENS:
+            return self
+        if self is NO_TOKENS:
+            return other
+
         def both(a: int | None, b: int | None) -> int | None:
             return None if a is None and b is None else (a or 0) + (b or 0)
 
@@ -100,6 +105,10 @@ class TokenUsage(Message):
             cached=both(self.cached, other.cached),
             reasoning=both(self.reasoning, other.reasoning),
         )
+
+
+#: What was spent where nothing was: adding it takes no time.
+NO_TOKENS: Final = TokenUsage()
 
 
 class OutputMessage(Message):

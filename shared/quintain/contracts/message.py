@@ -27,7 +27,8 @@ class Message(BaseModel):
     def to_wire(self) -> bytes:
         """The message as JSON, UTF-8, without absent fields. Raises `BadRequest` for text that is no Unicode."""
         try:
-            return self.model_dump_json(by_alias=True, exclude_none=True).encode()
+            # What pydantic's ``model_dump_json`` does, which makes text of it.
+            return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_none=True)
         except PydanticSerializationError:
             raise BadRequest("The message holds text that is no Unicode: half of a surrogate pair") from None
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.names import Id, RequestId, TargetName
 
@@ -36,7 +36,7 @@ class TargetSpend(Message):
 
     calls: int = 0
     counted: int = 0
-    token_usage: TokenUsage = TokenUsage()
+    token_usage: TokenUsage = NO_TOKENS
 
 
 class Info(Message):

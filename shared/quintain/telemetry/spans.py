@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 from asyncio import CancelledError
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -78,10 +78,11 @@ _NOTHING = _Nothing()
 
 
 def span(
-    opening: Opening, *, parent: object = None, apart: bool = False
+    opening: Opening | Callable[[], Opening], *, parent: object = None, apart: bool = False
 ) -> contextlib.AbstractContextManager[Span, bool | None]:
     """A span around what is done inside; an exception that passes through is told by its kind.
 
+    ``opening`` may be what makes it: where nobody records, nothing is made.
     ``parent`` is the header that came with the work; without a usable one the span belongs to what is under way here.
     ``apart`` begins a trace of its own, linked to what is under way.
     """
@@ -90,7 +91,7 @@ def span(
     if tracer is None:
         return _NOTHING if came is None else _passing_on(came)
     context = Context() if apart else None if came is None else _context_of(came)
-    return _recorded(tracer, opening, context, apart=apart)
+    return _recorded(tracer, opening if isinstance(opening, Opening) else opening(), context, apart=apart)
 
 
 @contextlib.contextmanager
@@ -181,8 +182,20 @@ def _tracer() -> Any:
     """The tracer, where somebody set one up: the command, or the program we are part of."""
     if not _INSTALLED:
         return None
-    provider = trace.get_tracer_provider()
-    return None if isinstance(provider, trace.ProxyTracerProvider) else _tracer_of(provider)
+    provider = _provider()
+    if isinstance(provider, trace.ProxyTracerProvider):
+        if isinstance(provider.get_tracer("quintain"), trace.ProxyTracer):
+            return None
+        # Somebody was set up since.
+        _provider.cache_clear()
+        provider = _provider()
+    return _tracer_of(provider)
+
+
+@functools.cache
+def _provider() -> Any:
+    """Who makes tracers, or who stands in for whoever is set up later. Asked for once: to ask reads the environment."""
+    return trace.get_tracer_provider()
 
 
 @functools.lru_cache(maxsize=1)

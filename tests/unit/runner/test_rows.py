@@ -24,7 +24,7 @@ def test_a_graded_row_has_the_protocols_fields_and_no_other() -> None:
         token_usage=TokenUsage(input=4, output=1),
         duration_ms=2.5,
     )
-    assert json.loads(row.model_dump_json(by_alias=True)) == {
+    assert json.loads(row.to_line()) == {
         "schemaVersion": 1,
         "caseId": "1",
         "target": "bot",
@@ -50,7 +50,7 @@ def test_a_graded_row_has_the_protocols_fields_and_no_other() -> None:
 def test_an_errored_row_says_null_where_it_has_no_output_and_no_score() -> None:
     error = RowError(code="timeout", error="The deadline passed")
     row = Row(case_id="1", target="bot", repeat=1, status=Status.IN_DOUBT, error=error, tries=2)
-    written = json.loads(row.model_dump_json(by_alias=True))
+    written = json.loads(row.to_line())
     assert (written["output"], written["score"], written["status"]) == (None, None, "inDoubt")
     assert written["error"] == {"code": "timeout", "error": "The deadline passed"}
     assert written["tries"] == 2
@@ -58,7 +58,7 @@ def test_an_errored_row_says_null_where_it_has_no_output_and_no_score() -> None:
 
 def test_a_row_reads_back_as_it_was_written() -> None:
     row = Row(case_id="1", target="bot", repeat=1, status=Status.GRADED, graders={"j": GraderRow.of(VERDICT)})
-    assert Row.model_validate_json(row.model_dump_json(by_alias=True)) == row
+    assert Row.model_validate_json(row.to_line()) == row
 
 
 def test_a_case_passes_when_every_grader_passes_it() -> None:

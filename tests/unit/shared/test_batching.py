@@ -38,8 +38,8 @@ def line() -> Line:
     return Line()
 
 
-def adding(batcher: Batcher[str], *items: str) -> list[asyncio.Task[None]]:
-    return [asyncio.get_running_loop().create_task(batcher.add(item)) for item in items]
+def adding(batcher: Batcher[str], *items: str) -> list[asyncio.Future[None]]:
+    return [batcher.add(item) for item in items]
 
 
 async def test_the_first_goes_at_once_and_the_others_together_when_it_has_gone(line: Line) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings, TokenUsage
 from quintain.errors import BudgetExhausted, ConfigError
 from quintain.settings import read_trace_settings
-from quintain.telemetry import genai
+from quintain.telemetry import genai, spans
 from quintain.telemetry.context import traceparent_in
 from quintain.telemetry.conventions import ERROR_TYPE, Opening, sent
 from quintain.telemetry.spans import context_headers, joining, past, span, trace_id, traceparent
@@ -32,7 +32,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """What a program that set up OpenTelemetry would record."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(spans, "_provider", lambda: provider)
     yield exporter
     provider.shutdown()
 
@@ -69,6 +69,26 @@ with export.exporting("test", asked), spans.span(Opening("work"), parent={THEIRS
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (said.stdout, said.stderr) == (f"{THEIRS} False\n", "")
+
+
+def test_a_program_may_set_up_its_tracing_when_spans_were_begun_already() -> None:
+    # Another process: in one it can be set up once.
+    program = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from quintain.telemetry import spans
+from quintain.telemetry.conventions import Opening
+def nobody_makes_it():
+    raise AssertionError
+with spans.span(nobody_makes_it) as before:
+    assert not before.recorded
+trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
+for _ in range(2):
+    with spans.span(lambda: Opening("work")) as after:
+        print(after.recorded, after._span.name)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (said.stdout, said.stderr) == ("True work\n" * 2, "")
 
 
 def test_a_span_belongs_to_what_came_and_what_is_inside_to_it(recorded: InMemorySpanExporter) -> None:

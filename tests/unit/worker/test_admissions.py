@@ -12,7 +12,7 @@ from quintain.bus.memory import MemoryBus
 from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit
-from quintain.errors import BrokerUnavailable, BudgetUnavailable, Expired
+from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
 from quintain.topology import REPLY, Exchange
 from quintain_worker import admissions as admissions_module
 from quintain_worker.admissions import Admissions
@@ -229,3 +229,31 @@ async def test_whoever_is_cancelled_leaves_nothing_waiting(asking: Asking, ledge
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert asking.admissions._waiting == {}
+
+
+async def test_an_admit_that_cannot_be_written_is_told_to_whoever_waits_at_once(asking: Asking) -> None:
+    half = Admit.trusted(
+        token="\ud83d", request_id="r1", attempt_id="t", target="a", body_sha256="b", deadline=None, problem=None,
+        traceparent=None,
+    )  # fmt: skip
+    with pytest.raises(BadRequest, match="no Unicode"):
+        await asking.admissions.ask(half, timeout_seconds=5)
+    assert asking.admissions._waiting == {}
+
+
+async def test_while_nothing_can_be_sent_an_admit_waits_once_however_long(asking: Asking) -> None:
+    published = asyncio.Event()
+    going = [0, 0]
+
+    async def slow(*_: object, **__: object) -> None:
+        going[0] += 1
+        going[1] = max(going)
+        await published.wait()
+        going[0] -= 1
+
+    asking.bus.publish = slow  # type: ignore[method-assign]
+    waiting = asking.ask("r1", seconds=0.2)  # several times as long as until it is asked again
+    with pytest.raises(Expired):
+        await waiting
+    assert going == [1, 1]
+    published.set()
