@@ -10,7 +10,8 @@ import pytest
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, ToolCall
 from quintain.graders import Case
 from quintain_runner.case_rows import LineMistake, parse_case
-from quintain_runner.grader_input import grader_input
+from quintain_runner.grader_input import Beside, grader_input
+from support.kept_files import KeptFiles
 
 CALL = ToolCall(id="c1", name="weather", arguments='{"city": "Genève"}')
 OF_OPENAI = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Genève"}'}}
@@ -56,7 +57,7 @@ def test_a_grader_reads_agentvs_words_and_no_nulls() -> None:
     broken = ToolCall(id="c2", name="weather", arguments='{"city": NaN')
     said = OutputMessage(content="I look", tool_calls=[CALL, broken])
     result = Result(output=[said], raw_text="I look", target="t", call_count=1, max_calls=1)
-    fields = grader_input(Case(id="1", messages=turns), result)
+    fields = grader_input(Case(id="1", messages=turns), result, Beside(), KeptFiles().keep)
     call = {"tool": "weather", "input": {"city": "Genève"}, "id": "c1"}
     assert fields["input"] == [
         {"role": "user", "content": "q"},
