@@ -40,7 +40,7 @@ def main() -> None:
 async def _serve(settings: Settings) -> None:
     bus = await PipeBus.over(socket.socket(fileno=sys.stdin.fileno()))
     try:
-        ledger = await open_ledger(settings.ledger_url or "")
+        ledger = await open_ledger(settings.ledger_url or "", alone=True)
     except QuintainError as error:
         _say(Word.of(error))
         return

@@ -242,8 +242,8 @@ def _closed_for_now(moment: Moment, target: str) -> Steps[bool]:
     """Whether the target is paused, or its calls in flight, over all living workers, have reached its limit."""
     row = yield from one(
         "SELECT target.paused_until > ? OR target.max_concurrency <= (SELECT count(*) FROM call"
-        " JOIN worker USING (incarnation) WHERE call.target = target.name AND call.state = 'running'"
-        " AND worker.lease_until > ?) FROM target WHERE name = ?",
+        " WHERE call.target = target.name AND call.state = 'running'"
+        " AND incarnation IN (SELECT incarnation FROM worker WHERE lease_until > ?)) FROM target WHERE name = ?",
         moment.now,
         moment.lapsed,
         target,

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
+from functools import partial
 
 from quintain import logs
 from quintain.contracts.invoke import FaultReply
@@ -71,7 +72,7 @@ class Desk:
         """Answer what can be answered now; the rest when it can be."""
         self._meter.batch("admit", len(batch.items))
         asks = [self._as_first_asked(ask) for ask in batch.items]
-        verdicts = await asyncio.gather(*(self._decide(ask, batch.incarnation) for ask in asks))
+        verdicts = await self._decide(asks, batch.incarnation)
         answers: list[Admission] = []
         held: list[str] = []
         for ask, verdict in zip(asks, verdicts, strict=True):
@@ -116,7 +117,7 @@ class Desk:
                 await self._retry(waiting)
 
     async def _retry(self, waiting: _Waiting) -> Admission | Held | None:
-        verdict = await self._decide(waiting.ask, waiting.incarnation)
+        (verdict,) = await self._decide([waiting.ask], waiting.incarnation)
         attempt_id = waiting.ask.attempt_id
         if isinstance(verdict, Admission):
             await self._tell(waiting, verdict)
@@ -149,27 +150,30 @@ class Desk:
         self._waiting[waiting.ask.attempt_id] = waiting
         return []
 
-    async def _decide(self, ask: Admit, incarnation: str) -> Admission | Held | None:
-        """The ledger's word; None where it has none, because it is out of reach. A word that ends the waiting is a span
-        of the call's trace: what must wait is decided again and again."""
+    async def _decide(self, asks: list[Admit], incarnation: str) -> list[Admission | Held | None]:
+        """The ledger's word on each; None where it has none, because it is out of reach. A word that ends the waiting
+        is a span of the call's trace: what must wait is decided again and again."""
         began = time.perf_counter()
-        with logs.about(request_id=ask.request_id, session_id=public_id(ask.token), target=ask.target):
-            verdict = await self._word(ask, incarnation)
-        if isinstance(verdict, Admission):
-            self._meter.admitted(verdict)
-            _trace(ask, verdict, seconds=time.perf_counter() - began)
-        return verdict
+        outcomes = await self._ledger.do_each([partial(calls.admit, ask=ask, incarnation=incarnation) for ask in asks])
+        seconds = time.perf_counter() - began
+        verdicts = [_verdict(ask, outcome) for ask, outcome in zip(asks, outcomes, strict=True)]
+        for ask, verdict in zip(asks, verdicts, strict=True):
+            if isinstance(verdict, Admission):
+                self._meter.admitted(verdict)
+                _trace(ask, verdict, seconds=seconds)
+        return verdicts
 
-    async def _word(self, ask: Admit, incarnation: str) -> Admission | Held | None:
-        try:
-            return await self._ledger.do(lambda moment: calls.admit(moment, ask, incarnation))
-        except BudgetUnavailable:
-            return None
-        except Fault as fault:
-            return _refused(ask, fault)
-        except Exception as error:
-            # Each admit is decided singly: a defect at one is no answer to the others of its batch.
-            return _refused(ask, defect(error, f"admitting call {ask.request_id!r}"))
+
+def _verdict(ask: Admit, outcome: Admission | Held | Exception) -> Admission | Held | None:
+    if isinstance(outcome, BudgetUnavailable):
+        return None
+    if isinstance(outcome, Fault):
+        return _refused(ask, outcome)
+    if isinstance(outcome, Exception):
+        # Each admit is decided singly: a defect at one is no answer to the others of its batch.
+        with logs.about(request_id=ask.request_id, session_id=public_id(ask.token), target=ask.target):
+            return _refused(ask, defect(outcome, f"admitting call {ask.request_id!r}"))
+    return outcome
 
 
 def _timed(ask: Admit, held: Held) -> Admit:

@@ -3,7 +3,7 @@ only after it is committed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from quintain_metadata.records import Moment
@@ -15,6 +15,13 @@ Returned = TypeVar("Returned")
 Operation = Callable[[Moment], Steps[Returned]]
 
 
+def returned(outcome: Returned | Exception) -> Returned:
+    """What an operation returned; raises what undid it."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
 class Ledger(Protocol):
     """Runs operations. An operation's exception undoes it, and only it."""
 
@@ -24,6 +31,10 @@ class Ledger(Protocol):
 
     async def do(self, operation: Operation[Returned]) -> Returned:
         """Run one operation; returns after its commit. Raises `BudgetUnavailable` where the store cannot."""
+
+    async def do_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
+        """Run several, each for itself: what each returned, or the exception that undid it, in their order. Raises
+        `BudgetUnavailable` only where that is everybody's."""
 
     def mourn_from(self, moment_ms: int) -> None:
         """Take nobody's lease for lapsed before this moment."""

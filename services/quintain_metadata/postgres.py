@@ -10,22 +10,20 @@ import asyncio
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from quintain.errors import BudgetUnavailable
-from quintain_metadata.ledger import Operation
+from quintain_metadata.ledger import Operation, Returned
 from quintain_metadata.ledger_url import shown
 from quintain_metadata.postgres_faults import is_repeated, told, told_at_start, trouble_of
 from quintain_metadata.postgres_schema import migrate
 from quintain_metadata.records import Moment
 from quintain_metadata.steps import Lock, Row, Statement, Steps
-
-Returned = TypeVar("Returned")
 
 Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"  # in quotes: it takes no parameter at run time
 
@@ -100,6 +98,11 @@ class PostgresLedger:
                     return await self._once(operation)
         raise AssertionError("the retrying ends with an answer or an error")
 
+    async def do_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
+        # As many at a time as there are connections; each waits for those that it must wait for, and for no other.
+        outcomes = await asyncio.gather(*(self.do(operation) for operation in operations), return_exceptions=True)
+        return [_kept(outcome) for outcome in outcomes]
+
     def mourn_from(self, moment_ms: int) -> None:
         self._mourn_from = moment_ms
 
@@ -133,6 +136,13 @@ class PostgresLedger:
         # is. A session opened unseen has a token nobody was told: it can never spend.
         await connection.execute("COMMIT")
         return returned
+
+
+def _kept(outcome: Returned | BaseException) -> Returned | Exception:
+    """The outcome; one that is no `Exception` is nobody's to keep."""
+    if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 async def _leave(connection: Connection, error: BaseException) -> None:

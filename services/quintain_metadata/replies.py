@@ -1,4 +1,4 @@
-"""Stored replies: compressed, kept for a day, and never in place of a counter."""
+"""Stored replies: kept for a day, compressed where they are long, and never in place of a counter."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from quintain_metadata.steps import Steps, one, run
 REPLY_KEPT_MS = 24 * 60 * 60_000
 REPLY_MOST_BYTES = 1024 * 1024
 
+#: What is shorter is kept as it is: to begin compressing takes longer than to write it. JSON begins with a brace, and
+#: nothing that zlib makes does.
+REPLY_SHORT_BYTES = 2048
+
 
 def kept_reply(call: Call) -> Steps[Result | None]:
     """The stored reply of a committed call, marked as replayed; None where it is no longer kept."""
@@ -20,12 +24,17 @@ def kept_reply(call: Call) -> Steps[Result | None]:
     )
     if row is None:
         return None
-    return Result.from_wire(zlib.decompress(row[0])).model_copy(update={"replayed": True})
+    body = bytes(row[0])
+    return Result.from_wire(body if body.startswith(b"{") else zlib.decompress(body)).model_copy(
+        update={"replayed": True}
+    )
 
 
 def keep_reply(moment: Moment, call: Call, reply: Result) -> Steps[None]:
     """Keep the reply of a call, unless it is too large."""
-    body = zlib.compress(reply.to_wire(), level=1)
+    body = reply.to_wire()
+    if len(body) >= REPLY_SHORT_BYTES:
+        body = zlib.compress(body, level=1)
     if len(body) > REPLY_MOST_BYTES:
         return
     yield from run(

@@ -95,6 +95,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
         # How far the worker is with draining, as `drains.RANKS` counts it.
         "ALTER TABLE worker ADD COLUMN drain integer NOT NULL DEFAULT 0",
+        # Every admit counts what runs of its target, worker by worker: from the index alone.
+        "DROP INDEX call_running",
+        "CREATE INDEX call_running ON call (target, incarnation) WHERE state = 'running'",
     ),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from functools import partial
 
 from quintain import logs
@@ -25,8 +26,9 @@ from quintain.errors import BudgetUnavailable, BusError, Fault
 from quintain.operations.presence import Identity
 from quintain.routes import ADMIT, HEARTBEAT, REGISTER
 from quintain.service import answer_to, defect, reply
+from quintain.telemetry.context import traceparent_in
 from quintain.telemetry.conventions import ledger_settle
-from quintain.telemetry.spans import joining
+from quintain.telemetry.spans import error_type_of, past
 from quintain.topology import (
     ADMIT_QUEUE,
     DEAD_QUEUE,
@@ -43,6 +45,7 @@ from quintain_metadata.dead import Undertaker
 from quintain_metadata.desk import Desk
 from quintain_metadata.figures import figures
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.lifecycle import Transition
 from quintain_metadata.meter import MetadataMeter
 from quintain_metadata.operations import Operations
 from quintain_metadata.records import Call
@@ -163,28 +166,28 @@ class MetadataService:
         self._meter.batch("settle", len(batch.items))
         for item in batch.items:
             self._meter.settled(item.outcome)
-        settled = await asyncio.gather(*(self._settled(item) for item in batch.items))
+        settled = await self._settled(batch.items)
         await delivery.ack()
-        for target in {call.target for call in settled if call is not None}:
+        for target in {call.target for call in settled}:
             await self._desk.try_again(target)
 
-    async def _settled(self, item: Settle) -> Call | None:
-        """Apply one settle, however long the ledger is out of reach: to give it back would count as a delivery,
-        and a queue drops what is delivered too often. Returns the call as it was."""
-        opening = ledger_settle(item.session_id, item.request_id, item.outcome.value)
-        with joining(opening, item.traceparent), logs.about(request_id=item.request_id, session_id=item.session_id):
-            return await self._settled_in_time(item)
-
-    async def _settled_in_time(self, item: Settle) -> Call | None:
-        while True:
-            try:
-                return (await self._ledger.do(partial(calls.settle, ask=item)))[0]
-            except BudgetUnavailable:
+    async def _settled(self, items: list[Settle]) -> list[Call]:
+        """Apply settles, however long the ledger is out of reach: to give them back would count as a delivery, and a
+        queue drops what is delivered too often. Returns those of their calls that there are, as they were."""
+        began, found = time.perf_counter(), list[Call]()
+        while items:
+            outcomes = await self._ledger.do_each([partial(calls.settle, ask=item) for item in items])
+            seconds, late = time.perf_counter() - began, list[Settle]()
+            for item, outcome in zip(items, outcomes, strict=True):
+                if isinstance(outcome, BudgetUnavailable):
+                    late.append(item)
+                    continue
+                call = _noted(item, outcome, seconds)
+                found += [] if call is None else [call]
+            items = late
+            if items:
                 await asyncio.sleep(SWEEP_SECONDS)
-            except Exception as error:
-                # What the ledger can never take ends here: it neither comes again for ever nor loses its neighbours.
-                defect(error, f"settling call {item.request_id!r}")
-                return None
+        return found
 
     async def _sweep_on(self) -> None:
         while True:
@@ -220,3 +223,17 @@ class MetadataService:
     async def _mourn(self) -> None:
         self._ledger.mourn_from(await self._ledger.now() + int(LEASE_SECONDS * 1000))
         self._awake_at = asyncio.get_running_loop().time()
+
+
+def _noted(item: Settle, outcome: tuple[Call | None, Transition] | Exception, seconds: float) -> Call | None:
+    """The call of a settle that has been applied. What the ledger can never take ends here: it neither comes again for
+    ever nor loses its neighbours. Either is a span of the call's trace, where it has one."""
+    failed = error_type_of(outcome) if isinstance(outcome, Exception) else None
+    if traceparent_in(item.traceparent) is not None:
+        opening = ledger_settle(item.session_id, item.request_id, item.outcome.value)
+        past(opening, seconds=seconds, parent=item.traceparent, failed=failed)
+    if isinstance(outcome, Exception):
+        with logs.about(request_id=item.request_id, session_id=item.session_id):
+            defect(outcome, f"settling call {item.request_id!r}")
+        return None
+    return outcome[0]

@@ -1,4 +1,4 @@
-"""The ledger on SQLite: one process, one writer thread, WAL, synchronous FULL, group commit.
+"""The ledger on SQLite: one process, one writer, WAL, synchronous FULL, group commit.
 
 Operations that wait together are committed together, each under its own savepoint; nobody is answered before
 the commit is on the disk. The file is locked by the process that has it open: two services on one file would each
@@ -11,47 +11,38 @@ import asyncio
 import fcntl
 import logging
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import apsw
 
 from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
-from quintain_metadata.ledger import Operation
+from quintain_metadata.ledger import Operation, Returned, returned
 from quintain_metadata.records import Moment
 from quintain_metadata.schema import MIGRATIONS, VERSION
+from quintain_metadata.sqlite_writer import Asked, Commit, ThreadWriter, Writer
 from quintain_metadata.steps import Lock, Row, Statement, Steps
 
 log = logging.getLogger(__name__)
 
-Returned = TypeVar("Returned")
-
 #: SQLite before this could lose WAL content when two connections reset it at once.
 OLDEST_SQLITE = (3, 51, 3)
 
-#: How many operations share one commit at most.
-GROUP_MOST = 128
-
-
-@dataclass(slots=True)
-class _Asked:
-    operation: Operation[Any]
-    answer: asyncio.Future[Any]
-
 
 class SqliteLedger:
-    """A ledger in one file, or in memory (``:memory:``) for tests and demos."""
+    """A ledger in one file, or in memory (``:memory:``) for tests and demos. ``writer`` makes who writes."""
 
     kind = "sqlite"
 
-    def __init__(self, path: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        path: str,
+        loop: asyncio.AbstractEventLoop,
+        writer: Callable[[Commit, asyncio.AbstractEventLoop], Writer] = ThreadWriter,
+    ) -> None:
         self._loop = loop
-        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._mourn_from = 0
         self._closed = False
         self._lock = _lock(path)
@@ -60,15 +51,17 @@ class SqliteLedger:
         except ConfigError:
             self._unlock()
             raise
-        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
-        self._thread.start()
+        self._writer = writer(self._commit, loop)
 
     async def do(self, operation: Operation[Returned]) -> Returned:
+        return returned((await self.do_each([operation]))[0])
+
+    async def do_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
         if self._closed:
             raise BudgetUnavailable("The ledger is closed")
-        answer: asyncio.Future[Returned] = self._loop.create_future()
-        self._asked.put(_Asked(operation, answer))
-        return await answer
+        outcomes: asyncio.Future[list[Returned | Exception]] = self._loop.create_future()
+        self._writer.put(Asked(operations, outcomes))
+        return await outcomes
 
     def mourn_from(self, moment_ms: int) -> None:
         self._mourn_from = moment_ms
@@ -80,8 +73,7 @@ class SqliteLedger:
         if self._closed:
             return
         self._closed = True
-        self._asked.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await self._writer.close()
         self._connection.close()
         self._unlock()
 
@@ -89,52 +81,34 @@ class SqliteLedger:
         if self._lock is not None:
             os.close(self._lock)
 
-    def _work(self) -> None:
-        while True:
-            group, last = self._next_group()
-            if group:
-                self._commit(group)
-            if last:
-                return
-
-    def _next_group(self) -> tuple[list[_Asked], bool]:
-        group: list[_Asked] = []
-        asked = self._asked.get()
-        while asked is not None:
-            group.append(asked)
-            if len(group) == GROUP_MOST or self._asked.empty():
-                return group, False
-            asked = self._asked.get()
-        return group, True
-
-    def _commit(self, group: list[_Asked]) -> None:
-        """One transaction for all; then, and only then, the answers."""
-        outcomes: list[Callable[[], None]] = []
+    def _commit(self, group: list[Asked]) -> list[list[Any]]:
+        """One transaction for all of a group: the answers, for when it is on the disk."""
         moment = Moment(_now_ms(), self._mourn_from)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            outcomes = [self._run(asked, moment) for asked in group]
+            outcomes = [[self._run(operation, moment) for operation in asked.operations] for asked in group]
             self._connection.execute("COMMIT")
         except apsw.Error as error:
             # The disk or the file failed: nothing of this group happened, and everyone is told so, each by a fault
             # of its own, because a traceback belongs to one.
             self._roll_back()
             sentence = f"The ledger cannot be written ({type(error).__name__}: {error})"
-            outcomes = [_failing(asked, BudgetUnavailable(sentence)) for asked in group]
-        self._loop.call_soon_threadsafe(_answer_all, outcomes)
+            return [[BudgetUnavailable(sentence) for _ in asked.operations] for asked in group]
+        return outcomes
 
     def _roll_back(self) -> None:
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except apsw.Error as error:
-            # The thread must live to say so to whoever asks next.
+            # The writer must live to say so to whoever asks next.
             log.error("The ledger cannot be rolled back: %s", error)
 
-    def _run(self, asked: _Asked, moment: Moment) -> Callable[[], None]:
+    def _run(self, operation: Operation[Any], moment: Moment) -> Any:
+        """What an operation returns, or the exception that undid it."""
         self._connection.execute("SAVEPOINT operation")
         try:
-            returned = self._drive(asked.operation(moment))
+            outcome = self._drive(operation(moment))
         except apsw.ConstraintError as broken:
             error: Exception = AssertionError(f"an operation broke the ledger's invariant: {broken}")
         except apsw.Error:
@@ -144,35 +118,22 @@ class SqliteLedger:
             error = refusal
         else:
             self._connection.execute("RELEASE operation")
-            return lambda: asked.answer.set_result(returned)
+            return outcome
         self._connection.execute("ROLLBACK TO operation")
         self._connection.execute("RELEASE operation")
-        return _failing(asked, error)
+        return error
 
-    def _drive(self, steps: Steps[Returned]) -> Returned:
+    def _drive(self, steps: Steps[Any]) -> Any:
         try:
             step = next(steps)
             while True:
                 # One writer: a lock has nothing to wait for.
                 step = steps.send([] if isinstance(step, Lock) else self._rows(step))
         except StopIteration as end:
-            returned: Returned = end.value
-            return returned
+            return end.value
 
     def _rows(self, statement: Statement) -> list[Row]:
         return list(self._connection.execute(statement.sql, statement.parameters))
-
-
-def _failing(asked: _Asked, error: Exception) -> Callable[[], None]:
-    return lambda: asked.answer.set_exception(error)
-
-
-def _answer_all(outcomes: list[Callable[[], None]]) -> None:
-    for outcome in outcomes:
-        try:
-            outcome()
-        except asyncio.InvalidStateError:
-            continue  # whoever asked has gone; what was decided stands
 
 
 def _now_ms() -> int:

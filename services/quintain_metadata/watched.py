@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from quintain.errors import BudgetUnavailable
-from quintain_metadata.ledger import Ledger, Operation, Returned
+from quintain_metadata.ledger import Ledger, Operation, Returned, returned
 from quintain_metadata.meter import MetadataMeter
 
 log = logging.getLogger(__name__)
@@ -30,16 +31,22 @@ class WatchedLedger:
         return self._ledger.kind
 
     async def do(self, operation: Operation[Returned]) -> Returned:
+        return returned((await self.do_each([operation]))[0])
+
+    async def do_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
         began = time.perf_counter()
         try:
-            returned = await self._ledger.do(operation)
+            outcomes = await self._ledger.do_each(operations)
         except BudgetUnavailable as unavailable:
-            self._refuses(unavailable)
-            self._meter.ledger(time.perf_counter() - began, reachable=False)
-            raise
-        self._answers()
-        self._meter.ledger(time.perf_counter() - began, reachable=True)
-        return returned
+            outcomes = [unavailable for _ in operations]
+        seconds = time.perf_counter() - began
+        for outcome in outcomes:
+            if isinstance(outcome, BudgetUnavailable):
+                self._refuses(outcome)
+            else:
+                self._answers()
+            self._meter.ledger(seconds, reachable=not isinstance(outcome, BudgetUnavailable))
+        return outcomes
 
     def mourn_from(self, moment_ms: int) -> None:
         self._ledger.mourn_from(moment_ms)

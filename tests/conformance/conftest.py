@@ -22,11 +22,11 @@ async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
         yield transport
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "sqlite alone", "postgres"])
 async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
     on_postgres = request.param == "postgres"
     url = request.getfixturevalue("fresh_postgres_url") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
-    ledger = await open_ledger(url)
+    ledger = await open_ledger(url, alone=request.param == "sqlite alone")
     desk = Desk(ledger)
     await desk.register()
     yield desk

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 
 from quintain.contracts.ledger import Outcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
-from quintain_metadata import sqlite
 from quintain_metadata.records import Moment
 from quintain_metadata.schema import VERSION
 from quintain_metadata.sqlite import SqliteLedger
@@ -153,32 +151,6 @@ async def test_a_failing_operation_is_undone_and_harms_no_other_of_its_group(led
     nothing = type(None)
     assert kinds == [nothing, BadRequest, ZeroDivisionError, nothing, AssertionError, OverflowError, nothing]
     assert await names(ledger) == ["after", "before", "between"]
-
-
-async def test_what_waits_together_is_committed_together_and_answered_after(
-    ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups: list[int] = []
-    go_on = threading.Event()
-    commit = SqliteLedger._commit
-
-    def watched(self: SqliteLedger, group: list[sqlite._Asked]) -> None:
-        groups.append(len(group))
-        go_on.wait(10)
-        commit(self, group)
-
-    monkeypatch.setattr(SqliteLedger, "_commit", watched)
-    asking = [asyncio.get_running_loop().create_task(ledger.do(labelled(f"{number:03}"))) for number in range(300)]
-    while not groups:
-        await asyncio.sleep(0)
-    assert not any(one.done() for one in asking)
-    go_on.set()
-    await asyncio.gather(*asking)
-    assert sum(groups) == 300
-    assert max(groups) == sqlite.GROUP_MOST
-    assert len(groups) <= 5
-    monkeypatch.undo()
-    assert len(await names(ledger)) == 300
 
 
 async def test_operations_are_run_in_the_order_they_were_asked(ledger: SqliteLedger) -> None:
