@@ -81,7 +81,9 @@ class Call:
         return self.cancelled_at is not None
 
 
-_COLUMNS = ", ".join(field.name for field in dataclasses.fields(Call))
+_FIELDS = [field.name for field in dataclasses.fields(Call)]
+_COLUMNS = ", ".join(_FIELDS)
+_STATE = _FIELDS.index("state")
 
 
 def load(session_id: str, request_id: str) -> Steps[Call | None]:
@@ -91,8 +93,9 @@ def load(session_id: str, request_id: str) -> Steps[Call | None]:
 
 
 def _call(row: Row) -> Call:
-    call = Call(*row)
-    return dataclasses.replace(call, state=State(call.state))
+    columns = list(row)
+    columns[_STATE] = State(columns[_STATE])
+    return Call(*columns)
 
 
 def load_each(session_id: str, request_ids: Sequence[str]) -> Steps[dict[str, Call]]:

@@ -51,6 +51,7 @@ class SqliteLedger:
         except ConfigError:
             self._unlock()
             raise
+        self._cursor = self._connection.cursor()
         self._writer = writer(self._commit, loop)
 
     async def do(self, operation: Operation[Returned]) -> Returned:
@@ -133,7 +134,7 @@ class SqliteLedger:
             return end.value
 
     def _rows(self, statement: Statement) -> list[Row]:
-        return list(self._connection.execute(statement.sql, statement.parameters))
+        return list(self._cursor.execute(statement.sql, statement.parameters))
 
 
 def _now_ms() -> int:

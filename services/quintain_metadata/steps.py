@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Value = str | int | bytes | None
 
@@ -18,8 +18,7 @@ Row = Sequence[Any]
 Returned = TypeVar("Returned")
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """One SQL statement; its parameters are marked ``?``."""
 
     sql: str
