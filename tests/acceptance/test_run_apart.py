@@ -20,10 +20,22 @@ MAX_CALLS = TRIALS + 100
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[CommandLine]:
-    (tmp_path / "quintain.yaml").write_text(
-        json.dumps({"targets": {"bot": {"provider": "mock", "delay_ms": 20, "max_concurrency": 16}}})
-    )
-    evaluation = {"dataset": "cases.jsonl", "graders": [{"name": "same", "builtin": "exact"}], "max_calls": MAX_CALLS}
+    targets = {
+        "bot": {"provider": "mock", "delay_ms": 20, "max_concurrency": 16},
+        "model": {
+            "provider": "openai",
+            "model": "m",
+            "base_url": "http://127.0.0.1:9",
+            "api_key": "${{ PROVIDER_KEY }}",
+        },
+    }
+    (tmp_path / "quintain.yaml").write_text(json.dumps({"targets": targets}))
+    evaluation = {
+        "dataset": "cases.jsonl",
+        "targets": ["bot"],
+        "graders": [{"name": "same", "builtin": "exact"}],
+        "max_calls": MAX_CALLS,
+    }
     (tmp_path / "eval.yaml").write_text(json.dumps(evaluation))
     rows = ({"id": f"c{n}", "question": f"q {n}", "expected": f"q {n}"} for n in range(TRIALS))
     (tmp_path / "cases.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -60,10 +72,13 @@ def test_it_ends_by_itself_when_the_run_is_killed_and_the_run_goes_on(shell: Com
     assert_whole(shell)
 
 
-def test_an_interrupt_is_the_runs_alone_to_understand(shell: CommandLine) -> None:
+def test_it_has_no_providers_key_and_an_interrupt_is_the_runs_alone_to_understand(shell: CommandLine) -> None:
     running = shell.start("run", "eval.yaml")
     running.until(has_rows(shell, 50))
     beside = metadata_process_of(running.pid)
+    has = Path(f"/proc/{beside}/environ").read_bytes()
+    assert b"QUINTAIN_LEDGER_URL=sqlite:///" in has
+    assert b"PROVIDER_KEY" not in has, "a provider's key is the workers' alone"
     ended = running.stop(signal.SIGINT)
     assert ended.code == 130, ended
     assert gone(beside)
