@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quintain_metadata.ledger import Operation
 
-#: How many asks share one commit at most.
+#: A group is full with so many operations: whoever waits for it waits for all of them.
 GROUP_MOST = 128
 
 
@@ -66,11 +67,12 @@ class ThreadWriter:
                 self._loop.call_soon_threadsafe(_answer_all, group, self._commit(group))
 
     def _next_group(self) -> tuple[list[Asked], bool]:
-        group: list[Asked] = []
+        group, size = list[Asked](), 0
         asked = self._asked.get()
         while asked is not None:
             group.append(asked)
-            if len(group) == GROUP_MOST or self._asked.empty():
+            size += len(asked.operations)
+            if size >= GROUP_MOST or self._asked.empty():
                 return group, False
             asked = self._asked.get()
         return group, True
@@ -82,7 +84,7 @@ class LoopWriter:
 
     def __init__(self, commit: Commit, loop: asyncio.AbstractEventLoop) -> None:
         self._commit, self._loop = commit, loop
-        self._waiting: list[Asked] = []
+        self._waiting: deque[Asked] = deque()
 
     def put(self, asked: Asked) -> None:
         self._waiting.append(asked)
@@ -95,7 +97,10 @@ class LoopWriter:
             self._work()
 
     def _work(self) -> None:
-        group, self._waiting = self._waiting[:GROUP_MOST], self._waiting[GROUP_MOST:]
+        group, size = list[Asked](), 0
+        while self._waiting and size < GROUP_MOST:
+            group.append(self._waiting.popleft())
+            size += len(group[-1].operations)
         if group:
             _answer_all(group, self._commit(group))
         if self._waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from quintain.bus.base import Bus, Consumer, Delivery, Envelope, Handler
 from quintain.bus.pipe_frames import Frame, How, Kind, message_fields, read_frame, refused
 from quintain.errors import BusError
 from quintain.topology import Exchange, Queue, Topology
+
+log = logging.getLogger(__name__)
 
 _TOPOLOGY: TypeAdapter[Topology] = TypeAdapter(Topology)
 _EXCHANGE: TypeAdapter[Exchange] = TypeAdapter(Exchange)
@@ -59,6 +62,9 @@ class PipeBroker:
         try:
             while (frame := await read_frame(self._reader)) is not None:
                 await self._answer(frame)
+        except Exception:
+            # What the other end had taken comes again, to whoever is begun in its place.
+            log.exception("A defect at the broker's end of a pipe, which is closed")
         finally:
             self._writer.close()
             await self._bus.close()
