@@ -61,9 +61,13 @@ HELP = {
     ("schema", "config"): "a configuration",
     ("schema", "asyncapi"): "AsyncAPI",
     ("status",): "Who is there",
+    ("target",): "Pause and resume targets",
+    ("target", "pause"): "Nobody calls a target for this long",
+    ("target", "resume"): "its provider's too",
+    ("drain",): "Ask a worker to drain",
     ("doctor",): "Look at the broker",
 }
-GROUPS = {(), ("session",), ("serve",), ("ledger",), ("dlq",), ("schema",)}
+GROUPS = {(), ("session",), ("serve",), ("ledger",), ("dlq",), ("schema",), ("target",)}
 
 
 @pytest.fixture(scope="module")
