@@ -8,6 +8,7 @@ apart.Word`), and ends when the other end of the pipe has gone, however that cam
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -53,6 +54,8 @@ async def _serve(settings: Settings) -> None:
 async def _answer(bus: PipeBus, service: MetadataService) -> None:
     try:
         await service.start()
+        # What is loaded by now stays: it need not be looked through again and again.
+        gc.freeze()
         async with present(bus, service.card):
             _say(Word())
             await bus.wait_gone()

@@ -14,7 +14,7 @@ from quintain.errors import (
     ReplyExpired,
     RequestConflict,
 )
-from quintain_metadata import attempts, reservations, sessions, spending
+from quintain_metadata import attempts, reservations, sessions
 from quintain_metadata.lifecycle import (
     COUNTED,
     MOST_AHEAD_MS,
@@ -173,12 +173,11 @@ def settle(moment: Moment, ask: Settle) -> Steps[tuple[Call | None, Transition]]
         return call, change
     session = yield from sessions.load(call.session_id)
     assert session is not None
-    yield from move(moment, session, call, change, _kept_fault(ask, change))
+    yield from move(moment, session, call, change, _kept_fault(ask, change), ask.token_usage)
     if ask.outcome is Outcome.RESULT and ask.reply is not None and session.store_replies:
         yield from keep_reply(moment, call, ask.reply)
     if ask.token_usage is not None:
         yield from sessions.add_tokens(session, ask.token_usage)
-        yield from spending.note(call, ask.token_usage)
     return call, change
 
 

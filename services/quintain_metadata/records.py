@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from quintain.contracts.invoke import FaultReply
+from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata import sessions
 from quintain_metadata.lifecycle import MOST_ATTEMPTS, Event, State, Transition, transition
@@ -124,12 +124,18 @@ def hold_reservations(session_id: str) -> Steps[None]:
     yield from lock("reservations", session_id)
 
 
-def move(moment: Moment, session: Session, call: Call, change: Transition, fault: str | None) -> Steps[None]:
-    """Apply a transition, on the condition that the call is still in the state it was decided for."""
+def move(
+    moment: Moment, session: Session, call: Call, change: Transition, fault: str | None, took: TokenUsage | None = None
+) -> Steps[None]:
+    """Apply a transition, on the condition that the call is still in the state it was decided for. ``took`` is what
+    the call's answer took, where its provider said so."""
+    tokens = (None,) * 3 if took is None else (took.input, took.output, took.cached or 0)
     moved = yield from run(
-        "UPDATE call SET state = ?, fault = ?, updated_at = ? WHERE session_id = ? AND request_id = ? AND state = ?"
-        " RETURNING 1",
-        *(change.to, fault, moment.now, call.session_id, call.request_id, call.state),
+        "UPDATE call SET state = ?, fault = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
+        " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached)"
+        " WHERE session_id = ? AND request_id = ? AND state = ? RETURNING 1",
+        *(change.to, fault, moment.now, *(None if count is None else sessions.countable(count) for count in tokens)),
+        *(call.session_id, call.request_id, call.state),
     )
     if moved and change.used < 0:
         yield from sessions.give_back(session, -change.used)

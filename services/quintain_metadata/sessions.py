@@ -193,15 +193,20 @@ def give_back(session: Session, calls: int = 1) -> Steps[None]:
 
 
 def add_tokens(session: Session, usage: TokenUsage) -> Steps[None]:
-    """Add up the tokens of a call. A provider's count that cannot be true costs nobody the call's settlement."""
+    """Add up the tokens of a call."""
     counts = (usage.input, usage.output, usage.cached or 0, usage.reasoning or 0)
     for payer in session.lineage:
         yield from run(
             "UPDATE session SET tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
             " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
-            *(min(max(0, count), MOST_TOKENS) for count in counts),
+            *map(countable, counts),
             payer.id,
         )
+
+
+def countable(tokens: int) -> int:
+    """A provider's count; one that cannot be true costs nobody the call's settlement."""
+    return min(max(0, tokens), MOST_TOKENS)
 
 
 def amend(now: int, ask: AmendSession) -> Steps[Info]:

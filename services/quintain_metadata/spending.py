@@ -1,27 +1,15 @@
-"""What calls took, target by target: noted with each call's answer, added up when somebody asks. As `Steps`."""
+"""What calls took, target by target: kept with each call's end, added up when somebody asks. As `Steps`."""
 
 from __future__ import annotations
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.metadata import TargetSpend
 from quintain_metadata.lifecycle import State
-from quintain_metadata.records import Call
-from quintain_metadata.sessions import FAMILY, MOST_TOKENS
+from quintain_metadata.sessions import FAMILY
 from quintain_metadata.steps import Steps, run
 
 #: The states of a call that was charged and let go of to its target.
 _STARTED = ", ".join(f"'{state}'" for state in (State.RUNNING, State.COMMITTED, State.IN_DOUBT))
-
-
-def note(call: Call, usage: TokenUsage) -> Steps[None]:
-    """Keep what a call took. A provider's count that cannot be true costs nobody the call's settlement."""
-    counts = (usage.input, usage.output, usage.cached or 0)
-    yield from run(
-        "UPDATE call SET tokens_input = ?, tokens_output = ?, tokens_cached = ?"
-        " WHERE session_id = ? AND request_id = ?",
-        *(min(max(0, count), MOST_TOKENS) for count in counts),
-        *(call.session_id, call.request_id),
-    )
 
 
 def per_target(session_id: str) -> Steps[dict[str, TargetSpend]]:
