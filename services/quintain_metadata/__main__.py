@@ -25,6 +25,9 @@ from quintain_metadata.apart import Word
 from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.service import MetadataService
 
+#: How many objects more there may be before the garbage collector looks for cycles.
+_COLLECTED_AFTER = 20_000
+
 
 def main() -> None:
     """Serve until nobody is there to be served."""
@@ -56,6 +59,7 @@ async def _answer(bus: PipeBus, service: MetadataService) -> None:
         await service.start()
         # What is loaded by now stays: it need not be looked through again and again.
         gc.freeze()
+        gc.set_threshold(_COLLECTED_AFTER)
         async with present(bus, service.card):
             _say(Word())
             await bus.wait_gone()
