@@ -13,7 +13,6 @@ from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.config import Config, card_of
 from quintain.contracts.discovery import ServiceCard
-from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
 from quintain.operations.presence import Identity, present
 from quintain.secret_files import without_variables
@@ -25,9 +24,7 @@ from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
 from quintain_gateway.server import serving
 from quintain_metadata.ledger import Ledger
-from quintain_metadata.meter import MetadataMeter
 from quintain_metadata.open_ledger import open_ledger
-from quintain_metadata.service import MetadataService
 from quintain_worker.handler import Served
 from quintain_worker.meter import WorkerMeter
 from quintain_worker.providers.build import Surroundings, build_provider
@@ -73,20 +70,6 @@ async def _opened_in_time(url: str, waiting: Callable[[str], None]) -> Ledger:
                 waiting(unavailable.message)
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-
-
-@contextlib.asynccontextmanager
-async def metadata(
-    bus: Bus, ledger: Ledger, admin_token: str | None, meter: MetadataMeter | None = None
-) -> AsyncIterator[MetadataService]:
-    """A running metadata service on its ledger."""
-    service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token), meter)
-    try:
-        await service.start()
-        async with present(bus, service.card):
-            yield service
-    finally:
-        await service.stop()
 
 
 @contextlib.asynccontextmanager

@@ -17,6 +17,7 @@ from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
 from quintain_metadata.ledger_url import shown
 from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.running import running_metadata
 from quintain_worker.meter import WorkerMeter
 
 app = typer.Typer(no_args_is_help=True, help="Run one service until SIGTERM.")
@@ -62,7 +63,7 @@ async def _metadata(wish: OpsWish, *, as_json: bool) -> None:
         # First: what its operator must mend is said at once, whether or not there is a broker yet.
         compose.ledger(url, waiting=operations.waits) as ledger,
         broker(settings, "metadata", operations.waits) as bus,
-        compose.metadata(bus, ledger, settings.admin_token, meter) as service,
+        running_metadata(bus, ledger, settings.admin_token, meter) as service,
         operations.running(bus, service.check, service.card),
     ):
         ready("metadata", {"ledger": shown(url)}, as_json=as_json)

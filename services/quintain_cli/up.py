@@ -28,6 +28,7 @@ from quintain_cli.state import kept_admin_token, ledger_url
 from quintain_cli.stop import stopping
 from quintain_gateway.address import Address
 from quintain_gateway.limits import Limits
+from quintain_metadata.running import running_metadata
 from quintain_worker.worker import Worker
 
 DEFAULT_PORT = 8787
@@ -84,7 +85,7 @@ async def fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
             await stack.enter_async_context(_metadata_apart(plan, memory))
         else:
             ledger = await stack.enter_async_context(compose.ledger(plan.ledger_url))
-            await stack.enter_async_context(compose.metadata(await bus("metadata"), ledger, plan.admin_token))
+            await stack.enter_async_context(running_metadata(await bus("metadata"), ledger, plan.admin_token))
         await stack.enter_async_context(_worker(plan, await bus("worker")))
         door = await bus("gateway")
         url = await stack.enter_async_context(compose.gateway(door, Address(port=plan.port), plan.limits))

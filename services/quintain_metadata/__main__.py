@@ -8,7 +8,6 @@ apart.Word`), and ends when the other end of the pipe has gone, however that cam
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -16,17 +15,13 @@ import sys
 
 from quintain import logs
 from quintain.bus.pipe import PipeBus
-from quintain.contracts.token import digest
 from quintain.errors import QuintainError
-from quintain.operations.presence import present
+from quintain.operations.collecting import collect_seldom
 from quintain.settings import Settings, environment, read_log_settings, read_settings, read_trace_settings
 from quintain.telemetry.export import exporting
 from quintain_metadata.apart import Word
 from quintain_metadata.open_ledger import open_ledger
-from quintain_metadata.service import MetadataService
-
-#: How many objects more there may be before the garbage collector looks for cycles.
-_COLLECTED_AFTER = 20_000
+from quintain_metadata.running import running_metadata
 
 
 def main() -> None:
@@ -37,6 +32,8 @@ def main() -> None:
     env = environment()
     said = read_log_settings(env)
     logs.set_up(said.level or logging.WARNING, as_json=said.as_json)
+    # As in the run itself, which shows its work by itself.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     with exporting("metadata", read_trace_settings(env)):
         asyncio.run(_serve(read_settings(env)))
 
@@ -49,24 +46,14 @@ async def _serve(settings: Settings) -> None:
         _say(Word.of(error))
         return
     try:
-        await _answer(bus, MetadataService(bus, ledger, digest(settings.admin_token or "")))
-    finally:
-        await ledger.close()
-
-
-async def _answer(bus: PipeBus, service: MetadataService) -> None:
-    try:
-        await service.start()
-        # What is loaded by now stays: it need not be looked through again and again.
-        gc.freeze()
-        gc.set_threshold(_COLLECTED_AFTER)
-        async with present(bus, service.card):
+        async with running_metadata(bus, ledger, settings.admin_token):
+            collect_seldom()
             _say(Word())
             await bus.wait_gone()
+            # Nobody is there any more who could read of what is cut off.
+            logging.disable()
     finally:
-        # Nobody is there any more who could read of what is cut off.
-        logging.disable()
-        await service.stop()
+        await ledger.close()
 
 
 def _say(word: Word) -> None:

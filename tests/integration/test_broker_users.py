@@ -40,6 +40,7 @@ from quintain_gateway.address import Address
 from quintain_gateway.limits import Limits
 from quintain_host.factory import load_factory
 from quintain_host.host import Host
+from quintain_metadata.running import running_metadata
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 
 ADMIN_TOKEN = "an admin token of a test"
@@ -183,7 +184,7 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
         serving = compose.worker(buses["worker"], config, environment(), grace_seconds=1)
         working = asyncio.create_task(stack.enter_async_context(serving))
         ledger = await stack.enter_async_context(compose.ledger(f"sqlite://{folder / 'ledger.sqlite3'}"))
-        await stack.enter_async_context(compose.metadata(buses["metadata"], ledger, ADMIN_TOKEN))
+        await stack.enter_async_context(running_metadata(buses["metadata"], ledger, ADMIN_TOKEN))
         await asyncio.gather(hosting, working)
         yield await stack.enter_async_context(compose.gateway(buses["gateway"], Address(), Limits()))
 

@@ -22,6 +22,7 @@ from quintain_cli.operating import broker, waiting
 from quintain_cli.serve import ready
 from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
+from quintain_metadata.running import running_metadata
 from support.dying_bus import DIES_VARIABLE, DyingBus, Step
 
 #: By how many seconds this process's clock is ahead.
@@ -42,7 +43,7 @@ async def metadata() -> None:
         stopping() as stop,
         compose.ledger(ledger_url(settings)) as ledger,
         bus_of("metadata") as bus,
-        compose.metadata(bus, ledger, settings.admin_token),
+        running_metadata(bus, ledger, settings.admin_token),
     ):
         ready("metadata", {}, as_json=False)
         await stop.wait()

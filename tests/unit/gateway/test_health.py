@@ -25,6 +25,7 @@ from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
 from quintain_gateway.server import serving
 from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.running import running_metadata
 from quintain_metadata.service import MetadataService
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 from support.visitor import Visitor, visiting
@@ -63,7 +64,7 @@ async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIter
 async def metadata(memory: MemoryBroker) -> AsyncIterator[MetadataService]:
     async with (
         compose.ledger("sqlite://") as ledger,
-        compose.metadata(memory.connect(), ledger, ADMIN_TOKEN) as service,
+        running_metadata(memory.connect(), ledger, ADMIN_TOKEN) as service,
     ):
         yield service
 

@@ -20,6 +20,7 @@ from quintain.operations.port import Operations, OpsAddress, operations_port
 from quintain.operations.round_trip import RoundTrip
 from quintain_cli import compose
 from quintain_host.host import Host
+from quintain_metadata.running import running_metadata
 from support.memory_fleet import ADMIN_TOKEN
 from support.visitor import Visitor, visiting
 
@@ -151,7 +152,7 @@ async def test_services_say_what_keeps_them(memory: MemoryBroker, tmp_path: Path
     metadata_bus, worker_bus = memory.connect(), memory.connect()
     async with (
         compose.ledger("sqlite://") as ledger,
-        compose.metadata(metadata_bus, ledger, ADMIN_TOKEN) as metadata,
+        running_metadata(metadata_bus, ledger, ADMIN_TOKEN) as metadata,
         compose.worker(worker_bus, load_config(path), {}) as worker,
     ):
         assert (await metadata.check(), await worker.check()) == (None, None)

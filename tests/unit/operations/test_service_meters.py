@@ -19,6 +19,7 @@ from quintain.operations.meter import ServiceMeter
 from quintain_cli import compose
 from quintain_metadata.figures import Figures
 from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.running import running_metadata
 from quintain_worker.meter import WorkerMeter
 from quintain_worker.metered import MeteredProvider
 from quintain_worker.port import Answer, Billing, ProviderFailure
@@ -37,7 +38,7 @@ async def test_a_calls_life_is_counted_on_both_sides(tmp_path: Path) -> None:
     memory, at_worker, at_ledger = MemoryBroker(), WorkerMeter(), MetadataMeter()
     async with (
         compose.ledger("sqlite://") as ledger,
-        compose.metadata(memory.connect(), ledger, ADMIN_TOKEN, at_ledger),
+        running_metadata(memory.connect(), ledger, ADMIN_TOKEN, at_ledger),
         compose.worker(memory.connect(), load_config(path), {}, meter=at_worker) as worker,
     ):
         at_worker.show(worker.card)

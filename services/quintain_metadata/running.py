@@ -1,0 +1,27 @@
+"""The composition of a metadata service: begun on its bus and its ledger, found by `quintain status`, ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from quintain.bus.base import Bus
+from quintain.contracts.token import digest
+from quintain.operations.presence import present
+from quintain_metadata.ledger import Ledger
+from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.service import MetadataService
+
+
+@contextlib.asynccontextmanager
+async def running_metadata(
+    bus: Bus, ledger: Ledger, admin_token: str | None, meter: MetadataMeter | None = None
+) -> AsyncIterator[MetadataService]:
+    """A running metadata service on its ledger, which is closed by whoever opened it."""
+    service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token), meter)
+    try:
+        await service.start()
+        async with present(bus, service.card):
+            yield service
+    finally:
+        await service.stop()
