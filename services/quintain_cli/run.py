@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import typer
 from quintain import logs
 from quintain.config import Config, card_of
 from quintain.errors import ConfigError
+from quintain.operations.collecting import collect_seldom
 from quintain.settings import Settings, environment, read_settings
 from quintain.telemetry import conventions
 from quintain.telemetry.spans import span
@@ -120,9 +120,7 @@ def run(
 
 def conduct(options: RunOptions, command: str) -> int:
     """Run an evaluation and show how it ended; returns the exit code. ``command`` is what resumes it."""
-    # What is loaded by now stays: looking through it again and again took a tenth of a large run's time.
-    gc.freeze()
-    gc.set_threshold(_COLLECTED_AFTER)
+    collect_seldom()
     try:
         report = run_command(_run(options, command), as_json=options.as_json, service="run")
     except typer.Exit as ended:
@@ -138,9 +136,6 @@ def conduct(options: RunOptions, command: str) -> int:
 
 INTERRUPTED = 130
 
-#: How many objects more there may be before the garbage collector looks for cycles.
-_COLLECTED_AFTER = 20_000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
@@ -151,6 +146,7 @@ class _Prepared:
     config: Config | None
     targets: tuple[str, ...]
     facts: DatasetFacts
+    trials: int
     budget: RunBudget
     plan: FleetPlan | None
 
@@ -164,7 +160,7 @@ def _prepare(settings: Settings, options: RunOptions) -> _Prepared:
     config = config_beside(settings, options.config, evaluation.folder, on_fleet=on_fleet)
     targets = targets_under_test(evaluation, config, options.targets, on_fleet=on_fleet)
     facts = open_dataset(evaluation, options.folder, environment())
-    trials = facts.cases * len(targets)
+    trials = facts.cases * len(targets) * evaluation.spec.repeats
     budget = RunBudget(
         default_target=targets[0],
         max_calls=_max_calls(options, evaluation, trials),
@@ -179,8 +175,9 @@ def _prepare(settings: Settings, options: RunOptions) -> _Prepared:
         config=config,
         targets=targets,
         facts=facts,
+        trials=trials,
         budget=budget,
-        plan=None if config is None or on_fleet else _plan(settings, options, config, trials * evaluation.spec.repeats),
+        plan=None if config is None or on_fleet else _plan(settings, options, config, trials),
     )
 
 
@@ -241,7 +238,7 @@ def _max_calls(options: RunOptions, evaluation: Evaluation, trials: int) -> int:
     spec = evaluation.spec
     if spec.max_calls is not None:
         return spec.max_calls
-    return trials * spec.repeats * most_per_trial(evaluation)
+    return trials * most_per_trial(evaluation)
 
 
 def _plan(settings: Settings, options: RunOptions, config: Config, trials: int) -> FleetPlan:
@@ -256,7 +253,7 @@ def _announce(prepared: _Prepared, place: str) -> None:
     cases, targets, repeats = prepared.facts.cases, len(prepared.targets), evaluation.spec.repeats
     names = ", ".join(grader.name for grader in evaluation.spec.graders)
     sizes = " × ".join((many(cases, "case"), many(targets, "target"), many(repeats, "repeat")))
-    trials, most = cases * targets * repeats, most_per_trial(evaluation)
+    trials, most = prepared.trials, most_per_trial(evaluation)
     tell(plain(f"run      {evaluation.name}: {sizes} = {many(trials, 'trial')}, graders {names}"))
     limit = many(budget.max_calls, "call") if budget.is_named else "none named, so all of these"
     tell(f"calls    {trials:,} to {trials * most:,}" if most > 1 else f"calls    {trials:,}")

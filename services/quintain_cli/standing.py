@@ -73,13 +73,17 @@ async def _over_a_bus(settings: Settings, plan: FleetPlan | None) -> AsyncIterat
         await caller.start()
         stack.push_async_callback(caller.close)
         yield Standing(
-            place="in this process" if plan is not None else f"the fleet at {shown(url)}",
+            place=f"the fleet at {shown(url)}" if plan is None else _here(plan),
             gateway_url=gateway_url,
             admin=None if admin_token is None else Admin(caller, admin_token),
             parent_token=settings.session_token,
             open=lambda token: proven(caller, token),
             count_calls=lambda token: Client(caller, Clock(), token).get_info(),
         )
+
+
+def _here(plan: FleetPlan) -> str:
+    return "in this process, its ledger in one beside it" if plan.apart else "in this process"
 
 
 @contextlib.asynccontextmanager

@@ -55,6 +55,7 @@ def test_its_process_ends_with_it_and_is_begun_again_when_killed(shell: CommandL
 
     ended = running.ended(seconds=60)
     assert ended.code == 0, ended
+    assert "in this process, its ledger in one beside it" in ended.stderr
     assert "another takes its place" in ended.stderr
     assert gone(second)
     assert_whole(shell)
