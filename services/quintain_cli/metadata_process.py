@@ -111,13 +111,13 @@ class _Keeper:
 async def _begun(broker: MemoryBroker, env: Mapping[str, str]) -> _Running:
     near, far = socket.socketpair()
     with far:
-        # A session of its own: what the terminal sends is this process's to hear. No folder of the user's is searched
-        # for modules.
-        words = (sys.executable, "-P", "-m", "quintain_metadata")
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=far.fileno(), stdout=PIPE, env=dict(env), start_new_session=True
-        )
-    pipe = PipeBroker(broker.connect(), *await asyncio.open_connection(sock=near))
+        reader, writer = await asyncio.open_connection(sock=near)
+        try:
+            process = await _started(far, env)
+        except BaseException:
+            writer.close()
+            raise
+    pipe = PipeBroker(broker.connect(), reader, writer)
     running = _Running(process, asyncio.get_running_loop().create_task(pipe.serve(), name="metadata-pipe"))
     try:
         await _heard(process)
@@ -125,6 +125,18 @@ async def _begun(broker: MemoryBroker, env: Mapping[str, str]) -> _Running:
         await running.end()
         raise
     return running
+
+
+async def _started(stdin: socket.socket, env: Mapping[str, str]) -> Process:
+    # A session of its own: what the terminal sends is the run's to hear. And no folder of the user's is searched for
+    # modules.
+    words = (sys.executable, "-P", "-m", "quintain_metadata")
+    try:
+        return await asyncio.create_subprocess_exec(
+            *words, stdin=stdin.fileno(), stdout=PIPE, env=dict(env), start_new_session=True
+        )
+    except OSError as error:
+        raise QuintainError(f"The metadata service's process cannot be started ({error.strerror})") from None
 
 
 async def _heard(process: Process) -> None:

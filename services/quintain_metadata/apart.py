@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Self
 
 from quintain.contracts.message import Message
-from quintain.errors import BudgetUnavailable, ConfigError, QuintainError
+from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse, QuintainError
 
-#: What is wrong where a ledger cannot be opened, by its name on the line.
-_ERRORS: dict[str, type[QuintainError]] = {error.__name__: error for error in (BudgetUnavailable, ConfigError)}
+#: What is wrong where a ledger cannot be opened, by its name on the line; what is more special comes first.
+_ERRORS: dict[str, type[QuintainError]] = {
+    error.__name__: error for error in (BudgetUnavailable, LedgerInUse, ConfigError)
+}
 
 
 class Word(Message):

@@ -25,9 +25,8 @@ def kept_reply(call: Call) -> Steps[Result | None]:
     if row is None:
         return None
     body = bytes(row[0])
-    return Result.from_wire(body if body.startswith(b"{") else zlib.decompress(body)).model_copy(
-        update={"replayed": True}
-    )
+    wire = body if body.startswith(b"{") else zlib.decompress(body)
+    return Result.from_wire(wire).model_copy(update={"replayed": True})
 
 
 def keep_reply(moment: Moment, call: Call, reply: Result) -> Steps[None]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import socket
 from collections.abc import Mapping
 from typing import Self
@@ -27,6 +28,8 @@ from quintain.bus.pipe_consumer import PipeConsumer
 from quintain.bus.pipe_frames import Frame, Kind, envelope_fields, error_of, read_frame
 from quintain.errors import BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
+
+log = logging.getLogger(__name__)
 
 _GONE = "The process at the other end of the pipe has gone"
 
@@ -116,6 +119,8 @@ class PipeBus:
         try:
             while (frame := await read_frame(self._reader)) is not None:
                 self._hear(frame)
+        except Exception:
+            log.exception("A defect at the far end of a pipe, which is closed")
         finally:
             self._gone.set()
             for answer in self._asked.values():

@@ -27,8 +27,8 @@ class Commits:
         return [list(asked.operations) for asked in group]
 
 
-def asked(*names: str) -> Asked:
-    return Asked(names, asyncio.get_running_loop().create_future())  # type: ignore[arg-type]
+def asked(*names: Any) -> Asked:
+    return Asked(names, asyncio.get_running_loop().create_future())
 
 
 @WRITERS
