@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from quintain.bus.memory import MemoryBroker
 from quintain.bus.pipe_broker import PipeBroker
 from quintain.errors import QuintainError
+from quintain.process import CannotStart, Program, end_process, start_process
 from quintain.secret_files import without_variables
 from quintain_metadata.apart import Word
 
@@ -44,12 +45,7 @@ class _Running:
         """Let it finish what it was asked; kill it where it does not."""
         self.serving.cancel()
         await asyncio.gather(self.serving, return_exceptions=True)
-        try:
-            async with asyncio.timeout(ENDING_SECONDS):
-                await self.process.wait()
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
+        await end_process(self.process, ENDING_SECONDS)
 
 
 @contextlib.asynccontextmanager
@@ -130,13 +126,11 @@ async def _begun(broker: MemoryBroker, env: Mapping[str, str]) -> _Running:
 async def _started(stdin: socket.socket, env: Mapping[str, str]) -> Process:
     # A session of its own: what the terminal sends is the run's to hear. And no folder of the user's is searched for
     # modules.
-    words = (sys.executable, "-P", "-m", "quintain_metadata")
+    program = Program(argv=(sys.executable, "-P", "-m", "quintain_metadata"), env=env)
     try:
-        return await asyncio.create_subprocess_exec(
-            *words, stdin=stdin.fileno(), stdout=PIPE, env=dict(env), start_new_session=True
-        )
-    except OSError as error:
-        raise QuintainError(f"The metadata service's process cannot be started ({error.strerror})") from None
+        return await start_process(program, stdin=stdin.fileno(), stdout=PIPE)
+    except CannotStart as error:
+        raise QuintainError(f"The metadata service's process cannot be started ({error.reason})") from None
 
 
 async def _heard(process: Process) -> None:

@@ -122,7 +122,7 @@ class _Ground:
 
 
 async def _in_processes(wish: Wish, _: Factory, ground: _Ground) -> bool:
-    children, identity = Children(_child(wish), wish.slots), Identity("host")
+    children, identity = Children(_child(wish), wish.slots, environment()), Identity("host")
     ground.meter.read(children.tally)
     children.start()
     try:

@@ -12,8 +12,9 @@ import contextlib
 import logging
 import os
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from quintain.process import CannotStart, Program, end_process, start_process
 from quintain_host.said import READY, hearing, way
 from quintain_host.tally import OVER, Tally
 
@@ -30,10 +31,10 @@ CHILD_OPTION = "--parent-fd"
 
 
 class Children:
-    """So many processes of one command, kept running."""
+    """So many processes of one command, kept running; ``env`` is all their environment."""
 
-    def __init__(self, command: Sequence[str], count: int) -> None:
-        self._command, self._count = list(command), count
+    def __init__(self, command: Sequence[str], count: int, env: Mapping[str, str]) -> None:
+        self._command, self._count, self._env = list(command), count, env
         self._running: set[Process] = set()
         self._keeping: list[asyncio.Task[None]] = []
         self._ready = [asyncio.Event() for _ in range(count)]
@@ -70,28 +71,23 @@ class Children:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 child.terminate()
-        waiting = [asyncio.ensure_future(child.wait()) for child in children]
-        if waiting:
-            await asyncio.wait(waiting, timeout=grace_seconds)
-        for child in children:
-            if child.returncode is None:
-                log.error("The process %d of a slot did not end within %.0f s, and is killed", child.pid, grace_seconds)
-                with contextlib.suppress(ProcessLookupError):
-                    child.kill()
-        await asyncio.gather(*waiting)
+        ended = await asyncio.gather(*(end_process(child, grace_seconds) for child in children))
+        for child, by_itself in zip(children, ended, strict=True):
+            if not by_itself:
+                log.error("The process %d of a slot did not end within %.0f s: killed", child.pid, grace_seconds)
 
     async def _keep(self, ready: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE_SECONDS
         while True:
             began = loop.time()
-            code = await self._live(ready)
+            end = await self._live(ready)
             pause = FIRST_PAUSE_SECONDS if loop.time() - began > LIVED_SECONDS else min(pause * 2, MOST_PAUSE_SECONDS)
-            log.error("A slot's process ended with %s; another one starts in %.1f s", code, pause)
+            log.error("A slot's process %s; another one starts in %.1f s", end, pause)
             await asyncio.sleep(pause)
 
-    async def _live(self, ready: asyncio.Event) -> int:
-        """One child, from its start to its end; returns its exit code."""
+    async def _live(self, ready: asyncio.Event) -> str:
+        """One child, from its start to its end; returns how it ended."""
         tally = Tally(told=self.tally.count)
 
         def hear(word: str) -> None:
@@ -104,20 +100,22 @@ class Children:
         try:
             with hearing(heard, hear):
                 try:
-                    child = await asyncio.create_subprocess_exec(
-                        *self._command, CHILD_OPTION, str(said), stdin=PIPE, pass_fds=[said]
-                    )
+                    program = Program(argv=[*self._command, CHILD_OPTION, str(said)], env=self._env)
+                    child = await start_process(program, stdin=PIPE, stdout=None, pass_fds=[said])
+                except CannotStart as error:
+                    return f"cannot be started ({error.reason})"
                 finally:
                     os.close(said)
                 self._running.add(child)
                 code = await child.wait()
+                await end_process(child)
         finally:
             ready.clear()
             # What it held went with it.
             for _ in range(tally.held):
                 tally.count(OVER)
         self._running.discard(child)
-        return code
+        return f"ended with {code}"
 
 
 async def parent_gone() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import IO
 
 from quintain.contracts.token import mask
 from quintain.errors import ConfigError
+from quintain.process import executable_of
 from quintain_runner.atomic import replacing
 from quintain_runner.dataset import DatasetFacts, check_dataset
 from quintain_runner.doors import scrubbed
@@ -53,12 +52,16 @@ def open_dataset(evaluation: Evaluation, kept_in: Path, env: Mapping[str, str]) 
 
 def _print_into(path: Path, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
     program, *rest = command
-    if program == "python" and shutil.which(program, path=env.get("PATH")) is None:
-        program = sys.executable
     with tempfile.TemporaryFile() as errors, replacing(path) as file:
         try:
             done = subprocess.run(  # noqa: S603 -- the operator's own program
-                [program, *rest], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=errors, check=False
+                [executable_of(program, env), *rest],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=errors,
+                check=False,
             )
         except OSError as error:
             raise ConfigError(

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from asyncio.subprocess import Process
-from io import FileIO
 from typing import Self
 
-from quintain_runner.grader_process import (
-    STDERR_TOLD,
-    STDOUT_LIMIT,
-    GraderCommand,
-    crash_sentence,
-    hang_sentence,
-    kill_group,
-    start_grader,
+from quintain.process import (
+    DRAIN_SECONDS,
+    STDERR_BYTES,
+    CannotStart,
+    OutputTail,
+    end_process,
+    read_pipe,
+    start_process,
+    write_pipe,
 )
-from quintain_runner.pipes import TailCollector, collecting
+from quintain_runner.grader_process import STDOUT_LIMIT, GraderCommand, cannot_start, crash_sentence, hang_sentence
 from quintain_runner.verdict import GraderError
-
-#: How long an ended process's last words on stderr are waited for, in seconds: a daemon may hold the pipe's other end.
-_DRAIN_SECONDS = 1.0
 
 
 class Ended(GraderError):
@@ -35,7 +30,7 @@ class WarmProcess:
     def __init__(self, command: GraderCommand) -> None:
         self._command = command
         self._stack = contextlib.AsyncExitStack()
-        self._errors = TailCollector(4 * STDERR_TOLD)
+        self._errors = OutputTail(STDERR_BYTES)
         self._next: asyncio.Future[bytes]
 
     @classmethod
@@ -78,45 +73,31 @@ class WarmProcess:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        loop = asyncio.get_running_loop()
-        reading, out = os.pipe()
-        stdin, writing = os.pipe()
-        with FileIO(out, "wb") as stdout_end, FileIO(stdin, "rb") as stdin_end:
-            self._reader = asyncio.StreamReader(limit=STDOUT_LIMIT)
-            protocol = asyncio.StreamReaderProtocol(self._reader)
-            read_transport, _ = await loop.connect_read_pipe(lambda: protocol, FileIO(reading, "rb"))
-            self._stack.callback(read_transport.close)
-            self._writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, FileIO(writing, "wb"))
-            self._stack.callback(_abort, self._writer)
-            with await self._stack.enter_async_context(collecting(self._errors)) as stderr_end:
-                self._process = await start_grader(self._command, stdin_end, stdout_end, stderr_end)
-            self._stack.push_async_callback(_kill, self._process)
+        self._reader = asyncio.StreamReader(limit=STDOUT_LIMIT)
+        stdin, self._writer = await self._stack.enter_async_context(write_pipe())
+        stdout = await self._stack.enter_async_context(read_pipe(asyncio.StreamReaderProtocol(self._reader)))
+        stderr = await self._stack.enter_async_context(read_pipe(self._errors))
+        try:
+            with stdin, stdout, stderr:
+                self._process = await start_process(self._command.program, stdin=stdin, stdout=stdout, stderr=stderr)
+        except CannotStart as error:
+            raise cannot_start(self._command, error) from None
+        self._stack.push_async_callback(end_process, self._process)
         self._next = asyncio.ensure_future(self._reader.readline())
         self._stack.push_async_callback(_forget, self._next)
 
     async def _failure(self) -> GraderError:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_SECONDS):
+            async with asyncio.timeout(DRAIN_SECONDS):
                 await self._process.wait()
-                await self._errors.ended.wait()
+                await asyncio.shield(self._errors.ended)
         exit_code = self._process.returncode
         mend = "print one line of JSON for each line of stdin"
         if exit_code is None:
             return GraderError(f"It closed its stdout before it had a verdict; {mend}")
         if exit_code == 0:
             return Ended(f"It ended without a word on this case; {mend}")
-        return GraderError(crash_sentence(exit_code, self._errors.data))
-
-
-def _abort(writer: asyncio.WriteTransport) -> None:
-    # Not close: what is still to be written is for a process that has ended. Whose other end is gone is closed already.
-    if not writer.is_closing():
-        writer.abort()
-
-
-async def _kill(process: Process) -> None:
-    kill_group(process.pid)
-    await process.wait()
+        return GraderError(crash_sentence(exit_code, bytes(self._errors.data)))
 
 
 async def _forget(reading: asyncio.Future[bytes]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,20 @@ from quintain.config import CommandTarget
 from quintain.config.targets import PLACEHOLDERS
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
+from quintain.process import (
+    CannotStart,
+    Finished,
+    Program,
+    ProgramNotExecutable,
+    ProgramNotFound,
+    ProgramTimedOut,
+    TooMuchOutput,
+    run_program,
+)
 from quintain_worker.port import Answer, Billing, Heard, ProviderFailure
 from quintain_worker.providers.build import Surroundings
 from quintain_worker.providers.conversation import refuse_settings, turns_of
 from quintain_worker.providers.printed import printed_answer
-from quintain_worker.providers.program import Finished, Program, TooMuchOutput, run_program
 
 #: An answer may be this large, in bytes.
 MOST_BYTES = 8 * 1024 * 1024
@@ -60,7 +68,7 @@ class CommandProvider:
 
     def __init__(self, name: str, target: CommandTarget, surroundings: Surroundings) -> None:
         self._name, self._target = name, target
-        self._cwd = str(surroundings.folder / (target.cwd or "."))
+        self._cwd = surroundings.folder / (target.cwd or ".")
         self._env: Mapping[str, str] = {**surroundings.env, **target.env}
         whole = "\n".join(target.command)
         self._uses = tuple(name for name in PLACEHOLDERS if f"{{{name}}}" in whole)
@@ -90,21 +98,17 @@ class CommandProvider:
 
     async def _run(self, call: _Call, timeout_seconds: float) -> Finished:
         program = Program(
-            argv=[call.fill(argument, self._uses) for argument in self._target.command],
-            cwd=self._cwd,
-            env=self._env,
-            stdin=b"" if "prompt_file" in self._uses else call.prompt.encode(errors="surrogatepass"),
-            most_bytes=MOST_BYTES,
+            argv=[call.fill(argument, self._uses) for argument in self._target.command], cwd=self._cwd, env=self._env
         )
+        stdin = b"" if "prompt_file" in self._uses else call.prompt.encode(errors="surrogatepass")
         try:
-            async with asyncio.timeout(timeout_seconds):
-                return await run_program(program)
-        except TimeoutError:
+            return await run_program(program, stdin=stdin, stdout_limit=MOST_BYTES, timeout_seconds=timeout_seconds)
+        except ProgramTimedOut:
             failure = TimedOut(f"{self._name}: the program did not end within {timeout_seconds:g} s")
             raise ProviderFailure(failure, Billing.UNKNOWN) from None
         except TooMuchOutput:
             raise self._too_large() from None
-        except OSError as error:
+        except CannotStart as error:
             raise self._cannot_start(error) from None
 
     def _read(self, path: Path) -> bytes:
@@ -129,9 +133,9 @@ class CommandProvider:
         failure = ReplyTooLarge(f"{self._name}: the answer is larger than {MOST_BYTES // 1024**2} MiB")
         return ProviderFailure(failure, Billing.BILLED)
 
-    def _cannot_start(self, error: OSError) -> ProviderFailure:
-        what = f"{self._name}: {self._target.command[0]} cannot be started: {os.strerror(error.errno or 0)}"
-        if isinstance(error, (FileNotFoundError, PermissionError, NotADirectoryError)):
+    def _cannot_start(self, error: CannotStart) -> ProviderFailure:
+        what = f"{self._name}: {self._target.command[0]} cannot be started: {error.reason}"
+        if isinstance(error, (ProgramNotFound, ProgramNotExecutable)):
             return ProviderFailure(TargetUnavailable(what), Billing.UNBILLED)
         # The machine is short of something: memory, processes, open files.
         return ProviderFailure(ProviderFailed(what, charged=False), Billing.UNBILLED, again=True)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from quintain.settings import environment
 from quintain_host import isolation
 from quintain_host.isolation import Children
 
@@ -37,7 +38,7 @@ while True:
 
 
 def children(script: str, count: int) -> Children:
-    return Children([sys.executable, "-c", script], count)
+    return Children([sys.executable, "-c", script], count, environment())
 
 
 @pytest.fixture

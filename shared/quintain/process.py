@@ -1,0 +1,268 @@
+"""Starting programs: each in a session of its own, bounded in time and output, and ended with its whole process group.
+
+`run_program` runs a program to its end; `start_process` and `end_process` are for one that is to go on, on the pipes of
+`read_pipe` and `write_pipe`. They raise the errors of this module, which a service translates into its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import IO
+
+#: How much of the end of stderr `run_program` keeps, in bytes.
+STDERR_BYTES = 4096
+
+#: How long the end of a pipe is waited for once the process group has been killed, in seconds: only a process that has
+#: left the group can still hold the pipe open.
+DRAIN_SECONDS = 1.0
+
+#: A standard stream of a program: a file, a pipe's end, a file descriptor, `asyncio.subprocess.DEVNULL` or the like;
+#: None is this process's own.
+Stream = IO[bytes] | int | None
+
+
+class ProgramError(Exception):
+    """A program did not run to its end."""
+
+
+class CannotStart(ProgramError):
+    """The program cannot be started; for lack of memory, processes or open files if it is no subclass of this error."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class ProgramNotFound(CannotStart):
+    """There is no such program, or no such working directory."""
+
+
+class ProgramNotExecutable(CannotStart):
+    """The file may not be executed, or is no program."""
+
+
+class ProgramTimedOut(ProgramError):
+    """The program did not end in time, and was killed."""
+
+
+class TooMuchOutput(ProgramError):
+    """The program wrote more to stdout than it may, and was killed."""
+
+
+_ERRORS: Mapping[int | None, type[CannotStart]] = {
+    errno.ENOENT: ProgramNotFound,
+    errno.ENOTDIR: ProgramNotFound,
+    errno.EACCES: ProgramNotExecutable,
+    errno.EPERM: ProgramNotExecutable,
+    errno.ENOEXEC: ProgramNotExecutable,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What to start. ``env`` is its whole environment; ``cwd`` is this process's working directory where None."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How a program ended. A negative exit code is the number of the signal that ended it."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+async def run_program(
+    program: Program, *, stdin: bytes = b"", stdout_limit: int, timeout_seconds: float | None = None
+) -> Finished:
+    """Run a program to its end; ``stdout_limit`` is in bytes, and of stderr the last `STDERR_BYTES` are kept.
+
+    However this ends, nothing of the process group is left running. Raises `CannotStart`, `ProgramTimedOut` and
+    `TooMuchOutput`.
+
+        finished = await run_program(Program(argv=["sort"], env={}), stdin=b"b\\na\\n", stdout_limit=1000)
+    """
+    output, errors = LimitedOutput(stdout_limit), OutputTail(STDERR_BYTES)
+    async with write_pipe() as (stdin_end, writer), read_pipe(output) as stdout_end, read_pipe(errors) as stderr_end:
+        writer.write(stdin)
+        writer.close()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                with stdin_end, stdout_end, stderr_end:
+                    process = await start_process(program, stdin=stdin_end, stdout=stdout_end, stderr=stderr_end)
+                exit_code = await _exit_code(process, output.overflowed)
+        except TimeoutError:
+            raise ProgramTimedOut from None
+        await asyncio.wait((output.ended, errors.ended), timeout=DRAIN_SECONDS)
+    if output.overflowed.done():
+        raise TooMuchOutput
+    return Finished(exit_code=exit_code, stdout=bytes(output.data), stderr=bytes(errors.data))
+
+
+async def start_process(
+    program: Program,
+    *,
+    stdin: Stream = DEVNULL,
+    stdout: Stream = DEVNULL,
+    stderr: Stream = None,
+    pass_fds: Collection[int] = (),
+) -> Process:
+    """Start a program, for `end_process` to end; a cancel before this returns ends its process group.
+
+    Raises `CannotStart`. Close this process's copies of the ends of pipes, or the program's end is not seen in them.
+    """
+    name, *arguments = program.argv
+    creating = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            executable_of(name, program.env),
+            *arguments,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=program.cwd,
+            env=dict(program.env),
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    )
+    try:
+        # asyncio kills a process whose creation is cancelled, but not what that process has started by then.
+        return await asyncio.shield(creating)
+    except asyncio.CancelledError:
+        # A callback: a second cancel would end the wait below before the process is there.
+        creating.add_done_callback(_kill_created)
+        await asyncio.wait((creating,))
+        raise
+    except OSError as error:
+        kind = _ERRORS.get(error.errno, CannotStart)
+        raise kind(error.strerror or str(error)) from None
+
+
+async def end_process(process: Process, grace_seconds: float = 0) -> bool:
+    """Give a process of `start_process` so long to end, in seconds, then kill what is left of its process group.
+
+    Returns whether the process ended by itself. Ask it to end first: by a signal, or by the end of its stdin.
+    """
+    try:
+        async with asyncio.timeout(grace_seconds):
+            await process.wait()
+    except TimeoutError:
+        return False
+    else:
+        return True
+    finally:
+        _kill_group(process)
+        await process.wait()
+
+
+def executable_of(program: str, env: Mapping[str, str]) -> str:
+    """The program to start: ``python`` is this interpreter where the PATH of ``env`` has none, as on Debian."""
+    if program == "python" and shutil.which(program, path=env.get("PATH", os.defpath)) is None:
+        return sys.executable
+    return program
+
+
+class LimitedOutput(asyncio.Protocol):
+    """Keeps the first ``limit`` bytes of a pipe, and closes it when more come.
+
+    The futures are done once more has come (``overflowed``), and when the pipe has ended (``ended``).
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._transport: asyncio.BaseTransport | None = None
+        self.data = bytearray()
+        loop = asyncio.get_running_loop()
+        self.overflowed: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        fits = self._limit - len(self.data)
+        self.data += data[:fits]
+        if len(data) > fits and self._transport is not None and not self.overflowed.done():
+            self.overflowed.set_result(None)
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class OutputTail(LimitedOutput):
+    """Keeps the last ``limit`` bytes of a pipe, however many come."""
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        del self.data[: -self._limit]
+
+
+@asynccontextmanager
+async def read_pipe(protocol: asyncio.Protocol) -> AsyncIterator[FileIO]:
+    """A pipe that this protocol reads; yields the program's end, to be closed here once the program has started.
+
+    asyncio's own pipes to a program keep its end unseen while a process that it has started holds them open.
+    """
+    reading, writing = os.pipe()
+    with FileIO(writing, "wb") as program_end:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: protocol, FileIO(reading, "rb"))
+        try:
+            yield program_end
+        finally:
+            transport.close()
+
+
+@asynccontextmanager
+async def write_pipe() -> AsyncIterator[tuple[FileIO, asyncio.WriteTransport]]:
+    """A pipe to write to; yields the program's end, to be closed here once the program has started, and the writer."""
+    reading, writing = os.pipe()
+    with FileIO(reading, "rb") as program_end:
+        loop = asyncio.get_running_loop()
+        writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, FileIO(writing, "wb"))
+        try:
+            yield program_end, writer
+        finally:
+            # Not close: what is still to be written is for a process that has ended.
+            if writer.get_write_buffer_size() or not writer.is_closing():
+                writer.abort()
+
+
+def _kill_created(creating: asyncio.Future[Process]) -> None:
+    if not creating.cancelled() and creating.exception() is None:
+        _kill_group(creating.result())
+
+
+async def _exit_code(process: Process, overflowed: asyncio.Future[None]) -> int:
+    exiting = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.wait((exiting, overflowed), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        # Also where the program has ended: what it has left behind would hold its pipes open.
+        _kill_group(process)
+        await exiting
+    return exiting.result()
+
+
+def _kill_group(process: Process) -> None:
+    # The program leads its group, whose id is thus the process's; the group may be gone already.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
