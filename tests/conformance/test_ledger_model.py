@@ -37,7 +37,6 @@ from quintain.contracts.ledger import (
 from quintain.contracts.metadata import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
-from quintain.testing.postgres_under_test import run_sql
 from quintain_metadata import audit, calls, cancels, reservations, sessions, upkeep
 from quintain_metadata.calls import JOINED_MS
 from quintain_metadata.cancels import TakenBack
@@ -46,6 +45,7 @@ from quintain_metadata.lifecycle import COUNTED, MOST_ATTEMPTS, State
 from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.records import Held, Moment
 from quintain_metadata.steps import Steps, run
+from support.servers.postgres_sql import run_sql
 
 NAMES = ("parent", "left", "right")
 PARENT_OF = {"parent": None, "left": "parent", "right": "parent"}

@@ -20,8 +20,8 @@ import pytest
 from quintain.errors import HostLost
 from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.target.vocabulary import OURS
-from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from support.command_line import CommandLine, Running, clean_environment, command_line
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 from support.standing import Controller
 
 #: A loss is told within so many seconds, and a little more on a machine that is busy.

@@ -15,8 +15,6 @@ import pytest
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import HEARTBEAT_SECONDS, Outcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
-from quintain.testing.postgres import PostgresUnderTest
-from quintain.testing.postgres_under_test import run_sql
 from quintain_metadata import postgres, upkeep
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.ledger_url import shown
@@ -36,6 +34,8 @@ from support.ledger_asks import (
     services_on,
     settle,
 )
+from support.servers.postgres_admin import PostgresUnderTest
+from support.servers.postgres_sql import fresh_database, run_sql
 
 SERVICES = 3
 CLIENTS = 64
@@ -328,7 +328,7 @@ async def test_a_server_that_is_not_there_may_come_yet() -> None:
 
 @pytest.fixture
 def breakable_url(breakable_postgres: PostgresUnderTest) -> Iterator[str]:
-    with breakable_postgres.fresh_database() as url:
+    with fresh_database(breakable_postgres.url) as url:
         yield url
 
 

@@ -1,4 +1,4 @@
-"""Ports on the loopback for servers that tests start."""
+"""Free ports on the loopback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port that nothing listens on, below those that the kernel lends to outgoing connections."""
+    """Return a port that nothing listens on, below the range of ports for outgoing connections."""
     while True:
         port = 20_000 + secrets.randbelow(10_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
