@@ -14,6 +14,7 @@ import typer.main
 
 import quintain
 from quintain_cli.__main__ import app
+from quintain_cli.lazy_command import LazyCommand
 from support.command_line import clean_environment
 
 REPOSITORY = Path(__file__).parents[1]
@@ -160,6 +161,8 @@ def test_an_option_that_a_page_shows_is_one_of_its_command(page: str, line: str)
     words = words_of(line)[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command = getattr(command, "commands")[words.pop(0)]  # noqa: B009 -- the class is not typer's public one
+    if isinstance(command, LazyCommand):
+        command = command.load()
     parameters = getattr(command, "params", [])
     known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, page

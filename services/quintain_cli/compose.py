@@ -17,19 +17,9 @@ from quintain.errors import BudgetUnavailable
 from quintain.operations.presence import Identity, present
 from quintain.secret_files import without_variables
 from quintain.settings import read_trace_settings
-from quintain_gateway.address import Address
-from quintain_gateway.app import app_of
-from quintain_gateway.door import Door
-from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
-from quintain_gateway.server import serving
-from quintain_metadata.ledger import Ledger
-from quintain_metadata.open_ledger import open_ledger
-from quintain_worker.handler import Served
-from quintain_worker.meter import WorkerMeter
-from quintain_worker.providers.build import Surroundings, build_provider
-from quintain_worker.providers.traced import Traced
-from quintain_worker.worker import Worker
+from quintain_gateway import Address, Door, Limits, Meter, app_of, serving
+from quintain_metadata import Ledger, open_ledger
+from quintain_worker import Served, Surroundings, Traced, Worker, WorkerMeter, build_provider
 
 #: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0

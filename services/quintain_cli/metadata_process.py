@@ -19,7 +19,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.bus.pipe_broker import PipeBroker
 from quintain.errors import QuintainError
 from quintain.secret_files import without_variables
-from quintain_metadata.apart import Word
+from quintain_metadata import Word
 
 log = logging.getLogger(__name__)
 

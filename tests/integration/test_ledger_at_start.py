@@ -12,7 +12,7 @@ import pytest
 
 from quintain.testing.postgres import PostgresUnderTest
 from quintain.testing.postgres_under_test import run_sql
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.schema import VERSION
 from support.command_line import CommandLine, Running, command_line
 from support.old_ledger import old_sqlite

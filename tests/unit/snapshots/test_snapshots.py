@@ -33,10 +33,11 @@ from quintain_cli.__main__ import app
 from quintain_cli.census import Census
 from quintain_cli.checking import CheckReport
 from quintain_cli.examination import Examination
+from quintain_cli.lazy_command import LazyCommand
 from quintain_gateway import refusals
 from quintain_gateway.app import OPERATIONS
 from quintain_gateway.openapi import document as openapi_document
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.schema import MIGRATIONS
 from quintain_runner.comparison import Comparison
 from quintain_runner.rows import Row
@@ -113,6 +114,8 @@ def type_of(parameter: object) -> str:
 
 def commands_of(command: object, words: str = "quintain") -> Iterator[tuple[str, dict[str, object]]]:
     """Every command with its parameters, prose left out."""
+    if isinstance(command, LazyCommand):
+        command = command.load()
     context = typer.Context(command)  # type: ignore[arg-type]
     parameters = [
         {
