@@ -15,6 +15,7 @@ import pytest
 #: The packages whose names are imported when they are asked for.
 PACKAGES = (
     "quintain",
+    "quintain.telemetry",
     "quintain_gateway",
     "quintain_host",
     "quintain_metadata",
