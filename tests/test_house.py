@@ -13,6 +13,7 @@ import typer.main
 
 import quintain
 from quintain_cli.__main__ import app
+from quintain_cli.lazy_command import LazyCommand
 from support.command_line import clean_environment
 
 REPOSITORY = Path(__file__).parents[1]
@@ -171,6 +172,8 @@ def unknown_options(line: str) -> set[str]:
     words = words_of(line)[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command = getattr(command, "commands")[words.pop(0)]  # noqa: B009 -- the class is not typer's public one
+    if isinstance(command, LazyCommand):
+        command = command.load()
     parameters = getattr(command, "params", [])
     known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     return {word.partition("=")[0] for word in words if word.startswith("--")} - known

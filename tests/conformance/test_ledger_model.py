@@ -41,8 +41,8 @@ from quintain_metadata import audit, calls, cancels, reservations, sessions, upk
 from quintain_metadata.calls import JOINED_MS
 from quintain_metadata.cancels import TakenBack
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.lifecycle import COUNTED, MOST_ATTEMPTS, State
-from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.records import Held, Moment
 from quintain_metadata.steps import Steps, run
 from support.servers.postgres_sql import run_sql
@@ -272,7 +272,7 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.opened:
-            assert self.do(lambda _: audit.verify()).findings == ()
+            assert self.do(lambda _: audit.verify_counters()).findings == ()
         self.loop.run_until_complete(self.ledger.close())
         self.loop.close()
 

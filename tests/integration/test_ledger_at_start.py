@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.schema import VERSION
 from support.command_line import CommandLine, Running, command_line
 from support.old_ledger import old_sqlite

@@ -17,8 +17,8 @@ from quintain.contracts.ledger import HEARTBEAT_SECONDS, Outcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
 from quintain_metadata import postgres, upkeep
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.ledger_url import shown
-from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.postgres import MOST_TRIES, numbered
 from quintain_metadata.records import Held, Moment
 from quintain_metadata.schema import VERSION
@@ -261,7 +261,7 @@ async def test_many_services_that_start_at_once_migrate_once(fresh_postgres_url:
         assert run_sql(fresh_postgres_url, "SELECT count(*) FROM ledger_version") == 1
         assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == VERSION
         await register(ledgers[0])
-        assert await ledgers[7].do(lambda _: upkeep.targets()) == ["a"]
+        assert await ledgers[7].do(lambda _: upkeep.target_names()) == ["a"]
     finally:
         await asyncio.gather(*(ledger.close() for ledger in ledgers))
 
