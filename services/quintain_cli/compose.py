@@ -21,14 +21,13 @@ from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
 from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
+from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import serving
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.open_ledger import open_ledger
 from quintain_worker.handler import Served
-from quintain_worker.meter import WorkerMeter
+from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.providers.build import Surroundings, build_provider
-from quintain_worker.providers.traced import Traced
 from quintain_worker.worker import Worker
 
 #: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
@@ -80,7 +79,7 @@ async def worker(
     *,
     only: Iterable[str] | None = None,
     grace_seconds: float = 30.0,
-    meter: WorkerMeter | None = None,
+    metrics: WorkerMetrics | None = None,
     sole_id: str | None = None,
     drain: Callable[[], object] | None = None,
 ) -> AsyncIterator[Worker]:
@@ -98,13 +97,14 @@ async def worker(
     served = {
         name: Served(
             name=name,
-            provider=Traced(build_provider(name, resolved.targets[name], surroundings), cards[name], content=content),
+            provider=build_provider(name, resolved.targets[name], surroundings),
             most_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
+            trace_content=content,
         )
         for name in names
     }
-    service = Worker(bus, served, list(cards.values()), meter, sole_id=sole_id, drain=drain)
+    service = Worker(bus, served, list(cards.values()), metrics, sole_id=sole_id, drain=drain)
     try:
         await service.start()
         async with present(bus, service.card):
@@ -116,19 +116,19 @@ async def worker(
 @contextlib.asynccontextmanager
 async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[str]:
     """A running gateway; yields its base URL. Raises `ConfigError`."""
-    caller, meter = Caller(bus), Meter()
-    meter.watch(bus)
+    caller, metrics = Caller(bus), GatewayMetrics()
+    metrics.watch(bus)
     identity = Identity("gateway")
 
     def card() -> ServiceCard:
         return identity.card(in_flight=caller.in_flight, broker_reconnects=bus.reconnects)
 
-    meter.show(card)
+    metrics.show(card)
     await caller.start()
     try:
-        door = Door(caller, Clock(), limits, meter)
+        door = Door(caller, Clock(), limits, metrics)
         try:
-            async with serving(app_of(door), address, limits, meter) as url, present(bus, card):
+            async with serving(app_of(door), address, limits, metrics) as url, present(bus, card):
                 yield url
         finally:
             await door.close()

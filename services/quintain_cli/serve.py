@@ -16,9 +16,9 @@ from quintain_cli.screen import print_json, run_command, set_up_logging, tell
 from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
 from quintain_metadata.ledger_url import shown
-from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.running import running_metadata
-from quintain_worker.meter import WorkerMeter
+from quintain_worker.metrics import WorkerMetrics
 
 app = typer.Typer(no_args_is_help=True, help="Run one service until SIGTERM.")
 
@@ -56,14 +56,14 @@ async def _metadata(wish: OpsWish, *, as_json: bool) -> None:
     url = ledger_url(settings)
     if settings.admin_token is None:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
-    meter = MetadataMeter()
+    metrics = MetadataMetrics()
     async with (
         stopping() as stop,
-        operating(meter, wish.address(settings)) as operations,
+        operating(metrics, wish.address(settings)) as operations,
         # First: what its operator must mend is said at once, whether or not there is a broker yet.
         compose.ledger(url, waiting=operations.waits) as ledger,
         broker(settings, "metadata", operations.waits) as bus,
-        running_metadata(bus, ledger, settings.admin_token, meter) as service,
+        running_metadata(bus, ledger, settings.admin_token, metrics) as service,
         operations.running(bus, service.check, service.card),
     ):
         ready("metadata", {"ledger": shown(url)}, as_json=as_json)
@@ -74,12 +74,12 @@ async def _worker(path: Path | None, grace_seconds: float, wish: OpsWish, *, as_
     env = environment()
     settings = read_settings(env)
     config = configuration(settings, path)
-    meter = WorkerMeter()
+    metrics = WorkerMetrics()
     async with (
         stopping() as stop,
-        operating(meter, wish.address(settings)) as operations,
+        operating(metrics, wish.address(settings)) as operations,
         broker(settings, "worker", operations.waits) as bus,
-        compose.worker(bus, config, env, grace_seconds=grace_seconds, meter=meter, drain=stop.wish) as worker,
+        compose.worker(bus, config, env, grace_seconds=grace_seconds, metrics=metrics, drain=stop.wish) as worker,
         operations.running(bus, worker.check, worker.card),
     ):
         ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)

@@ -45,7 +45,7 @@ class Health:
     """The endpoints of probes."""
 
     def __init__(self, door: Door) -> None:
-        self._meter, self._probe = door.meter, Probe(WayToMetadata(door.caller).check)
+        self._metrics, self._probe = door.metrics, Probe(WayToMetadata(door.caller).check)
         self.routes: list[Route] = [
             resource("/health/live", {"GET": self.live}, API.endpoint),
             resource("/health/ready", {"GET": self.ready}, API.endpoint),
@@ -63,7 +63,7 @@ class Health:
 
     async def metrics(self, _: Request) -> Response:
         """``GET /metrics``"""
-        return Response(self._meter.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 class WayToMetadata:

@@ -10,9 +10,9 @@ An evaluator's side in three lines::
 """
 
 from quintain import sync
-from quintain.client.client import BatchItem, Client
+from quintain.client.client import Client, Evaluator
 from quintain.client.connect import connect
-from quintain.client.evaluator import Evaluator
+from quintain.client.transport import BatchItem
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
 from quintain.contracts.metadata import Info
 from quintain.errors import (

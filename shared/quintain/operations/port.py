@@ -19,7 +19,7 @@ from quintain.bus.base import Bus
 from quintain.contracts.discovery import ServiceCard
 from quintain.operations.health import Check, Live, Probe, all_of
 from quintain.operations.listening import BACKLOG, LOOPBACK, listening_at, url_of
-from quintain.operations.meter import ServiceMeter
+from quintain.operations.metrics import ServiceMetrics
 from quintain.operations.round_trip import RoundTrip
 from quintain.operations.serving import serving_on
 
@@ -42,9 +42,9 @@ class OpsAddress:
 class Operations:
     """One service as it is told over its operations port: what it waits for, then whether it is ready."""
 
-    def __init__(self, meter: ServiceMeter, tell: Callable[[str], None]) -> None:
+    def __init__(self, metrics: ServiceMetrics, tell: Callable[[str], None]) -> None:
         """``tell`` is given what the service waits for, too: for people."""
-        self._meter, self._tell = meter, tell
+        self._metrics, self._tell = metrics, tell
         self._waits = "it is starting"
         #: Whether anybody can ask: there is a port.
         self.heard = False
@@ -61,9 +61,9 @@ class Operations:
         self, bus: Bus, check: Check, card: Callable[[], ServiceCard] | None = None
     ) -> AsyncIterator[None]:
         """The service is up: from now on it is ready where this check passes, and a message to itself comes back."""
-        self._meter.watch(bus)
+        self._metrics.watch(bus)
         if card is not None:
-            self._meter.show(card)
+            self._metrics.show(card)
         round_trip = RoundTrip(bus)
         try:
             self._check = all_of(check, round_trip.check)
@@ -93,7 +93,7 @@ class Operations:
         return Response(verdict.to_wire(), status_code=status, media_type="application/json")
 
     async def _on_metrics(self, _: Request) -> Response:
-        return Response(self._meter.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 @contextlib.asynccontextmanager
