@@ -39,6 +39,27 @@ class OpsAddress:
     host: str = LOOPBACK
 
 
+class HealthEndpoints:
+    """The endpoints of a service's health and metrics. ``check`` decides whether it is ready."""
+
+    def __init__(self, metrics: ServiceMetrics, check: Check) -> None:
+        self._metrics, self._probe = metrics, Probe(check)
+
+    async def live(self, _: Request) -> Response:
+        """``GET /health/live``"""
+        return Response(Live().to_wire(), media_type="application/json")
+
+    async def ready(self, _: Request) -> Response:
+        """``GET /health/ready``"""
+        verdict = await self._probe.verdict()
+        status = 200 if verdict.status == "ready" else 503
+        return Response(verdict.to_wire(), status_code=status, media_type="application/json")
+
+    async def metrics(self, _: Request) -> Response:
+        """``GET /metrics``"""
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
 class Operations:
     """One service as it is told over its operations port: what it waits for, then whether it is ready."""
 
@@ -49,7 +70,7 @@ class Operations:
         #: Whether anybody can ask: there is a port.
         self.heard = False
         self._check: Check | None = None
-        self._probe = Probe(self._ready)
+        self._endpoints = HealthEndpoints(metrics, self._ready)
 
     def waits(self, reason: str) -> None:
         """Not ready, for this reason, until `running`."""
@@ -76,24 +97,13 @@ class Operations:
     def routes(self) -> list[Route]:
         """The three paths."""
         return [
-            Route("/health/live", self._on_live, methods=["GET"]),
-            Route("/health/ready", self._on_ready, methods=["GET"]),
-            Route("/metrics", self._on_metrics, methods=["GET"]),
+            Route("/health/live", self._endpoints.live, methods=["GET"]),
+            Route("/health/ready", self._endpoints.ready, methods=["GET"]),
+            Route("/metrics", self._endpoints.metrics, methods=["GET"]),
         ]
 
     async def _ready(self) -> str | None:
         return self._waits if self._check is None else await self._check()
-
-    async def _on_live(self, _: Request) -> Response:
-        return Response(Live().to_wire(), media_type="application/json")
-
-    async def _on_ready(self, _: Request) -> Response:
-        verdict = await self._probe.verdict()
-        status = 200 if verdict.status == "ready" else 503
-        return Response(verdict.to_wire(), status_code=status, media_type="application/json")
-
-    async def _on_metrics(self, _: Request) -> Response:
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 @contextlib.asynccontextmanager
