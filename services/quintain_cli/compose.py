@@ -73,7 +73,7 @@ async def worker(
     *,
     only: Iterable[str] | None = None,
     grace_seconds: float = 30.0,
-    meter: quintain_worker.WorkerMeter | None = None,
+    metrics: quintain_worker.WorkerMetrics | None = None,
     sole_id: str | None = None,
     drain: Callable[[], object] | None = None,
 ) -> AsyncIterator[quintain_worker.Worker]:
@@ -91,15 +91,14 @@ async def worker(
     served = {
         name: quintain_worker.Served(
             name=name,
-            provider=quintain_worker.Traced(
-                quintain_worker.build_provider(name, resolved.targets[name], surroundings), cards[name], content=content
-            ),
+            provider=quintain_worker.build_provider(name, resolved.targets[name], surroundings),
             most_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
+            trace_content=content,
         )
         for name in names
     }
-    service = quintain_worker.Worker(bus, served, list(cards.values()), meter, sole_id=sole_id, drain=drain)
+    service = quintain_worker.Worker(bus, served, list(cards.values()), metrics, sole_id=sole_id, drain=drain)
     try:
         await service.start()
         async with present(bus, service.card):
@@ -111,20 +110,20 @@ async def worker(
 @contextlib.asynccontextmanager
 async def gateway(bus: Bus, address: quintain_gateway.Address, limits: quintain_gateway.Limits) -> AsyncIterator[str]:
     """A running gateway; yields its base URL. Raises `ConfigError`."""
-    caller, meter = Caller(bus), quintain_gateway.Meter()
-    meter.watch(bus)
+    caller, metrics = Caller(bus), quintain_gateway.GatewayMetrics()
+    metrics.watch(bus)
     identity = Identity("gateway")
 
     def card() -> ServiceCard:
         return identity.card(in_flight=caller.in_flight, broker_reconnects=bus.reconnects)
 
-    meter.show(card)
+    metrics.show(card)
     await caller.start()
     try:
-        door = quintain_gateway.Door(caller, Clock(), limits, meter)
+        door = quintain_gateway.Door(caller, Clock(), limits, metrics)
         try:
             async with (
-                quintain_gateway.serving(quintain_gateway.app_of(door), address, limits, meter) as url,
+                quintain_gateway.serving(quintain_gateway.app_of(door), address, limits, metrics) as url,
                 present(bus, card),
             ):
                 yield url

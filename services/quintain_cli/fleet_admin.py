@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from quintain.client.admin import Admin
-from quintain.client.connect import calling
+from quintain.client.connect import connect_admin
 from quintain.settings import environment, read_settings
 from quintain_cli.state import found_admin_token
 from quintain_cli.status import broker_url
@@ -20,5 +20,5 @@ async def fleet_admin() -> AsyncIterator[Admin]:
     """The administrator of the environment's fleet. Raises `ConfigError`, `BusError`."""
     settings = read_settings(environment())
     url, token = broker_url(settings), found_admin_token(settings)
-    async with calling(url, timeout_seconds=ANSWER_SECONDS) as caller:
-        yield Admin(caller, token, timeout_seconds=ANSWER_SECONDS)
+    async with connect_admin(url, token, timeout_seconds=ANSWER_SECONDS) as admin:
+        yield admin

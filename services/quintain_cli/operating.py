@@ -12,7 +12,7 @@ import typer
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.errors import BrokerUnavailable
-from quintain.operations.meter import ServiceMeter
+from quintain.operations.metrics import ServiceMetrics
 from quintain.operations.port import Operations, OpsAddress, operations_port
 from quintain.settings import Settings
 from quintain_cli.screen import tell
@@ -41,9 +41,9 @@ class OpsWish:
 
 
 @contextlib.asynccontextmanager
-async def operating(meter: ServiceMeter, address: OpsAddress | None) -> AsyncIterator[Operations]:
+async def operating(metrics: ServiceMetrics, address: OpsAddress | None) -> AsyncIterator[Operations]:
     """What the service tells of itself from now on; over HTTP where there is an address. Raises `ConfigError`."""
-    operations = Operations(meter, waiting)
+    operations = Operations(metrics, waiting)
     async with contextlib.AsyncExitStack() as stack:
         if address is not None:
             url = await stack.enter_async_context(operations_port(address, operations))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from quintain.client.evaluator import Evaluator
+from quintain.client.client import Client
 from quintain.config import Config
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.message import Message
@@ -58,7 +58,7 @@ async def probe_targets(probing: Probing, settings: Settings) -> list[Probe]:
         return list(await asyncio.gather(*wanted))
 
 
-async def _probe(probing: Probing, session: Evaluator, ask: InvokeRequest, target: str, known: list[str]) -> Probe:
+async def _probe(probing: Probing, session: Client, ask: InvokeRequest, target: str, known: list[str]) -> Probe:
     began = time.monotonic()
     if target not in known:
         # A target that nobody serves would only be waited for.
@@ -81,7 +81,7 @@ def _price(probing: Probing, target: str) -> Price | None:
 
 
 @contextlib.asynccontextmanager
-async def _session(probing: Probing, settings: Settings) -> AsyncIterator[Evaluator]:
+async def _session(probing: Probing, settings: Settings) -> AsyncIterator[Client]:
     """A session with a call for each target, closed at the end where its opener may."""
     plan = None
     if probing.config is not None and not is_on_fleet(settings):

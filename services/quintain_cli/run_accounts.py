@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from quintain.client.evaluator import Evaluator
+from quintain.client.client import Client
 from quintain.contracts.metadata import TargetSpend
 from quintain_metadata import export_calls, snapshot_of
 from quintain_runner import replacing
@@ -35,7 +35,7 @@ async def write_calls(folder: Path, ledger_url: str, session_id: str) -> None:
                 after = (page[-1].session_id, page[-1].request_id)
 
 
-async def spending_of(client: Evaluator) -> Mapping[str, TargetSpend] | None:
+async def spending_of(client: Client) -> Mapping[str, TargetSpend] | None:
     """What a session spent on which target, once its last calls are settled."""
     for _ in range(round(SETTLED_SECONDS / LOOK_SECONDS)):
         info = await client.get_info(per_target=True)
@@ -45,6 +45,6 @@ async def spending_of(client: Evaluator) -> Mapping[str, TargetSpend] | None:
     return info.per_target
 
 
-async def spending_so_far(client: Evaluator) -> Mapping[str, TargetSpend] | None:
+async def spending_so_far(client: Client) -> Mapping[str, TargetSpend] | None:
     """The same while calls are under way."""
     return (await client.get_info(per_target=True)).per_target

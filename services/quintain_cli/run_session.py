@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quintain.client.evaluator import Administrator, Evaluator
+from quintain.client.admin import Admin
+from quintain.client.client import Client
 from quintain.contracts.metadata import AmendSession, Info, OpenSession, SessionOpened
 from quintain.errors import ConfigError, Unauthorized
 from quintain_cli.screen import tell
@@ -35,9 +36,9 @@ class RunBudget:
 class RunSession:
     """The client of the run's session, and what sessions of before it were charged in the run's name."""
 
-    client: Evaluator
+    client: Client
     spent_before: int
-    admin: Administrator | None
+    admin: Admin | None
 
     async def raise_budget(self, max_calls: int) -> None:
         """Let the session make so many calls; nothing where nobody here may say so: then the run parks."""
@@ -72,7 +73,7 @@ async def run_session(ground: Standing, budget: RunBudget) -> AsyncIterator[RunS
 
 async def _taken_up(
     ground: Standing, budget: RunBudget, kept: _Kept, stack: contextlib.AsyncExitStack
-) -> Evaluator | None:
+) -> Client | None:
     try:
         client = await stack.enter_async_context(ground.open(kept.token))
         info = await client.get_info()

@@ -15,8 +15,8 @@ from quintain_cli.operating import OpsHost, OpsPort, OpsWish, broker, operating
 from quintain_cli.screen import print_json, run_command, set_up_logging, tell
 from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
-from quintain_metadata import MetadataMeter, running_metadata, shown
-from quintain_worker import WorkerMeter
+from quintain_metadata import MetadataMetrics, running_metadata, shown
+from quintain_worker import WorkerMetrics
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
@@ -50,14 +50,14 @@ async def _metadata(wish: OpsWish, *, as_json: bool) -> None:
     url = ledger_url(settings)
     if settings.admin_token is None:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
-    meter = MetadataMeter()
+    metrics = MetadataMetrics()
     async with (
         stopping() as stop,
-        operating(meter, wish.address(settings)) as operations,
+        operating(metrics, wish.address(settings)) as operations,
         # First: what its operator must mend is said at once, whether or not there is a broker yet.
         compose.ledger(url, waiting=operations.waits) as ledger,
         broker(settings, "metadata", operations.waits) as bus,
-        running_metadata(bus, ledger, settings.admin_token, meter) as service,
+        running_metadata(bus, ledger, settings.admin_token, metrics) as service,
         operations.running(bus, service.check, service.card),
     ):
         ready("metadata", {"ledger": shown(url)}, as_json=as_json)
@@ -68,12 +68,12 @@ async def _worker(path: Path | None, grace_seconds: float, wish: OpsWish, *, as_
     env = environment()
     settings = read_settings(env)
     config = configuration(settings, path)
-    meter = WorkerMeter()
+    metrics = WorkerMetrics()
     async with (
         stopping() as stop,
-        operating(meter, wish.address(settings)) as operations,
+        operating(metrics, wish.address(settings)) as operations,
         broker(settings, "worker", operations.waits) as bus,
-        compose.worker(bus, config, env, grace_seconds=grace_seconds, meter=meter, drain=stop.wish) as worker,
+        compose.worker(bus, config, env, grace_seconds=grace_seconds, metrics=metrics, drain=stop.wish) as worker,
         operations.running(bus, worker.check, worker.card),
     ):
         ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)

@@ -31,7 +31,7 @@ from quintain_host import (
     Children,
     Factory,
     Host,
-    HostMeter,
+    HostMetrics,
     Saying,
     Tally,
     host_card,
@@ -107,15 +107,15 @@ async def _host(wish: Wish, ops: OpsWish, *, as_json: bool) -> bool:
     factory = load_factory(wish.path, Path.cwd())
     chosen = wish.isolation or isolation_for(factory, wish.slots)
     serve = _in_processes if chosen is Isolation.PROCESS else _in_threads
-    meter = HostMeter()
-    async with stopping() as stop, operating(meter, ops.address(settings)) as operations:
+    metrics = HostMetrics()
+    async with stopping() as stop, operating(metrics, ops.address(settings)) as operations:
         await probe(factory, wish.path)
         facts = {"target": wish.name, "slots": wish.slots, "isolation": chosen.value}
 
         def say(more: dict[str, object]) -> None:
             ready("host", {**facts, **more}, as_json=as_json)
 
-        return await serve(wish, factory, _Ground(settings, operations, meter, stop, say))
+        return await serve(wish, factory, _Ground(settings, operations, metrics, stop, say))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,14 @@ class _Ground:
 
     settings: Settings
     operations: Operations
-    meter: HostMeter
+    metrics: HostMetrics
     stop: Stop
     ready: Callable[[dict[str, object]], None]
 
 
 async def _in_processes(wish: Wish, _: Factory, ground: _Ground) -> bool:
     children, identity = Children(_child(wish), wish.slots, environment()), Identity("host")
-    ground.meter.read(children.tally)
+    ground.metrics.read(children.tally)
     children.start()
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -154,7 +154,7 @@ async def _in_processes(wish: Wish, _: Factory, ground: _Ground) -> bool:
 async def _in_threads(wish: Wish, factory: Factory, ground: _Ground) -> bool:
     async with broker(ground.settings, "host", ground.operations.waits) as bus:
         host = Host(bus, wish.name, factory, wish.slots)
-        ground.meter.read(host.tally)
+        ground.metrics.read(host.tally)
         await host.start()
         try:
             async with present(bus, host.card), ground.operations.running(bus, host.check, host.card):

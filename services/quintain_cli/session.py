@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
+from quintain.client.admin import Admin
 from quintain.client.connect import connect_admin
-from quintain.client.evaluator import Administrator
 from quintain.contracts.message import explain
 from quintain.contracts.metadata import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
 from quintain.errors import ConfigError
@@ -127,13 +127,13 @@ def _show_page(page: SessionList) -> None:
         tell(f"next     quintain session list --cursor {page.cursor}")
 
 
-async def _with_admin(ask: Callable[[Administrator], Awaitable[Returned]]) -> Returned:
+async def _with_admin(ask: Callable[[Admin], Awaitable[Returned]]) -> Returned:
     async with administrator(read_settings(environment())) as admin:
         return await ask(admin)
 
 
 @contextlib.asynccontextmanager
-async def administrator(settings: Settings) -> AsyncIterator[Administrator]:
+async def administrator(settings: Settings) -> AsyncIterator[Admin]:
     """The administrator's client of the environment."""
     url = settings.require_fleet_url()
     async with connect_admin(url, found_admin_token(settings), timeout_seconds=10.0) as admin:

@@ -11,14 +11,11 @@ from quintain.bus.broker_url import shown
 from quintain.bus.memory import MemoryBroker
 from quintain.caller import Caller
 from quintain.client.admin import Admin
-from quintain.client.client import ANSWER_SECONDS, Client
+from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.client import Client
 from quintain.client.connect import proven
-from quintain.client.evaluator import Administrator, Evaluator
-from quintain.client.http_client import connect_http, connect_http_admin
-from quintain.client.http_line import line_to
-from quintain.clock import Clock
+from quintain.client.http_transport import HttpTransport, http_connection, http_transport
 from quintain.contracts.metadata import Info
-from quintain.errors import BudgetUnavailable, NoAnswer
 from quintain.settings import Settings
 from quintain_cli import compose
 from quintain_cli.up import FleetPlan, fleet
@@ -35,9 +32,9 @@ class Standing:
     #: Where it is, for people.
     place: str
     gateway_url: str
-    admin: Administrator | None
+    admin: Admin | None
     parent_token: str | None
-    open: Callable[[str], AbstractAsyncContextManager[Evaluator]]
+    open: Callable[[str], AbstractAsyncContextManager[Client]]
     count_calls: Callable[[str], Awaitable[Info]]
 
 
@@ -74,10 +71,10 @@ async def _over_a_bus(settings: Settings, plan: FleetPlan | None) -> AsyncIterat
         yield Standing(
             place=f"the fleet at {shown(url)}" if plan is None else _here(plan),
             gateway_url=gateway_url,
-            admin=None if admin_token is None else Admin(caller, admin_token),
+            admin=None if admin_token is None else Admin(AmqpTransport(caller, admin_token)),
             parent_token=settings.session_token,
-            open=lambda token: proven(caller, token),
-            count_calls=lambda token: Client(caller, Clock(), token).get_info(),
+            open=lambda token: proven(AmqpTransport(caller, token)),
+            count_calls=lambda token: Client(AmqpTransport(caller, token)).get_info(),
         )
 
 
@@ -88,26 +85,22 @@ def _here(plan: FleetPlan) -> str:
 @contextlib.asynccontextmanager
 async def _over_http(settings: Settings, url: str) -> AsyncIterator[Standing]:
     async with contextlib.AsyncExitStack() as stack:
-        admin: Administrator | None = None
+        admin: Admin | None = None
         if settings.admin_token is not None:
-            admin = await stack.enter_async_context(
-                connect_http_admin(url, settings.admin_token, timeout_seconds=ANSWER_SECONDS)
-            )
-        counting = await stack.enter_async_context(line_to(url, ""))
+            admin = Admin(await stack.enter_async_context(http_transport(url, settings.admin_token)))
+        # One connection for all children: there are thousands, and each is asked once.
+        counting = await stack.enter_async_context(http_connection(url))
 
-        async def count_calls(token: str) -> Info:
-            # One line for all children: there are thousands, and each is asked once.
-            headers = {"Authorization": f"Bearer {token}"}
-            try:
-                return await counting.ask("GET", "/info", Info, timeout_seconds=ANSWER_SECONDS, headers=headers)
-            except NoAnswer as silence:
-                raise BudgetUnavailable(silence.message) from None
+        @contextlib.asynccontextmanager
+        async def opened(token: str) -> AsyncIterator[Client]:
+            async with http_transport(url, token) as transport, proven(transport) as client:
+                yield client
 
         yield Standing(
             place=f"the fleet behind {counting.place}",
             gateway_url=url.rstrip("/"),
             admin=admin,
             parent_token=settings.session_token,
-            open=lambda token: connect_http(url, token),
-            count_calls=count_calls,
+            open=opened,
+            count_calls=lambda token: Client(HttpTransport(counting, token)).get_info(),
         )

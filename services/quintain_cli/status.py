@@ -13,6 +13,7 @@ import typer
 from quintain.bus.base import Bus
 from quintain.caller import Caller
 from quintain.client.admin import Admin
+from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.discovery import discovered
 from quintain.contracts.discovery import ServiceCard, TargetList
 from quintain.errors import ConfigError, Fault, NoAnswer
@@ -66,7 +67,7 @@ async def look(
     """The fleet behind this bus. Raises what the bus raises."""
     asking: asyncio.Task[TargetList] | None = None
     if admin_token is not None:
-        admin = Admin(caller, admin_token, timeout_seconds=timeout_seconds)
+        admin = Admin(AmqpTransport(caller, admin_token), timeout_seconds=timeout_seconds)
         asking = asyncio.get_running_loop().create_task(admin.targets(), name="targets")
 
     def enough(cards: Sequence[ServiceCard]) -> bool:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from quintain_gateway.app import app_of
     from quintain_gateway.door import Door
     from quintain_gateway.limits import Limits
-    from quintain_gateway.meter import Meter
+    from quintain_gateway.metrics import GatewayMetrics
     from quintain_gateway.server import serving
 else:
     __getattr__, __dir__ = lazy_exports(
@@ -19,7 +19,7 @@ else:
             "quintain_gateway.app": ("app_of",),
             "quintain_gateway.door": ("Door",),
             "quintain_gateway.limits": ("Limits",),
-            "quintain_gateway.meter": ("Meter",),
+            "quintain_gateway.metrics": ("GatewayMetrics",),
             "quintain_gateway.server": ("serving",),
         },
     )
@@ -27,8 +27,8 @@ else:
 __all__ = [
     "Address",
     "Door",
+    "GatewayMetrics",
     "Limits",
-    "Meter",
     "app_of",
     "serving",
 ]

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from quintain.client.client import BatchItem, Client, unspent
+from quintain.client.client import Client
+from quintain.client.transport import BatchItem, unspent
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.errors import BusError, Fault
 from quintain.service import defect

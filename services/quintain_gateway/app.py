@@ -23,7 +23,7 @@ OPERATIONS = (
 
 def app_of(door: Door) -> ASGIApp:
     """The ASGI application."""
-    return Journal(router_of(door), door.limits, door.meter)
+    return Journal(router_of(door), door.limits, door.metrics)
 
 
 def router_of(door: Door) -> Router:

@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from quintain.caller import Caller
 from quintain.client.admin import Admin
+from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.clock import Clock
 from quintain.contracts.metadata import Info
@@ -35,10 +36,10 @@ from quintain.errors import (
     Unauthorized,
 )
 from quintain.service import defect
+from quintain_gateway.instrumentation import InstrumentedTransport
 from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
-from quintain_gateway.metered import MeteredClient
 from quintain_gateway.methods import Answer
+from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.refusals import RequestTimeout
 from quintain_gateway.visit import visit_of
 
@@ -100,16 +101,16 @@ def bearer(request: Request) -> str:
 class Door:
     """The gateway's way to the fleet: stateless but for one connection to the bus, and the time it heard there."""
 
-    def __init__(self, caller: Caller, clock: Clock, limits: Limits, meter: Meter) -> None:
-        self.caller, self.clock, self.limits, self.meter = caller, clock, limits, meter
-        meter.hears(caller)
+    def __init__(self, caller: Caller, clock: Clock, limits: Limits, metrics: GatewayMetrics) -> None:
+        self.caller, self.clock, self.limits, self.metrics = caller, clock, limits, metrics
+        metrics.hears(caller)
         self._heard_at = -math.inf
-        # One for each request, gone with it; one that still takes calls back lives as long as that.
-        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
+        # One for each request, gone with it; one that still cancels calls lives as long as that.
+        self._transports: weakref.WeakSet[AmqpTransport] = weakref.WeakSet()
 
     async def close(self) -> None:
         """Finish taking back the calls of clients that left: a few seconds at most. Nothing is asked after it."""
-        await asyncio.gather(*(client.close() for client in list(self._clients)))
+        await asyncio.gather(*(transport.close() for transport in list(self._transports)))
 
     async def client(self, request: Request, token_of: Callable[[Request], str] = bearer) -> Client:
         """The session's client by the request's bearer token, or by what else ``token_of`` finds. Raises
@@ -121,15 +122,16 @@ class Door:
         """
         token = SessionToken.parse(token_of(request))
         visit_of(request).session_id = token.id
-        client = MeteredClient(self.caller, self.clock, token.text, self.meter, self._heard)
-        self._clients.add(client)
+        transport = AmqpTransport(self.caller, token.text, self.clock)
+        self._transports.add(transport)
+        client = Client(InstrumentedTransport(transport, self.metrics, self._heard))
         if asyncio.get_running_loop().time() - self._heard_at > CLOCK_SECONDS:
             await client.get_info()
         return client
 
     def admin(self, request: Request) -> Admin:
         """The administrator's client by the request's bearer token; the metadata service says whether it is one."""
-        return Admin(self.caller, bearer(request))
+        return Admin(AmqpTransport(self.caller, bearer(request), self.clock))
 
     async def read_body(self, request: Request) -> bytes:
         """The body, up to the limit and within its time. Raises `PayloadTooLarge`, `RequestTimeout`, `Cancelled`."""
@@ -152,7 +154,7 @@ class Door:
 
     def _heard(self, info: Info) -> None:
         self.clock.learn(info.now)
-        self.meter.knows(info.available_targets)
+        self.metrics.knows(info.available_targets)
         self._heard_at = asyncio.get_running_loop().time()
 
 

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import BadRequest, Fault
 from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
+from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.refusals import JSON, HeadTooLarge, RequestTimeout, TooManyConnections
 from quintain_gateway.visit import visit_id
 
@@ -32,8 +32,8 @@ MOST_LINGERING = 64
 class Guard:
     """What the connections of one server have in common."""
 
-    def __init__(self, limits: Limits, meter: Meter) -> None:
-        self.limits, self.meter = limits, meter
+    def __init__(self, limits: Limits, metrics: GatewayMetrics) -> None:
+        self.limits, self.metrics = limits, metrics
         self.lingering = 0
 
 
@@ -53,7 +53,7 @@ class GuardedProtocol(H11Protocol):
             self._turn_away(transport)
             return
         super().connection_made(transport)
-        self._guard.meter.connections.inc()
+        self._guard.metrics.connections.inc()
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -62,7 +62,7 @@ class GuardedProtocol(H11Protocol):
             self._guard.lingering -= 1
             return
         self._head_came()
-        self._guard.meter.connections.dec()
+        self._guard.metrics.connections.dec()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -99,7 +99,7 @@ class GuardedProtocol(H11Protocol):
         self.transport = transport
         self._guard.lingering += 1
         if self._guard.lingering > MOST_LINGERING:
-            self._guard.meter.turned_away("too many connections")
+            self._guard.metrics.turned_away("too many connections")
             transport.abort()
             return
         self._say(TooManyConnections(), "too many connections")
@@ -131,7 +131,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def _say(self, fault: Fault, reason: str) -> None:
-        self._guard.meter.turned_away(reason)
+        self._guard.metrics.turned_away(reason)
         body = FaultReply.of(fault).to_wire()
         head = (
             f"HTTP/1.1 {fault.status} {http.HTTPStatus(fault.status).phrase}\r\ncontent-type: {JSON}\r\n"

@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.caller import Caller
 from quintain.contracts.metadata import AskInfo
 from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized
-from quintain.operations.health import READY_SECONDS, Live, Probe, Readiness
+from quintain.operations.health import READY_SECONDS, Live, Readiness
+from quintain.operations.port import HealthEndpoints
 from quintain.routes import INFO, TOKEN_HEADER
 from quintain_gateway.door import Api, Door
 from quintain_gateway.methods import resource
 from quintain_gateway.operation import Operation, faults
-from quintain_gateway.refusals import JSON, plain_refusal
+from quintain_gateway.refusals import plain_refusal
 
 API = Api(refusal=plain_refusal)
 
@@ -45,25 +43,12 @@ class Health:
     """The endpoints of probes."""
 
     def __init__(self, door: Door) -> None:
-        self._meter, self._probe = door.meter, Probe(WayToMetadata(door.caller).check)
+        endpoints = HealthEndpoints(door.metrics, WayToMetadata(door.caller).check)
         self.routes: list[Route] = [
-            resource("/health/live", {"GET": self.live}, API.endpoint),
-            resource("/health/ready", {"GET": self.ready}, API.endpoint),
-            resource("/metrics", {"GET": self.metrics}, API.endpoint),
+            resource("/health/live", {"GET": endpoints.live}, API.endpoint),
+            resource("/health/ready", {"GET": endpoints.ready}, API.endpoint),
+            resource("/metrics", {"GET": endpoints.metrics}, API.endpoint),
         ]
-
-    async def live(self, _: Request) -> Response:
-        """``GET /health/live``"""
-        return Response(Live().to_wire(), media_type=JSON)
-
-    async def ready(self, _: Request) -> Response:
-        """``GET /health/ready``"""
-        verdict = await self._probe.verdict()
-        return Response(verdict.to_wire(), status_code=200 if verdict.status == "ready" else 503, media_type=JSON)
-
-    async def metrics(self, _: Request) -> Response:
-        """``GET /metrics``"""
-        return Response(self._meter.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 class WayToMetadata:

@@ -16,8 +16,8 @@ from quintain.telemetry.context import TRACEPARENT_HEADER
 from quintain.telemetry.conventions import routed, served
 from quintain.telemetry.spans import Span, span
 from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
 from quintain_gateway.methods import METHODS
+from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.refusals import HeadTooLarge, Stopping, plain_refusal
 from quintain_gateway.visit import Visit, visit_id
 
@@ -30,8 +30,8 @@ QUIET = frozenset({"/health/live", "/health/ready", "/metrics"})
 class Journal:
     """The outermost ASGI application: the APIs, with every request written down."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, meter: Meter) -> None:
-        self._app, self._limits, self._meter = app, limits, meter
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: GatewayMetrics) -> None:
+        self._app, self._limits, self._metrics = app, limits, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -42,14 +42,14 @@ class Journal:
         scope.setdefault("state", {})["visit"] = visit
         answer = _Answer(send, visit)
         began = time.perf_counter()
-        self._meter.in_flight.inc()
+        self._metrics.in_flight.inc()
         with self._span(scope, method) as visiting:
             try:
                 await self._respond(scope, receive, answer)
             finally:
-                self._meter.in_flight.dec()
+                self._metrics.in_flight.dec()
                 seconds = time.perf_counter() - began
-                self._meter.answered(visit.route, method, answer.status, seconds)
+                self._metrics.answered(visit.route, method, answer.status, seconds)
                 _write(visit, method, answer.status, seconds)
                 _tell(visiting, visit, method, answer.status)
 

@@ -16,18 +16,18 @@ from quintain.operations.serving import serving_on
 from quintain_gateway.address import Address
 from quintain_gateway.guard import Guard, GuardedProtocol
 from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
+from quintain_gateway.metrics import GatewayMetrics
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, address: Address, limits: Limits, meter: Meter) -> AsyncIterator[str]:
+async def serving(app: ASGIApp, address: Address, limits: Limits, metrics: GatewayMetrics) -> AsyncIterator[str]:
     """Serve the app; yields its base URL, without a slash at its end. Afterwards nothing new is taken, and what runs
     is answered within the grace.
 
     Raises `ConfigError` where the address may not or cannot be opened.
     """
     tls = address.tls()
-    protocol: Any = functools.partial(GuardedProtocol, Guard(limits, meter))
+    protocol: Any = functools.partial(GuardedProtocol, Guard(limits, metrics))
     config = uvicorn.Config(
         app,
         http=protocol,

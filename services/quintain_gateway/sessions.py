@@ -23,6 +23,7 @@ from quintain.contracts.metadata import (
     SessionList,
     SessionOpened,
     SessionState,
+    ShowSession,
 )
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
@@ -137,10 +138,11 @@ async def _existing(admin: Admin, request: Request) -> Info:
 
 async def _shown(admin: Admin, session_id: str) -> Info:
     try:
-        return await admin.show(session_id)
+        ShowSession(session_id=session_id)
     except ValidationError:
         # What can be no session's name; the token is looked at all the same.
-        return await admin.show("")
+        session_id = ""
+    return await admin.show(session_id)
 
 
 def _answer(said: Message, *, status: int = 200) -> Response:

@@ -7,7 +7,7 @@ import math
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
-from quintain.client.client import DEFAULT_DEADLINE_SECONDS
+from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.clock import Clock
 from quintain.contracts.names import RequestId
 from quintain.errors import BadRequest, Expired

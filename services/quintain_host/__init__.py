@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from quintain_host.factory import Factory, load_factory, probe
     from quintain_host.host import Host, host_card
     from quintain_host.isolation import CHILD_OPTION, Children, parent_gone
-    from quintain_host.meter import HostMeter
+    from quintain_host.metrics import HostMetrics
     from quintain_host.said import READY, Saying
     from quintain_host.tally import Tally
 else:
@@ -18,7 +18,7 @@ else:
             "quintain_host.factory": ("Factory", "load_factory", "probe"),
             "quintain_host.host": ("Host", "host_card"),
             "quintain_host.isolation": ("CHILD_OPTION", "Children", "parent_gone"),
-            "quintain_host.meter": ("HostMeter",),
+            "quintain_host.metrics": ("HostMetrics",),
             "quintain_host.said": ("READY", "Saying"),
             "quintain_host.tally": ("Tally",),
         },
@@ -30,7 +30,7 @@ __all__ = [
     "Children",
     "Factory",
     "Host",
-    "HostMeter",
+    "HostMetrics",
     "Saying",
     "Tally",
     "host_card",

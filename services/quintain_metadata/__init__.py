@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from quintain_metadata.ledger import Ledger
     from quintain_metadata.ledger_factory import open_ledger
     from quintain_metadata.ledger_url import IN_MEMORY, shown
-    from quintain_metadata.meter import MetadataMeter
+    from quintain_metadata.metrics import MetadataMetrics
     from quintain_metadata.running import running_metadata
     from quintain_metadata.schema import VERSION
     from quintain_metadata.snapshot import snapshot_of
@@ -22,9 +22,9 @@ else:
             "quintain_metadata.apart": ("Word",),
             "quintain_metadata.audit": ("Audit", "export_calls", "verify_counters"),
             "quintain_metadata.ledger": ("Ledger",),
-            "quintain_metadata.ledger_url": ("IN_MEMORY", "shown"),
-            "quintain_metadata.meter": ("MetadataMeter",),
             "quintain_metadata.ledger_factory": ("open_ledger",),
+            "quintain_metadata.ledger_url": ("IN_MEMORY", "shown"),
+            "quintain_metadata.metrics": ("MetadataMetrics",),
             "quintain_metadata.running": ("running_metadata",),
             "quintain_metadata.schema": ("VERSION",),
             "quintain_metadata.snapshot": ("snapshot_of",),
@@ -37,7 +37,7 @@ __all__ = [
     "VERSION",
     "Audit",
     "Ledger",
-    "MetadataMeter",
+    "MetadataMetrics",
     "Word",
     "export_calls",
     "open_ledger",

@@ -31,7 +31,7 @@ from quintain.telemetry.spans import past
 from quintain_metadata import calls
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import MOST_HELD
-from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.records import Held, Wait
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ class _Waiting:
 class Desk:
     """Decides admits, one by one, and remembers the ones it could not decide yet."""
 
-    def __init__(self, ledger: Ledger, meter: MetadataMeter | None = None) -> None:
-        self._ledger, self._meter = ledger, meter or MetadataMeter()
+    def __init__(self, ledger: Ledger, metrics: MetadataMetrics | None = None) -> None:
+        self._ledger, self._metrics = ledger, metrics or MetadataMetrics()
         self._waiting: dict[str, _Waiting] = {}
         self._retrying = asyncio.Lock()
 
@@ -70,7 +70,7 @@ class Desk:
 
     async def admit(self, batch: AdmitBatch, reply: Reply) -> None:
         """Answer what can be answered now; the rest when it can be."""
-        self._meter.batch("admit", len(batch.items))
+        self._metrics.batch("admit", len(batch.items))
         asks = [self._as_first_asked(ask) for ask in batch.items]
         verdicts = await self._decide(asks, batch.incarnation)
         answers: list[Admission] = []
@@ -159,7 +159,7 @@ class Desk:
         verdicts = [_verdict(ask, outcome) for ask, outcome in zip(asks, outcomes, strict=True)]
         for ask, verdict in zip(asks, verdicts, strict=True):
             if isinstance(verdict, Admission):
-                self._meter.admitted(verdict)
+                self._metrics.admitted(verdict)
                 _trace(ask, verdict, seconds=seconds)
         return verdicts
 

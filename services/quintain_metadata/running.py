@@ -9,16 +9,16 @@ from quintain.bus.base import Bus
 from quintain.contracts.token import digest
 from quintain.operations.presence import present
 from quintain_metadata.ledger import Ledger
-from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.service import MetadataService
 
 
 @contextlib.asynccontextmanager
 async def running_metadata(
-    bus: Bus, ledger: Ledger, admin_token: str | None, meter: MetadataMeter | None = None
+    bus: Bus, ledger: Ledger, admin_token: str | None, metrics: MetadataMetrics | None = None
 ) -> AsyncIterator[MetadataService]:
     """A running metadata service on its ledger, which is closed by whoever opened it."""
-    service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token), meter)
+    service = MetadataService(bus, ledger, None if admin_token is None else digest(admin_token), metrics)
     try:
         await service.start()
         async with present(bus, service.card):

@@ -44,13 +44,13 @@ from quintain_metadata.canceller import Canceller
 from quintain_metadata.dead import Undertaker
 from quintain_metadata.desk import Desk
 from quintain_metadata.figures import figures
+from quintain_metadata.instrumentation import InstrumentedLedger
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import Transition
-from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.operations import Operations
 from quintain_metadata.records import Call
 from quintain_metadata.routing import Router
-from quintain_metadata.watched import WatchedLedger
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +71,12 @@ class MetadataService:
     """Sessions, info, the ledger, routing and dead letters, over one bus and one ledger."""
 
     def __init__(
-        self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None, meter: MetadataMeter | None = None
+        self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None, metrics: MetadataMetrics | None = None
     ) -> None:
-        self._meter = meter or MetadataMeter()
+        self._metrics = metrics or MetadataMetrics()
         self._identity = Identity("metadata")
-        self._bus, self._ledger = bus, WatchedLedger(ledger, self._meter)
-        self._desk = Desk(self._ledger, self._meter)
+        self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics)
+        self._desk = Desk(self._ledger, self._metrics)
         canceller = Canceller(bus, self._ledger, self._desk)
         self._operations = Operations(bus, self._ledger, canceller, admin_sha256)
         self._consumers: dict[str, Consumer] = {}
@@ -163,9 +163,9 @@ class MetadataService:
             log.error("A settle nobody can read is dropped: %s", fault.message)
             await delivery.ack()
             return
-        self._meter.batch("settle", len(batch.items))
+        self._metrics.batch("settle", len(batch.items))
         for item in batch.items:
-            self._meter.settled(item.outcome)
+            self._metrics.settled(item.outcome)
         settled = await self._settled(batch.items)
         await delivery.ack()
         for target in {call.target for call in settled}:
@@ -212,7 +212,7 @@ class MetadataService:
         now = asyncio.get_running_loop().time()
         if now - self._read_at >= FIGURES_SECONDS:
             self._read_at = now
-            self._meter.read(await self._ledger.do(figures))
+            self._metrics.read(await self._ledger.do(figures))
 
     async def _mind_the_gap(self) -> None:
         """After a pause in this process's own running no worker is gone: whoever comes first, an admit or the

@@ -72,7 +72,12 @@ else:
             "quintain_runner.record": ("Origin",),
             "quintain_runner.report": ("RunReport", "read_report"),
             "quintain_runner.results": ("calls_in",),
-            "quintain_runner.run": ("DEFAULT_CONCURRENCY", "DEFAULT_GRADERS_AT_ONCE", "RunSetup", "run_evaluation"),
+            "quintain_runner.run": (
+                "DEFAULT_CONCURRENCY",
+                "DEFAULT_GRADERS_AT_ONCE",
+                "RunSetup",
+                "run_evaluation",
+            ),
             "quintain_runner.schema": ("evaluation_schema",),
             "quintain_runner.sheets": ("Sheet", "cost_line", "sheets_of"),
             "quintain_runner.terminal": ("plain",),

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quintain.client.client import DEFAULT_DEADLINE_SECONDS
-from quintain.contracts.invoke import InvokeRequest, Result, TokenUsage
-from quintain.contracts.metadata import Info, OpenSession, SessionOpened
+from quintain.client.client import Client
+from quintain.contracts.invoke import Result, TokenUsage
+from quintain.contracts.metadata import Info
 from quintain.errors import QuintainError
 from quintain_runner.doors import Doors
 from quintain_runner.grader_specs import JudgeGrader, ProgramGrader
@@ -21,25 +21,6 @@ from quintain_runner.rows import GRADER_FAILED, GraderRow
 CountCalls = Callable[[str], Awaitable[Info]]
 
 
-class Session(Protocol):
-    """What the runner asks of its session; `quintain.client.client.Client` is one."""
-
-    async def send(
-        self,
-        request: InvokeRequest,
-        *,
-        request_id: str | None = None,
-        deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
-    ) -> Result:
-        """Ask a target; the same ``request_id`` is the same call. Raises a `Fault`."""
-
-    async def open_child(self, ask: OpenSession) -> SessionOpened:
-        """Open a session that draws on this one. Raises a `Fault`."""
-
-    async def get_info(self) -> Info:
-        """This session's counters. Raises a `Fault`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """What grading needs beside the case: the run's session, its doors, and the graders.
@@ -49,7 +30,7 @@ class Bench:
     """
 
     run: str
-    session: Session
+    session: Client
     count_calls: CountCalls
     doors: Doors
     graders: tuple[Grader, ...]

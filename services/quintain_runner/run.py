@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quintain.client.client import Client
 from quintain.contracts.metadata import Info, TargetSpend
 from quintain.errors import BusError, Fault
 from quintain_runner.analysis import Analysis, analyse
@@ -21,7 +22,7 @@ from quintain_runner.doors import Doors, past_proxies, scrubbed
 from quintain_runner.drive import Drive
 from quintain_runner.evaluation import Evaluation
 from quintain_runner.grader_specs import CommandGrader, FunctionGrader, JudgeGrader
-from quintain_runner.grading import Bench, CountCalls, Grader, Session, judge_of
+from quintain_runner.grading import Bench, CountCalls, Grader, judge_of
 from quintain_runner.kept import Kept
 from quintain_runner.plan import Again, check_known, most_per_trial
 from quintain_runner.prices import Price
@@ -63,7 +64,7 @@ class RunSetup:
     evaluation: Evaluation
     targets: tuple[str, ...]
     output: Path
-    client: Session
+    client: Client
     count_calls: CountCalls
     doors: Doors
     judge_targets: Mapping[str, str | None]

@@ -6,18 +6,16 @@ from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from quintain_worker.handler import Served
-    from quintain_worker.meter import WorkerMeter
+    from quintain_worker.metrics import WorkerMetrics
     from quintain_worker.providers.build import Surroundings, build_provider
-    from quintain_worker.providers.traced import Traced
     from quintain_worker.worker import Worker
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "quintain_worker.handler": ("Served",),
-            "quintain_worker.meter": ("WorkerMeter",),
+            "quintain_worker.metrics": ("WorkerMetrics",),
             "quintain_worker.providers.build": ("Surroundings", "build_provider"),
-            "quintain_worker.providers.traced": ("Traced",),
             "quintain_worker.worker": ("Worker",),
         },
     )
@@ -25,8 +23,7 @@ else:
 __all__ = [
     "Served",
     "Surroundings",
-    "Traced",
     "Worker",
-    "WorkerMeter",
+    "WorkerMetrics",
     "build_provider",
 ]

@@ -19,7 +19,7 @@ from quintain.random_ids import RandomIds
 from quintain.routes import INVOKE, REQUEST_ID_HEADER, SETTLE
 from quintain.service import carried_headers, reply
 from quintain_worker.admissions import Admissions
-from quintain_worker.meter import WorkerMeter
+from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.running import Running
 
 log = logging.getLogger(__name__)
@@ -35,10 +35,10 @@ class Desk:
     """One worker's desk."""
 
     def __init__(
-        self, bus: Bus, admissions: Admissions, clock: Clock, incarnation: str, meter: WorkerMeter | None = None
+        self, bus: Bus, admissions: Admissions, clock: Clock, incarnation: str, metrics: WorkerMetrics | None = None
     ) -> None:
         self.bus, self.admissions, self.clock = bus, admissions, clock
-        self.meter = meter or WorkerMeter()
+        self.metrics = metrics or WorkerMetrics()
         self.running = Running()
         self.attempt_ids = RandomIds()
         self._incarnation = incarnation

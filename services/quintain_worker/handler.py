@@ -63,13 +63,14 @@ _REPLYING = answered(REPLY.name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One target as this worker serves it."""
+    """One target as this worker serves it. ``trace_content``: questions and answers are part of the spans."""
 
     name: str
     provider: Provider
     most_tries: int = 3
     timeout_seconds: float | None = None
     progress_seconds: float = PROGRESS_SECONDS
+    trace_content: bool = False
 
 
 def handler_of(served: Served, desk: Desk, pause: Pause) -> Callable[[Delivery], Awaitable[None]]:
@@ -203,7 +204,7 @@ class _Call:
             return
         took_ms = (time.perf_counter() - began) * 1000
         if self._incoming.published is not None:
-            self._desk.meter.waited(self._served.name, self._queued_ms / 1000)
+            self._desk.metrics.waited(self._served.name, self._queued_ms / 1000)
         took = Took(target=self._served.name, duration_ms=took_ms, queued_ms=self._queued_ms)
         said = said_of(ending, grant, took)
         # In this order: a reply that went out before its settle, with a worker that then died, would be followed by
@@ -261,14 +262,14 @@ class _Call:
         """The call goes on elsewhere, or later: nobody is answered, and nothing is owed."""
         await self._settle(outcome)
         run.end(None)
-        self._desk.meter.given_back(self._served.name)
+        self._desk.metrics.given_back(self._served.name)
         await self._desk.give_back(self._delivery, self._served.name, left_seconds=self._left())
 
     async def _settle(
         self, outcome: Outcome, answer: Result | Fault | None = None, *, keep: bool = False, size: int = 0
     ) -> None:
         result = answer if isinstance(answer, Result) else None
-        self._desk.meter.settled(self._served.name, outcome)
+        self._desk.metrics.settled(self._served.name, outcome)
         with span(SETTLE) as settling:
             settling.tell({OUTCOME: outcome.value})
             item = Settle.trusted(
@@ -284,7 +285,7 @@ class _Call:
             await self._desk.settle(item, size=size)
 
     async def _end(self, answer: Message | Fault) -> None:
-        self._desk.meter.ended(self._served.name, answer)
+        self._desk.metrics.ended(self._served.name, answer)
         with span(_REPLYING):
             await self._desk.tell(self._delivery, answer, self._incoming.request_id)
         await self._delivery.ack()

@@ -23,10 +23,10 @@ from quintain_worker.admissions import Admissions
 from quintain_worker.cancels import Cancels
 from quintain_worker.desk import Desk
 from quintain_worker.handler import Served
+from quintain_worker.instrumentation import InstrumentedProvider
 from quintain_worker.intake import Intake
 from quintain_worker.lease import Lease
-from quintain_worker.meter import WorkerMeter
-from quintain_worker.metered import MeteredProvider
+from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.port import MOST_RETRY_AFTER_SECONDS
 
 log = logging.getLogger(__name__)
@@ -42,21 +42,22 @@ class Worker:
         bus: Bus,
         served: Mapping[str, Served],
         cards: Sequence[TargetCard],
-        meter: WorkerMeter | None = None,
+        metrics: WorkerMetrics | None = None,
         *,
         sole_id: str | None = None,
         drain: Callable[[], object] | None = None,
     ) -> None:
         """``sole_id`` is an id that only one process at a time can have: whoever had it before has died. ``drain`` is
         told, perhaps more than once, that an administrator asks this worker to stop; without it nobody may ask."""
-        meter = meter or WorkerMeter()
-        self._bus, self._served, self._cards = bus, {name: metered(one, meter) for name, one in served.items()}, cards
+        metrics = metrics or WorkerMetrics()
+        self._bus, self._cards = bus, cards
+        self._served = {card.name: instrumented(served[card.name], card, metrics) for card in cards}
         clock, incarnation = Clock(), secrets.token_hex(16)
         self.worker_id = sole_id or f"{socket.gethostname()}-{os.getpid()}"
         self._identity = Identity("worker", self.worker_id)
         self._caller = Caller(bus)
         self._admissions = Admissions(bus, self._caller, clock, incarnation)
-        self._desk = Desk(bus, self._admissions, clock, incarnation, meter)
+        self._desk = Desk(bus, self._admissions, clock, incarnation, metrics)
         self._cancels = Cancels(bus, self._desk.running)
         sole = True if sole_id else None
         able = Drain.UNABLE if drain is None else Drain.ABLE
@@ -131,6 +132,7 @@ class Worker:
             self._drain()
 
 
-def metered(served: Served, meter: WorkerMeter) -> Served:
-    """The same target with its provider's tries counted."""
-    return dataclasses.replace(served, provider=MeteredProvider(served.provider, served.name, meter))
+def instrumented(served: Served, card: TargetCard, metrics: WorkerMetrics) -> Served:
+    """The same target with its provider instrumented."""
+    provider = InstrumentedProvider(served.provider, card, metrics, content=served.trace_content)
+    return dataclasses.replace(served, provider=provider)

@@ -15,9 +15,9 @@ from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from quintain import sync
-    from quintain.client.client import BatchItem, Client
+    from quintain.client.client import Client
     from quintain.client.connect import connect
-    from quintain.client.evaluator import Evaluator
+    from quintain.client.transport import BatchItem
     from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
     from quintain.contracts.metadata import Info
     from quintain.errors import (
@@ -78,10 +78,16 @@ else:
         __name__,
         {
             "quintain.sync": (),
-            "quintain.client.client": ("BatchItem", "Client"),
+            "quintain.client.client": ("Client",),
             "quintain.client.connect": ("connect",),
-            "quintain.client.evaluator": ("Evaluator",),
-            "quintain.contracts.invoke": ("ChatMessage", "InvokeRequest", "InvokeSettings", "Result", "TokenUsage"),
+            "quintain.client.transport": ("BatchItem",),
+            "quintain.contracts.invoke": (
+                "ChatMessage",
+                "InvokeRequest",
+                "InvokeSettings",
+                "Result",
+                "TokenUsage",
+            ),
             "quintain.contracts.metadata": ("Info",),
             "quintain.errors": (
                 "BadRequest",
@@ -158,7 +164,6 @@ __all__ = [
     "ControllableNoInjection",
     "ControllablePostCallEvent",
     "ControllablePreCallEvent",
-    "Evaluator",
     "Event",
     "EventResponse",
     "Expired",

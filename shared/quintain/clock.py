@@ -19,6 +19,10 @@ class Clock:
         """Take the metadata service's ``now``, read just now; an hour's difference between machines is harmless."""
         self._offset_ms = now_ms - time.time() * 1000
 
+    def deadline_ms(self, seconds: float) -> int:
+        """The deadline that ends so many seconds from now, in milliseconds since the epoch."""
+        return int(self.now_ms() + seconds * 1000)
+
     def seconds_until(self, deadline_ms: float) -> float:
         """Seconds left until a deadline; negative when it has passed."""
         return (deadline_ms - time.time() * 1000 - self._offset_ms) / 1000

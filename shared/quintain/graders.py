@@ -5,7 +5,7 @@
         return "please" in output
 
 It takes any of `GraderInput`'s fields by name, or one parameter of that type, and ``session``: a client of the
-grader's own session (`quintain.sync.SyncEvaluator`; in an ``async def`` a `quintain.Evaluator`). It returns a bool, a
+grader's own session (`quintain.sync.SyncEvaluator`; in an ``async def`` a `quintain.Client`). It returns a bool, a
 score from 0 to 1, or a dict in one of AgentV's three shapes. An exception is an error of that case, never a score.
 """
 

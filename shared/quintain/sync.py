@@ -13,23 +13,22 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from quintain.client import connect as over
-from quintain.client.client import DEFAULT_DEADLINE_SECONDS, BatchItem
-from quintain.client.evaluator import Asked, Evaluator
-from quintain.contracts import metadata
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
+from quintain.client import connect as asynchronous
+from quintain.client.client import Client
 from quintain.errors import BusError
 
+Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 #: What connects, called on the loop's own thread.
-Connecting = Callable[[], AbstractAsyncContextManager[Evaluator]]
+Connecting = Callable[[], AbstractAsyncContextManager[Client]]
 
 #: The end of a call that was taken back, and of the connection, are waited for so long, in seconds.
 END_SECONDS = 10.0
@@ -40,14 +39,29 @@ def connect(url: str | None = None, token: str | None = None, *, timeout_seconds
 
     ``url`` and ``token`` come from the environment as with `quintain.connect`, and the same errors are raised.
     """
-    return SyncEvaluator(lambda: over.connect(url, token, timeout_seconds=timeout_seconds))
+    return SyncEvaluator(lambda: asynchronous.connect(url, token, timeout_seconds=timeout_seconds))
+
+
+def _blocking(
+    method: Callable[Concatenate[Client, Parameters], Coroutine[Any, Any, Returned]],
+) -> Callable[Concatenate[SyncEvaluator, Parameters], Returned]:
+    """A method of `Client` as one that blocks, with the same parameters and documentation."""
+
+    @functools.wraps(method)
+    def blocking(self: SyncEvaluator, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        return self._wait(method(self._client, *args, **kwargs))
+
+    return blocking
 
 
 class SyncEvaluator:
-    """One session's right to call: `quintain.Evaluator`, each method of which waits for its answer."""
+    """One session's right to call: the methods of `quintain.Client`, each of which blocks until its answer is there.
+
+    ``heard`` and ``progress`` of `send` are called on the thread in the background.
+    """
 
     def __init__(self, connecting: Connecting) -> None:
-        self._connected: concurrent.futures.Future[Evaluator] = concurrent.futures.Future()
+        self._connected: concurrent.futures.Future[Client] = concurrent.futures.Future()
         self._closing = asyncio.Event()
         self._calls: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
@@ -56,50 +70,16 @@ class SyncEvaluator:
         self._thread.start()
         atexit.register(self.close)
         try:
-            self._evaluator = self._connected.result()
+            self._client = self._connected.result()
         except BaseException:
             self.close()
             raise
 
-    def invoke(
-        self,
-        question: str | None = None,
-        *,
-        target: str | None = None,
-        system_prompt: str | None = None,
-        messages: Sequence[ChatMessage] | None = None,
-        settings: InvokeSettings | None = None,
-    ) -> Result:
-        """Ask a target (the session's default where none is named). Raises a `Fault`."""
-        return self._wait(
-            self._evaluator.invoke(
-                question, target=target, system_prompt=system_prompt, messages=messages, settings=settings
-            )
-        )
-
-    def send(
-        self,
-        request: InvokeRequest,
-        *,
-        request_id: str | None = None,
-        deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
-    ) -> Result:
-        """Ask with a whole request. The same ``request_id`` is the same call: charged once, answered alike."""
-        return self._wait(self._evaluator.send(request, request_id=request_id, deadline_seconds=deadline_seconds))
-
-    def invoke_batch(
-        self, requests: Sequence[Asked], *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
-    ) -> list[BatchItem]:
-        """Ask all at once, answers in order; the budget is reserved all or nothing (`BudgetExhausted`)."""
-        return self._wait(self._evaluator.invoke_batch(requests, deadline_seconds=deadline_seconds))
-
-    def get_info(self, *, per_target: bool = False) -> metadata.Info:
-        """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
-        return self._wait(self._evaluator.get_info(per_target=per_target))
-
-    def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
-        """Open a session that may only narrow this one and draws on its budget."""
-        return self._wait(self._evaluator.open_child(ask))
+    invoke = _blocking(Client.invoke)
+    send = _blocking(Client.send)
+    invoke_batch = _blocking(Client.invoke_batch)
+    get_info = _blocking(Client.get_info)
+    open_child = _blocking(Client.open_child)
 
     def close(self) -> None:
         """Close the connection; what other threads still wait for is taken back. Nothing happens the second time."""
@@ -153,8 +133,8 @@ class SyncEvaluator:
         assert living is not None, "a coroutine that runs is a task"
         closing = asyncio.ensure_future(self._closing.wait())
         closing.add_done_callback(lambda _: living.cancel())
-        async with connecting() as evaluator:
-            self._connected.set_result(evaluator)
+        async with connecting() as client:
+            self._connected.set_result(client)
             try:
                 await asyncio.Event().wait()
             finally:

@@ -25,7 +25,7 @@ def asks(case, output, session):
     return {"pass": session.invoke(output).raw_text == "yes", "reason": f"asked about {case.id}"}
 
 @quintain.grader
-async def asks_too(given: quintain.GraderInput, session: quintain.Evaluator):
+async def asks_too(given: quintain.GraderInput, session: quintain.Client):
     results = await session.invoke_batch([given.output, "again"], deadline_seconds=30)
     return sum(item.result.raw_text == "yes" for item in results) / 2
 """

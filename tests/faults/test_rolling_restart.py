@@ -13,7 +13,6 @@ import quintain
 from faults.harness import BOT, CONFIG, Aftermath, Said, Siege, ask, settled
 from faults.ledger_books import books_of
 from faults.reckoning import Reckoning
-from quintain.client.http_client import HttpClient
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.metadata import SessionOpened
 from support.fleet import Process, ProcessFleet, process_fleet
@@ -119,7 +118,7 @@ class Load:
     over: bool = False
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    async def ask_on(self, client: quintain.client.client.Client | HttpClient, target: str) -> None:
+    async def ask_on(self, client: quintain.Client, target: str) -> None:
         while not self.over:
             question = f"q{next(self.numbers)}"
             self.said[question] = []
@@ -134,7 +133,7 @@ class Load:
                 await asyncio.sleep(0.05)
 
 
-async def ask_patiently(client: quintain.client.client.Client | HttpClient, request: InvokeRequest) -> Said:
+async def ask_patiently(client: quintain.Client, request: InvokeRequest) -> Said:
     """One call; where no gateway answers, or its connection is lost, asked again under the same id."""
     while True:
         try:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.metadata import Info, OpenSession, SessionOpened, SessionState
 from quintain.errors import BudgetExhausted, Fault
@@ -26,7 +27,7 @@ class Child:
     calls: int = 0
 
 
-class FakeClient:
+class FakeClient(Client):
     """One session. The same request id is the same call: charged once, answered alike, its fault too."""
 
     def __init__(self, answer: Answer = echo, *, max_calls: int = 1000, targets: tuple[str, ...] = ("bot",)) -> None:
@@ -39,7 +40,7 @@ class FakeClient:
         self._numbers = itertools.count(1)
 
     async def send(
-        self, request: InvokeRequest, *, request_id: str | None = None, deadline_seconds: float = 600.0
+        self, request: InvokeRequest, *, request_id: str | None = None, deadline_seconds: float = 600.0, **_: object
     ) -> Result:
         assert request_id is not None
         assert deadline_seconds > 0
@@ -55,7 +56,7 @@ class FakeClient:
         self.children[token] = Child(ask)
         return SessionOpened(session_id=token, token=token)
 
-    async def get_info(self) -> Info:
+    async def get_info(self, *, per_target: bool = False) -> Info:
         return self._info(self.targets[0], self.max_calls, self.used)
 
     async def count_calls(self, token: str) -> Info:

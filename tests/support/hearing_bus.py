@@ -11,6 +11,7 @@ from typing import Any
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.bus.connect import connect_bus
 from quintain.caller import Caller
+from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.clock import Clock
 from quintain.contracts.invoke import FaultReply, Result
@@ -59,7 +60,7 @@ async def evaluator(url: str, token: str) -> AsyncIterator[Evaluator]:
     """A client on a connection of its own, closed at the end."""
     bus = HearingBus(await connect_bus(url))
     caller, clock = Caller(bus), Clock()
-    client = Client(caller, clock, token)
+    client = Client(AmqpTransport(caller, token, clock))
     try:
         await caller.start()
         clock.learn((await client.get_info()).now)

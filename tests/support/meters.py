@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from quintain.operations.meter import ServiceMeter
-from quintain_gateway.meter import Meter
-from quintain_host.meter import HostMeter
-from quintain_metadata.meter import MetadataMeter
-from quintain_worker.meter import WorkerMeter
+from quintain.operations.metrics import ServiceMetrics
+from quintain_gateway.metrics import GatewayMetrics
+from quintain_host.metrics import HostMetrics
+from quintain_metadata.metrics import MetadataMetrics
+from quintain_worker.metrics import WorkerMetrics
 
 #: What a series' name ends in, by its metric's kind.
 ENDINGS = {"counter": ("_total",), "info": ("_info",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
@@ -17,9 +17,9 @@ ENDINGS = {"counter": ("_total",), "info": ("_info",), "gauge": ("",), "histogra
 SERIES = re.compile(r"\bquintain_[a-z_]+\b")
 
 
-def meters() -> list[ServiceMeter]:
+def meters() -> list[ServiceMetrics]:
     """One of each service's."""
-    return [MetadataMeter(), WorkerMeter(), HostMeter(), Meter()]
+    return [MetadataMetrics(), WorkerMetrics(), HostMetrics(), GatewayMetrics()]
 
 
 def metrics() -> dict[str, str]:

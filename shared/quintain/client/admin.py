@@ -1,18 +1,25 @@
-"""The administrator's client, with the admin token: sessions, and over the bus what runs: targets and workers."""
+"""The administrator's client, with the admin token: sessions over AMQP or HTTP; targets and workers over AMQP."""
 
 from __future__ import annotations
 
-from quintain.caller import Answer, Ask, Caller
+from pydantic import ValidationError
+
+from quintain.client.transport import ANSWER_SECONDS, Transport
 from quintain.contracts import metadata, operating
 from quintain.contracts.discovery import ListTargets, TargetList
-from quintain.routes import AMEND, DRAIN, LIST, OPEN, PAUSE, RESUME, SHOW, TARGETS, TOKEN_HEADER, WORKERS, Route
+from quintain.contracts.message import explain
+from quintain.errors import BadRequest
+from quintain.routes import AMEND, DRAIN, LIST, OPEN, PAUSE, RESUME, SHOW, TARGETS, WORKERS, Answer, Ask, Route
 
 
 class Admin:
-    """Every method raises a `Fault`, or `NoAnswer` where no metadata service answers in time."""
+    """Every method raises a `Fault`, a `BusError`, or `NoAnswer` where no metadata service answers in time.
 
-    def __init__(self, caller: Caller, token: str, *, timeout_seconds: float = 30.0) -> None:
-        self._caller, self._token, self._timeout_seconds = caller, token, timeout_seconds
+    ``timeout_seconds`` bounds each of them.
+    """
+
+    def __init__(self, transport: Transport, *, timeout_seconds: float = ANSWER_SECONDS) -> None:
+        self._transport, self._timeout_seconds = transport, timeout_seconds
 
     async def open(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
         """Open a session; its token is in the answer and nowhere else."""
@@ -27,15 +34,19 @@ class Admin:
         return await self._request(LIST, ask)
 
     async def show(self, session_id: str) -> metadata.Info:
-        """One session and its counters."""
-        return await self._request(SHOW, metadata.ShowSession(session_id=session_id))
+        """One session and its counters. Raises `BadRequest` where there is no such session."""
+        try:
+            ask = metadata.ShowSession(session_id=session_id)
+        except ValidationError as error:
+            raise BadRequest(explain(error)) from None
+        return await self._request(SHOW, ask)
 
     async def targets(self) -> TargetList:
-        """Every registered target."""
+        """Every registered target. Only over a broker, as all that follow."""
         return await self._request(TARGETS, ListTargets())
 
     async def pause(self, target: str, for_seconds: float) -> operating.TargetPause:
-        """Nobody calls a target for so long, over the whole fleet. Raises `UnknownTarget`."""
+        """Have no worker of the fleet call a target for so many seconds. Raises `UnknownTarget`."""
         return await self._request(PAUSE, operating.PauseTarget(target=target, for_seconds=for_seconds))
 
     async def resume(self, target: str) -> operating.TargetPause:
@@ -51,5 +62,4 @@ class Admin:
         return await self._request(DRAIN, operating.DrainWorker(worker_id=worker_id))
 
     async def _request(self, route: Route[Ask, Answer], ask: Ask) -> Answer:
-        headers = {TOKEN_HEADER: self._token}
-        return await self._caller.request(route, ask, headers, timeout_seconds=self._timeout_seconds)
+        return await self._transport.request(route, ask, timeout_seconds=self._timeout_seconds)

@@ -19,7 +19,7 @@ from quintain.bus.base import Bus
 from quintain.contracts.discovery import ServiceCard
 from quintain.operations.health import Check, Live, Probe, all_of
 from quintain.operations.listening import BACKLOG, LOOPBACK, listening_at, url_of
-from quintain.operations.meter import ServiceMeter
+from quintain.operations.metrics import ServiceMetrics
 from quintain.operations.round_trip import RoundTrip
 from quintain.operations.serving import serving_on
 
@@ -39,17 +39,38 @@ class OpsAddress:
     host: str = LOOPBACK
 
 
+class HealthEndpoints:
+    """The endpoints of a service's health and metrics. ``check`` decides whether it is ready."""
+
+    def __init__(self, metrics: ServiceMetrics, check: Check) -> None:
+        self._metrics, self._probe = metrics, Probe(check)
+
+    async def live(self, _: Request) -> Response:
+        """``GET /health/live``"""
+        return Response(Live().to_wire(), media_type="application/json")
+
+    async def ready(self, _: Request) -> Response:
+        """``GET /health/ready``"""
+        verdict = await self._probe.verdict()
+        status = 200 if verdict.status == "ready" else 503
+        return Response(verdict.to_wire(), status_code=status, media_type="application/json")
+
+    async def metrics(self, _: Request) -> Response:
+        """``GET /metrics``"""
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
 class Operations:
     """One service as it is told over its operations port: what it waits for, then whether it is ready."""
 
-    def __init__(self, meter: ServiceMeter, tell: Callable[[str], None]) -> None:
+    def __init__(self, metrics: ServiceMetrics, tell: Callable[[str], None]) -> None:
         """``tell`` is given what the service waits for, too: for people."""
-        self._meter, self._tell = meter, tell
+        self._metrics, self._tell = metrics, tell
         self._waits = "it is starting"
         #: Whether anybody can ask: there is a port.
         self.heard = False
         self._check: Check | None = None
-        self._probe = Probe(self._ready)
+        self._endpoints = HealthEndpoints(metrics, self._ready)
 
     def waits(self, reason: str) -> None:
         """Not ready, for this reason, until `running`."""
@@ -61,9 +82,9 @@ class Operations:
         self, bus: Bus, check: Check, card: Callable[[], ServiceCard] | None = None
     ) -> AsyncIterator[None]:
         """The service is up: from now on it is ready where this check passes, and a message to itself comes back."""
-        self._meter.watch(bus)
+        self._metrics.watch(bus)
         if card is not None:
-            self._meter.show(card)
+            self._metrics.show(card)
         round_trip = RoundTrip(bus)
         try:
             self._check = all_of(check, round_trip.check)
@@ -76,24 +97,13 @@ class Operations:
     def routes(self) -> list[Route]:
         """The three paths."""
         return [
-            Route("/health/live", self._on_live, methods=["GET"]),
-            Route("/health/ready", self._on_ready, methods=["GET"]),
-            Route("/metrics", self._on_metrics, methods=["GET"]),
+            Route("/health/live", self._endpoints.live, methods=["GET"]),
+            Route("/health/ready", self._endpoints.ready, methods=["GET"]),
+            Route("/metrics", self._endpoints.metrics, methods=["GET"]),
         ]
 
     async def _ready(self) -> str | None:
         return self._waits if self._check is None else await self._check()
-
-    async def _on_live(self, _: Request) -> Response:
-        return Response(Live().to_wire(), media_type="application/json")
-
-    async def _on_ready(self, _: Request) -> Response:
-        verdict = await self._probe.verdict()
-        status = 200 if verdict.status == "ready" else 503
-        return Response(verdict.to_wire(), status_code=status, media_type="application/json")
-
-    async def _on_metrics(self, _: Request) -> Response:
-        return Response(self._meter.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 @contextlib.asynccontextmanager

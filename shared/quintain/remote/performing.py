@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from quintain.contracts.hosted import LogLine, Said, WireResponse
@@ -79,7 +80,7 @@ class RemoteRun:
 
     async def _begin(self) -> None:
         """Listen first, then start."""
-        listening = self._listening = Listening(self._lease, self._hand_over)
+        listening = self._listening = Listening(self._lease, partial(self._on_application, self._arrived))
         await self._ear.open(listening)
         self._lease.lost.add_done_callback(self._lost)
         kinds = sorted(self._codec.vocabulary.events)
@@ -93,9 +94,6 @@ class RemoteRun:
         self._lease.lost.remove_done_callback(self._lost)
         if self._listening is not None:
             await self._listening.close()
-
-    def _hand_over(self, items: list[Said]) -> None:
-        self._on_application(self._arrived, items)
 
     def _lost(self, _: asyncio.Future[None]) -> None:
         self._on_application(self._end, self._lease.loss())

@@ -12,6 +12,13 @@ from quintain.lazy import lazy_exports
 if TYPE_CHECKING:
     from quintain.telemetry.export import exporting
 else:
-    __getattr__, __dir__ = lazy_exports(__name__, {"quintain.telemetry.export": ("exporting",)})
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "quintain.telemetry.export": ("exporting",),
+        },
+    )
 
-__all__ = ["exporting"]
+__all__ = [
+    "exporting",
+]

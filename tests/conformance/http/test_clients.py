@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,8 +14,6 @@ import quintain
 from quintain.client.admin import Admin
 from quintain.client.client import Client
 from quintain.client.connect import connect, connect_admin
-from quintain.client.evaluator import Administrator, Evaluator
-from quintain.client.http_client import HttpAdmin, HttpClient
 from quintain.contracts.metadata import AmendSession, ListSessions, OpenSession, SessionState
 from quintain.contracts.token import SessionToken
 from quintain_gateway.limits import Limits
@@ -30,7 +27,7 @@ targets:
   slow: {provider: mock, delay_ms: 3000}
 """
 
-Opened = Callable[..., AbstractAsyncContextManager[Evaluator]]
+Opened = Callable[..., AbstractAsyncContextManager[Client]]
 
 
 @pytest.fixture(params=["bus", "http"])
@@ -49,7 +46,7 @@ def opened(fleet: MemoryFleet, way: str) -> Opened:
     """A new session's client, by its default target and its limit."""
 
     @contextlib.asynccontextmanager
-    async def opened(target: str = "echo", max_calls: int = 50, **more: object) -> AsyncIterator[Evaluator]:
+    async def opened(target: str = "echo", max_calls: int = 50, **more: object) -> AsyncIterator[Client]:
         token = (await fleet.open(target, max_calls, **more)).token
         async with reached(fleet, way, token) as client:
             yield client
@@ -57,36 +54,33 @@ def opened(fleet: MemoryFleet, way: str) -> Opened:
     return opened
 
 
-def reached(fleet: MemoryFleet, way: str, token: str) -> AbstractAsyncContextManager[Evaluator]:
+def reached(fleet: MemoryFleet, way: str, token: str) -> AbstractAsyncContextManager[Client]:
     if way == "http":
         return connect(fleet.gateway_url, token)
     return connect("memory://", token, memory=fleet.running.memory)
 
 
 @pytest.fixture
-async def admin(fleet: MemoryFleet, way: str) -> AsyncIterator[Administrator]:
+async def admin(fleet: MemoryFleet, way: str) -> AsyncIterator[Admin]:
     url = fleet.gateway_url if way == "http" else "memory://"
     async with connect_admin(url, ADMIN_TOKEN, memory=fleet.running.memory) as admin:
         yield admin
 
 
-def public(kind: type) -> dict[str, inspect.Signature]:
-    return {
-        name: inspect.signature(method)
-        for name, method in inspect.getmembers(kind, inspect.iscoroutinefunction)
-        if not name.startswith("_")
-    }
+@pytest.mark.parametrize("only", ["reserve", "cancel", "targets"])
+async def test_what_a_gateway_has_no_operation_for_says_so(fleet: MemoryFleet, only: str) -> None:
+    token = (await fleet.open("echo")).token
+    async with connect(fleet.gateway_url, token) as client, connect_admin(fleet.gateway_url, ADMIN_TOKEN) as admin:
+        calls = {"reserve": lambda: client.reserve(1), "cancel": lambda: client.cancel(["x"]), "targets": admin.targets}
+        with pytest.raises(quintain.ConfigError, match="QUINTAIN_BROKER_URL"):
+            await calls[only]()
 
 
-@pytest.mark.parametrize(
-    ("promise", "kind"),
-    [(Evaluator, Client), (Evaluator, HttpClient), (Administrator, Admin), (Administrator, HttpAdmin)],
-)
-def test_every_way_has_the_whole_interface(promise: type, kind: type) -> None:
-    promised, there = public(promise), public(kind)
-    assert promised.keys() <= there.keys()
-    for name, signature in promised.items():
-        assert list(signature.parameters) == [one for one in there[name].parameters if one in signature.parameters]
+async def test_over_http_an_answer_comes_whole(fleet: MemoryFleet) -> None:
+    token = (await fleet.open("echo")).token
+    async with connect(fleet.gateway_url, token) as client:
+        with pytest.raises(quintain.ConfigError, match="connect to the broker"):
+            await client.send(quintain.InvokeRequest(question="x"), heard=print)
 
 
 async def test_an_invoke_is_a_result(opened: Opened) -> None:
@@ -279,7 +273,7 @@ async def test_many_calls_at_the_same_time_share_the_budget(opened: Opened) -> N
     assert len([one for one in ended if isinstance(one, quintain.BudgetExhausted)]) == 20
 
 
-async def test_an_administrator_opens_lists_shows_and_amends(admin: Administrator) -> None:
+async def test_an_administrator_opens_lists_shows_and_amends(admin: Admin) -> None:
     first = await admin.open(OpenSession(default_target="echo", max_calls=2, label="a & b?"))
     second = await admin.open(OpenSession(default_target="judge"))
     shown = await admin.show(first.session_id)
@@ -294,11 +288,16 @@ async def test_an_administrator_opens_lists_shows_and_amends(admin: Administrato
 
 
 @pytest.mark.parametrize("session_id", ["nobody", "", "..", "a/b?c#d", "ümläut"])
-async def test_a_session_that_is_not_there_is_a_bad_request(admin: Administrator, session_id: str) -> None:
+async def test_a_session_that_is_not_there_is_a_bad_request(admin: Admin, session_id: str) -> None:
     with pytest.raises(quintain.BadRequest):
         await admin.show(session_id)
     with pytest.raises(quintain.BadRequest):
         await admin.amend(AmendSession(session_id=session_id, max_calls=1))
+
+
+async def test_what_is_too_long_for_a_session_id_is_a_bad_request(admin: Admin) -> None:
+    with pytest.raises(quintain.BadRequest):
+        await admin.show("x" * 201)
 
 
 async def test_the_wrong_admin_token_opens_nothing(fleet: MemoryFleet, way: str) -> None:

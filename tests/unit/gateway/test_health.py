@@ -22,7 +22,7 @@ from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
 from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
+from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import serving
 from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.running import running_metadata
@@ -51,7 +51,7 @@ class Asked:
 async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIterator[tuple[str, Caller]]:
     """A gateway alone, before a broker on which there may be nobody."""
     bus = memory.connect()
-    caller, limits, meter = Caller(bus), Limits(), Meter()
+    caller, limits, meter = Caller(bus), Limits(), GatewayMetrics()
     await caller.start()
     app = app_of(Door(caller, clock or Clock(), limits, meter))
     async with serving(app, Address(), limits, meter) as url:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.metadata import CallsCancelled, CancelCalls
+from quintain.routes import Answer, Ask, Route
 from quintain_cli import compose
 from quintain_gateway.address import Address
 from quintain_gateway.limits import Limits
@@ -118,15 +121,19 @@ async def test_what_is_cut_off_at_the_end_is_taken_back_before_the_gateway_has_g
     fleet: MemoryFleet, sends: Sends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken_back: list[int] = []
-    cancel = Client.cancel
+    request = AmqpTransport.request
 
-    async def unhurried(client: Client, request_ids: Sequence[str]) -> int:
+    async def unhurried(transport: AmqpTransport, route: Route[Ask, Answer], ask: Ask, **more: float) -> Answer:
+        if not isinstance(ask, CancelCalls):
+            return await request(transport, route, ask, **more)
         for _ in range(100):  # longer than it takes to close a connection in memory
             await asyncio.sleep(0)
-        taken_back.append(await cancel(client, request_ids))
-        return taken_back[-1]
+        answer = await request(transport, route, ask, **more)
+        assert isinstance(answer, CallsCancelled)
+        taken_back.append(answer.cancelled)
+        return answer
 
-    monkeypatch.setattr(Client, "cancel", unhurried)
+    monkeypatch.setattr(AmqpTransport, "request", unhurried)
     session = await fleet.open("slow")
     async with compose.gateway(fleet.running.bus, Address(port=0), Limits(grace_seconds=0)) as url:
         socket = await asyncio.open_connection(*url.removeprefix("http://").split(":"))

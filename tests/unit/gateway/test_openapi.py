@@ -16,7 +16,7 @@ from quintain_gateway.agentv import OPERATIONS as AGENTV_OPERATIONS
 from quintain_gateway.app import OPERATIONS, router_of
 from quintain_gateway.door import Door
 from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
+from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.openapi import document
 from support.command_line import clean_environment
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet
@@ -47,7 +47,7 @@ headers = {{ Authorization = "Bearer {admin}" }}
 
 def test_every_route_is_described_and_nothing_else() -> None:
     limits, memory = Limits(), MemoryBroker()
-    router = router_of(Door(Caller(memory.connect()), Clock(), limits, Meter()))
+    router = router_of(Door(Caller(memory.connect()), Clock(), limits, GatewayMetrics()))
     paths = {route.path for route in router.routes if isinstance(route, Route)}
     agentvs = {operation.path for operation in AGENTV_OPERATIONS}
     described = document(OPERATIONS)["paths"].keys() | {"/openapi.json"}

@@ -14,8 +14,8 @@ from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AdmitAnswer, AdmitBatch, LeaseRenewed, Settle, SettleBatch
 from quintain.contracts.metadata import SessionOpened
 from quintain.topology import LEDGER, target_queue
+from quintain_metadata import instrumentation
 from quintain_metadata import service as service_module
-from quintain_metadata import watched
 from quintain_metadata.sqlite import SqliteLedger
 from support.books import asked, settled
 from support.metadata_alone import MetadataAlone, heard, metadata_alone
@@ -243,7 +243,7 @@ async def test_an_outage_is_said_once_when_it_begins_and_once_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(watched, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(instrumentation, "QUIET_SECONDS", 0.05)
     caplog.set_level(logging.WARNING)
     ask = asked(session, "r1")
     await worker.granted(ask)

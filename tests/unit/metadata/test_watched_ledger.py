@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.errors import BadRequest, BudgetUnavailable
-from quintain_metadata import watched
+from quintain_metadata import instrumentation
+from quintain_metadata.instrumentation import InstrumentedLedger
 from quintain_metadata.records import Moment
 from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.steps import Steps, run
-from quintain_metadata.watched import WatchedLedger
 
 AWAY, BACK = "The ledger is out of reach", "The ledger answers again"
 
@@ -45,8 +45,8 @@ def writing(_: Moment) -> Steps[object]:
 async def test_an_outage_is_told_once_and_its_end_once(
     inner: SqliteLedger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "QUIET_SECONDS", 0)
-    ledger = WatchedLedger(inner)
+    monkeypatch.setattr(instrumentation, "QUIET_SECONDS", 0)
+    ledger = InstrumentedLedger(inner)
     await ledger.do(reading)
     assert said(caplog) == []
     for _ in range(2):
@@ -63,7 +63,7 @@ async def test_an_outage_is_told_once_and_its_end_once(
 async def test_a_full_disk_that_can_be_read_is_one_outage(
     inner: SqliteLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = WatchedLedger(inner)
+    ledger = InstrumentedLedger(inner)
     pages = next(iter(inner._connection.execute("PRAGMA page_count")))[0]
     inner._connection.execute(f"PRAGMA max_page_count = {pages}")
     for _ in range(5):
@@ -74,7 +74,7 @@ async def test_a_full_disk_that_can_be_read_is_one_outage(
 
 
 async def test_a_refusal_is_no_outage(inner: SqliteLedger, caplog: pytest.LogCaptureFixture) -> None:
-    ledger = WatchedLedger(inner)
+    ledger = InstrumentedLedger(inner)
 
     def refusing(_: Moment) -> Steps[None]:
         yield from run("SELECT 1")
@@ -86,7 +86,7 @@ async def test_a_refusal_is_no_outage(inner: SqliteLedger, caplog: pytest.LogCap
 
 
 async def test_it_is_the_ledger_it_was_given(inner: SqliteLedger) -> None:
-    ledger = WatchedLedger(inner)
+    ledger = InstrumentedLedger(inner)
     ledger.mourn_from(77)
 
     def mourned(moment: Moment) -> Steps[int]:

@@ -15,7 +15,7 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.config import load_config
 from quintain.errors import BrokerRefused, ConfigError
 from quintain.operations.health import READY_SECONDS, VERDICT_SECONDS, Check, Probe, all_of
-from quintain.operations.meter import ServiceMeter
+from quintain.operations.metrics import ServiceMetrics
 from quintain.operations.port import Operations, OpsAddress, operations_port
 from quintain.operations.round_trip import RoundTrip
 from quintain_cli import compose
@@ -42,7 +42,7 @@ def failing(reason: str) -> Check:
 @contextlib.asynccontextmanager
 async def port(bus: Bus, check: Check) -> AsyncIterator[Visitor]:
     """The port of a service that runs."""
-    operations = Operations(ServiceMeter("metadata"), lambda _: None)
+    operations = Operations(ServiceMetrics("metadata"), lambda _: None)
     async with (
         operations_port(OpsAddress(0), operations) as url,
         operations.running(bus, check),
@@ -64,7 +64,7 @@ async def verdict(check: Check) -> str | None:
 
 async def test_it_lives_from_the_start_and_says_what_it_waits_for() -> None:
     told: list[str] = []
-    operations = Operations(ServiceMeter("worker"), told.append)
+    operations = Operations(ServiceMetrics("worker"), told.append)
     async with operations_port(OpsAddress(0), operations) as url, visiting(url) as door:
         assert await door.get("/health/live") == (200, {"status": "live"})
         assert await door.get("/health/ready") == (503, {"status": "unready", "reason": "it is starting"})
@@ -133,7 +133,7 @@ async def test_every_reason_is_said() -> None:
 
 
 async def test_an_address_that_cannot_be_opened_names_its_option() -> None:
-    operations = Operations(ServiceMeter("worker"), lambda _: None)
+    operations = Operations(ServiceMetrics("worker"), lambda _: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -13,33 +13,34 @@ from quintain.bus.memory import MemoryBroker
 from quintain.client.connect import connect, connect_admin
 from quintain.config import load_config
 from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.ledger import TargetCard
 from quintain.contracts.metadata import OpenSession
 from quintain.errors import Fault, Throttled
-from quintain.operations.meter import ServiceMeter
+from quintain.operations.metrics import ServiceMetrics
 from quintain_cli import compose
 from quintain_metadata.figures import Figures
-from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.running import running_metadata
-from quintain_worker.meter import WorkerMeter
-from quintain_worker.metered import MeteredProvider
+from quintain_worker.instrumentation import InstrumentedProvider
+from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.port import Answer, Billing, ProviderFailure
 from support.memory_fleet import ADMIN_TOKEN
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}, broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
 
 
-def value(meter: ServiceMeter, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+def value(meter: ServiceMetrics, name: str, labels: Mapping[str, str] | None = None) -> float | None:
     return meter.registry.get_sample_value(name, dict(labels or {}))
 
 
 async def test_a_calls_life_is_counted_on_both_sides(tmp_path: Path) -> None:
     path = tmp_path / "quintain.yaml"
     path.write_text(CONFIG)
-    memory, at_worker, at_ledger = MemoryBroker(), WorkerMeter(), MetadataMeter()
+    memory, at_worker, at_ledger = MemoryBroker(), WorkerMetrics(), MetadataMetrics()
     async with (
         compose.ledger("sqlite://") as ledger,
         running_metadata(memory.connect(), ledger, ADMIN_TOKEN, at_ledger),
-        compose.worker(memory.connect(), load_config(path), {}, meter=at_worker) as worker,
+        compose.worker(memory.connect(), load_config(path), {}, metrics=at_worker) as worker,
     ):
         at_worker.show(worker.card)
         async with connect_admin("memory://", ADMIN_TOKEN, memory=memory) as admin:
@@ -96,8 +97,8 @@ class Says:
 async def test_every_try_is_timed_by_how_it_ended(
     failure: BaseException | None, end: str, throttled: float | None
 ) -> None:
-    meter = WorkerMeter()
-    provider = MeteredProvider(Says(failure), "t", meter)
+    meter = WorkerMetrics()
+    provider = InstrumentedProvider(Says(failure), TargetCard(name="t", provider="mock", max_concurrency=1), meter)
     with contextlib.nullcontext() if failure is None else pytest.raises(type(failure)):
         await provider.answer(None, timeout_seconds=1)  # type: ignore[arg-type]
     assert value(meter, "quintain_worker_provider_seconds_count", {"target": "t", "end": end}) == 1
@@ -105,7 +106,7 @@ async def test_every_try_is_timed_by_how_it_ended(
 
 
 async def test_the_meter_shows_the_figures_it_read_last() -> None:
-    meter = MetadataMeter()
+    meter = MetadataMetrics()
     assert value(meter, "quintain_metadata_calls_in_doubt") == 0
     target = RegisteredTarget(name="a", provider="mock", max_concurrency=7, running=1)
     meter.read(Figures({"open": 2}, in_doubt=1, nearly_spent=1, targets=(target,)))

@@ -14,10 +14,11 @@ import pytest
 from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.caller import Caller
-from quintain.client import client as client_module
-from quintain.client import taking_back
-from quintain.client.client import BatchItem, Client, routing_key, unspent
+from quintain.client import amqp_transport, cancellation
+from quintain.client.amqp_transport import AmqpTransport, routing_key
+from quintain.client.client import Client
 from quintain.client.connect import connect
+from quintain.client.transport import BatchItem, unspent
 from quintain.clock import Clock
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
 from quintain.contracts.message import Message
@@ -135,7 +136,7 @@ class Alone:
         self.bus: MemoryBus = self.memory.connect()
         self.caller = Caller(self.bus)
         self.clock = Clock()
-        self.client = Client(self.caller, self.clock, SessionToken.mint().text)
+        self.client = Client(AmqpTransport(self.caller, SessionToken.mint().text, self.clock))
         self.seen: asyncio.Queue[Delivery] = asyncio.Queue()
         self.metadata = Metadata(self.memory.connect())
 
@@ -193,7 +194,7 @@ async def test_a_conversation_and_settings_reach_the_target(fleet: MemoryFleet) 
 async def test_a_bad_request_is_said_before_any_io(ask: dict[str, object]) -> None:
     bus = MemoryBroker().connect()
     await bus.close()  # whoever publishes now hears so
-    client = Client(Caller(bus), Clock(), SessionToken.mint().text)
+    client = Client(AmqpTransport(Caller(bus), SessionToken.mint().text))
     with pytest.raises(BadRequest, match="question"):
         await client.invoke(**ask)  # type: ignore[arg-type]
 
@@ -290,7 +291,7 @@ async def test_a_child_draws_on_its_parent(fleet: MemoryFleet) -> None:
 async def test_nobody_in_time_is_expired_and_may_have_been_charged(
     alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(amqp_transport, "GRACE_SECONDS", 0.05)
     with pytest.raises(Expired) as expired:
         await alone.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
     assert (expired.value.charged, expired.value.retryable) == (True, False)
@@ -443,7 +444,7 @@ async def test_a_call_under_an_id_of_the_callers_own_goes_on(alone: Alone) -> No
 
 
 async def test_a_deadline_that_passes_takes_nothing_back(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(amqp_transport, "GRACE_SECONDS", 0.05)
     with pytest.raises(Expired):
         await alone.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
     await alone.client.close()
@@ -542,7 +543,7 @@ async def test_leaving_a_connection_finishes_taking_back(alone: Alone) -> None:
 async def test_a_fleet_that_does_not_answer_holds_nobody_who_leaves(
     alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking_back, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(cancellation, "CANCEL_SECONDS", 0.05)
     await alone.watch()
     alone.metadata.answers["cancel"] = lambda _: None
     before = asyncio.all_tasks()

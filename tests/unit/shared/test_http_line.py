@@ -13,11 +13,12 @@ import pytest
 
 import quintain
 from quintain.client.connect import connect
-from quintain.client.http_line import line_to
-from quintain.contracts.message import Message
+from quintain.client.http_transport import http_transport
+from quintain.contracts.metadata import AskInfo, Info
+from quintain.routes import INFO
 from quintain_gateway.address import Address
 from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
+from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import serving
 from support.memory_fleet import memory_fleet
 from support.visitor import visiting
@@ -49,9 +50,9 @@ def http(status: str, body: str = "", *headers: str) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-async def ask(url: str) -> Message:
-    async with line_to(url, "a token") as line:
-        return await line.ask("GET", "/info", Message, timeout_seconds=5)
+async def ask(url: str, seconds: float = 5) -> Info:
+    async with http_transport(url, "a token") as transport:
+        return await transport.request(INFO, AskInfo(), timeout_seconds=seconds)
 
 
 async def test_no_gateway_is_said_with_where_and_what_to_start() -> None:
@@ -93,9 +94,9 @@ async def test_an_answer_that_cannot_be_read_may_have_been_charged() -> None:
 
 
 async def test_a_gateway_that_says_nothing_is_waited_for_no_longer_than_agreed() -> None:
-    async with server(None) as url, line_to(url, "a token") as line:
-        with pytest.raises(quintain.NoAnswer, match=r"within 0\.2 s"):
-            await line.ask("GET", "/info", Message, timeout_seconds=0.2)
+    async with server(None) as url:
+        with pytest.raises(quintain.BudgetUnavailable, match=r"did not answer within 0\.2 s"):
+            await ask(url, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ async def test_a_gateway_that_says_nothing_is_waited_for_no_longer_than_agreed()
 )
 async def test_a_url_or_a_token_that_cannot_be_used_is_a_config_error(url: str, token: str, mend: str) -> None:
     with pytest.raises(quintain.ConfigError) as refused:
-        async with line_to(url, token):
+        async with http_transport(url, token):
             pass
     assert mend in refused.value.message
 
@@ -134,7 +135,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) 
     async def app(scope: object, receive: object, send: object) -> None:
         pytest.fail("it was asked all the same")
 
-    async with serving(app, Address(tls_cert=cert, tls_key=key), Limits(grace_seconds=0), Meter()) as url:
+    async with serving(app, Address(tls_cert=cert, tls_key=key), Limits(grace_seconds=0), GatewayMetrics()) as url:
         with pytest.raises(quintain.GatewayUnavailable, match="its certificate is not trusted"):
             await ask(url)
 
@@ -168,8 +169,7 @@ async def test_a_request_id_that_no_header_can_carry_is_refused_before_anything_
 
 
 async def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_client", "http_line"):
-        monkeypatch.delitem(sys.modules, f"quintain.client.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "quintain.client.http_transport", raising=False)
     # None is how the interpreter knows that a module cannot be imported.
     monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(quintain.ConfigError, match=r"pip install 'quintain\[http\]'"):

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.caller import Caller
+from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
-from quintain.clock import Clock
 from quintain.contracts.invoke import InvokeRequest, Progress
 from quintain.contracts.token import SessionToken
 from quintain.routes import ACCEPT_HEADER, REQUEST_ID_HEADER
@@ -81,7 +81,7 @@ async def test_a_quick_call_is_answered_and_nothing_more(ledger: LedgerStandIn, 
 async def test_the_client_asks_where_somebody_wants_to_hear(ledger: LedgerStandIn, gate: Gate) -> None:
     caller = Caller(ledger.bus)
     await caller.start()
-    client = Client(caller, Clock(), SessionToken.mint().text)
+    client = Client(AmqpTransport(caller, SessionToken.mint().text))
     heard: list[Progress] = []
     enough = asyncio.Event()
 

@@ -1,58 +1,30 @@
-"""What a worker counts for Prometheus. Labels are its own targets, codes and outcomes: never anything of a caller's."""
+"""The worker's Prometheus metrics. Labels are its own targets, codes and outcomes: never anything of a caller's."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from prometheus_client import Counter, Histogram
-
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import Outcome
 from quintain.contracts.message import Message
 from quintain.errors import Fault
-from quintain.operations.meter import CALL_SECONDS, ServiceMeter
-
-_PREFIX = "quintain_worker"
+from quintain.operations.metrics import ServiceMetrics
 
 #: The codes of calls without a fault: answered, answered from what the ledger keeps, given back to the queue.
 OK, REPLAYED, GIVEN_BACK = "ok", "replayed", "given_back"
 
 
-class WorkerMeter(ServiceMeter):
-    """One worker's numbers."""
+class WorkerMetrics(ServiceMetrics):
+    """One worker's metrics."""
 
     def __init__(self) -> None:
         super().__init__("worker")
-        calls = Counter(
-            f"{_PREFIX}_calls", "Deliveries that ended, by target and code", ["target", "code"], registry=self.registry
-        )
-        attempts = Counter(
-            f"{_PREFIX}_attempts",
-            "Attempts that were settled, by what became of them",
-            ["target", "outcome"],
-            registry=self.registry,
-        )
-        provider_seconds = Histogram(
-            f"{_PREFIX}_provider_seconds",
-            "One try at a provider, by how it ended",
-            ["target", "end"],
-            buckets=CALL_SECONDS,
-            registry=self.registry,
-        )
-        queue_seconds = Histogram(
-            f"{_PREFIX}_queue_wait_seconds",
-            "From the publish of a request to its arrival",
-            ["target"],
-            buckets=CALL_SECONDS,
-            registry=self.registry,
-        )
-        throttled = Counter(
-            f"{_PREFIX}_throttled",
-            "Tries that a provider refused for its rate limit",
-            ["target"],
-            registry=self.registry,
-        )
-        # The numbers of each target are looked for once: their labels are few, and every call counts in several.
+        calls = self.counter("calls", "Deliveries that ended, by target and code", "target", "code")
+        attempts = self.counter("attempts", "Attempts that were settled, by what became of them", "target", "outcome")
+        provider_seconds = self.histogram("provider_seconds", "One try at a provider, by how it ended", "target", "end")
+        queue_seconds = self.histogram("queue_wait_seconds", "From the publish of a request to its arrival", "target")
+        throttled = self.counter("throttled", "Tries that a provider refused for its rate limit", "target")
+        # Each target's children are looked up once: their labels are few, and every call counts in several.
         self._calls, self._attempts = cache(calls.labels), cache(attempts.labels)
         self._provider_seconds, self._queue_seconds = cache(provider_seconds.labels), cache(queue_seconds.labels)
         self._throttled = cache(throttled.labels)

@@ -1,4 +1,4 @@
-"""Calls whose asker left, taken back in the background: best effort, within a few seconds, in few messages."""
+"""Cancels calls in the background whose caller has stopped waiting: best effort, in few messages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from quintain.errors import QuintainError
 
 log = logging.getLogger(__name__)
 
-#: How long one message of cancellations may take, and how long the end waits for the last of them, in seconds.
-PATIENCE_SECONDS = 5.0
+#: How long one message of cancellations may take, and how long `CancellationQueue.close` waits, in seconds.
+CANCEL_SECONDS = 5.0
 
-#: At most so many calls are taken back with one message.
+#: At most so many calls are cancelled with one message.
 MOST_AT_ONCE = 1000
 
 
-class TakingBack:
-    """What one client has to take back. ``cancel`` asks the fleet; one question of it is under way at a time."""
+class CancellationQueue:
+    """The calls that one client has to cancel. ``cancel`` sends one message; one of them is under way at a time."""
 
     def __init__(self, cancel: Callable[[Sequence[str]], Awaitable[object]]) -> None:
         self._cancel = cancel
@@ -27,20 +27,20 @@ class TakingBack:
         self._closed = False
 
     def add(self, request_ids: Sequence[str]) -> None:
-        """Take these back, soon. After the end it does nothing: the fleet ends the calls by their deadlines."""
+        """Cancel these soon. After `close` nothing happens: the calls end with their deadlines."""
         if self._closed:
             return
         self._waiting += request_ids
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._send(), name="take-back")
+            self._sending = asyncio.get_running_loop().create_task(self._send(), name="cancel calls")
 
-    async def finish(self) -> None:
-        """Wait for what is under way, for a few seconds, and take nothing back from then on."""
+    async def close(self) -> None:
+        """Wait up to `CANCEL_SECONDS` for what is under way, and cancel nothing from then on."""
         self._closed = True
         if self._sending is None:
             return
         try:
-            await asyncio.wait([self._sending], timeout=PATIENCE_SECONDS)
+            await asyncio.wait([self._sending], timeout=CANCEL_SECONDS)
         finally:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
@@ -49,7 +49,7 @@ class TakingBack:
         while self._waiting:
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             try:
-                async with asyncio.timeout(PATIENCE_SECONDS):
+                async with asyncio.timeout(CANCEL_SECONDS):
                     await self._cancel(batch)
             except (QuintainError, TimeoutError) as error:
                 log.info("%d calls were not taken back; their deadlines end them: %s", len(batch), error)

@@ -1,5 +1,7 @@
-"""A ledger whose outages are told in two lines, one when it is out of reach and one when it answers again: whoever
-waits for it asks every second, and says nothing."""
+"""The ledger, instrumented: times each operation, and logs an outage in two lines, at its beginning and its end.
+
+Whoever waits for the ledger asks it every second and logs nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Sequence
 
 from quintain.errors import BudgetUnavailable
 from quintain_metadata.ledger import Ledger, Operation, Returned, returned
-from quintain_metadata.meter import MetadataMeter
+from quintain_metadata.metrics import MetadataMetrics
 
 log = logging.getLogger(__name__)
 
@@ -18,11 +20,11 @@ log = logging.getLogger(__name__)
 QUIET_SECONDS = 3.0
 
 
-class WatchedLedger:
-    """The ledger it is given."""
+class InstrumentedLedger:
+    """Another ledger, instrumented."""
 
-    def __init__(self, ledger: Ledger, meter: MetadataMeter | None = None) -> None:
-        self._ledger, self._meter = ledger, meter or MetadataMeter()
+    def __init__(self, ledger: Ledger, metrics: MetadataMetrics | None = None) -> None:
+        self._ledger, self._metrics = ledger, metrics or MetadataMetrics()
         self._away = False
         self._refused_at = 0.0
 
@@ -45,7 +47,7 @@ class WatchedLedger:
                 self._refuses(outcome)
             else:
                 self._answers()
-            self._meter.ledger(seconds, reachable=not isinstance(outcome, BudgetUnavailable))
+            self._metrics.ledger(seconds, reachable=not isinstance(outcome, BudgetUnavailable))
         return outcomes
 
     def mourn_from(self, moment_ms: int) -> None:

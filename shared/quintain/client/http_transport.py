@@ -1,0 +1,269 @@
+"""The transport over HTTP, for programs that reach a gateway and no broker: each call is one request.
+
+Nothing is sent twice: a connection that is lost on the way may have carried a call that was charged, and only the
+caller knows whether its request has an id to ask again under. A call whose task is cancelled closes its connection, and
+the gateway cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import re
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from urllib.parse import quote, urlencode
+
+import httpx2
+from pydantic import JsonValue
+
+from quintain.client.transport import GRACE_SECONDS, BatchItem, InvokeCall, expired
+from quintain.clock import Clock
+from quintain.contracts import metadata
+from quintain.contracts.invoke import FaultReply, InvokeRequest, JsonObject, Result
+from quintain.contracts.message import Message
+from quintain.errors import (
+    FAULTS,
+    BadRequest,
+    BudgetUnavailable,
+    ConfigError,
+    Fault,
+    GatewayUnavailable,
+    InternalFault,
+    NoAnswer,
+)
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, Answer, Ask, Route
+from quintain.telemetry.conventions import asked_over_http
+from quintain.telemetry.spans import context_headers, span, traceparent
+
+#: How long a connection may take to open, in seconds; after that the call's own deadline bounds everything.
+CONNECT_SECONDS = 10.0
+
+#: More calls than this at the same time wait for a connection. A gateway holds a thousand, of all its clients.
+MOST_CONNECTIONS = 256
+
+#: An idle connection is used again for so long, in seconds: less than a gateway keeps it, so that none is asked
+#: on which has just been closed.
+KEEPALIVE_SECONDS = 15.0
+
+MOST_PORT = 65535
+
+
+class _Items(Message):
+    """The answers of a batch: results, and faults beside an empty ``output``."""
+
+    responses: list[JsonObject]
+
+
+class HttpConnection:
+    """The connections to one gateway, for any number of tokens. Use it as `http_connection` gives it."""
+
+    def __init__(self, http: httpx2.AsyncClient, place: str) -> None:
+        self._http = http
+        #: The gateway's address, to show.
+        self.place = place
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        answers: type[Answer],
+        *,
+        timeout_seconds: float,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+    ) -> Answer:
+        """The answer. Raises the `Fault` that came instead, `NoAnswer`, or `GatewayUnavailable`."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                response = await self._http.request(method, path, content=body, headers=headers)
+        except TimeoutError:
+            raise NoAnswer(f"{self.place} did not answer within {timeout_seconds:.1f} s") from None
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
+            raise GatewayUnavailable(
+                f"No gateway answers at {self.place} ({_why(error)}): does `quintain serve gateway` run there?"
+            ) from None
+        except httpx2.TransportError as error:
+            raise GatewayUnavailable(
+                f"The connection to {self.place} was lost before the answer came ({_why(error)}); whether a call "
+                "was charged, `info` says, and the same request id asks for the same call"
+            ) from None
+        if not response.is_success:
+            raise self._fault(response)
+        try:
+            return answers.from_wire(response.content)
+        except BadRequest as unreadable:
+            raise InternalFault(
+                f"The answer of {self.place} cannot be read ({unreadable.message})", charged=True
+            ) from None
+
+    def _fault(self, response: httpx2.Response) -> Fault | GatewayUnavailable:
+        try:
+            reply = FaultReply.from_wire(response.content)
+        except BadRequest:
+            return GatewayUnavailable(
+                f"{self.place} answered {response.status_code}, and not as a gateway does: is it one? "
+                "(QUINTAIN_GATEWAY_URL)"
+            )
+        if reply.code not in FAULTS and reply.status < InternalFault.status:
+            # What HTTP alone can get wrong (a path, a method) is the request's own mistake like any other.
+            reply = reply.model_copy(update={"code": BadRequest.code})
+        return reply.raised()
+
+
+class HttpTransport:
+    """One token's calls over a gateway's connections.
+
+    ``traceparent`` is the trace that the calls belong to where none is under way. Raises `ConfigError` where the token
+    cannot be sent.
+    """
+
+    def __init__(self, connection: HttpConnection, token: str, *, traceparent: str | None = None) -> None:
+        self.clock = Clock()
+        if not token.isascii():
+            raise ConfigError("The token cannot be used: it is not ASCII")
+        self._connection, self._traceparent = connection, traceparent
+        self._authorization = {"Authorization": f"Bearer {token}"}
+
+    async def close(self) -> None:
+        """Nothing is left to do: the gateway cancels what is to be cancelled."""
+
+    def cancel_later(self, request_ids: Sequence[str]) -> None:
+        """Nothing is to be done: the gateway cancels the calls of a connection that was closed."""
+
+    async def invoke(self, call: InvokeCall) -> Result:
+        """As `Transport.invoke`. Raises `BadRequest` where the request id cannot be a header's value, `ConfigError`
+        where answers are to be heard piece by piece."""
+        if call.on_chunk is not None or call.on_progress is not None:
+            raise ConfigError("Over HTTP there are no pieces of an answer and no progress: connect to the broker")
+        headers = {}
+        if call.request_id:
+            if not call.request_id.isascii() or not call.request_id.isprintable():
+                raise BadRequest("request_id: over HTTP it is printable ASCII")
+            headers[REQUEST_ID_HEADER] = call.request_id
+        return await self._post("/invoke", call.request.to_wire(), Result, headers, call.deadline_seconds)
+
+    async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
+        """As `Transport.invoke_batch`, in one request: together the items may be as large as one body
+        (`PayloadTooLarge`)."""
+        # What cannot be read has its place in the batch all the same, and its reservation, as over AMQP.
+        body = b",".join(b"null" if isinstance(item, Fault) else item.to_wire() for item in items)
+        answer = await self._post("/invokeBatch", b'{"requests":[%s]}' % body, _Items, {}, deadline_seconds)
+        return [
+            BatchItem(None, item) if isinstance(item, Fault) else _item(response)
+            for item, response in zip(items, answer.responses, strict=True)
+        ]
+
+    async def request(self, route: Route[Ask, Answer], ask: Ask, *, timeout_seconds: float) -> Answer:
+        """As `Transport.request`; raises `BudgetUnavailable` where the gateway does not answer in time."""
+        method, path = _resource(ask)
+        body = ask.to_wire() if method in {"POST", "PATCH"} else None
+        try:
+            return await self._connection.ask(
+                method, path, route.answers, timeout_seconds=timeout_seconds, headers=self._authorization, body=body
+            )
+        except NoAnswer as silence:
+            raise BudgetUnavailable(silence.message) from None
+
+    async def _post(
+        self, path: str, body: bytes, answers: type[Answer], headers: dict[str, str], deadline_seconds: float
+    ) -> Answer:
+        deadline = self.clock.deadline_ms(deadline_seconds)
+        try:
+            opening = asked_over_http("POST", path, request_id=headers.get(REQUEST_ID_HEADER))
+            with span(opening, parent=self._traceparent if traceparent() is None else None):
+                return await self._connection.ask(
+                    "POST",
+                    path,
+                    answers,
+                    # The fleet's own answer to an expired call comes first: the client only waits longer than that.
+                    timeout_seconds=deadline_seconds + GRACE_SECONDS,
+                    headers={**self._authorization, **headers, DEADLINE_HEADER: str(deadline), **context_headers()},
+                    body=body,
+                )
+        except NoAnswer:
+            raise expired(deadline_seconds) from None
+
+
+@contextlib.asynccontextmanager
+async def http_transport(url: str, token: str, *, traceparent: str | None = None) -> AsyncIterator[HttpTransport]:
+    """A transport on connections of its own, closed at the end. Raises `ConfigError` where the URL is no gateway's or
+    the token cannot be sent."""
+    async with http_connection(url) as connection:
+        yield HttpTransport(connection, token, traceparent=traceparent)
+
+
+@contextlib.asynccontextmanager
+async def http_connection(url: str) -> AsyncIterator[HttpConnection]:
+    """Connections to the gateway at this base URL, closed at the end; certificates are always verified.
+
+    Raises `ConfigError` where the URL is no gateway's.
+    """
+    try:
+        where = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise ConfigError(f"QUINTAIN_GATEWAY_URL cannot be used: {error}") from None
+    if where.scheme not in {"http", "https"} or not where.host or (where.port or 0) > MOST_PORT:
+        raise ConfigError("QUINTAIN_GATEWAY_URL is no address of a gateway: give one such as http://127.0.0.1:8787")
+    if where.query or where.fragment:
+        raise ConfigError("QUINTAIN_GATEWAY_URL has more than an address and a path: give it without ? and #")
+    async with httpx2.AsyncClient(
+        base_url=where,
+        headers={"User-Agent": f"quintain/{importlib.metadata.version('quintain')}"},
+        timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+        limits=httpx2.Limits(
+            max_connections=MOST_CONNECTIONS,
+            max_keepalive_connections=MOST_CONNECTIONS,
+            keepalive_expiry=KEEPALIVE_SECONDS,
+        ),
+        # A redirect would take the token elsewhere.
+        follow_redirects=False,
+    ) as http:
+        yield HttpConnection(http, _shown(where))
+
+
+def _shown(url: httpx2.URL) -> str:
+    """The address for people, without what may be secret in it."""
+    return str(url.copy_with(userinfo=b"")).rstrip("/")
+
+
+def _why(error: httpx2.TransportError) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted: {cause.verify_message}"
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
+
+
+def _resource(ask: Message) -> tuple[str, str]:
+    """The method and the path of an operation. Raises `ConfigError` where the gateway has none for it."""
+    match ask:
+        case metadata.AskInfo():
+            return "GET", "/info?perTarget=true" if ask.per_target else "/info"
+        case metadata.OpenSession():
+            return "POST", "/sessions"
+        case metadata.AmendSession():
+            return "PATCH", _session_path(ask.session_id)
+        case metadata.ShowSession():
+            return "GET", _session_path(ask.session_id)
+        case metadata.ListSessions():
+            query = urlencode(json.loads(ask.to_wire()))
+            return "GET", f"/sessions?{query}" if query else "/sessions"
+    raise ConfigError(f"A gateway has no operation {type(ask).__name__}: connect to the broker (QUINTAIN_BROKER_URL)")
+
+
+def _session_path(session_id: str) -> str:
+    # What has a slash or dots in it would be another path on its way; no session's id has.
+    if not re.fullmatch(r"[\w-]+", session_id):
+        raise BadRequest(f"sessionId: there is no session {session_id!r}; `quintain session list` shows them")
+    return f"/sessions/{quote(session_id)}"
+
+
+def _item(answer: dict[str, JsonValue]) -> BatchItem:
+    body = json.dumps(answer)
+    if "error" in answer:
+        return BatchItem(None, FaultReply.from_wire(body).raised())
+    return BatchItem(Result.from_wire(body), None)
