@@ -17,6 +17,7 @@ from quintain.errors import BudgetUnavailable
 from quintain.operations.presence import Identity, present
 from quintain.secret_files import without_variables
 from quintain.settings import read_trace_settings
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_gateway.address import Address
 from quintain_gateway.app import app_of
 from quintain_gateway.door import Door
@@ -83,6 +84,7 @@ async def worker(
     meter: WorkerMeter | None = None,
     sole_id: str | None = None,
     drain: Callable[[], object] | None = None,
+    timings: Timings = DEFAULT_TIMINGS,
 ) -> AsyncIterator[Worker]:
     """A running worker for the configuration's targets, or some of them; ``sole_id`` and ``drain`` as of `Worker`.
 
@@ -92,7 +94,7 @@ async def worker(
     names = list(resolved.targets) if only is None else list(only)
     # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
     programs = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
-    surroundings = Surroundings(folder=config.folder, env=programs, bus=bus)
+    surroundings = Surroundings(folder=config.folder, env=programs, bus=bus, timings=timings)
     cards = {name: card_of(name, resolved.targets[name]) for name in names}
     content = read_trace_settings(env).content
     served = {
@@ -104,7 +106,7 @@ async def worker(
         )
         for name in names
     }
-    service = Worker(bus, served, list(cards.values()), meter, sole_id=sole_id, drain=drain)
+    service = Worker(bus, served, list(cards.values()), meter, sole_id=sole_id, drain=drain, timings=timings)
     try:
         await service.start()
         async with present(bus, service.card):
