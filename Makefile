@@ -5,6 +5,11 @@
 bin := .venv/bin
 ready := .venv/.ready
 
+# Two processes, each with its own RabbitMQ and PostgreSQL; a file's tests stay together, and files start in this order:
+# the folders with the longest tests come first. A server that the environment names serves one process.
+parallel := $(if $(QUINTAIN_TEST_BROKER_URL)$(QUINTAIN_TEST_POSTGRES_URL),,-n 2 --dist loadfile --no-loadscope-reorder)
+folders := $(addprefix tests/,faults acceptance integration superred conformance unit test_house.py)
+
 help:
 	@echo "make WORD, where WORD is one of:"
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-8s %s\n", $$1, $$2 }'
@@ -21,8 +26,7 @@ test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" na
 ifdef ARGS
 	$(bin)/pytest $(ARGS)
 else
-	tests/side_by_side "tests/conformance tests/acceptance" \
-	  "tests/test_house.py tests/unit tests/integration tests/superred tests/faults"
+	$(bin)/pytest $(parallel) $(folders)
 endif
 faults: $(ready) ## break real processes on purpose, and hold the books against it
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)

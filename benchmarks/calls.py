@@ -34,8 +34,8 @@ import quintain
 from quintain.client.connect import connect_admin
 from quintain.contracts.metadata import OpenSession
 from quintain.settings import environment
-from quintain.testing.broker import find_broker
 from raw_rpc import raw_caller
+from servers import RABBITMQ, running_server
 
 HERE = Path(__file__).parent
 ADMIN_TOKEN = "the benchmark's admin token"
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each round takes")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per level, both sides in turn")
     options = parser.parse_args()
-    with find_broker(environment(), lambda line: print(line, flush=True)) as broker:
+    with running_server(RABBITMQ, environment(), print) as broker:
         rows = asyncio.run(compare(broker.url, options.seconds, options.rounds))
     how = f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores"
     show(rows, how)

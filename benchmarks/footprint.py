@@ -31,10 +31,7 @@ from frames import Counted, counting
 from quintain.client.connect import connect_admin
 from quintain.contracts.metadata import OpenSession, SessionOpened
 from quintain.settings import environment
-from quintain.testing.broker import find_broker
-from quintain.testing.ports import free_port
-from quintain.testing.postgres import find_postgres
-from quintain.testing.postgres_under_test import run_sql
+from servers import POSTGRES, RABBITMQ, free_port, fresh_database, run_sql, running_server
 
 HERE = Path(__file__).parent
 WARM_CALLS = 100
@@ -154,7 +151,7 @@ def sqlite_bytes(file: Path) -> int:
 @contextlib.contextmanager
 def ledgers(folder: Path) -> Iterator[dict[str, str]]:
     """One of each kind."""
-    with find_postgres(environment(), print) as server, server.fresh_database() as postgres:
+    with running_server(POSTGRES, environment(), print) as server, fresh_database(server.url) as postgres:
         yield {"SQLite": f"sqlite://{folder / 'ledger.sqlite3'}", "PostgreSQL": postgres}
 
 
@@ -199,7 +196,7 @@ def main() -> None:
     ledger_bytes: dict[str, float] = {}
     with (
         tempfile.TemporaryDirectory() as name,
-        find_broker(environment(), lambda line: print(line, flush=True)) as broker,
+        running_server(RABBITMQ, environment(), print) as broker,
         ledgers(Path(name)) as urls,
     ):
         for ledger, url in urls.items():

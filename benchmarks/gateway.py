@@ -32,9 +32,8 @@ from rich.table import Table
 
 from calls import Round, measure
 from http_caller import callers, request_for
-from quintain.errors import QuintainError
 from quintain.settings import environment
-from quintain.testing.node import find_node, npm_package
+from servers import ServerUnavailable, find_node, npm_package
 
 HERE = Path(__file__).parent
 AGENTV, AGENTV_VERSION = "@agentv/core", "4.42.4"
@@ -84,7 +83,7 @@ def quintain_up(folder: Path) -> Iterator[Proxy]:
 
 @contextlib.contextmanager
 def agentv_proxy(folder: Path) -> Iterator[Proxy]:
-    """The peer, as long as its grader runs. Raises `QuintainError` where it cannot be had."""
+    """The peer, as long as its grader runs. Raises `ServerUnavailable` where it cannot be had."""
     node = find_node(environment(), say)
     modules = npm_package(AGENTV, AGENTV_VERSION, environment(), say)
     told, script = folder / "proxy", modules.parent / "agentv_peer.mjs"
@@ -168,8 +167,8 @@ def main() -> None:
         sides = {"quintain": stack.enter_context(quintain_up(folder))}
         try:
             sides["agentv"] = stack.enter_context(agentv_proxy(folder))
-        except QuintainError as error:
-            missing = error.message
+        except ServerUnavailable as error:
+            missing = str(error)
             say(f"AgentV is NOT MEASURED: {missing}")
         rows = asyncio.run(compare(sides, options.seconds, options.rounds))
     python = f"{platform.python_implementation()} {platform.python_version()}"

@@ -34,8 +34,8 @@ from calls import Round, measure, process
 from quintain.remote.factory import RemoteFactory
 from quintain.settings import environment
 from quintain.target.vocabulary import vocabulary_of
-from quintain.testing.broker import find_broker
 from raw_rpc import raw_caller
+from servers import RABBITMQ, running_server
 
 HERE = Path(__file__).parent
 EMITS = 20_000
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each round takes")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each, all sides in turn")
     options = parser.parse_args()
-    with find_broker(environment(), lambda line: print(line, flush=True)) as broker:
+    with running_server(RABBITMQ, environment(), print) as broker:
         rows = asyncio.run(compare(broker.url, options.seconds, options.rounds))
     peer = "superred's" if hasattr(core, "EventChannel") else "our own"
     how = (

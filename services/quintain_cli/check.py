@@ -15,8 +15,7 @@ from quintain_cli.checking import CheckOptions, CheckReport, look
 from quintain_cli.probing import Probe
 from quintain_cli.run import many
 from quintain_cli.screen import ERRORS, OK, USAGE, out, plain, print_json, run_command
-from quintain_runner.cost import dollars
-from quintain_runner.estimate import Estimate
+from quintain_runner import Estimate, dollars
 
 
 def check(

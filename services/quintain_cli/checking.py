@@ -16,18 +16,29 @@ from quintain.errors import ConfigError
 from quintain.settings import Settings, environment
 from quintain_cli.probing import Probe, Probing, probe_targets
 from quintain_cli.run_ground import config_beside, is_on_fleet, targets_under_test
-from quintain_runner.beside import read_beside
-from quintain_runner.dataset import DatasetFacts
-from quintain_runner.dataset_command import open_dataset
-from quintain_runner.doors import scrubbed
-from quintain_runner.estimate import Estimate, Plan, estimate
-from quintain_runner.evaluation import Evaluation, load_evaluation
-from quintain_runner.grader_specs import CommandGrader, FunctionGrader, GraderSpec, JudgeGrader, kind_of, most_calls
-from quintain_runner.grading import Grader, judge_of
-from quintain_runner.plan import check_known
-from quintain_runner.prices import prices_of
-from quintain_runner.programs import Executing
-from quintain_runner.ready_graders import ready_graders
+from quintain_runner import (
+    CommandGrader,
+    DatasetFacts,
+    Estimate,
+    Evaluation,
+    Executing,
+    FunctionGrader,
+    Grader,
+    GraderSpec,
+    JudgeGrader,
+    Plan,
+    check_known,
+    estimate_plan,
+    judge_of,
+    kind_of,
+    load_evaluation,
+    most_calls,
+    open_dataset,
+    prepared_graders,
+    prices_of,
+    read_beside,
+    scrubbed,
+)
 
 
 class GraderFacts(Message):
@@ -123,7 +134,7 @@ async def _look_at_cases(found: _Found, evaluation: Evaluation, *, on_fleet: boo
         found.facts = open_dataset(evaluation, Path(folder), environment())
     with found.telling():
         hidden = frozenset(() if found.config is None else found.config.references)
-        async with ready_graders(evaluation, scrubbed(environment(), hidden)) as graders:
+        async with prepared_graders(evaluation, scrubbed(environment(), hidden)) as graders:
             found.graders = graders
 
 
@@ -151,7 +162,7 @@ def _report(options: CheckOptions, found: _Found, *, on_fleet: bool) -> CheckRep
 def _estimate(found: _Found, evaluation: Evaluation) -> Estimate | None:
     if found.facts is None or not found.targets:
         return None
-    return estimate(
+    return estimate_plan(
         Plan(
             spec=evaluation.spec,
             facts=found.facts,

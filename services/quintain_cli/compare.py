@@ -10,10 +10,15 @@ import typer
 
 from quintain_cli.run_output import show_sheet
 from quintain_cli.screen import BELOW_THRESHOLD, OK, out, print_json, run_command
-from quintain_runner.comparison import Comparison, compare_runs
-from quintain_runner.comparison_text import comparison_lines, comparison_sheets, verdict
-from quintain_runner.report import read_report
-from quintain_runner.terminal import plain
+from quintain_runner import (
+    Comparison,
+    compare_runs,
+    comparison_lines,
+    comparison_sheets,
+    plain,
+    read_report,
+    verdict_of,
+)
 
 
 def compare(
@@ -33,11 +38,11 @@ def compare(
     code = BELOW_THRESHOLD if fail_on_regression and comparison.regressed else OK
     if as_json:
         wire = comparison.model_dump(by_alias=True, exclude_none=True, mode="json")
-        print_json({**wire, "verdict": verdict(comparison), "exitCode": code})
+        print_json({**wire, "verdict": verdict_of(comparison), "exitCode": code})
     else:
         for sheet in comparison_sheets(comparison):
             show_sheet(sheet)
-        for line in (*comparison_lines(comparison), f"exit {code}: {verdict(comparison)}. {_next(after)}"):
+        for line in (*comparison_lines(comparison), f"exit {code}: {verdict_of(comparison)}. {_next(after)}"):
             out().print(plain(line, longest=1000), markup=False, soft_wrap=True)
     raise typer.Exit(code)
 

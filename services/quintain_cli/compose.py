@@ -1,4 +1,7 @@
-"""Composition roots: from settings to running services. Each service is closed by whoever opened it."""
+"""Composition roots: from settings to running services. Each service is closed by whoever opened it.
+
+Each service's modules are imported when it is composed, so that a command pays for no other service.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
+import quintain_gateway
+import quintain_metadata
+import quintain_worker
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
@@ -18,19 +24,6 @@ from quintain.operations.presence import Identity, present
 from quintain.secret_files import without_variables
 from quintain.settings import read_trace_settings
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_gateway.address import Address
-from quintain_gateway.app import app_of
-from quintain_gateway.door import Door
-from quintain_gateway.limits import Limits
-from quintain_gateway.meter import Meter
-from quintain_gateway.server import serving
-from quintain_metadata.ledger import Ledger
-from quintain_metadata.open_ledger import open_ledger
-from quintain_worker.handler import Served
-from quintain_worker.meter import WorkerMeter
-from quintain_worker.providers.build import Surroundings, build_provider
-from quintain_worker.providers.traced import Traced
-from quintain_worker.worker import Worker
 
 #: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
@@ -49,23 +42,23 @@ async def connected(
 
 
 @contextlib.asynccontextmanager
-async def ledger(url: str, *, waiting: Callable[[str], None] | None = None) -> AsyncIterator[Ledger]:
+async def ledger(url: str, *, waiting: Callable[[str], None] | None = None) -> AsyncIterator[quintain_metadata.Ledger]:
     """The ledger of this URL. One that does not answer yet is waited for where there is somebody to be told so, once.
 
     Raises `ConfigError` where waiting does not help, and `BudgetUnavailable` where nobody waits.
     """
-    opened = await (open_ledger(url) if waiting is None else _opened_in_time(url, waiting))
+    opened = await (quintain_metadata.open_ledger(url) if waiting is None else _opened_in_time(url, waiting))
     try:
         yield opened
     finally:
         await opened.close()
 
 
-async def _opened_in_time(url: str, waiting: Callable[[str], None]) -> Ledger:
+async def _opened_in_time(url: str, waiting: Callable[[str], None]) -> quintain_metadata.Ledger:
     pause = FIRST_PAUSE_SECONDS
     while True:
         try:
-            return await open_ledger(url)
+            return await quintain_metadata.open_ledger(url)
         except BudgetUnavailable as unavailable:
             if pause == FIRST_PAUSE_SECONDS:
                 waiting(unavailable.message)
@@ -81,11 +74,11 @@ async def worker(
     *,
     only: Iterable[str] | None = None,
     grace_seconds: float = 30.0,
-    meter: WorkerMeter | None = None,
+    meter: quintain_worker.WorkerMeter | None = None,
     sole_id: str | None = None,
     drain: Callable[[], object] | None = None,
     timings: Timings = DEFAULT_TIMINGS,
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[quintain_worker.Worker]:
     """A running worker for the configuration's targets, or some of them; ``sole_id`` and ``drain`` as of `Worker`.
 
     Raises `ConfigError`.
@@ -94,19 +87,23 @@ async def worker(
     names = list(resolved.targets) if only is None else list(only)
     # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
     programs = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
-    surroundings = Surroundings(folder=config.folder, env=programs, bus=bus, timings=timings)
+    surroundings = quintain_worker.Surroundings(folder=config.folder, env=programs, bus=bus, timings=timings)
     cards = {name: card_of(name, resolved.targets[name]) for name in names}
     content = read_trace_settings(env).content
     served = {
-        name: Served(
+        name: quintain_worker.Served(
             name=name,
-            provider=Traced(build_provider(name, resolved.targets[name], surroundings), cards[name], content=content),
+            provider=quintain_worker.Traced(
+                quintain_worker.build_provider(name, resolved.targets[name], surroundings), cards[name], content=content
+            ),
             most_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
         )
         for name in names
     }
-    service = Worker(bus, served, list(cards.values()), meter, sole_id=sole_id, drain=drain, timings=timings)
+    service = quintain_worker.Worker(
+        bus, served, list(cards.values()), meter, sole_id=sole_id, drain=drain, timings=timings
+    )
     try:
         await service.start()
         async with present(bus, service.card):
@@ -116,9 +113,9 @@ async def worker(
 
 
 @contextlib.asynccontextmanager
-async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[str]:
+async def gateway(bus: Bus, address: quintain_gateway.Address, limits: quintain_gateway.Limits) -> AsyncIterator[str]:
     """A running gateway; yields its base URL. Raises `ConfigError`."""
-    caller, meter = Caller(bus), Meter()
+    caller, meter = Caller(bus), quintain_gateway.Meter()
     meter.watch(bus)
     identity = Identity("gateway")
 
@@ -128,9 +125,12 @@ async def gateway(bus: Bus, address: Address, limits: Limits) -> AsyncIterator[s
     meter.show(card)
     await caller.start()
     try:
-        door = Door(caller, Clock(), limits, meter)
+        door = quintain_gateway.Door(caller, Clock(), limits, meter)
         try:
-            async with serving(app_of(door), address, limits, meter) as url, present(bus, card):
+            async with (
+                quintain_gateway.serving(quintain_gateway.app_of(door), address, limits, meter) as url,
+                present(bus, card),
+            ):
                 yield url
         finally:
             await door.close()

@@ -20,8 +20,6 @@ from quintain.settings import environment, read_settings
 from quintain_cli import body_text, compose
 from quintain_cli.screen import ERRORS, err, fail, out, plain, print_json, run_command, tell
 
-app = typer.Typer(no_args_is_help=True, help="Messages that nobody could answer, kept in quintain.poison.")
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
 PoisonId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as `quintain dlq list` shows it.")]
 
@@ -29,7 +27,6 @@ PoisonId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, a
 CONNECT_SECONDS = 10.0
 
 
-@app.command("list")
 def list_messages(as_json: AsJson = False) -> None:
     """The kept messages, the oldest first. Looking takes nothing out."""
     listed = PoisonList(messages=run_command(_list(), as_json=as_json))
@@ -42,7 +39,6 @@ def list_messages(as_json: AsJson = False) -> None:
         tell(f"next     quintain dlq show {one_line(listed.messages[0].id)}")
 
 
-@app.command("show")
 def show_message(poison_id: PoisonId, as_json: AsJson = False) -> None:
     """One message: its headers and its body, tokens masked."""
     message, body = run_command(found(poison_id), as_json=as_json)
@@ -56,7 +52,6 @@ def show_message(poison_id: PoisonId, as_json: AsJson = False) -> None:
     tell(f"next     quintain dlq replay {one_line(poison_id)}, or quintain dlq drop {one_line(poison_id)}")
 
 
-@app.command("drop")
 def drop_messages(
     poison_ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Which messages.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every message that is kept now.")] = False,

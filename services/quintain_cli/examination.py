@@ -15,10 +15,8 @@ from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.settings import Settings
 from quintain.topology import DISCOVERY, METADATA_TOPOLOGY, Exchange, Queue, target_queue
 from quintain_cli.state import has_kept_ledger, ledger_url
-from quintain_metadata import upkeep
-from quintain_metadata.ledger_url import shown as shown_ledger
-from quintain_metadata.schema import VERSION
-from quintain_metadata.snapshot import snapshot_of
+from quintain_metadata import VERSION, snapshot_of, target_names
+from quintain_metadata import shown as shown_ledger
 
 #: RabbitMQ's versions that the suite was run on, the oldest and the newest.
 OLDEST, NEWEST = (3, 10), (4, 2)
@@ -109,7 +107,7 @@ async def _ledger(settings: Settings) -> tuple[list[Line], list[str]]:
     try:
         async with snapshot_of(url) as snapshot:
             version = await snapshot.version()
-            targets = await snapshot.read(upkeep.targets()) if version else []
+            targets = await snapshot.read(target_names()) if version else []
     except (ConfigError, BudgetUnavailable) as error:
         mend = "QUINTAIN_LEDGER_URL names it, as the metadata service has it"
         return [Line(what="ledger", verdict="fail", says=error.message, mend=mend)], []

@@ -10,15 +10,11 @@ import typer
 from quintain.settings import environment, read_settings
 from quintain_cli.screen import ERRORS, out, print_json, run_command, tell
 from quintain_cli.state import ledger_url
-from quintain_metadata import audit
-from quintain_metadata.snapshot import snapshot_of
-
-app = typer.Typer(no_args_is_help=True, help="Read the ledger of QUINTAIN_LEDGER_URL; nothing is changed.")
+from quintain_metadata import Audit, export_calls, snapshot_of, verify_counters
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")]
 
 
-@app.command("verify")
 def verify(as_json: AsJson = False) -> None:
     """Recompute every counter from its calls; exit 0 where the books are clean, 1 where they are not."""
     verdict = run_command(_verify(ledger_url(read_settings(environment()))), as_json=as_json)
@@ -33,7 +29,6 @@ def verify(as_json: AsJson = False) -> None:
     raise typer.Exit(ERRORS if findings else 0)
 
 
-@app.command("export")
 def export(
     session: Annotated[
         str | None, typer.Option(metavar="ID", help="Of this session and its children alone: a run's, for example.")
@@ -46,15 +41,15 @@ def export(
         tell(f"ledger   {told} calls")
 
 
-async def _verify(url: str) -> audit.Audit:
+async def _verify(url: str) -> Audit:
     async with snapshot_of(url) as snapshot:
-        return await snapshot.read(audit.verify())
+        return await snapshot.read(verify_counters())
 
 
 async def _export(url: str, session_id: str | None) -> int:
     told, after = 0, ("", "")
     async with snapshot_of(url) as snapshot:
-        while page := await snapshot.read(audit.export(after, session_id=session_id)):
+        while page := await snapshot.read(export_calls(after, session_id=session_id)):
             sys.stdout.writelines(f"{call.to_wire().decode()}\n" for call in page)
             told, after = told + len(page), (page[-1].session_id, page[-1].request_id)
     return told

@@ -20,7 +20,7 @@ from quintain.bus.pipe_broker import PipeBroker
 from quintain.errors import QuintainError
 from quintain.process import CannotStart, Program, end_process, start_process
 from quintain.secret_files import without_variables
-from quintain_metadata.apart import Word
+from quintain_metadata import Word
 
 log = logging.getLogger(__name__)
 

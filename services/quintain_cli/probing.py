@@ -18,10 +18,8 @@ from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
 from quintain_cli.run_ground import embedded_plan, is_on_fleet
 from quintain_cli.standing import standing
-from quintain_metadata.ledger_url import IN_MEMORY
-from quintain_runner.dataset import DatasetFacts, read_cases
-from quintain_runner.evaluation import Evaluation
-from quintain_runner.prices import Price, price_of
+from quintain_metadata import IN_MEMORY
+from quintain_runner import DatasetFacts, Evaluation, Price, price_of, read_cases
 
 #: How long a probe may take, in seconds.
 PROBE_SECONDS = 120.0

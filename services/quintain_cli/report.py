@@ -11,7 +11,7 @@ import typer
 from quintain.settings import environment
 from quintain_cli.run_output import Csv, Junit, Markdown, OutputFiles, show, told
 from quintain_cli.screen import print_json, run_command
-from quintain_runner.report import RunReport, read_report
+from quintain_runner import RunReport, read_report
 
 
 def report(

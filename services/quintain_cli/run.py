@@ -27,18 +27,27 @@ from quintain_cli.run_session import RunBudget, RunSession, run_session
 from quintain_cli.screen import err, plain, print_json, run_command, tell
 from quintain_cli.standing import Standing, standing
 from quintain_cli.up import FleetPlan
-from quintain_runner.atomic import holding
-from quintain_runner.dataset import DatasetFacts
-from quintain_runner.dataset_command import open_dataset
-from quintain_runner.doors import Doors
-from quintain_runner.evaluation import Evaluation, load_evaluation
-from quintain_runner.plan import Again, most_per_trial
-from quintain_runner.prices import prices_of
-from quintain_runner.progress import Silent, progress_on
-from quintain_runner.record import Origin
-from quintain_runner.report import RunReport, read_report
-from quintain_runner.results import calls_in
-from quintain_runner.run import DEFAULT_CONCURRENCY, DEFAULT_GRADERS_AT_ONCE, RunSetup, run_evaluation
+from quintain_runner import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_GRADERS_AT_ONCE,
+    Again,
+    DatasetFacts,
+    Doors,
+    Evaluation,
+    Origin,
+    RunReport,
+    RunSetup,
+    Silent,
+    calls_in,
+    holding,
+    load_evaluation,
+    most_per_trial,
+    open_dataset,
+    prices_of,
+    progress_on,
+    read_report,
+    run_evaluation,
+)
 
 
 class InDoubt(StrEnum):

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from quintain.client.evaluator import Evaluator
 from quintain.contracts.metadata import TargetSpend
-from quintain_metadata import audit
-from quintain_metadata.snapshot import snapshot_of
-from quintain_runner.atomic import replacing
+from quintain_metadata import export_calls, snapshot_of
+from quintain_runner import replacing
 
 FILE_NAME = "calls.jsonl"
 
@@ -31,7 +30,7 @@ async def write_calls(folder: Path, ledger_url: str, session_id: str) -> None:
     after = ("", "")
     async with snapshot_of(ledger_url) as snapshot:
         with replacing(folder / FILE_NAME) as file:
-            while page := await snapshot.read(audit.export(after, session_id=session_id)):
+            while page := await snapshot.read(export_calls(after, session_id=session_id)):
                 file.writelines(call.to_wire() + b"\n" for call in page)
                 after = (page[-1].session_id, page[-1].request_id)
 

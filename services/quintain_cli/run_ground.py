@@ -10,9 +10,8 @@ from quintain.config import Config
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_cli.config import configuration, configuration_path
 from quintain_cli.up import FleetPlan
-from quintain_metadata.ledger_url import IN_MEMORY
-from quintain_runner.evaluation import Evaluation
-from quintain_runner.plan import choose_targets
+from quintain_metadata import IN_MEMORY
+from quintain_runner import Evaluation, choose_targets
 
 #: From so many trials on the metadata service has a process of its own: to begin it takes as long as some hundred
 #: calls.

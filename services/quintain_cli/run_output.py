@@ -12,13 +12,19 @@ import typer
 
 from quintain.errors import ConfigError
 from quintain_cli.screen import out
-from quintain_runner.closing import last_line, note, table_of
-from quintain_runner.csv_file import write_csv
-from quintain_runner.junit import write_junit
-from quintain_runner.markdown import write_markdown
-from quintain_runner.report import RunReport
-from quintain_runner.sheets import Sheet, cost_line, sheets_of
-from quintain_runner.terminal import plain
+from quintain_runner import (
+    RunReport,
+    Sheet,
+    cost_line,
+    last_line,
+    note,
+    plain,
+    sheets_of,
+    table_of,
+    write_csv,
+    write_junit,
+    write_markdown,
+)
 
 #: No table in a log needs more columns of characters.
 _WIDEST = 400

@@ -12,7 +12,7 @@ from quintain.contracts.metadata import AmendSession, Info, OpenSession, Session
 from quintain.errors import ConfigError, Unauthorized
 from quintain_cli.screen import tell
 from quintain_cli.standing import Standing
-from quintain_runner.atomic import replacing
+from quintain_runner import replacing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,30 +12,21 @@ from pydantic import JsonValue
 
 from quintain.asyncapi.document import asyncapi_document
 from quintain.config.schema import config_schema
-from quintain_runner.schema import evaluation_schema
-
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Print the JSON schema of a file, so that an editor completes it (# yaml-language-server: $schema=FILE), or "
-    "the wire as AsyncAPI.",
-)
+from quintain_runner import evaluation_schema
 
 AsJson = Annotated[bool, typer.Option("--json", help="Changes nothing: a schema is JSON.")]
 
 
-@app.command("eval")
 def evaluation(as_json: AsJson = False) -> None:
     """Print the JSON schema of an evaluation file, eval.yaml."""
     _print(evaluation_schema())
 
 
-@app.command("config")
 def config(as_json: AsJson = False) -> None:
     """Print the JSON schema of a configuration, quintain.yaml."""
     _print(config_schema())
 
 
-@app.command("asyncapi")
 def asyncapi(as_json: AsJson = False) -> None:
     """Print the wire as an AsyncAPI 3 document: channels, operations, replies, messages."""
     _print(asyncapi_document())

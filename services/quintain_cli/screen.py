@@ -13,12 +13,11 @@ from typing import Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
-from quintain import logs
+from quintain import logs, telemetry
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
 from quintain.settings import environment, read_log_settings, read_trace_settings
-from quintain.telemetry.export import exporting
 
 Returned = TypeVar("Returned")
 
@@ -69,7 +68,7 @@ def run_command(work: Coroutine[Any, Any, Returned], *, as_json: bool = False, s
     """Run a command's work; an error is a sentence on stderr (with ``--json`` an object on stdout) and an exit code.
     Its spans are those of the service."""
     try:
-        with contextlib.closing(work), exporting(service, read_trace_settings(environment())):
+        with contextlib.closing(work), _traced(service):
             return asyncio.run(work)
     except asyncio.CancelledError:
         # Asked to stop before there was anything to drain.
@@ -79,6 +78,12 @@ def run_command(work: Coroutine[Any, Any, Returned], *, as_json: bool = False, s
         raise typer.Exit(130) from None
     except QuintainError as error:
         fail(error, as_json=as_json)
+
+
+def _traced(service: str) -> contextlib.AbstractContextManager[None]:
+    settings = read_trace_settings(environment())
+    # The exporter's library is imported only where traces are sent.
+    return telemetry.exporting(service, settings) if settings.export else contextlib.nullcontext()
 
 
 def fail(error: QuintainError, *, as_json: bool) -> NoReturn:

@@ -15,18 +15,13 @@ from quintain_cli.operating import OpsHost, OpsPort, OpsWish, broker, operating
 from quintain_cli.screen import print_json, run_command, set_up_logging, tell
 from quintain_cli.state import ledger_url
 from quintain_cli.stop import stopping
-from quintain_metadata.ledger_url import shown
-from quintain_metadata.meter import MetadataMeter
-from quintain_metadata.running import running_metadata
-from quintain_worker.meter import WorkerMeter
-
-app = typer.Typer(no_args_is_help=True, help="Run one service until SIGTERM.")
+from quintain_metadata import MetadataMeter, running_metadata, shown
+from quintain_worker import WorkerMeter
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
-@app.command("metadata")
 def serve_metadata(
     ops_port: OpsPort = None, ops_host: OpsHost = None, as_json: AsJson = False, verbose: Verbose = False
 ) -> None:
@@ -35,7 +30,6 @@ def serve_metadata(
     run_command(_metadata(OpsWish(ops_port, ops_host), as_json=as_json), as_json=as_json, service="metadata")
 
 
-@app.command("worker")
 def serve_worker(
     config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
     grace_seconds: Annotated[float, typer.Option(help="How long running calls may take after SIGTERM.")] = 30.0,

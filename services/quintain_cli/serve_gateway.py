@@ -16,8 +16,7 @@ from quintain_cli.screen import run_command, set_up_logging
 from quintain_cli.serve import AsJson, Verbose, ready
 from quintain_cli.stop import stopping
 from quintain_cli.up import DEFAULT_PORT
-from quintain_gateway.address import Address
-from quintain_gateway.limits import Limits
+from quintain_gateway import Address, Limits
 
 _MOST = Limits()
 

@@ -25,12 +25,20 @@ from quintain_cli.operating import OpsHost, OpsPort, OpsWish, broker, operating,
 from quintain_cli.screen import run_command, set_up_logging
 from quintain_cli.serve import AsJson, Verbose, ready
 from quintain_cli.stop import Stop, stopping
-from quintain_host.factory import Factory, load_factory, probe
-from quintain_host.host import Host, host_card
-from quintain_host.isolation import CHILD_OPTION, Children, parent_gone
-from quintain_host.meter import HostMeter
-from quintain_host.said import READY, Saying
-from quintain_host.tally import Tally
+from quintain_host import (
+    CHILD_OPTION,
+    READY,
+    Children,
+    Factory,
+    Host,
+    HostMeter,
+    Saying,
+    Tally,
+    host_card,
+    load_factory,
+    parent_gone,
+    probe,
+)
 
 #: The exit code of a process whose target did not let go.
 STUCK = 70

@@ -21,14 +21,11 @@ from quintain_cli.config import configuration
 from quintain_cli.screen import out, plain, print_json, run_command, tell
 from quintain_cli.state import found_admin_token
 
-app = typer.Typer(no_args_is_help=True, help="Open, list, show and close sessions (takes QUINTAIN_ADMIN_TOKEN).")
-
 Returned = TypeVar("Returned")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
 
 
-@app.command("open")
 def open_session(
     default_target: Annotated[
         str | None, typer.Option(help="The target of calls that name none; where one is configured, that one.")
@@ -60,7 +57,6 @@ def open_session(
     tell('next     export QUINTAIN_SESSION_TOKEN=<the token>, then `quintain invoke "a question"`')
 
 
-@app.command("list")
 def list_sessions(
     state: Annotated[SessionState | None, typer.Option(help="Only sessions in this state.")] = None,
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
@@ -75,14 +71,12 @@ def list_sessions(
     _show_page(page)
 
 
-@app.command("show")
 def show_session(session_id: str, as_json: AsJson = False) -> None:
     """One session and its counters."""
     info = run_command(_with_admin(lambda admin: admin.show(session_id)), as_json=as_json)
     show_info(info, as_json=as_json)
 
 
-@app.command("close")
 def close_session(session_id: str, as_json: AsJson = False) -> None:
     """Close a session for ever: its token opens nothing any more, its reservations are given back."""
     ask = AmendSession(session_id=session_id, state=SessionState.CLOSED)

@@ -22,8 +22,7 @@ from quintain.errors import BudgetUnavailable, NoAnswer
 from quintain.settings import Settings
 from quintain_cli import compose
 from quintain_cli.up import FleetPlan, fleet
-from quintain_gateway.address import Address
-from quintain_gateway.limits import Limits
+from quintain_gateway import Address, Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,6 @@ from quintain_cli.fleet_admin import fleet_admin
 from quintain_cli.screen import out, plain, print_json, run_command, tell
 from quintain_cli.status_tables import DAY, HOUR, MINUTE, lasting
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Pause and resume targets for the whole fleet (takes QUINTAIN_BROKER_URL and QUINTAIN_ADMIN_TOKEN); "
-    "`quintain status` shows them.",
-)
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
 
@@ -39,7 +33,6 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-@app.command("pause")
 def pause(
     name: TargetArgument,
     seconds: Annotated[
@@ -59,7 +52,6 @@ def pause(
     tell(f"next     quintain target resume {plain(answer.target)}")
 
 
-@app.command("resume")
 def resume(name: TargetArgument, as_json: AsJson = False) -> None:
     """End a target's pause, its provider's too: a provider that still wants one says so with its next answer."""
     answer = run_command(_asked(lambda admin: admin.resume(name)), as_json=as_json)

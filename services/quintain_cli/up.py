@@ -27,10 +27,9 @@ from quintain_cli.metadata_process import metadata_process
 from quintain_cli.screen import out, print_json, run_command, set_up_logging, tell
 from quintain_cli.state import kept_admin_token, ledger_url
 from quintain_cli.stop import stopping
-from quintain_gateway.address import Address
-from quintain_gateway.limits import Limits
-from quintain_metadata.running import running_metadata
-from quintain_worker.worker import Worker
+from quintain_gateway import Address, Limits
+from quintain_metadata import running_metadata
+from quintain_worker import Worker
 
 DEFAULT_PORT = 8787
 

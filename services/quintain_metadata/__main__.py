@@ -20,7 +20,7 @@ from quintain.operations.collecting import collect_seldom
 from quintain.settings import Settings, environment, read_log_settings, read_settings, read_trace_settings
 from quintain.telemetry.export import exporting
 from quintain_metadata.apart import Word
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.running import running_metadata
 
 

@@ -106,7 +106,7 @@ _TOLD = tuple(name for name in CallRecord.model_fields if name not in {"token_us
 _TOKENS = ("tokens_input", "tokens_output", "tokens_cached")
 
 
-def verify() -> Steps[Audit]:
+def verify_counters() -> Steps[Audit]:
     """Hold every rule against the whole ledger, in one snapshot. Running calls are clean."""
     findings: list[Finding] = []
     for rule in RULES:
@@ -116,7 +116,7 @@ def verify() -> Steps[Audit]:
     return Audit(sessions, calls, tuple(findings))
 
 
-def export(after: tuple[str, str], *, session_id: str | None = None) -> Steps[list[CallRecord]]:
+def export_calls(after: tuple[str, str], *, session_id: str | None = None) -> Steps[list[CallRecord]]:
     """The next page of calls after this (session id, request id), in that order; of one session and its descendants
     where it is named."""
     beginning, family = ("", "") if session_id is None else (FAMILY, " AND session_id IN (SELECT id FROM family)")

@@ -117,7 +117,7 @@ def wanted_by(session: Session, delivery: Delivery) -> Steps[Wanted]:
     settled = yield from upkeep.target_of(session.id, request_id_of(delivery))
     # An empty name is a name, and an unknown one: it is not the default.
     target = delivery.routing_key or (settled or session.default_target if named is None else named)
-    registered = yield from upkeep.targets()
+    registered = yield from upkeep.target_names()
     available = [name for name in registered if session.allows(name)]
     return Wanted(target, spelling, target in registered, available)
 

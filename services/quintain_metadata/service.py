@@ -90,7 +90,7 @@ class MetadataService:
         """Declare the topology, know the targets of before, and answer."""
         await self._mourn()
         await self._bus.declare(METADATA_TOPOLOGY)
-        for target in await self._ledger.do(lambda _: upkeep.targets()):
+        for target in await self._ledger.do(lambda _: upkeep.target_names()):
             await self._bus.declare(target_topology(target))
         handlers: dict[Queue, Handler] = {
             METADATA_QUEUE: self._operations,
@@ -125,7 +125,7 @@ class MetadataService:
             return f"not consumed: {', '.join(idle)}"
         try:
             async with asyncio.timeout(LEDGER_SECONDS):
-                await self._ledger.do(lambda _: upkeep.targets())
+                await self._ledger.do(lambda _: upkeep.target_names())
         except BudgetUnavailable as unavailable:
             return unavailable.message
         except TimeoutError:

@@ -48,4 +48,4 @@ def resume(now: int, ask: ResumeTarget) -> Steps[TargetPause]:
 
 
 def _unknown(target: str) -> Steps[UnknownTarget]:
-    return unknown(Wanted(target, "target", registered=False, available=(yield from upkeep.targets())))
+    return unknown(Wanted(target, "target", registered=False, available=(yield from upkeep.target_names())))

@@ -91,7 +91,7 @@ def _taken_back(incarnation: str) -> Steps[list[CallKey]]:
     return [CallKey(session_id=row[0], request_id=row[1]) for row in rows]
 
 
-def targets() -> Steps[list[str]]:
+def target_names() -> Steps[list[str]]:
     """Every registered target, sorted."""
     rows = yield from run("SELECT name FROM target ORDER BY name")
     return [row[0] for row in rows]

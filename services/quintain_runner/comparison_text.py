@@ -45,7 +45,7 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
             yield f"flipped  {_name(target)}  and {target.flipped - MOST_SHOWN} more: --json"
 
 
-def verdict(comparison: Comparison) -> str:
+def verdict_of(comparison: Comparison) -> str:
     """What came out, in a sentence."""
     if comparison.regressed:
         return f"significantly worse: {', '.join(map(_name, comparison.regressed))}"

@@ -74,7 +74,7 @@ class Plan:
     prices: Mapping[str, Price] = field(default_factory=dict)
 
 
-def estimate(plan: Plan) -> Estimate:
+def estimate_plan(plan: Plan) -> Estimate:
     """What the run of this plan would take."""
     tokens = _tokens(plan)
     priced = {name: plan.prices[name] for name in tokens if name in plan.prices and tokens[name].output is not None}

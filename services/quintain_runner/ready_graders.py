@@ -25,7 +25,7 @@ from quintain_runner.warm_pool import WarmPool
 
 
 @contextlib.asynccontextmanager
-async def ready_graders(evaluation: Evaluation, env: Mapping[str, str]) -> AsyncIterator[tuple[Grader, ...]]:
+async def prepared_graders(evaluation: Evaluation, env: Mapping[str, str]) -> AsyncIterator[tuple[Grader, ...]]:
     """The graders of an evaluation, in its order; ``env`` is what their processes inherit.
 
     Raises `ConfigError` with every mistake. What is kept warm ends with it.

@@ -26,7 +26,7 @@ from quintain_runner.kept import Kept
 from quintain_runner.plan import Again, check_known, most_per_trial
 from quintain_runner.prices import Price
 from quintain_runner.progress import TICK_SECONDS, Progress
-from quintain_runner.ready_graders import ready_graders
+from quintain_runner.ready_graders import prepared_graders
 from quintain_runner.record import Findings, Origin, begin_record, identity_of, write_record
 from quintain_runner.results import open_results, rows_that_count
 from quintain_runner.summary import RunSummary, summarize
@@ -94,7 +94,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         facts = await asyncio.to_thread(open_dataset, evaluation, setup.output, setup.env)
     info = await setup.client.get_info()
     check_known(_named_targets(setup), info.available_targets)
-    async with ready_graders(evaluation, _grader_env(setup)) as graders, open_results(setup.output) as results:
+    async with prepared_graders(evaluation, _grader_env(setup)) as graders, open_results(setup.output) as results:
         identity = identity_of(evaluation, facts.sha256)
         record = await asyncio.to_thread(begin_record, setup.output, evaluation, setup.targets, identity, setup.origin)
         board = Board(setup.targets, cases=facts.cases, repeats=spec.repeats, kept=results.kept, again=setup.again)

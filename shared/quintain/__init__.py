@@ -9,65 +9,135 @@ An evaluator's side in three lines::
 `quintain.sync` is the same for programs that are not asynchronous.
 """
 
-from quintain import sync
-from quintain.client.client import BatchItem, Client
-from quintain.client.connect import connect
-from quintain.client.evaluator import Evaluator
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
-from quintain.contracts.metadata import Info
-from quintain.errors import (
-    BadRequest,
-    BrokerRefused,
-    BrokerUnavailable,
-    BudgetExhausted,
-    BudgetUnavailable,
-    BusError,
-    Cancelled,
-    ConfigError,
-    Expired,
-    Fault,
-    ForbiddenTarget,
-    GatewayUnavailable,
-    InternalFault,
-    NoAnswer,
-    Overloaded,
-    PayloadTooLarge,
-    ProviderFailed,
-    QueueFull,
-    QuintainError,
-    Rejected,
-    ReplyExpired,
-    ReplyTooLarge,
-    RequestConflict,
-    TargetUnavailable,
-    Throttled,
-    TimedOut,
-    Unauthorized,
-    UnknownTarget,
-    Unroutable,
-    WorkerLost,
-)
-from quintain.graders import Case, Grader, GraderInput, grader
-from quintain.target import (
-    ConfigSpec,
-    Controllable,
-    ControllableInjection,
-    ControllableNoInjection,
-    ControllablePostCallEvent,
-    ControllablePreCallEvent,
-    Event,
-    EventResponse,
-    Observable,
-    ObservableEvent,
-    ObservableValue,
-    QueryParam,
-    QuerySpec,
-    Scope,
-    SecurityDomain,
-    SecurityDomainTag,
-    Target,
-    scope_includes,
-)
+from typing import TYPE_CHECKING
+
+from quintain.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from quintain import sync
+    from quintain.client.client import BatchItem, Client
+    from quintain.client.connect import connect
+    from quintain.client.evaluator import Evaluator
+    from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
+    from quintain.contracts.metadata import Info
+    from quintain.errors import (
+        BadRequest,
+        BrokerRefused,
+        BrokerUnavailable,
+        BudgetExhausted,
+        BudgetUnavailable,
+        BusError,
+        Cancelled,
+        ConfigError,
+        Expired,
+        Fault,
+        ForbiddenTarget,
+        GatewayUnavailable,
+        InternalFault,
+        NoAnswer,
+        Overloaded,
+        PayloadTooLarge,
+        ProviderFailed,
+        QueueFull,
+        QuintainError,
+        Rejected,
+        ReplyExpired,
+        ReplyTooLarge,
+        RequestConflict,
+        TargetUnavailable,
+        Throttled,
+        TimedOut,
+        Unauthorized,
+        UnknownTarget,
+        Unroutable,
+        WorkerLost,
+    )
+    from quintain.graders import Case, Grader, GraderInput, grader
+    from quintain.target import (
+        ConfigSpec,
+        Controllable,
+        ControllableInjection,
+        ControllableNoInjection,
+        ControllablePostCallEvent,
+        ControllablePreCallEvent,
+        Event,
+        EventResponse,
+        Observable,
+        ObservableEvent,
+        ObservableValue,
+        QueryParam,
+        QuerySpec,
+        Scope,
+        SecurityDomain,
+        SecurityDomainTag,
+        Target,
+        scope_includes,
+    )
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "quintain.sync": (),
+            "quintain.client.client": ("BatchItem", "Client"),
+            "quintain.client.connect": ("connect",),
+            "quintain.client.evaluator": ("Evaluator",),
+            "quintain.contracts.invoke": ("ChatMessage", "InvokeRequest", "InvokeSettings", "Result", "TokenUsage"),
+            "quintain.contracts.metadata": ("Info",),
+            "quintain.errors": (
+                "BadRequest",
+                "BrokerRefused",
+                "BrokerUnavailable",
+                "BudgetExhausted",
+                "BudgetUnavailable",
+                "BusError",
+                "Cancelled",
+                "ConfigError",
+                "Expired",
+                "Fault",
+                "ForbiddenTarget",
+                "GatewayUnavailable",
+                "InternalFault",
+                "NoAnswer",
+                "Overloaded",
+                "PayloadTooLarge",
+                "ProviderFailed",
+                "QueueFull",
+                "QuintainError",
+                "Rejected",
+                "ReplyExpired",
+                "ReplyTooLarge",
+                "RequestConflict",
+                "TargetUnavailable",
+                "Throttled",
+                "TimedOut",
+                "Unauthorized",
+                "UnknownTarget",
+                "Unroutable",
+                "WorkerLost",
+            ),
+            "quintain.graders": ("Case", "Grader", "GraderInput", "grader"),
+            "quintain.target": (
+                "ConfigSpec",
+                "Controllable",
+                "ControllableInjection",
+                "ControllableNoInjection",
+                "ControllablePostCallEvent",
+                "ControllablePreCallEvent",
+                "Event",
+                "EventResponse",
+                "Observable",
+                "ObservableEvent",
+                "ObservableValue",
+                "QueryParam",
+                "QuerySpec",
+                "Scope",
+                "SecurityDomain",
+                "SecurityDomainTag",
+                "Target",
+                "scope_includes",
+            ),
+        },
+    )
 
 __all__ = [
     "BadRequest",

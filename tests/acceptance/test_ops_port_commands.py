@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from quintain.testing.ports import free_port
 from support.command_line import CommandLine, Running, command_line
 from support.fleet import ADMIN_TOKEN, process_fleet
+from support.servers.ports import free_port
 
 CONFIG = "targets: {echo: {provider: mock}}\n"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"

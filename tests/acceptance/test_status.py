@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from support.command_line import CommandLine, Running, command_line
 from support.fleet import ADMIN_TOKEN, process_fleet
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}}\n"
 

@@ -11,7 +11,7 @@ import pytest
 from conformance.ledger_desk import Desk
 from conformance.transports import Transport, transport_over
 from quintain.remote.line import Line, opened
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from support.hosting import ThreadHost, thread_host
 
 

@@ -143,7 +143,7 @@ class Desk:
 
     async def findings(self) -> Sequence[audit.Finding]:
         """What the audit finds wrong with the books."""
-        return (await self.ledger.do(lambda _: audit.verify())).findings
+        return (await self.ledger.do(lambda _: audit.verify_counters())).findings
 
 
 def result(text: str) -> Result:

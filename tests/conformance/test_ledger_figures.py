@@ -11,7 +11,7 @@ from quintain.contracts.ledger import Outcome
 from quintain.contracts.metadata import AmendSession, SessionState
 from quintain_metadata import sessions, targets
 from quintain_metadata.figures import figures
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.schema import VERSION
 from quintain_metadata.snapshot import snapshot_of
 

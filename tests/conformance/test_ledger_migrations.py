@@ -11,7 +11,7 @@ from conformance.ledger_desk import Desk, counters
 from quintain.contracts.ledger import CallKey
 from quintain.contracts.metadata import SessionOpened
 from quintain_metadata.cancels import TakenBack
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.records import Held
 from quintain_metadata.schema import MIGRATIONS, VERSION
 from support.old_ledger import Store, old_postgres, old_sqlite, written

@@ -36,16 +36,16 @@ from quintain.contracts.ledger import (
 from quintain.contracts.metadata import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
-from quintain.testing.postgres_under_test import run_sql
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import audit, calls, cancels, reservations, sessions, upkeep
 from quintain_metadata.calls import JOINED_MS
 from quintain_metadata.cancels import TakenBack
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.lifecycle import COUNTED, MOST_ATTEMPTS, State
-from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.records import Held, Moment
 from quintain_metadata.steps import Steps, run
+from support.servers.postgres_sql import run_sql
 
 NAMES = ("parent", "left", "right")
 PARENT_OF = {"parent": None, "left": "parent", "right": "parent"}
@@ -272,7 +272,7 @@ class LedgerAgainstItsModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.opened:
-            assert self.do(lambda _: audit.verify()).findings == ()
+            assert self.do(lambda _: audit.verify_counters()).findings == ()
         self.loop.run_until_complete(self.ledger.close())
         self.loop.close()
 

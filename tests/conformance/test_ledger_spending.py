@@ -57,13 +57,13 @@ async def test_one_family_can_be_exported_by_itself(desk: Desk) -> None:
     for session in (parent, child, stranger):
         await called(desk, session, "r1")
     await desk.granted(child, "runs")
-    records = await desk.ledger.do(lambda _: audit.export(("", ""), session_id=parent.session_id))
+    records = await desk.ledger.do(lambda _: audit.export_calls(("", ""), session_id=parent.session_id))
     assert sorted((record.session_id, record.request_id) for record in records) == sorted(
         [(parent.session_id, "r1"), (child.session_id, "r1"), (child.session_id, "runs")]
     )
     assert {record.request_id: record.token_usage for record in records} == {"r1": USED, "runs": None}
     rest = await desk.ledger.do(
-        lambda _: audit.export((records[0].session_id, records[0].request_id), session_id=parent.session_id)
+        lambda _: audit.export_calls((records[0].session_id, records[0].request_id), session_id=parent.session_id)
     )
     assert rest == records[1:]
-    assert len(await desk.ledger.do(lambda _: audit.export(("", "")))) == 4
+    assert len(await desk.ledger.do(lambda _: audit.export_calls(("", "")))) == 4

@@ -14,8 +14,8 @@ import pytest
 from faults.harness import BOT, CONFIG, table
 from faults.reckoning import ENDINGS, Reckoning, reckoning_at
 from quintain.settings import environment
-from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from support.fleet import ProcessFleet, process_fleet
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 _LEFT_OUT = pytest.StashKey[int]()
 
@@ -41,15 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    stash = terminalreporter.config.stash
-    endings = stash.get(ENDINGS, [])
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    endings = config.stash.get(ENDINGS, [])
     if endings:
-        terminalreporter.section("faults")
-        for line in table(endings):
-            terminalreporter.write_line(line)
-        form = "long" if is_long() else f"short: {stash.get(_LEFT_OUT, 0)} sieges are left to `make faults`"
-        terminalreporter.write_line(f"{len(endings)} sieges, the {form}")
+        form = "long" if is_long() else f"short: {config.stash.get(_LEFT_OUT, 0)} sieges are left to `make faults`"
+        summary = config.pluginmanager.getplugin("quintain-summary")
+        summary.add("faults", *table(endings), f"{len(endings)} sieges, the {form}")
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 
 from faults.harness import Aftermath, Ending, Said
 from faults.ledger_books import Book
-from quintain.testing.under_test import BrokerAdmin
 from quintain_metadata.lifecycle import State
 from support.fleet import ProcessFleet
+from support.servers.rabbitmq_admin import BrokerAdmin
 
 #: A publishing and a consuming connection each.
 CONNECTIONS_EACH = 2

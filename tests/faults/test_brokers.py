@@ -12,9 +12,9 @@ import pytest
 
 from faults.harness import BOT, CONFIG, Siege
 from faults.reckoning import Reckoning
-from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from support.fleet import ProcessFleet, process_fleet
 from support.proxy import Proxy, proxy_to
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 #: What raises each of the broker's alarms, and what ends it.
 ALARMS = {

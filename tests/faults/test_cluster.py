@@ -12,10 +12,9 @@ from faults.conftest import LONG_CALLS
 from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
 from faults.reckoning import Reckoning, reckoning_at
 from quintain.settings import environment
-from quintain.testing.rabbitmq_cluster import ClusterUnderTest, private_cluster
-from quintain.testing.rabbitmq_node import Node
-from quintain.testing.rabbitmq_server import find_server, install_server
 from support.fleet import ProcessFleet, process_fleet
+from support.servers.rabbitmq import RABBITMQ
+from support.servers.rabbitmq_node import ClusterUnderTest, Node, private_cluster
 
 #: Long enough, and so many, that calls are left when a node is back, on a machine that is busy too.
 BOT_SECONDS = 1.5
@@ -26,10 +25,9 @@ QUESTIONS = [f"q{number}" for number in range(3 * LONG_CALLS)]
 def cluster() -> Iterator[ClusterUnderTest]:
     """Three nodes of this machine's rabbitmq-server, which may be killed; whatever broker the other tests take."""
     env = environment()
-    server = find_server(env)
-    if server is None and env.get("QUINTAIN_TEST_BROKER") != "server":
+    if env.get("QUINTAIN_TEST_BROKER") != "server" and RABBITMQ.packages.find(env) is None:
         pytest.skip("no rabbitmq-server here to make a cluster of: QUINTAIN_TEST_BROKER=server installs one")
-    with private_cluster(server or install_server(env, print), env) as cluster:
+    with private_cluster(RABBITMQ.packages.find_or_install(env, print), env) as cluster:
         for node in cluster.nodes:
             node.rabbitmqctl(("eval", "application:set_env(rabbit, quorum_tick_interval, 500)."))
         yield cluster

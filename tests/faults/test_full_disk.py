@@ -18,9 +18,9 @@ from faults.harness import BOT, CONFIG, Siege
 from faults.reckoning import Reckoning
 from quintain.client.connect import connect_admin
 from quintain.contracts.metadata import OpenSession
-from quintain.testing.under_test import BrokerUnderTest
 from support.command_line import CommandLine, command_line
 from support.fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.servers.rabbitmq_admin import BrokerUnderTest
 
 FULL_SECONDS = 10.0 if is_long() else 4.0
 

@@ -13,11 +13,11 @@ import quintain
 from faults.conftest import is_long
 from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
 from faults.reckoning import Reckoning
-from quintain.testing.postgres import PostgresUnderTest
-from quintain.testing.postgres_under_test import PostgresAdmin
-from quintain.testing.under_test import BrokerUnderTest
 from quintain.timings import DEFAULT_TIMINGS
 from support.fleet import ProcessFleet, process_fleet
+from support.servers.postgres_admin import PostgresAdmin, PostgresUnderTest
+from support.servers.postgres_sql import fresh_database
+from support.servers.rabbitmq_admin import BrokerUnderTest
 
 #: Long enough that everything has met it: a worker asks again every 3 s, a connection that finds nobody fails at once.
 AWAY_SECONDS = 10.0 if is_long() else 5.0
@@ -29,7 +29,7 @@ def fleet(
 ) -> Iterator[ProcessFleet]:
     """Two metadata services on one PostgreSQL, and two workers."""
     with (
-        breakable_postgres.fresh_database() as url,
+        fresh_database(breakable_postgres.url) as url,
         process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet,
     ):
         fleet.extra["QUINTAIN_LEDGER_URL"] = url

@@ -12,12 +12,12 @@ import pytest
 from faults.conftest import is_long
 from faults.harness import Aftermath, Siege, nothing
 from faults.reckoning import Reckoning
-from quintain.testing.under_test import BrokerUnderTest
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.lifecycle import State
 from support.fleet import ProcessFleet, process_fleet
 from support.model_server import Asked, ModelServer, Script, model_server
 from support.model_wires import CHAT
+from support.servers.rabbitmq_admin import BrokerUnderTest
 
 TRIES = 3
 PAUSE_SECONDS = 10

@@ -16,10 +16,10 @@ from faults.reckoning import Reckoning
 from quintain.client.http_client import HttpClient
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.metadata import SessionOpened
-from quintain.testing.ports import free_port
-from quintain.testing.under_test import BrokerUnderTest
 from support.fleet import Process, ProcessFleet, process_fleet
 from support.hearing_bus import evaluator
+from support.servers.ports import free_port
+from support.servers.rabbitmq_admin import BrokerUnderTest
 
 #: A target that runs hosted: it writes down what it is asked, as `BOT` does.
 AGENT = """

@@ -15,9 +15,9 @@ from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Aftermath, Said, Siege, as
 from faults.ledger_books import books_of
 from faults.reckoning import Reckoning
 from quintain.contracts.invoke import InvokeRequest
-from quintain.testing.under_test import BrokerUnderTest
 from support.fleet import ProcessFleet, process_fleet
 from support.hearing_bus import Evaluator, evaluator
+from support.servers.rabbitmq_admin import BrokerUnderTest
 
 CLIENTS = 64
 SERVICES = ("metadata", "metadata", "metadata", "worker", "worker")

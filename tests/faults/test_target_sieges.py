@@ -20,10 +20,10 @@ import pytest
 from quintain.errors import HostLost
 from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.target.vocabulary import OURS
-from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from support.command_line import CommandLine, Running, clean_environment, command_line
 from support.quick import lease_variable
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 from support.standing import Controller
 
 #: All timings are a third of the promised ones: a loss is noticed in 3 s.

@@ -13,10 +13,10 @@ import pytest
 import quintain
 from faults.harness import BOT, ask
 from quintain.contracts.invoke import InvokeRequest
-from quintain.testing.under_test import BrokerUnderTest
 from quintain_metadata.schema import VERSION
 from support.fleet import ProcessFleet, process_fleet
 from support.old_ledger import Store, old_postgres, old_sqlite, written
+from support.servers.rabbitmq_admin import BrokerUnderTest
 
 CONFIG = 'targets:\n  a: {provider: python, callable: "bot:answer"}\n'
 

@@ -21,7 +21,6 @@ from quintain.errors import BrokerRefused
 from quintain.remote.factory import remote_factory
 from quintain.settings import environment
 from quintain.target import Event, EventResponse, ObservableEvent
-from quintain.testing.under_test import BrokerAdmin, BrokerUnderTest
 from quintain.topology import (
     METADATA_TOPOLOGY,
     POISON_TURN_TOPOLOGY,
@@ -42,6 +41,7 @@ from quintain_host.factory import load_factory
 from quintain_host.host import Host
 from quintain_metadata.running import running_metadata
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 ADMIN_TOKEN = "an admin token of a test"
 TARGETS = Path(__file__).parents[2] / "examples" / "targets"

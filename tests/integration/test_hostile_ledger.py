@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.testing.postgres import PostgresUnderTest
 from quintain.topology import DEAD, INVOKE, LEDGER, METADATA
 from support import honest
 from support.hostile import HEADER_VALUES, Delivered, deliveries, json_of
 from support.promise import fed_and_answered, feed
+from support.servers.postgres_admin import PostgresUnderTest
+from support.servers.postgres_sql import fresh_database
 from support.watched_fleet import ADMIN_TOKEN, REPLY_KEY, WatchedFleet, watched_fleet
 
 fuzz = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -29,7 +30,7 @@ NO_TEXT = ["\0", "a\0b", "x" * 3_000, "\ufffe", "\U0010ffff"]
 
 @pytest.fixture(scope="module")
 def fleet(postgres: PostgresUnderTest) -> Iterator[WatchedFleet]:
-    with postgres.fresh_database() as url, watched_fleet(url) as fleet:
+    with fresh_database(postgres.url) as url, watched_fleet(url) as fleet:
         yield fleet
 
 

@@ -27,7 +27,7 @@ from quintain.contracts.token import SessionToken, digest
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain_metadata import sessions
 from quintain_metadata.ledger import Ledger
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.service import MetadataService
 from quintain_worker.handler import Served
 from quintain_worker.worker import Worker

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from quintain.testing.postgres import PostgresUnderTest
-from quintain.testing.postgres_under_test import run_sql
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.schema import VERSION
 from support.command_line import CommandLine, Running, command_line
 from support.old_ledger import old_sqlite
+from support.servers.postgres_admin import PostgresUnderTest
+from support.servers.postgres_sql import fresh_database, run_sql
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_ledger_that_is_not_up_yet_is_waited_for_and_said_so_once(
 ) -> None:
     admin = breakable_postgres.admin
     assert admin is not None
-    with breakable_postgres.fresh_database() as url:
+    with fresh_database(breakable_postgres.url) as url:
         admin.crash()
         try:
             metadata = shell.start("serve", "metadata", env={"QUINTAIN_LEDGER_URL": url})

@@ -15,13 +15,11 @@ import pytest
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import Outcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
-from quintain.testing.postgres import PostgresUnderTest
-from quintain.testing.postgres_under_test import run_sql
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import postgres, upkeep
 from quintain_metadata.ledger import Ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.ledger_url import shown
-from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.postgres import MOST_TRIES, numbered
 from quintain_metadata.records import Held, Moment
 from quintain_metadata.schema import VERSION
@@ -37,6 +35,8 @@ from support.ledger_asks import (
     services_on,
     settle,
 )
+from support.servers.postgres_admin import PostgresUnderTest
+from support.servers.postgres_sql import fresh_database, run_sql
 
 SERVICES = 3
 CLIENTS = 64
@@ -262,7 +262,7 @@ async def test_many_services_that_start_at_once_migrate_once(fresh_postgres_url:
         assert run_sql(fresh_postgres_url, "SELECT count(*) FROM ledger_version") == 1
         assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == VERSION
         await register(ledgers[0])
-        assert await ledgers[7].do(lambda _: upkeep.targets()) == ["a"]
+        assert await ledgers[7].do(lambda _: upkeep.target_names()) == ["a"]
     finally:
         await asyncio.gather(*(ledger.close() for ledger in ledgers))
 
@@ -329,7 +329,7 @@ async def test_a_server_that_is_not_there_may_come_yet() -> None:
 
 @pytest.fixture
 def breakable_url(breakable_postgres: PostgresUnderTest) -> Iterator[str]:
-    with breakable_postgres.fresh_database() as url:
+    with fresh_database(breakable_postgres.url) as url:
         yield url
 
 

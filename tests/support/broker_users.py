@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import pika
 from pika.exceptions import ChannelClosedByBroker
 
-from quintain.testing.under_test import BrokerAdmin
+from support.servers.rabbitmq_admin import BrokerAdmin
 
 DEFINITIONS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "deploy" / "rabbitmq" / "definitions.json").read_text()

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quintain.testing.ports import free_port
 from support.command_line import Ended, clean_environment
+from support.servers.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quintain.errors import QuintainError
 from quintain.settings import environment
-from quintain.testing.node import find_node, npm_package
+from support.servers.errors import ServerUnavailable
+from support.servers.nodejs import find_node, npm_package
 
 AGENTV_VERSION = "4.42.4"
 
@@ -17,7 +17,7 @@ AGENTV_VERSION = "4.42.4"
 def node_or_skip(say: Callable[[str], None]) -> str:
     try:
         return find_node(environment(), say)
-    except QuintainError as reason:
+    except ServerUnavailable as reason:
         pytest.skip(f"no Node.js: {reason}")
 
 
@@ -26,5 +26,5 @@ def agentv_or_skip(say: Callable[[str], None]) -> Path:
     node_or_skip(say)
     try:
         return npm_package("agentv", AGENTV_VERSION, environment(), say) / ".bin" / "agentv"
-    except QuintainError as reason:
+    except ServerUnavailable as reason:
         pytest.skip(f"no AgentV from npm: {reason}")

@@ -13,9 +13,9 @@ import apsw
 
 from quintain.contracts.metadata import SessionOpened
 from quintain.contracts.token import SessionToken
-from quintain.testing.postgres_under_test import run_sql
 from quintain_metadata.postgres_schema import TUNING
 from quintain_metadata.schema import MIGRATIONS
+from support.servers.postgres_sql import run_sql
 
 #: Behind every lease and every deadline that is written here: an hour from now.
 LATER = int(time.time() * 1000) + 3_600_000

@@ -23,7 +23,7 @@ from quintain.contracts.metadata import Info, SessionOpened
 from quintain.contracts.token import digest
 from quintain.routes import TOKEN_HEADER
 from quintain.topology import INVOKE, METADATA, POISON_QUEUE, REPLY, Exchange, Queue, reply_topology
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.service import MetadataService
 from quintain_worker.handler import Served
 from quintain_worker.port import Answer, Heard

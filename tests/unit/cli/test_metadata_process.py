@@ -11,7 +11,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.errors import LedgerInUse, QuintainError
 from quintain_cli.metadata_process import metadata_process
 from quintain_metadata.apart import Word
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from support.command_line import clean_environment
 
 

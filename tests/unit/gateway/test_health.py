@@ -24,7 +24,7 @@ from quintain_gateway.door import Door
 from quintain_gateway.limits import Limits
 from quintain_gateway.meter import Meter
 from quintain_gateway.server import serving
-from quintain_metadata.open_ledger import open_ledger
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.running import running_metadata
 from quintain_metadata.service import MetadataService
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet

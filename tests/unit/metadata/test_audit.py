@@ -40,7 +40,7 @@ async def written(path: Path) -> None:
 
 async def verdict_on(path: Path) -> audit.Audit:
     async with snapshot_of(f"sqlite://{path}") as snapshot:
-        return await snapshot.read(audit.verify())
+        return await snapshot.read(audit.verify_counters())
 
 
 async def test_books_as_the_ledger_writes_them_are_clean(tmp_path: Path) -> None:
@@ -76,15 +76,15 @@ async def test_the_books_are_read_beside_the_service_that_writes_them(tmp_path: 
         ask = OpenSession(default_target="a")
         token = SessionToken.mint()
         await ledger.do(lambda moment: sessions.open_session(moment.now, ask, token, None))
-        assert (await snapshot.read(audit.verify())).sessions == 2  # as it was when the snapshot was taken
+        assert (await snapshot.read(audit.verify_counters())).sessions == 2  # as it was when the snapshot was taken
     await ledger.close()
 
 
 async def test_every_call_is_exported_once_and_no_faults_sentence_with_it(tmp_path: Path) -> None:
     await written(tmp_path / "ledger")
     async with snapshot_of(f"sqlite://{tmp_path / 'ledger'}") as snapshot:
-        page = await snapshot.read(audit.export(("", "")))
-        rest = await snapshot.read(audit.export((page[-1].session_id, page[-1].request_id)))
+        page = await snapshot.read(audit.export_calls(("", "")))
+        rest = await snapshot.read(audit.export_calls((page[-1].session_id, page[-1].request_id)))
     assert [(call.request_id, call.state) for call in page] == [
         ("r1", "committed"),
         ("r2", "refunded"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
+from quintain_metadata.ledger_factory import open_ledger
 from quintain_metadata.ledger_url import shown, sqlite_path
-from quintain_metadata.open_ledger import open_ledger
 from quintain_metadata.sqlite import SqliteLedger
 
 

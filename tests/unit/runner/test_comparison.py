@@ -8,7 +8,7 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain_runner.comparison import Comparison, compare_runs
-from quintain_runner.comparison_text import comparison_lines, comparison_sheets, verdict
+from quintain_runner.comparison_text import comparison_lines, comparison_sheets, verdict_of
 from quintain_runner.report import RunReport
 from quintain_runner.rows import GraderRow
 from support.results_folder import errored, graded, write_results
@@ -29,19 +29,19 @@ def test_a_fall_that_chance_seldom_makes_is_a_regression(tmp_path: Path) -> None
     assert (target.row.passed.better, target.row.passed.worse) == (0, 10)
     assert target.row.passed.p == pytest.approx(2 / 2**10)
     assert comparison.regressed == [target]
-    assert verdict(comparison) == "significantly worse: bot"
+    assert verdict_of(comparison) == "significantly worse: bot"
 
 
 def test_the_other_way_round_it_is_better(tmp_path: Path) -> None:
     comparison = compare_runs(run_of(tmp_path / "a", 8), run_of(tmp_path / "b", 18))
     assert comparison.regressed == []
-    assert verdict(comparison) == "significantly better, and nothing significantly worse"
+    assert verdict_of(comparison) == "significantly better, and nothing significantly worse"
 
 
 def test_a_fall_that_chance_may_make_is_none(tmp_path: Path) -> None:
     comparison = compare_runs(run_of(tmp_path / "a", 10), run_of(tmp_path / "b", 7))
     assert comparison.regressed == []
-    assert verdict(comparison) == "no significant change"
+    assert verdict_of(comparison) == "no significant change"
 
 
 def test_the_cases_that_flipped_are_named(tmp_path: Path) -> None:
@@ -139,6 +139,6 @@ def test_runs_that_share_no_graded_case_have_nothing_to_say(tmp_path: Path) -> N
     after = write_results(tmp_path / "b", [errored("1"), graded("2", 1.0)])
     comparison = compare_runs(before, after)
     assert comparison.targets[0].row.score is None
-    assert verdict(comparison) == "no case has a score in both runs"
+    assert verdict_of(comparison) == "no case has a score in both runs"
     (sheet,) = comparison_sheets(comparison)
     assert sheet.rows == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quintain.contracts.invoke import TokenUsage
 from quintain_runner.dataset import DatasetFacts, Source
-from quintain_runner.estimate import Estimate, Plan, TokensEstimate, estimate
+from quintain_runner.estimate import Estimate, Plan, TokensEstimate, estimate_plan
 from quintain_runner.evaluation import EvaluationSpec
 from quintain_runner.prices import Price
 
@@ -21,7 +21,7 @@ JUDGE = {"name": "judge", "builtin": "llm-judge", "prompt": "p.md"}
 
 def estimated(*graders: dict[str, object], facts: DatasetFacts = FACTS, repeats: int = 1, **plan: object) -> Estimate:
     spec = EvaluationSpec.model_validate({"dataset": "c", "repeats": repeats, "graders": list(graders)})
-    return estimate(Plan(spec=spec, facts=facts, targets=("a", "b"), **plan))  # type: ignore[arg-type]
+    return estimate_plan(Plan(spec=spec, facts=facts, targets=("a", "b"), **plan))  # type: ignore[arg-type]
 
 
 def test_answers_are_cases_by_targets_by_repeats() -> None:

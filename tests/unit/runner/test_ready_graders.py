@@ -12,7 +12,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.evaluation import Evaluation, load_evaluation
 from quintain_runner.plan import Trial
-from quintain_runner.ready_graders import ready_graders
+from quintain_runner.ready_graders import prepared_graders
 from quintain_runner.rows import Row
 from quintain_runner.trial import run_trial
 from support.fake_client import FakeClient
@@ -91,7 +91,7 @@ def evaluation(folder: Path, *graders: dict[str, object]) -> Evaluation:
 
 
 async def graded(folder: Path, client: FakeClient, *graders: dict[str, object]) -> Row:
-    async with ready_graders(evaluation(folder, *graders), {}) as ready:
+    async with prepared_graders(evaluation(folder, *graders), {}) as ready:
         outcome = await run_trial(Trial(case=CASE, target="bot", repeat=1), bench(client, *ready))
     assert outcome.row is not None
     return outcome.row
@@ -99,7 +99,7 @@ async def graded(folder: Path, client: FakeClient, *graders: dict[str, object]) 
 
 async def refused(folder: Path, *graders: dict[str, object]) -> list[str]:
     with pytest.raises(ConfigError) as error:
-        async with ready_graders(evaluation(folder, *graders), {}):
+        async with prepared_graders(evaluation(folder, *graders), {}):
             pass
     return error.value.message.splitlines()
 

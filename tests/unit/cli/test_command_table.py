@@ -1,0 +1,40 @@
+"""The table of commands: each line says what its command's docstring says, and help imports none of them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from quintain_cli.__main__ import COMMANDS, GROUPS
+from quintain_cli.lazy_command import LazyCommand, load
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_loads_and_its_line_is_the_first_sentence_of_its_docstring(words: str) -> None:
+    where, sentence = COMMANDS[words]
+    paragraph = " ".join((inspect.getdoc(load(where)) or "").split("\n\n")[0].split())
+    assert paragraph == sentence or paragraph.startswith(f"{sentence} ")
+    assert sentence.endswith(".")
+    command = LazyCommand(words, where, sentence).load()
+    assert command.name == words
+
+
+def test_every_group_has_a_help_and_commands() -> None:
+    assert {words.partition(" ")[0] for words in COMMANDS if " " in words} == set(GROUPS)
+    assert all(text.endswith(".") for text in GROUPS.values())
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_neither_help_nor_the_version_imports_a_command(option: str) -> None:
+    words = (
+        "import sys; from quintain_cli.__main__ import app; "
+        f"app(['{option}'], standalone_mode=False); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stderr.split())
+    ours = {name for name in loaded if name.startswith("quintain")}
+    assert ours == {"quintain_cli", "quintain_cli.__main__", "quintain_cli.lazy_command"}
+    assert loaded.isdisjoint({"pydantic", "rich", "aio_pika", "asyncio"})
