@@ -23,6 +23,7 @@ from quintain.errors import BudgetUnavailable
 from quintain.operations.presence import Identity, present
 from quintain.secret_files import without_variables
 from quintain.settings import read_trace_settings
+from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
@@ -76,6 +77,7 @@ async def worker(
     metrics: quintain_worker.WorkerMetrics | None = None,
     sole_id: str | None = None,
     drain: Callable[[], object] | None = None,
+    timings: Timings = DEFAULT_TIMINGS,
 ) -> AsyncIterator[quintain_worker.Worker]:
     """A running worker for the configuration's targets, or some of them; ``sole_id`` and ``drain`` as of `Worker`.
 
@@ -85,7 +87,7 @@ async def worker(
     names = list(resolved.targets) if only is None else list(only)
     # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
     programs = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
-    surroundings = quintain_worker.Surroundings(folder=config.folder, env=programs, bus=bus)
+    surroundings = quintain_worker.Surroundings(folder=config.folder, env=programs, bus=bus, timings=timings)
     cards = {name: card_of(name, resolved.targets[name]) for name in names}
     content = read_trace_settings(env).content
     served = {
@@ -98,7 +100,9 @@ async def worker(
         )
         for name in names
     }
-    service = quintain_worker.Worker(bus, served, list(cards.values()), metrics, sole_id=sole_id, drain=drain)
+    service = quintain_worker.Worker(
+        bus, served, list(cards.values()), metrics, sole_id=sole_id, drain=drain, timings=timings
+    )
     try:
         await service.start()
         async with present(bus, service.card):

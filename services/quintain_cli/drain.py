@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from quintain.contracts.ledger import HEARTBEAT_SECONDS, Drain
+from quintain.contracts.ledger import Drain
 from quintain.contracts.operating import RegisteredWorker, WorkerList
+from quintain.timings import DEFAULT_TIMINGS
 from quintain_cli.fleet_admin import fleet_admin
 from quintain_cli.screen import ERRORS, OK, out, plain, print_json, run_command, tell
 
@@ -78,4 +79,4 @@ def _outcome(worker: RegisteredWorker, now: int) -> str:
         return f"lost     {worker.worker_id} ended before it had drained, with {calls}: others take them over"
     if worker.drain is Drain.DRAINING:
         return f"draining {worker.worker_id}, with {calls} to finish"
-    return f"asked    {worker.worker_id}: it hears of it within {HEARTBEAT_SECONDS:.0f} s"
+    return f"asked    {worker.worker_id}: it hears of it within {DEFAULT_TIMINGS.heartbeat_seconds:.0f} s"

@@ -58,5 +58,6 @@ def embedded_plan(
         ledger_url=ledger_url,
         admin_token=settings.admin_token or secrets.token_urlsafe(32),
         place=None if place is None else str(place.absolute()),
+        timings=settings.timings,
         apart=trials >= APART_TRIALS and ledger_url != IN_MEMORY,
     )

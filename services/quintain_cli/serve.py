@@ -57,7 +57,7 @@ async def _metadata(wish: OpsWish, *, as_json: bool) -> None:
         # First: what its operator must mend is said at once, whether or not there is a broker yet.
         compose.ledger(url, waiting=operations.waits) as ledger,
         broker(settings, "metadata", operations.waits) as bus,
-        running_metadata(bus, ledger, settings.admin_token, metrics) as service,
+        running_metadata(bus, ledger, settings.admin_token, metrics, timings=settings.timings) as service,
         operations.running(bus, service.check, service.card),
     ):
         ready("metadata", {"ledger": shown(url)}, as_json=as_json)
@@ -73,7 +73,15 @@ async def _worker(path: Path | None, grace_seconds: float, wish: OpsWish, *, as_
         stopping() as stop,
         operating(metrics, wish.address(settings)) as operations,
         broker(settings, "worker", operations.waits) as bus,
-        compose.worker(bus, config, env, grace_seconds=grace_seconds, metrics=metrics, drain=stop.wish) as worker,
+        compose.worker(
+            bus,
+            config,
+            env,
+            grace_seconds=grace_seconds,
+            metrics=metrics,
+            drain=stop.wish,
+            timings=settings.timings,
+        ) as worker,
         operations.running(bus, worker.check, worker.card),
     ):
         ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)

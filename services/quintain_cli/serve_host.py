@@ -153,7 +153,7 @@ async def _in_processes(wish: Wish, _: Factory, ground: _Ground) -> bool:
 
 async def _in_threads(wish: Wish, factory: Factory, ground: _Ground) -> bool:
     async with broker(ground.settings, "host", ground.operations.waits) as bus:
-        host = Host(bus, wish.name, factory, wish.slots)
+        host = Host(bus, wish.name, factory, wish.slots, timings=ground.settings.timings)
         ground.metrics.read(host.tally)
         await host.start()
         try:
@@ -177,7 +177,7 @@ async def _slot(wish: Wish, parent_fd: int) -> bool:
     parent = Saying(parent_fd)
     factory = load_factory(wish.path, Path.cwd())
     async with stopping() as stop, broker(settings, "host", waiting) as bus:
-        host = Host(bus, wish.name, factory, 1, Tally(told=parent.say))
+        host = Host(bus, wish.name, factory, 1, Tally(told=parent.say), timings=settings.timings)
         await host.start()
         parent.say(READY)
         ends = [asyncio.ensure_future(each) for each in (stop.wait(), parent_gone(), host.stuck.wait())]

@@ -20,6 +20,7 @@ from quintain.contracts.metadata import OpenSession, SessionOpened
 from quintain.contracts.token import digest
 from quintain.secret_files import without_variables
 from quintain.settings import MEMORY_URL, environment, read_settings
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_cli import compose
 from quintain_cli.config import configuration
 from quintain_cli.metadata_process import metadata_process
@@ -67,6 +68,7 @@ class FleetPlan:
     limits: Limits = field(default_factory=Limits)
     apart: bool = False
     place: str | None = None
+    timings: Timings = DEFAULT_TIMINGS
 
 
 @contextlib.asynccontextmanager
@@ -84,7 +86,8 @@ async def fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
             await stack.enter_async_context(_metadata_apart(plan, memory))
         else:
             ledger = await stack.enter_async_context(compose.ledger(plan.ledger_url))
-            await stack.enter_async_context(running_metadata(await bus("metadata"), ledger, plan.admin_token))
+            metadata = running_metadata(await bus("metadata"), ledger, plan.admin_token, timings=plan.timings)
+            await stack.enter_async_context(metadata)
         await stack.enter_async_context(_worker(plan, await bus("worker")))
         door = await bus("gateway")
         url = await stack.enter_async_context(compose.gateway(door, Address(port=plan.port), plan.limits))
@@ -96,7 +99,7 @@ async def fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
 def _worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[Worker]:
     # Of a place on this machine; a hash of it, because an id is shown to the whole fleet.
     sole_id = None if plan.place is None else f"sole-{digest(f'{socket.gethostname()} {plan.place}').hex()[:16]}"
-    return compose.worker(bus, plan.config, plan.env, sole_id=sole_id)
+    return compose.worker(bus, plan.config, plan.env, sole_id=sole_id, timings=plan.timings)
 
 
 def _metadata_apart(plan: FleetPlan, memory: MemoryBroker) -> contextlib.AbstractAsyncContextManager[None]:
@@ -128,6 +131,7 @@ async def _up(path: Path | None, port: int, max_calls: int, *, as_json: bool) ->
         admin_token=kept_admin_token(settings),
         port=port,
         place=None if settings.broker_url or settings.ledger_url else str(settings.state_dir.absolute()),
+        timings=settings.timings,
     )
     async with stopping() as stop, fleet(plan) as running:
         first = next(iter(config.targets))

@@ -11,6 +11,7 @@ import socket
 from quintain.bus.base import Bus
 from quintain.contracts.discovery import ServedTarget, ServiceCard
 from quintain.operations.presence import Identity
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import host_topology
 from quintain_host.factory import Factory
 from quintain_host.logs import RunLog
@@ -29,7 +30,16 @@ def host_card(identity: Identity, bus: Bus, name: str, *, slots: int, leased: in
 class Host:
     """Leases out instances of one target, so many at a time."""
 
-    def __init__(self, bus: Bus, name: str, factory: Factory, slots: int, tally: Tally | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        factory: Factory,
+        slots: int,
+        tally: Tally | None = None,
+        *,
+        timings: Timings = DEFAULT_TIMINGS,
+    ) -> None:
         self._bus, self._name = bus, name
         self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._identity = Identity("host", self.host_id)
@@ -37,7 +47,9 @@ class Host:
         #: for one slot may rather end, and be started again.
         self.stuck = asyncio.Event()
         self.tally = Tally() if tally is None else tally
-        self._slots = [Slot(bus, name, factory, self.host_id, self.stuck.set, self.tally) for _ in range(slots)]
+        self._slots = [
+            Slot(bus, name, factory, self.host_id, self.stuck.set, self.tally, timings=timings) for _ in range(slots)
+        ]
         self._serving: list[asyncio.Task[None]] = []
         self._log = RunLog()
 

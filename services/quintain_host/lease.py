@@ -17,7 +17,6 @@ from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.contracts.hosted import (
-    LOST_SECONDS,
     RUN_HEARS,
     Asked,
     CancelRun,
@@ -37,6 +36,7 @@ from quintain.target.failures import failure_of
 from quintain.telemetry.context import TRACEPARENT_HEADER
 from quintain.telemetry.conventions import hosted
 from quintain.telemetry.spans import Span, joining
+from quintain.timings import Timings
 from quintain.topology import lease_topology
 from quintain_host.running import HostedRun
 from quintain_host.stage import Stage
@@ -48,9 +48,6 @@ log = logging.getLogger(__name__)
 #: So many answers are kept, for questions that come again. A controller asks one thing after another.
 MOST_ANSWERS = 32
 
-#: How long a host that stops waits for the first question to a lease, in seconds.
-FIRST_WORD_SECONDS = 1.0
-
 PREFETCH = 128
 #: So many of what a run is told are acknowledged at a time: what comes twice does nothing the second time.
 ACK_ITEMS = 16
@@ -59,9 +56,9 @@ ACK_ITEMS = 16
 class HostedLease:
     """One instance on its stage, in one controller's hands."""
 
-    def __init__(self, bus: Bus, target: Any, stage: Stage, codec: Codec, tally: Tally) -> None:
+    def __init__(self, bus: Bus, target: Any, stage: Stage, codec: Codec, tally: Tally, timings: Timings) -> None:
         self._bus, self._target, self._stage, self._codec = bus, target, stage, codec
-        self._tally = tally
+        self._tally, self._timings = tally, timings
         self.lease_id = secrets.token_urlsafe(24)
         self._topology = lease_topology(self.lease_id)
         self.key = self._topology.bindings[0].key
@@ -84,11 +81,11 @@ class HostedLease:
         loop = asyncio.get_running_loop()
         while not self._over.is_set():
             silent = loop.time() - self._heard_at
-            if silent >= LOST_SECONDS:
+            if silent >= self._timings.host_lost_seconds:
                 log.warning("Lease %s was not renewed for %.0f s: it ends", self.lease_id[:8], silent)
                 return
             try:
-                async with asyncio.timeout(LOST_SECONDS - silent):
+                async with asyncio.timeout(self._timings.host_lost_seconds - silent):
                     await self._over.wait()
             except TimeoutError:
                 continue
@@ -96,7 +93,7 @@ class HostedLease:
     def end_unused(self) -> None:
         """End the lease where nothing was ever asked: it was made ahead, and another host can give another one. The
         first question of one that was just given may be on its way."""
-        asyncio.get_running_loop().call_later(FIRST_WORD_SECONDS, self._end_unused)
+        asyncio.get_running_loop().call_later(self._timings.host_first_question_seconds, self._end_unused)
 
     def _end_unused(self) -> None:
         if not self._answers:
@@ -110,7 +107,7 @@ class HostedLease:
         try:
             if self._tearing is not None:
                 # It was asked for, and is to come to its end, if it ever does.
-                await asyncio.wait([self._tearing], timeout=LOST_SECONDS)
+                await asyncio.wait([self._tearing], timeout=self._timings.host_lost_seconds)
             for answer in self._answers.values():
                 answer.cancel()
             await self._stop_run()
@@ -133,7 +130,7 @@ class HostedLease:
 
     async def _quietly(self, act: Callable[[], Awaitable[None]]) -> None:
         try:
-            async with asyncio.timeout(LOST_SECONDS):
+            async with asyncio.timeout(self._timings.host_lost_seconds):
                 await self._stage.play(_coroutine(act))
         except Exception:
             # Nobody is left to hear it.
@@ -229,7 +226,7 @@ class HostedLease:
     async def start_run(self, asked: StartRun) -> Done:
         """Begin a run; what it says goes its own way."""
         await self._stop_run()
-        telling = Telling(self._bus, asked.run_id, asked.run_key)
+        telling = Telling(self._bus, asked.run_id, asked.run_key, self._timings)
         self._run = HostedRun(self._target, self._stage, self._codec, asked, telling)
         self._run.when_over(self._tally.count)
         return Done()

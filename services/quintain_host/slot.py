@@ -20,6 +20,7 @@ from quintain.target.codec import Codec
 from quintain.target.failures import failure_of
 from quintain.target.vocabulary import vocabulary_of
 from quintain.telemetry.conventions import hosted
+from quintain.timings import Timings
 from quintain.topology import host_topology
 from quintain_host.factory import Factory
 from quintain_host.lease import HostedLease
@@ -28,18 +29,23 @@ from quintain_host.tally import LEASE, OVER, Tally
 
 log = logging.getLogger(__name__)
 
-#: The pause after something went wrong with the broker or with a lease, in seconds.
-PAUSE_SECONDS = 1.0
-
 
 class Slot:
     """Room for one instance of a target. ``stuck`` is called when one does not let go of its thread."""
 
-    def __init__(
-        self, bus: Bus, name: str, factory: Factory, host_id: str, stuck: Callable[[], None], tally: Tally
+    def __init__(  # noqa: PLR0913 -- what a host has for each of its slots
+        self,
+        bus: Bus,
+        name: str,
+        factory: Factory,
+        host_id: str,
+        stuck: Callable[[], None],
+        tally: Tally,
+        *,
+        timings: Timings,
     ) -> None:
         self._bus, self._name, self._factory, self._host_id = bus, name, factory, host_id
-        self._stuck, self._tally = stuck, tally
+        self._stuck, self._tally, self._timings = stuck, tally, timings
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
         #: From a request that was taken to the end of its lease. It is not cut off: whoever asked would hold a lease
@@ -72,7 +78,7 @@ class Slot:
                     await self._live(lease)
             except Exception:
                 log.exception("A slot of %s failed, and goes on", self._name)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(self._timings.host_pause_seconds)
             finally:
                 self._busy = False
 
@@ -143,7 +149,7 @@ class Slot:
             target: Any = await stage.do(self._factory)
             codec = Codec(vocabulary_of(type(target)))
             descriptor = await stage.do(lambda: codec.describe(target))
-            lease = HostedLease(self._bus, target, stage, codec, self._tally)
+            lease = HostedLease(self._bus, target, stage, codec, self._tally, self._timings)
             await lease.open()
         except Exception as error:
             # The factory's own words reach whoever asked, with their class, and the host's log.

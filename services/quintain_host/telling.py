@@ -14,8 +14,6 @@ from typing import Literal
 
 from quintain.bus.base import Bus, Envelope
 from quintain.contracts.hosted import (
-    BEAT_SECONDS,
-    LOST_SECONDS,
     RUN_SAYS,
     LogLine,
     RemoteFailure,
@@ -25,6 +23,7 @@ from quintain.contracts.hosted import (
 )
 from quintain.errors import BusError
 from quintain.target.sequence import Outbox
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import RUN
 
 log = logging.getLogger(__name__)
@@ -45,15 +44,12 @@ MOST_EVENT_CHARACTERS = 4_000_000
 #: What a target is told that speaks after its run.
 OVER = "Cannot emit to a closed trajectory: the run is over"
 
-#: What was sent while nothing was heard for so long is sent again, in seconds.
-AGAIN_SECONDS = 3.0
-
 
 class Telling:
     """One run's way out."""
 
-    def __init__(self, bus: Bus, run_id: str, run_key: str) -> None:
-        self._bus, self._run_id, self._run_key = bus, run_id, run_key
+    def __init__(self, bus: Bus, run_id: str, run_key: str, timings: Timings = DEFAULT_TIMINGS) -> None:
+        self._bus, self._run_id, self._run_key, self._timings = bus, run_id, run_key, timings
         self._loop = asyncio.get_running_loop()
         # Whoever says something wakes this loop in this context, not in the target's: what the host logs then is
         # not the target's to tell.
@@ -170,9 +166,10 @@ class Telling:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(self._timings.host_heartbeat_seconds)
             await self._send([])
-            if self._outbox.unheard and self._loop.time() - self._heard_at > AGAIN_SECONDS:
+            silent_seconds = self._loop.time() - self._heard_at
+            if self._outbox.unheard and silent_seconds > self._timings.host_resend_seconds:
                 with self._room:
                     self._outbox.again()
                 self._flush()
@@ -182,7 +179,7 @@ class Telling:
         # Not persistent: no run survives its host, and what a broker loses is sent again.
         envelope = Envelope(body=body, type=RUN_SAYS, persistent=False)
         try:
-            await self._bus.publish(RUN, self._run_key, envelope, timeout=LOST_SECONDS)
+            await self._bus.publish(RUN, self._run_key, envelope, timeout=self._timings.host_lost_seconds)
         except BusError as error:
             # It is kept, and goes again: the controller's queue may come back, or the lease ends.
             log.warning("What a run says could not be sent yet: %s", error.message)

@@ -46,7 +46,7 @@ async def _serve(settings: Settings) -> None:
         _say(Word.of(error))
         return
     try:
-        async with running_metadata(bus, ledger, settings.admin_token):
+        async with running_metadata(bus, ledger, settings.admin_token, timings=settings.timings):
             collect_seldom()
             _say(Word())
             await bus.wait_gone()

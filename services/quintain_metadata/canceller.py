@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from quintain.bus.base import Bus, Envelope
-from quintain.contracts.ledger import HEARTBEAT_SECONDS, CallKey, CallsTakenBack
+from quintain.contracts.ledger import CallKey, CallsTakenBack
 from quintain.contracts.metadata import CallsCancelled
 from quintain.errors import BusError, Unroutable
 from quintain.routes import CANCEL
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain_metadata import cancels
 from quintain_metadata.desk import Desk
@@ -24,8 +25,8 @@ log = logging.getLogger(__name__)
 class Canceller:
     """Cancels a session's calls, a page of them in a transaction."""
 
-    def __init__(self, bus: Bus, ledger: Ledger, desk: Desk) -> None:
-        self._bus, self._ledger, self._desk = bus, ledger, desk
+    def __init__(self, bus: Bus, ledger: Ledger, desk: Desk, timings: Timings = DEFAULT_TIMINGS) -> None:
+        self._bus, self._ledger, self._desk, self._timings = bus, ledger, desk, timings
 
     async def cancel(self, session: Session, request_ids: Sequence[str]) -> CallsCancelled:
         """Cancel these calls, known or not. What was recorded stands, whoever could be told of it."""
@@ -46,7 +47,7 @@ class Canceller:
         """Tell every worker at once. One that does not hear it does so with its next heartbeat."""
         envelope = Envelope(body=taken_back.to_wire(), type=CANCEL.key, persistent=False)
         try:
-            await self._bus.publish(CANCEL_EXCHANGE, "", envelope, timeout=HEARTBEAT_SECONDS)
+            await self._bus.publish(CANCEL_EXCHANGE, "", envelope, timeout=self._timings.heartbeat_seconds)
         except Unroutable:
             log.info("No worker hears cancellations at once; each hears them with its heartbeat")
         except BusError as error:

@@ -19,6 +19,7 @@ from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, Intern
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.service import answer_to, at_work, reply, request_id_of
 from quintain.telemetry.conventions import processed
+from quintain.timings import Timings
 from quintain.topology import DEAD, DEAD_QUEUE, POISON
 from quintain_metadata import records, sessions
 from quintain_metadata.ledger import Ledger
@@ -33,17 +34,14 @@ log = logging.getLogger(__name__)
 #: RabbitMQ's words for why a message is dead.
 REASONS = frozenset({"rejected", "expired", "maxlen", "delivery_limit"})
 
-#: The pause before the ledger is asked again, in seconds.
-PAUSE_SECONDS = 1.0
-
 _BURYING = processed(DEAD.name, "", DEAD_QUEUE.name)
 
 
 class Undertaker:
     """Answers the dead-letter queue."""
 
-    def __init__(self, bus: Bus, ledger: Ledger) -> None:
-        self._bus, self._ledger = bus, ledger
+    def __init__(self, bus: Bus, ledger: Ledger, timings: Timings) -> None:
+        self._bus, self._ledger, self._timings = bus, ledger, timings
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one dead request, or keep it as poison."""
@@ -86,7 +84,7 @@ class Undertaker:
             try:
                 return await self._ledger.do(steps)
             except BudgetUnavailable:
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(self._timings.dead_letter_pause_seconds)
 
     async def _keep(self, delivery: Delivery, reason: str) -> None:
         log.warning("A message nobody can answer is kept in %s: %s", POISON.name, mask(reason))

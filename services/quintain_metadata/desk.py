@@ -21,13 +21,14 @@ from functools import partial
 
 from quintain import logs
 from quintain.contracts.invoke import FaultReply
-from quintain.contracts.ledger import LEASE_SECONDS, Admission, Admit, AdmitBatch
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch
 from quintain.contracts.token import public_id
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.service import defect
 from quintain.telemetry.context import traceparent_in
 from quintain.telemetry.conventions import ledger_admit
 from quintain.telemetry.spans import past
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata import calls
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.lifecycle import MOST_HELD
@@ -58,8 +59,10 @@ class _Waiting:
 class Desk:
     """Decides admits, one by one, and remembers the ones it could not decide yet."""
 
-    def __init__(self, ledger: Ledger, metrics: MetadataMetrics | None = None) -> None:
-        self._ledger, self._metrics = ledger, metrics or MetadataMetrics()
+    def __init__(
+        self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
+    ) -> None:
+        self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
         self._waiting: dict[str, _Waiting] = {}
         self._retrying = asyncio.Lock()
 
@@ -126,7 +129,7 @@ class Desk:
         return verdict
 
     def _forget_the_gone(self) -> None:
-        oldest = asyncio.get_running_loop().time() - LEASE_SECONDS
+        oldest = asyncio.get_running_loop().time() - self._timings.held_admit_seconds
         for waiting in list(self._waiting.values()):
             if waiting.asked_at < oldest:
                 del self._waiting[waiting.ask.attempt_id]

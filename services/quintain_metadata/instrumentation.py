@@ -10,21 +10,24 @@ import time
 from collections.abc import Sequence
 
 from quintain.errors import BudgetUnavailable
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata.ledger import Ledger, Operation, Returned, returned
 from quintain_metadata.metrics import MetadataMetrics
 
 log = logging.getLogger(__name__)
 
-#: An outage is over when the ledger has answered and for so long refused nobody, in seconds: a full disk takes what
-#: writes nothing, and refuses all the rest.
-QUIET_SECONDS = 3.0
-
 
 class InstrumentedLedger:
-    """Another ledger, instrumented."""
+    """Another ledger, instrumented.
 
-    def __init__(self, ledger: Ledger, metrics: MetadataMetrics | None = None) -> None:
-        self._ledger, self._metrics = ledger, metrics or MetadataMetrics()
+    An outage is over when the ledger has answered and has refused nothing for `Timings.ledger_quiet_seconds`: a full
+    disk takes what writes nothing, and refuses all the rest.
+    """
+
+    def __init__(
+        self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
+    ) -> None:
+        self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
         self._away = False
         self._refused_at = 0.0
 
@@ -70,6 +73,6 @@ class InstrumentedLedger:
             log.error("The ledger is out of reach, and everything waits for it: %s", unavailable.message)
 
     def _answers(self) -> None:
-        if self._away and time.monotonic() - self._refused_at >= QUIET_SECONDS:
+        if self._away and time.monotonic() - self._refused_at >= self._timings.ledger_quiet_seconds:
             self._away = False
             log.warning("The ledger answers again")

@@ -14,6 +14,7 @@ from quintain.errors import BadRequest, BrokerUnavailable, Fault, Overloaded, Qu
 from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.service import answer_to, at_work, carried_headers, reply, request_id_of
 from quintain.telemetry.conventions import processed
+from quintain.timings import Timings
 from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
 from quintain_metadata import reservations, sessions, upkeep
 from quintain_metadata.ledger import Ledger
@@ -22,9 +23,6 @@ from quintain_metadata.sessions import Session
 from quintain_metadata.steps import Steps
 
 log = logging.getLogger(__name__)
-
-#: The pause before a request that could not be sent on goes out again, in seconds.
-PAUSE_SECONDS = 0.5
 
 _ROUTING = processed(UNROUTED.name, "", UNROUTED_QUEUE.name)
 
@@ -42,8 +40,8 @@ class Wanted:
 class Router:
     """Answers the unrouted queue."""
 
-    def __init__(self, bus: Bus, ledger: Ledger) -> None:
-        self._bus, self._ledger = bus, ledger
+    def __init__(self, bus: Bus, ledger: Ledger, timings: Timings) -> None:
+        self._bus, self._ledger, self._timings = bus, ledger, timings
 
     async def __call__(self, delivery: Delivery) -> None:
         """Send one request on to its target, or answer it."""
@@ -104,7 +102,7 @@ class Router:
                 raise Overloaded(f"The queue of target {target!r} is full", retry_after_ms=1000) from None
             except BrokerUnavailable as error:
                 log.warning("A request could not be sent on to its target and will be: %s", error.message)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(self._timings.route_pause_seconds)
             else:
                 return
 

@@ -12,7 +12,6 @@ from quintain import logs
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.ledger import (
-    LEASE_SECONDS,
     Admission,
     AdmitAnswer,
     AdmitBatch,
@@ -29,6 +28,7 @@ from quintain.service import answer_to, defect, reply
 from quintain.telemetry.context import traceparent_in
 from quintain.telemetry.conventions import ledger_settle
 from quintain.telemetry.spans import error_type_of, past
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (
     ADMIT_QUEUE,
     DEAD_QUEUE,
@@ -55,7 +55,6 @@ from quintain_metadata.routing import Router
 log = logging.getLogger(__name__)
 
 PREFETCH = 64
-SWEEP_SECONDS = 1.0
 
 #: How often the books are looked at for the numbers they come to.
 FIGURES_SECONDS = 10.0
@@ -63,21 +62,24 @@ FIGURES_SECONDS = 10.0
 #: A ledger that takes longer to say which targets there are is no ledger to be ready on.
 LEDGER_SECONDS = 2.0
 
-#: A pause in this process's own running longer than this may have kept workers from renewing, in seconds.
-GAP_SECONDS = 5.0
-
 
 class MetadataService:
     """Sessions, info, the ledger, routing and dead letters, over one bus and one ledger."""
 
     def __init__(
-        self, bus: Bus, ledger: Ledger, admin_sha256: bytes | None, metrics: MetadataMetrics | None = None
+        self,
+        bus: Bus,
+        ledger: Ledger,
+        admin_sha256: bytes | None,
+        metrics: MetadataMetrics | None = None,
+        *,
+        timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
-        self._metrics = metrics or MetadataMetrics()
+        self._metrics, self._timings = metrics or MetadataMetrics(), timings
         self._identity = Identity("metadata")
-        self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics)
-        self._desk = Desk(self._ledger, self._metrics)
-        canceller = Canceller(bus, self._ledger, self._desk)
+        self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
+        self._desk = Desk(self._ledger, self._metrics, timings)
+        canceller = Canceller(bus, self._ledger, self._desk, timings)
         self._operations = Operations(bus, self._ledger, canceller, admin_sha256)
         self._consumers: dict[str, Consumer] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -94,8 +96,8 @@ class MetadataService:
             METADATA_QUEUE: self._operations,
             ADMIT_QUEUE: self._on_ledger,
             SETTLE_QUEUE: self._on_settle,
-            UNROUTED_QUEUE: Router(self._bus, self._ledger),
-            DEAD_QUEUE: Undertaker(self._bus, self._ledger),
+            UNROUTED_QUEUE: Router(self._bus, self._ledger, self._timings),
+            DEAD_QUEUE: Undertaker(self._bus, self._ledger, self._timings),
         }
         for queue, handler in handlers.items():
             self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=PREFETCH)
@@ -149,12 +151,12 @@ class MetadataService:
             return None
         if delivery.routing_key == HEARTBEAT.key:
             beat = Heartbeat.from_wire(delivery.body)
-            return await self._ledger.do(lambda moment: upkeep.renew(moment.now, beat))
+            return await self._ledger.do(lambda moment: upkeep.renew(moment.now, beat, self._timings.lease_ms))
         assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys alone"
         card = Register.from_wire(delivery.body)
         for target in card.targets:
             await self._bus.declare(target_topology(target.name))
-        return await self._ledger.do(lambda moment: upkeep.register(moment.now, card))
+        return await self._ledger.do(lambda moment: upkeep.register(moment.now, card, self._timings.lease_ms))
 
     async def _on_settle(self, delivery: Delivery) -> None:
         try:
@@ -186,12 +188,12 @@ class MetadataService:
                 found += [] if call is None else [call]
             items = late
             if items:
-                await asyncio.sleep(SWEEP_SECONDS)
+                await asyncio.sleep(self._timings.sweep_seconds)
         return found
 
     async def _sweep_on(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(self._timings.sweep_seconds)
             try:
                 await self._mind_the_gap()
                 await self._ledger.do(upkeep.sweep)
@@ -217,11 +219,11 @@ class MetadataService:
     async def _mind_the_gap(self) -> None:
         """After a pause in this process's own running no worker is gone: whoever comes first, an admit or the
         sweep, must see that before it judges."""
-        if asyncio.get_running_loop().time() - self._awake_at > GAP_SECONDS:
+        if asyncio.get_running_loop().time() - self._awake_at > self._timings.gap_seconds:
             await self._mourn()
 
     async def _mourn(self) -> None:
-        self._ledger.mourn_from(await self._ledger.now() + int(LEASE_SECONDS * 1000))
+        self._ledger.mourn_from(await self._ledger.now() + self._timings.lease_ms)
         self._awake_at = asyncio.get_running_loop().time()
 
 

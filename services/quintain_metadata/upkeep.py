@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from quintain.contracts.ledger import LEASE_SECONDS, CallKey, Drain, Heartbeat, LeaseRenewed, Register
+from quintain.contracts.ledger import CallKey, Drain, Heartbeat, LeaseRenewed, Register
 from quintain.contracts.operating import LONGEST_PAUSE_SECONDS
+from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import records, sessions
 from quintain_metadata.drains import RANKS, drain_of
 from quintain_metadata.lifecycle import Event, State, transition
@@ -22,8 +23,9 @@ LONGEST_PAUSE_MS = LONGEST_PAUSE_SECONDS * 1000
 TAKEN_BACK_MOST = 500
 
 
-def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
-    """Begin a worker's lease, and know its targets from now on. Where its id is its alone, the leases of before end."""
+def register(now: int, ask: Register, lease_ms: int = DEFAULT_TIMINGS.lease_ms) -> Steps[LeaseRenewed]:
+    """Begin a worker's lease of so many milliseconds, and know its targets from now on. Where its id is its alone, the
+    leases of before end."""
     for card in ask.targets:
         yield from run(
             "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at)"
@@ -37,10 +39,11 @@ def register(now: int, ask: Register) -> Steps[LeaseRenewed]:
         yield from run(
             "UPDATE worker SET lease_until = 0 WHERE worker_id = ? AND incarnation <> ?", ask.worker_id, ask.incarnation
         )
-    return (yield from renew(now, Heartbeat(worker_id=ask.worker_id, incarnation=ask.incarnation, drain=ask.drain)))
+    beat = Heartbeat(worker_id=ask.worker_id, incarnation=ask.incarnation, drain=ask.drain)
+    return (yield from renew(now, beat, lease_ms))
 
 
-def renew(now: int, ask: Heartbeat) -> Steps[LeaseRenewed]:
+def renew(now: int, ask: Heartbeat, lease_ms: int = DEFAULT_TIMINGS.lease_ms) -> Steps[LeaseRenewed]:
     """Renew a worker's lease and pause the targets it says; it is told what is paused, which of its calls their callers
     have cancelled, and whether it is to drain. A worker this ledger does not know is told so, and registers again."""
     for target, milliseconds in sorted((ask.pauses or {}).items()):
@@ -50,7 +53,7 @@ def renew(now: int, ask: Heartbeat) -> Steps[LeaseRenewed]:
         "INSERT INTO worker (incarnation, worker_id, lease_until, drain) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until,"
         " drain = CASE WHEN worker.drain > excluded.drain THEN worker.drain ELSE excluded.drain END RETURNING drain",
-        *(ask.incarnation, ask.worker_id, now + int(LEASE_SECONDS * 1000), RANKS[ask.drain or Drain.UNABLE]),
+        *(ask.incarnation, ask.worker_id, now + lease_ms, RANKS[ask.drain or Drain.UNABLE]),
     )
     assert row is not None
     return LeaseRenewed(

@@ -13,17 +13,14 @@ from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit, AdmitAnswer, AdmitBatch
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault
 from quintain.routes import ADMIT
+from quintain.timings import Timings
 
 log = logging.getLogger(__name__)
 
 #: All admits of a worker share one correlation id: their answers are told apart by the attempt.
 CORRELATION_ID = "admit"
 
-#: An unanswered admit is asked again after this long; a ledger that was not heard of for so long is out of reach.
-REPEAT_SECONDS = 3.0
-SILENCE_SECONDS = 30.0
-
-#: How often it is looked whose time has come, in parts of `REPEAT_SECONDS`: one clock for all who wait.
+#: How often it is looked whose time has come, in parts of the repeat interval: one clock for all who wait.
 LOOKS = 12
 
 
@@ -43,9 +40,9 @@ class _Waiting:
         if not self.answer.done():
             self.answer.set_result(None)
 
-    def late(self, now: float) -> Fault | None:
+    def late(self, now: float, silence_seconds: float) -> Fault | None:
         """Why it waits no more, if it does not."""
-        if now - self.heard_at > SILENCE_SECONDS:
+        if now - self.heard_at > silence_seconds:
             return BudgetUnavailable()
         if now >= self.ends:
             return Expired("The deadline passed before the call was admitted")
@@ -55,8 +52,9 @@ class _Waiting:
 class Admissions:
     """The worker's side of the admission desk."""
 
-    def __init__(self, bus: Bus, caller: Caller, clock: Clock, incarnation: str) -> None:
+    def __init__(self, bus: Bus, caller: Caller, clock: Clock, incarnation: str, timings: Timings) -> None:
         self._bus, self._caller, self._clock, self._incarnation = bus, caller, clock, incarnation
+        self._timings = timings
         self._waiting: dict[str, _Waiting] = {}
         self._stopped = False
         self._out_of_reach = False
@@ -95,7 +93,7 @@ class Admissions:
             admit, answer, self._batcher.add(admit), asked_at=now, heard_at=now, ends=now + timeout_seconds
         )
         if self._looking is None:
-            self._looking = loop.call_later(REPEAT_SECONDS / LOOKS, self._look)
+            self._looking = loop.call_later(self._timings.admit_repeat_seconds / LOOKS, self._look)
         try:
             return await answer
         finally:
@@ -108,11 +106,13 @@ class Admissions:
         for waiting in self._waiting.values():
             if waiting.answer.done():
                 continue
-            if (late := waiting.late(now)) is not None:
+            if (late := waiting.late(now, self._timings.ledger_silence_seconds)) is not None:
                 waiting.answer.set_exception(late)
-            elif now - waiting.asked_at >= REPEAT_SECONDS and waiting.sent.done():
+            elif now - waiting.asked_at >= self._timings.admit_repeat_seconds and waiting.sent.done():
                 waiting.asked_at, waiting.sent = now, self._batcher.add(waiting.admit)
-        self._looking = loop.call_later(REPEAT_SECONDS / LOOKS, self._look) if self._waiting else None
+        self._looking = (
+            loop.call_later(self._timings.admit_repeat_seconds / LOOKS, self._look) if self._waiting else None
+        )
 
     async def _send_or_tell(self, items: list[Admit]) -> None:
         try:
@@ -138,10 +138,10 @@ class Admissions:
             type=ADMIT.key,
             correlation_id=CORRELATION_ID,
             reply_to=self._caller.reply_key,
-            expiration_ms=int(SILENCE_SECONDS * 1000),
+            expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
             persistent=False,
         )
-        await self._bus.publish(ADMIT.exchange, ADMIT.key, envelope, timeout=REPEAT_SECONDS)
+        await self._bus.publish(ADMIT.exchange, ADMIT.key, envelope, timeout=self._timings.admit_repeat_seconds)
 
     def _on_answer(self, delivery: Delivery) -> None:
         if delivery.type != "result":

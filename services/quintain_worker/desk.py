@@ -18,14 +18,12 @@ from quintain.errors import BrokerUnavailable, BusError, Fault
 from quintain.random_ids import RandomIds
 from quintain.routes import INVOKE, REQUEST_ID_HEADER, SETTLE
 from quintain.service import carried_headers, reply
+from quintain.timings import Timings
 from quintain_worker.admissions import Admissions
 from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.running import Running
 
 log = logging.getLogger(__name__)
-
-#: The pause before a settle or a reply that could not be published goes out again, in seconds.
-PAUSE_SECONDS = 0.5
 
 #: A settle with a result larger than this is a message of its own: a batch of them would be larger than a broker takes.
 ALONE_BYTES = 64 * 1024
@@ -35,10 +33,16 @@ class Desk:
     """One worker's desk."""
 
     def __init__(
-        self, bus: Bus, admissions: Admissions, clock: Clock, incarnation: str, metrics: WorkerMetrics | None = None
+        self,
+        bus: Bus,
+        admissions: Admissions,
+        clock: Clock,
+        incarnation: str,
+        metrics: WorkerMetrics,
+        timings: Timings,
     ) -> None:
         self.bus, self.admissions, self.clock = bus, admissions, clock
-        self.metrics = metrics or WorkerMetrics()
+        self.metrics, self.timings = metrics, timings
         self.running = Running()
         self.attempt_ids = RandomIds()
         self._incarnation = incarnation
@@ -52,7 +56,7 @@ class Desk:
                 await (self._settles.add(item) if size <= ALONE_BYTES else self._send([item]))
             except BusError as error:
                 log.warning("A settle could not be sent and will be repeated: %s", error.message)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(self.timings.publish_pause_seconds)
             else:
                 return
 
@@ -64,7 +68,7 @@ class Desk:
                 await reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
             except BrokerUnavailable as error:
                 log.warning("A reply could not be sent and will be repeated: %s", error.message)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(self.timings.publish_pause_seconds)
             else:
                 return
 

@@ -54,10 +54,6 @@ MOST_AHEAD_SECONDS = 25 * 60.0
 #: More tries than any target allows: a later attempt's pieces void those of every try of an earlier one.
 MOST_TRIES = 1_000
 
-#: Whoever waits for a word on a call waits at least so long, in seconds: a word that comes with the deadline, of a call
-#: that ended at it, is the better answer.
-LAST_WORD_SECONDS = 1.0
-
 _REPLYING = answered(REPLY.name)
 
 
@@ -149,7 +145,7 @@ class _Call:
     async def _join(self, other: Run) -> Result | None:
         """The result of the same call, which is in this worker's hands already; None when that ended otherwise."""
         try:
-            return await other.join(max(self._left(), 0.0) + LAST_WORD_SECONDS)
+            return await other.join(max(self._left(), 0.0) + self._desk.timings.deadline_grace_seconds)
         except TimeoutError:
             raise Expired("The deadline passed while another delivery ran the call", charged=other.granted) from None
 
@@ -187,7 +183,8 @@ class _Call:
             problem=None if incoming.problem is None else FaultReply.of(incoming.problem),
             traceparent=traceparent(),
         )
-        return await self._desk.admissions.ask(ask, timeout_seconds=max(self._left(), LAST_WORD_SECONDS))
+        timeout_seconds = max(self._left(), self._desk.timings.deadline_grace_seconds)
+        return await self._desk.admissions.ask(ask, timeout_seconds=timeout_seconds)
 
     def _left(self) -> float:
         """Seconds until the deadline, as far as this worker knows it."""

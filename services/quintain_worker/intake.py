@@ -17,9 +17,6 @@ from quintain_worker.pause import Pause
 
 log = logging.getLogger(__name__)
 
-#: The pause before another try to begin a consumer that the broker refused, in seconds.
-PAUSE_SECONDS = 1.0
-
 
 class Intake:
     """Takes one target's calls, at most ``prefetch`` at once. ``tell`` passes on the pause, in seconds, that the
@@ -32,7 +29,7 @@ class Intake:
 
     def __init__(self, served: Served, desk: Desk, *, prefetch: int, tell: Callable[[float], None]) -> None:
         self._name, self._desk, self._prefetch = served.name, desk, prefetch
-        self.pause = Pause(tell)
+        self.pause = Pause(tell, desk.timings)
         self._handler = handler_of(served, desk, self.pause)
         self._in_hand = 0
         self._consumer: Consumer | None = None
@@ -95,7 +92,7 @@ class Intake:
                     log.warning("Target %s goes on", self._name)
                 except BusError as error:
                     log.error("Target %s does not go on yet: %s", self._name, error.message)
-                    await asyncio.sleep(PAUSE_SECONDS)
+                    await asyncio.sleep(self._desk.timings.consume_pause_seconds)
             else:
                 await self.pause.news.wait()
 

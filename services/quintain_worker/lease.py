@@ -14,24 +14,26 @@ from collections.abc import Callable
 
 from quintain.caller import Caller
 from quintain.clock import Clock
-from quintain.contracts.ledger import HEARTBEAT_SECONDS, Drain, Heartbeat, LeaseRenewed, Register
+from quintain.contracts.ledger import Drain, Heartbeat, LeaseRenewed, Register
 from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
+from quintain.timings import Timings
 
 log = logging.getLogger(__name__)
-
-#: The pause before another try to register, in seconds.
-PAUSE_SECONDS = 0.5
-
-#: How long a registration may take before it is tried again, in seconds.
-REGISTER_SECONDS = 10.0
 
 
 class Lease:
     """One worker process's lease. ``heard`` is given every answer of the ledger's."""
 
-    def __init__(self, caller: Caller, clock: Clock, register: Register, heard: Callable[[LeaseRenewed], None]) -> None:
-        self._caller, self._clock = caller, clock
+    def __init__(
+        self,
+        caller: Caller,
+        clock: Clock,
+        register: Register,
+        heard: Callable[[LeaseRenewed], None],
+        timings: Timings,
+    ) -> None:
+        self._caller, self._clock, self._timings = caller, clock, timings
         self._card, self._heard = register, heard
         self._known = True
         #: Until when a target is paused (the loop's seconds), as long as the ledger has not been told.
@@ -58,7 +60,7 @@ class Lease:
                 raise
             except (NoAnswer, BusError, Fault) as error:
                 log.warning("Not registered yet: %s", error.message)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(self._timings.register_pause_seconds)
             else:
                 break
         self._beating = asyncio.get_running_loop().create_task(self._beat_on(), name="lease")
@@ -89,7 +91,7 @@ class Lease:
     async def _beat_on(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                async with asyncio.timeout(self._timings.heartbeat_seconds):
                     await self._due.wait()
             self._due.clear()
             try:
@@ -111,7 +113,7 @@ class Lease:
             pauses={target: math.ceil((until - now) * 1000) for target, until in telling.items()} or None,
             drain=self._drain,
         )
-        renewed = await self._caller.request(HEARTBEAT, beat, {}, timeout_seconds=HEARTBEAT_SECONDS)
+        renewed = await self._caller.request(HEARTBEAT, beat, {}, timeout_seconds=self._timings.heartbeat_seconds)
         self._known = self._known and renewed.known
         # What was lengthened meanwhile, or told to a ledger that knows no such targets, is told again.
         heard = telling if renewed.known else {}
@@ -121,7 +123,8 @@ class Lease:
         self._learn(renewed)
 
     async def _register(self) -> None:
-        self._learn(await self._caller.request(REGISTER, self._card, {}, timeout_seconds=REGISTER_SECONDS))
+        timeout_seconds = self._timings.register_timeout_seconds
+        self._learn(await self._caller.request(REGISTER, self._card, {}, timeout_seconds=timeout_seconds))
 
     def _learn(self, renewed: LeaseRenewed) -> None:
         self._renewed_at = asyncio.get_running_loop().time()

@@ -11,12 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable
 
-#: A provider that asks for more than this pauses its target for the fleet, in seconds. A shorter wait is the throttled
-#: call's own: the others hear of a pause with their next heartbeat, 3 s apart, when it would be over already.
-PAUSE_FROM_SECONDS = 2.0
-
-#: A call is held for this long at most while its target is paused; what would wait longer is given back, in seconds.
-MOST_HELD_SECONDS = 60.0
+from quintain.timings import DEFAULT_TIMINGS, Timings
 
 
 class Bell:
@@ -38,10 +33,14 @@ class Bell:
 
 
 class Pause:
-    """One target's pause, as this worker knows it. ``tell`` passes on what its provider asked for, in seconds."""
+    """One target's pause, as this worker knows it. ``tell`` passes on what its provider asked for, in seconds.
 
-    def __init__(self, tell: Callable[[float], None] = lambda _: None) -> None:
-        self._tell = tell
+    A wait of up to `Timings.shared_pause_seconds` is the throttled call's own: the others hear of a pause with their
+    next heartbeat, when it would be over already.
+    """
+
+    def __init__(self, tell: Callable[[float], None] = lambda _: None, timings: Timings = DEFAULT_TIMINGS) -> None:
+        self._tell, self._timings = tell, timings
         self._asked_until = self._heard_until = -math.inf
         self.news = Bell()
         self.stopping = False
@@ -54,12 +53,16 @@ class Pause:
     @property
     def too_long(self) -> bool:
         """Whether what waits for the target is to be given back rather than held."""
-        return self.left > MOST_HELD_SECONDS
+        return self.holds_no_longer(self.left)
+
+    def holds_no_longer(self, seconds: float) -> bool:
+        """Whether a call that must wait for this long is to be given back."""
+        return seconds > self._timings.held_call_seconds
 
     def ask(self, seconds: float) -> None:
         """The provider asked this worker to come again after this long."""
         until = asyncio.get_running_loop().time() + seconds
-        if seconds <= PAUSE_FROM_SECONDS or until <= self._asked_until:
+        if seconds <= self._timings.shared_pause_seconds or until <= self._asked_until:
             return
         self._asked_until = until
         self._tell(seconds)

@@ -15,7 +15,7 @@ from tenacity.wait import wait_base
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import Outcome
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
-from quintain_worker.pause import MOST_HELD_SECONDS, Pause
+from quintain_worker.pause import Pause
 from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class Attempt:
             if left >= (self._patience.ends - now if paused else self._left):
                 raise self._failure or _paused(left)
             owes_nothing = self._owed is Billing.UNBILLED and not self._patience.unproven
-            if owes_nothing and (self._pause.stopping or left > MOST_HELD_SECONDS):
+            if owes_nothing and (self._pause.stopping or self._pause.holds_no_longer(left)):
                 raise _GivenBack
             await self._pause.news.wait(left)
             if paused:

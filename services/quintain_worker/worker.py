@@ -16,8 +16,9 @@ from quintain.bus.base import Bus
 from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.contracts.discovery import ServiceCard
-from quintain.contracts.ledger import LEASE_SECONDS, Drain, LeaseRenewed, Register, TargetCard
+from quintain.contracts.ledger import Drain, LeaseRenewed, Register, TargetCard
 from quintain.operations.presence import Identity
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import LEDGER, Topology, target_queue
 from quintain_worker.admissions import Admissions
 from quintain_worker.cancels import Cancels
@@ -37,7 +38,7 @@ MOST_PAUSE_MS = int(MOST_RETRY_AFTER_SECONDS * 1000)
 class Worker:
     """Serves targets: any number of workers, on any machine, share each target's queue."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- a composition root
         self,
         bus: Bus,
         served: Mapping[str, Served],
@@ -46,24 +47,27 @@ class Worker:
         *,
         sole_id: str | None = None,
         drain: Callable[[], object] | None = None,
+        timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         """``sole_id`` is an id that only one process at a time can have: whoever had it before has died. ``drain`` is
-        told, perhaps more than once, that an administrator asks this worker to stop; without it nobody may ask."""
+        told, perhaps more than once, that an administrator asks this worker to stop; without it nobody may ask.
+        ``timings`` are those of the whole fleet."""
         metrics = metrics or WorkerMetrics()
         self._bus, self._cards = bus, cards
         self._served = {card.name: instrumented(served[card.name], card, metrics) for card in cards}
         clock, incarnation = Clock(), secrets.token_hex(16)
+        self._timings = timings
         self.worker_id = sole_id or f"{socket.gethostname()}-{os.getpid()}"
         self._identity = Identity("worker", self.worker_id)
         self._caller = Caller(bus)
-        self._admissions = Admissions(bus, self._caller, clock, incarnation)
-        self._desk = Desk(bus, self._admissions, clock, incarnation, metrics)
+        self._admissions = Admissions(bus, self._caller, clock, incarnation, timings)
+        self._desk = Desk(bus, self._admissions, clock, incarnation, metrics, timings)
         self._cancels = Cancels(bus, self._desk.running)
         sole = True if sole_id else None
         able = Drain.UNABLE if drain is None else Drain.ABLE
         card = Register(worker_id=self.worker_id, incarnation=incarnation, targets=list(cards), sole=sole, drain=able)
         self._drain = drain
-        self._lease = Lease(self._caller, clock, card, self._on_renewed)
+        self._lease = Lease(self._caller, clock, card, self._on_renewed, timings)
         self._intakes = {
             card.name: Intake(
                 self._served[card.name],
@@ -114,7 +118,7 @@ class Worker:
 
     async def check(self) -> str | None:
         """What keeps it from taking calls: a lease that is not renewed, or a target's queue that is not consumed."""
-        if self._lease.age_seconds > LEASE_SECONDS:
+        if self._lease.age_seconds > self._timings.lease_seconds:
             return "the ledger has not renewed this worker's lease: does a metadata service run?"
         idle = [name for name, intake in self._intakes.items() if not intake.open]
         return f"not consumed: {', '.join(target_queue(name).name for name in idle)}" if idle else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,8 +12,17 @@ from pathlib import Path
 
 from quintain.errors import ConfigError
 from quintain.secret_files import read_secret
+from quintain.timings import DEFAULT_TIMINGS, Timings
 
 MEMORY_URL = "memory://"
+
+#: For tests of Quintain itself: the length of a worker's lease in seconds. Every process of a fleet must have the same
+#: value. All timings are scaled alike, but for how long a ledger may be silent: a test that starts a metadata service
+#: again waits for a process, which starts no faster. A value outside of the bounds is refused.
+TEST_LEASE_VARIABLE = "QUINTAIN_TEST_LEASE_SECONDS"
+SHORTEST_TEST_LEASE_SECONDS, LONGEST_TEST_LEASE_SECONDS = 1.0, DEFAULT_TIMINGS.lease_seconds
+
+log = logging.getLogger(__name__)
 
 #: The words for how much is logged.
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -31,6 +42,7 @@ class Settings:
     state_dir: Path
     ops_port: int | None
     ops_host: str
+    timings: Timings = DEFAULT_TIMINGS
 
     def require_broker_url(self) -> str:
         """The broker's URL; raises `ConfigError` where none is named."""
@@ -103,6 +115,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         state_dir=_state_dir(env),
         ops_port=_port(env, "QUINTAIN_OPS_PORT"),
         ops_host=env.get("QUINTAIN_OPS_HOST") or "127.0.0.1",
+        timings=_timings(env),
     )
 
 
@@ -113,6 +126,24 @@ def _port(env: Mapping[str, str], name: str) -> int | None:
     if not (text.isdecimal() and len(text) <= 5 and int(text) <= 65535):
         raise ConfigError(f"{name} is no port: a whole number from 0 (which takes a free one) to 65535")
     return int(text)
+
+
+def _timings(env: Mapping[str, str]) -> Timings:
+    text = env.get(TEST_LEASE_VARIABLE)
+    if not text:
+        return DEFAULT_TIMINGS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not SHORTEST_TEST_LEASE_SECONDS <= seconds <= LONGEST_TEST_LEASE_SECONDS:
+        raise ConfigError(
+            f"{TEST_LEASE_VARIABLE} is {text!r}: a number of seconds from {SHORTEST_TEST_LEASE_SECONDS:g} to "
+            f"{LONGEST_TEST_LEASE_SECONDS:g}; it is for tests of Quintain itself, leave it out"
+        )
+    log.warning("%s is set: all timings are those of a lease of %g s, for tests only", TEST_LEASE_VARIABLE, seconds)
+    scaled = DEFAULT_TIMINGS.scaled(seconds / DEFAULT_TIMINGS.lease_seconds)
+    return dataclasses.replace(scaled, ledger_silence_seconds=DEFAULT_TIMINGS.ledger_silence_seconds)
 
 
 def read_log_settings(env: Mapping[str, str]) -> LogSettings:

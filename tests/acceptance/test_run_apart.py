@@ -13,6 +13,7 @@ import pytest
 
 from support.command_line import CommandLine, Running, command_line
 from support.evaluations import rows_of
+from support.quick import lease_variable
 
 TRIALS = 1000
 MAX_CALLS = TRIALS + 100
@@ -39,7 +40,7 @@ def shell(tmp_path: Path) -> Iterator[CommandLine]:
     (tmp_path / "eval.yaml").write_text(json.dumps(evaluation))
     rows = ({"id": f"c{n}", "question": f"q {n}", "expected": f"q {n}"} for n in range(TRIALS))
     (tmp_path / "cases.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    with command_line(tmp_path, {"PROVIDER_KEY": "sk-nobody-elses"}) as shell:
+    with command_line(tmp_path, {"PROVIDER_KEY": "sk-nobody-elses", **lease_variable()}) as shell:
         yield shell
 
 

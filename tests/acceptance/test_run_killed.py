@@ -19,6 +19,7 @@ from quintain.settings import environment
 from support.command_line import CommandLine, Ended, Running, command_line
 from support.evaluations import Json, rows_of
 from support.fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
+from support.quick import lease_variable
 
 CASES = 500
 TARGETS = ("alpha", "beta", "gamma")
@@ -120,6 +121,7 @@ class Ground:
 @pytest.fixture
 def ground(broker_url: str) -> Iterator[Ground]:
     with process_fleet(broker_url, CONFIG, targets=[*TARGETS, "judge"]) as fleet:
+        fleet.extra |= lease_variable()
         (fleet.folder / "bot.py").write_text(BOT)
         (fleet.folder / "judge.py").write_text(JUDGE)
         (fleet.folder / "eval.yaml").write_text(json.dumps(EVALUATION))

@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import (
-    LEASE_SECONDS,
     Admission,
     Admit,
     Heartbeat,
@@ -37,6 +36,7 @@ from quintain.contracts.ledger import (
 from quintain.contracts.metadata import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
+from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import audit, calls, cancels, reservations, sessions, upkeep
 from quintain_metadata.calls import JOINED_MS
 from quintain_metadata.cancels import TakenBack
@@ -51,7 +51,7 @@ NAMES = ("parent", "left", "right")
 PARENT_OF = {"parent": None, "left": "parent", "right": "parent"}
 REQUESTS = ("r1", "r1", "r2")  # most of what is interesting happens to one call
 WORKERS = ("w1", "w2")
-LEASE_MS = int(LEASE_SECONDS * 1000)
+LEASE_MS = DEFAULT_TIMINGS.lease_ms
 
 #: A deadline further ahead than any lease, so that leases lapse before and after it.
 DEADLINE_MS = 40_000

@@ -13,7 +13,7 @@ import quintain
 from faults.conftest import is_long
 from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
 from faults.reckoning import Reckoning
-from quintain_worker.admissions import SILENCE_SECONDS
+from quintain.timings import DEFAULT_TIMINGS
 from support.fleet import ProcessFleet, process_fleet
 from support.servers.postgres_admin import PostgresAdmin, PostgresUnderTest
 from support.servers.postgres_sql import fresh_database
@@ -102,6 +102,10 @@ async def take_all(url: str, stack: contextlib.AsyncExitStack) -> None:
             stack.push_async_callback(connection.close)
 
 
+#: Longer than a worker waits for a word of the ledger.
+LONG_AWAY_SECONDS = DEFAULT_TIMINGS.ledger_silence_seconds + 6
+
+
 @pytest.mark.long
 async def test_postgresql_is_away_for_longer_than_anybody_waits(
     fleet: ProcessFleet, admin: PostgresAdmin, questions: list[str], reckoning: Reckoning
@@ -111,9 +115,9 @@ async def test_postgresql_is_away_for_longer_than_anybody_waits(
 
     async def strike(_: ProcessFleet) -> None:
         async with away(admin, "stop"):
-            await asyncio.sleep(SILENCE_SECONDS + 6)
+            await asyncio.sleep(LONG_AWAY_SECONDS)
 
-    after = await Siege(fleet, questions).run(f"PostgreSQL stopped {SILENCE_SECONDS + 6:.0f} s", strike)
+    after = await Siege(fleet, questions).run(f"PostgreSQL stopped {LONG_AWAY_SECONDS:.0f} s", strike)
     refused = [request_id for request_id, (said,) in after.said.items() if said.fault]
     assert refused, "nobody was told that the budget is unavailable"
     assert not any(after.said[request_id][0].charged or after.provider[request_id] for request_id in refused)

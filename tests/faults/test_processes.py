@@ -11,9 +11,11 @@ import pytest
 
 from faults.harness import MOST_AT_ONCE, Siege, nothing
 from faults.reckoning import Reckoning
-from quintain.contracts.ledger import LEASE_SECONDS
+from quintain.settings import TEST_LEASE_VARIABLE
+from quintain.timings import DEFAULT_TIMINGS
 from support.dying_bus import Step
 from support.fleet import Process, ProcessFleet
+from support.quick import lease_variable
 
 #: What a worker can die of: its step on the bus, or its own variables.
 WORKER_STEPS: dict[str, Step | dict[str, str]] = {
@@ -35,6 +37,13 @@ METADATA_STEPS = {
     "took a settle": Step(does="take", where="quintain.ledger.settle", nth=3),
     "settled": Step(does="ack", where="quintain.ledger.settle", nth=3),
 }
+
+
+@pytest.fixture
+def bare_fleet(bare_fleet: ProcessFleet) -> ProcessFleet:
+    """A fleet of which nothing runs yet; its leases lapse soon."""
+    bare_fleet.extra |= lease_variable()
+    return bare_fleet
 
 
 def start_to_die(fleet: ProcessFleet, service: str, way: Step | Mapping[str, str]) -> Process:
@@ -170,12 +179,13 @@ async def test_a_worker_freezes_past_its_lease_and_wakes_up(
 ) -> None:
     # The broker takes its messages back long before its lease lapses: others have taken its calls over when it wakes.
     bare_fleet.broker_url += "?heartbeat=2"
+    del bare_fleet.extra[TEST_LEASE_VARIABLE]
     bare_fleet.start_services("metadata", "worker", "worker")
 
     async def strike(fleet: ProcessFleet) -> None:
         frozen = fleet.processes[1].pid
         os.kill(frozen, signal.SIGSTOP)
-        await asyncio.sleep(LEASE_SECONDS + 5)
+        await asyncio.sleep(DEFAULT_TIMINGS.lease_seconds + 5)
         os.kill(frozen, signal.SIGCONT)
 
     after = await Siege(bare_fleet, questions).run("worker frozen 20 s", strike)

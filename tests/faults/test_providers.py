@@ -12,7 +12,7 @@ import pytest
 from faults.conftest import is_long
 from faults.harness import Aftermath, Siege, nothing
 from faults.reckoning import Reckoning
-from quintain.contracts.ledger import HEARTBEAT_SECONDS
+from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.lifecycle import State
 from support.fleet import ProcessFleet, process_fleet
 from support.model_server import Asked, ModelServer, Script, model_server
@@ -159,6 +159,6 @@ async def test_a_provider_asks_for_a_long_pause(
         )
         # The first refusal pauses the target where it was heard; the other worker hears of it with its next heartbeat.
         since = [moment - asked_at[0] for moment in asked_at]
-        kept = [seconds for seconds in since if HEARTBEAT_SECONDS + 2 < seconds < PAUSE_SECONDS]
+        kept = [seconds for seconds in since if DEFAULT_TIMINGS.heartbeat_seconds + 2 < seconds < PAUSE_SECONDS]
         assert kept == [], f"asked {kept} seconds after a provider asked for {PAUSE_SECONDS}"
         await reckoning.hold(fleet, after, tries=TRIES)

@@ -20,12 +20,18 @@ import pytest
 from quintain.errors import HostLost
 from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.target.vocabulary import OURS
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from support.command_line import CommandLine, Running, clean_environment, command_line
+from support.quick import lease_variable
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 from support.standing import Controller
 
+#: All timings are a third of the promised ones: a loss is noticed in 3 s.
+LEASE_SECONDS = 5.0
+TIMINGS = DEFAULT_TIMINGS.scaled(LEASE_SECONDS / DEFAULT_TIMINGS.lease_seconds)
+
 #: A loss is told within so many seconds, and a little more on a machine that is busy.
-LOST_SECONDS = 10.0
+LOST_SECONDS = TIMINGS.host_lost_seconds + 1
 MARGIN_SECONDS = 2.0
 
 #: What a user hosts: it does in a run what its slot `does` says, and writes down what becomes of it.
@@ -122,8 +128,8 @@ WHOLE_TALK = ["begun", *(text for n in range(200) for text in (f"say {n}", f"ask
 class Ground:
     """A folder with the bots, and the command line that hosts them."""
 
-    def __init__(self, shell: CommandLine, url: str) -> None:
-        self.shell, self.url = shell, url
+    def __init__(self, shell: CommandLine, url: str, timings: Timings) -> None:
+        self.shell, self.url, self.timings = shell, url, timings
         self.name = f"siege.{secrets.token_hex(4)}"
         (shell.folder / "bots.py").write_text(BOTS)
 
@@ -134,7 +140,7 @@ class Ground:
         return host
 
     def remote(self, **more: Any) -> RemoteFactory:
-        return remote_factory(self.name, ahead=0, url=self.url, **more)
+        return remote_factory(self.name, ahead=0, url=self.url, timings=self.timings, **more)
 
     def diary(self, what: str) -> list[int]:
         """The processes that wrote this down, one entry each time."""
@@ -143,9 +149,11 @@ class Ground:
 
 
 @pytest.fixture
-def ground(breakable_broker: BrokerUnderTest, tmp_path: Path) -> Iterator[Ground]:
-    with command_line(tmp_path, {"QUINTAIN_BROKER_URL": breakable_broker.url}) as shell:
-        yield Ground(shell, breakable_broker.url)
+def ground(breakable_broker: BrokerUnderTest, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ground]:
+    timings: Timings = getattr(request, "param", TIMINGS)
+    env = {"QUINTAIN_BROKER_URL": breakable_broker.url, **lease_variable(timings.lease_seconds)}
+    with command_line(tmp_path, env) as shell:
+        yield Ground(shell, breakable_broker.url, timings)
 
 
 @pytest.fixture
@@ -254,6 +262,8 @@ async def test_a_slots_process_is_killed_and_takes_only_itself_along(ground: Gro
         await asyncio.gather(*(target.teardown() for target in again))
 
 
+# A broker is away for longer than the hosts of the other tests may be silent.
+@pytest.mark.parametrize("ground", [DEFAULT_TIMINGS], indirect=True)
 async def test_the_broker_is_restarted_in_a_run(ground: Ground, broker_admin: BrokerAdmin) -> None:
     ground.host()
     away: list[float] = []
@@ -289,7 +299,7 @@ async def test_a_controller_is_killed_while_it_holds_an_event(ground: Ground) ->
     script.write_text(HOLDER)
     with subprocess.Popen(
         [sys.executable, str(script), ground.name, ground.url],
-        env=clean_environment(),
+        env=clean_environment() | lease_variable(LEASE_SECONDS),
         stdout=subprocess.PIPE,
         text=True,
     ) as holder:

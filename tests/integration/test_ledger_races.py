@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator, Callable
 import asyncpg
 import pytest
 
-from quintain.contracts.ledger import LEASE_SECONDS, Admission, Heartbeat, Outcome
+from quintain.contracts.ledger import Admission, Heartbeat, Outcome
 from quintain.contracts.metadata import SessionOpened
 from quintain.errors import Cancelled, Fault
+from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import upkeep
 from quintain_metadata.cancels import TakenBack
 from quintain_metadata.ledger import Ledger, Operation, Returned
@@ -216,7 +217,7 @@ async def test_a_call_that_is_taken_over_while_it_is_swept_is_not_lost(
 
     def after_the_lease(moment: Moment) -> Steps[object]:
         # The first worker's lease has lapsed and the deadline has not passed: the second one's begins now.
-        now = moment.now + int(LEASE_SECONDS * 1000) + 1
+        now = moment.now + DEFAULT_TIMINGS.lease_ms + 1
         yield from upkeep.renew(now + LATER_MS, Heartbeat(worker_id="w2", incarnation="w2"))
         return (yield from admitting(session, "call", "taken over", "w2")(Moment(now)))
 

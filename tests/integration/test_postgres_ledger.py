@@ -13,8 +13,9 @@ import asyncpg
 import pytest
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.ledger import HEARTBEAT_SECONDS, Outcome
+from quintain.contracts.ledger import Outcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
+from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import postgres, upkeep
 from quintain_metadata.ledger import Ledger
 from quintain_metadata.ledger_factory import open_ledger
@@ -84,7 +85,7 @@ async def test_three_services_grant_a_sessions_last_thousand_calls_to_sixty_four
         # On a slow machine the race outlasts a lease; a holder that has lapsed is taken over, which is another grant.
         while True:
             await register(services[0])
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(DEFAULT_TIMINGS.heartbeat_seconds)
 
     started = time.perf_counter()
     living = asyncio.create_task(worker_lives())

@@ -22,6 +22,7 @@ from quintain.remote.line import Line, opened
 from quintain.routes import LEASE
 from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.vocabulary import OURS
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, Exchange
 from support.hosting import LoopThread, ThreadHost, thread_host
 from support.proxy import Proxy, proxy_to
@@ -34,9 +35,16 @@ Bot: Any = scripted("ours")
 
 
 @pytest.fixture
-def host(broker_url: str) -> Iterator[ThreadHost]:
+def timings(request: pytest.FixtureRequest) -> Timings:
+    """The promised timings, unless a test names its own."""
+    chosen: Timings = getattr(request, "param", DEFAULT_TIMINGS)
+    return chosen
+
+
+@pytest.fixture
+def host(broker_url: str, timings: Timings) -> Iterator[ThreadHost]:
     """A host of two slots."""
-    with thread_host(broker_url, slots=2) as host:
+    with thread_host(broker_url, slots=2, timings=timings) as host:
         host.serve(lambda: Bot(nothing))
         yield host
 
@@ -49,9 +57,9 @@ def line(broker_url: str) -> Iterator[Line]:
 
 
 @pytest.fixture
-def remote(host: ThreadHost, line: Line) -> Iterator[RemoteFactory]:
+def remote(host: ThreadHost, line: Line, timings: Timings) -> Iterator[RemoteFactory]:
     """Instances of what the host serves, each leased when it is wanted."""
-    with RemoteFactory(host.name, ahead=0, line=line) as factory:
+    with RemoteFactory(host.name, ahead=0, line=line, timings=timings) as factory:
         yield factory
 
 
@@ -365,12 +373,18 @@ async def test_a_connection_that_is_cut_in_a_run_loses_and_repeats_nothing(
 # What the controller's own loop is spared.
 
 
+#: A host or a controller that is silent for 1.5 s is lost.
+SHORT_LIVED = DEFAULT_TIMINGS.scaled(1 / 6)
+BLOCKED_SECONDS = SHORT_LIVED.host_lost_seconds + 0.5
+
+
+@pytest.mark.parametrize("timings", [SHORT_LIVED], indirect=True)
 async def test_a_target_that_blocks_its_loop_keeps_its_lease_and_answers(
     host: ThreadHost, remote: RemoteFactory
 ) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         emit(target.shows("before"))
-        time.sleep(3)  # the host's own heartbeats go on beside it
+        time.sleep(BLOCKED_SECONDS)  # the host's own heartbeats go on beside it
         emit(target.shows("after"))
 
     host.serve(lambda: Bot(script))
@@ -379,9 +393,10 @@ async def test_a_target_that_blocks_its_loop_keeps_its_lease_and_answers(
     assert one.said() == ["before", "after"]
 
 
+@pytest.mark.parametrize("timings", [SHORT_LIVED], indirect=True)
 async def test_a_controller_whose_loop_is_blocked_keeps_its_lease(host: ThreadHost, remote: RemoteFactory) -> None:
     target = remote.create()
-    time.sleep(4)
+    time.sleep(BLOCKED_SECONDS)
     target.set_config("persona", "patient")
     assert host.made[-1].persona == "patient"
 

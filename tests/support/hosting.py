@@ -13,6 +13,7 @@ from typing import Any
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.service import forgotten
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import host_topology
 from quintain_host.host import Host
 
@@ -40,11 +41,12 @@ class LoopThread:
 class ThreadHost:
     """One host that serves whatever factory is wanted next. What it made last is ``made[-1]``."""
 
-    def __init__(self, url: str, slots: int) -> None:
+    def __init__(self, url: str, slots: int, timings: Timings = DEFAULT_TIMINGS) -> None:
         self.name = f"thread.{secrets.token_hex(4)}"
         self.made: list[Any] = []
         self._thread = LoopThread("host")
         self._wanted: Create | None = None
+        self._timings = timings
         self._one_at_a_time = threading.Lock()
         self.bus: Bus = self._thread.do(connect_bus(url, "hosts", timeout_seconds=30))
         self.host: Host = self._thread.do(self._started(slots))
@@ -70,7 +72,7 @@ class ThreadHost:
         self._thread.close()
 
     async def _started(self, slots: int) -> Host:
-        host = Host(self.bus, self.name, self._create, slots)
+        host = Host(self.bus, self.name, self._create, slots, timings=self._timings)
         await host.start()
         return host
 
@@ -82,9 +84,9 @@ class ThreadHost:
 
 
 @contextlib.contextmanager
-def thread_host(url: str, slots: int = 4) -> Iterator[ThreadHost]:
+def thread_host(url: str, slots: int = 4, timings: Timings = DEFAULT_TIMINGS) -> Iterator[ThreadHost]:
     """A host on a thread, until left."""
-    host = ThreadHost(url, slots)
+    host = ThreadHost(url, slots, timings)
     try:
         yield host
     finally:

@@ -14,6 +14,7 @@ from quintain.caller import Caller, Question
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.token import digest
 from quintain.routes import TOKEN_HEADER
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import INVOKE, METADATA, Exchange, Queue
 from quintain_metadata.service import MetadataService
 from support.books import Books, books
@@ -98,12 +99,12 @@ async def heard(queue: asyncio.Queue[Delivery]) -> Delivery:
 
 
 @contextlib.asynccontextmanager
-async def metadata_alone() -> AsyncIterator[MetadataAlone]:
+async def metadata_alone(timings: Timings = DEFAULT_TIMINGS) -> AsyncIterator[MetadataAlone]:
     """A running metadata service, stopped at the end."""
     memory = MemoryBroker()
     bus, asking = memory.connect(), memory.connect()
     async with books() as kept:
-        service = MetadataService(bus, kept.ledger, digest(ADMIN_TOKEN))
+        service = MetadataService(bus, kept.ledger, digest(ADMIN_TOKEN), timings=timings)
         await service.start()
         caller = Caller(asking)
         await caller.start()

@@ -43,7 +43,7 @@ async def metadata() -> None:
         stopping() as stop,
         compose.ledger(ledger_url(settings)) as ledger,
         bus_of("metadata") as bus,
-        running_metadata(bus, ledger, settings.admin_token),
+        running_metadata(bus, ledger, settings.admin_token, timings=settings.timings),
     ):
         ready("metadata", {}, as_json=False)
         await stop.wait()
@@ -51,10 +51,11 @@ async def metadata() -> None:
 
 async def worker() -> None:
     env = environment()
+    settings = read_settings(env)
     async with (
         stopping() as stop,
         bus_of("worker") as bus,
-        compose.worker(bus, configuration(read_settings(env), None), env),
+        compose.worker(bus, configuration(settings, None), env, timings=settings.timings),
     ):
         ready("worker", {}, as_json=False)
         await stop.wait()

@@ -11,6 +11,7 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.invoke import FaultReply, InvokeRequest, Result, TokenUsage
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import BrokerUnavailable
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import Exchange, target_queue
 from quintain_worker.handler import Served
 from quintain_worker.interim import PROGRESS_SECONDS
@@ -63,6 +64,7 @@ async def working(
     most_tries: int = 1,
     progress_seconds: float = PROGRESS_SECONDS,
     drain: Callable[[], object] | None = None,
+    timings: Timings = DEFAULT_TIMINGS,
 ) -> AsyncIterator[tuple[Worker, Patchy]]:
     """A worker that serves these providers as targets a, b, …, stopped at the end."""
     bus = Patchy(ledger.memory)
@@ -72,7 +74,7 @@ async def working(
         for name, provider in zip(names, providers, strict=True)
     }
     cards = [TargetCard(name=name, provider="mock", max_concurrency=at_once) for name in names]
-    worker = Worker(bus, served, cards, drain=drain)
+    worker = Worker(bus, served, cards, drain=drain, timings=timings)
     await worker.start()
     try:
         yield worker, bus

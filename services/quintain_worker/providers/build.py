@@ -11,16 +11,19 @@ from typing import cast
 from quintain.bus.base import Bus
 from quintain.config import TargetConfig
 from quintain.errors import ConfigError
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_worker.port import Provider
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where a provider lives: the configuration's folder, the environment its programs get, and the worker's bus."""
+    """Where a provider lives: the configuration's folder, the environment its programs get, the worker's bus, and
+    the fleet's timings."""
 
     folder: Path
     env: Mapping[str, str]
     bus: Bus | None = None
+    timings: Timings = DEFAULT_TIMINGS
 
 
 Factory = Callable[[str, TargetConfig, Surroundings], Provider]

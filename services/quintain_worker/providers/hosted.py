@@ -39,6 +39,7 @@ from quintain.target import ControllableInjection, ControllableNoInjection, Even
 from quintain.target.codec import Codec
 from quintain.target.text import to_json_text
 from quintain.target.vocabulary import OURS
+from quintain.timings import Timings
 from quintain_worker.port import ActsForCaller, Answer, Billing, Heard, Provider, ProviderFailure
 from quintain_worker.providers.build import Surroundings
 from quintain_worker.providers.conversation import refusal, refuse_settings, turns_of
@@ -60,7 +61,7 @@ def hosted_provider(name: str, target: TargetTarget, surroundings: Surroundings)
     """The provider of this target. Raises `ConfigError` where there is no bus to reach a host by."""
     if surroundings.bus is None:
         raise ConfigError(f"targets.{name}: provider target needs a broker to reach its hosts by")
-    return HostedProvider(name, target, surroundings.bus)
+    return HostedProvider(name, target, surroundings.bus, surroundings.timings)
 
 
 class Exchange:
@@ -99,8 +100,8 @@ class Exchange:
 class HostedProvider(ActsForCaller):
     """Leases a fresh instance for every call, from whichever host has a free slot."""
 
-    def __init__(self, name: str, target: TargetTarget, bus: Bus) -> None:
-        self._name, self._target, self._bus = name, target, bus
+    def __init__(self, name: str, target: TargetTarget, bus: Bus, timings: Timings) -> None:
+        self._name, self._target, self._bus, self._timings = name, target, bus, timings
         self._caller = Caller(bus)
         self._starting = asyncio.Lock()
         self._started = False
@@ -151,7 +152,7 @@ class HostedProvider(ActsForCaller):
                 if not self._started:
                     await self._caller.start()
                     self._started = True
-            return await lease(self._bus, self._caller, host, timeout_seconds=timeout_seconds)
+            return await lease(self._bus, self._caller, host, timeout_seconds=timeout_seconds, timings=self._timings)
         except NoAnswer as silence:
             raise ProviderFailure(Overloaded(silence.message), Billing.UNBILLED, again=True) from None
         except BusError as error:

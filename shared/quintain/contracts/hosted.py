@@ -16,11 +16,6 @@ from pydantic import Field, JsonValue
 
 from quintain.contracts.message import Message
 
-#: A lease lives as long as it is renewed: this often, and gone after so many seconds without a word from its side.
-#: Whoever waits is told within ten.
-BEAT_SECONDS = 2.0
-LOST_SECONDS = 9.0
-
 #: The version of these messages: a host answers another one with a ``bad_request`` that names both.
 HOSTING_VERSION = 1
 

@@ -20,10 +20,6 @@ from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.names import Id, RequestId, TargetName, Text
 
-#: A worker's lease, and how often it renews it (``design.md`` §3), in seconds.
-LEASE_SECONDS = 15.0
-HEARTBEAT_SECONDS = 3.0
-
 #: A target is called so often at once at most.
 MOST_CONCURRENCY = 10_000
 
@@ -91,8 +87,8 @@ class Heartbeat(Message):
 
 
 class LeaseRenewed(Message):
-    """The lease runs another `LEASE_SECONDS`. ``known``: this ledger had heard of the worker; ``now`` is the store's
-    clock in milliseconds since the epoch.
+    """The lease runs on for another `Timings.lease_seconds`. ``known``: this ledger had heard of the worker; ``now`` is
+    the store's clock in milliseconds since the epoch.
 
     ``paused``: the targets that nobody may call now, and until when, by the same clock. ``taken_back``: calls that
     this worker runs and that their caller has cancelled; a fanned-out cancellation may be lost, this is repeated.

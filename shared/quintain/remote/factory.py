@@ -13,6 +13,7 @@ from quintain.settings import environment, read_settings
 from quintain.target.codec import Codec, tags_of
 from quintain.target.tags import TagBook
 from quintain.target.vocabulary import OURS, Vocabulary
+from quintain.timings import Timings
 
 
 class RemoteFactory:
@@ -30,6 +31,7 @@ class RemoteFactory:
         vocabulary: Vocabulary = OURS,
         kind: type[RemoteTarget] = RemoteTarget,
         child_session: ChildTerms | None = None,
+        timings: Timings | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
@@ -45,7 +47,8 @@ class RemoteFactory:
         self._sessions: ChildSessions | None = None
         if child_session is not None and parent is not None:
             self._sessions = ChildSessions(self._line.caller, parent, child_session)
-        self._pool = Pool(self._line, name, concurrency if ahead is None else ahead)
+        most_ahead = concurrency if ahead is None else ahead
+        self._pool = Pool(self._line, name, most_ahead, timings=timings or settings.timings)
         self._pool.fill()
         self._by_name: dict[str, Any] | None = None
 

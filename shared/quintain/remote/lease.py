@@ -1,8 +1,8 @@
 """One lease of a hosted instance, from its controller's side: asking, renewing, and knowing when the host has gone.
 
 Everything here lives on one loop, the line's. What is asked is asked again until it is answered: the host answers one
-request id once and alike. A host that is silent for `LOST_SECONDS` has gone, and so has one that took the lease's own
-queue away; whoever waits hears `HostLost`.
+request id once and alike. A host that is silent for `Timings.host_lost_seconds` has gone, and so has one that took the
+lease's own queue away; whoever waits hears `HostLost`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any
 from quintain.bus.base import Bus
 from quintain.caller import Caller, Question, understood
 from quintain.contracts.hosted import (
-    BEAT_SECONDS,
-    LOST_SECONDS,
     Asked,
     AskLease,
     Descriptor,
@@ -28,15 +26,12 @@ from quintain.contracts.hosted import (
 from quintain.errors import BusError, HostLost, NeverAsked, NoAnswer, QuintainError, Unroutable
 from quintain.routes import LEASE, RENEW, TEARDOWN, Route
 from quintain.target.failures import Errands, raised
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST
 
 log = logging.getLogger(__name__)
 
-#: What is asked is repeated when it was not answered for so long, in seconds.
-REPEAT_SECONDS = 5.0
-
 #: How a lease may be over, in the words of whoever still wanted something of it.
-SILENT = f"nothing was heard of it for {LOST_SECONDS:.0f} s"
 ENDED = "its host has ended it"
 GIVEN_UP = "it was given up here"
 
@@ -44,9 +39,9 @@ GIVEN_UP = "it was given up here"
 class RemoteLease:
     """A leased instance somewhere else."""
 
-    def __init__(self, bus: Bus, caller: Caller, name: str, answer: LeaseAnswer) -> None:
+    def __init__(self, bus: Bus, caller: Caller, name: str, answer: LeaseAnswer, timings: Timings) -> None:
         assert answer.descriptor is not None, "a lease without a failure has a descriptor"
-        self.bus, self._caller = bus, caller
+        self.bus, self._caller, self.timings = bus, caller, timings
         self.name, self.key, self.lease_id = name, answer.key, answer.lease_id
         self.descriptor: Descriptor = answer.descriptor
         self.errands = Errands()
@@ -109,7 +104,9 @@ class RemoteLease:
         if not over:
             asked = Plain(lease_id=self.lease_id, request_id=secrets.token_hex(8))
             with contextlib.suppress(BusError):
-                await self._caller.send(self._question(TEARDOWN, asked, BEAT_SECONDS), secrets.token_urlsafe(16))
+                await self._caller.send(
+                    self._question(TEARDOWN, asked, self.timings.host_heartbeat_seconds), secrets.token_urlsafe(16)
+                )
 
     def _end(self, why: str) -> None:
         if not self.lost.done():
@@ -120,7 +117,7 @@ class RemoteLease:
         carried = False
         while True:
             try:
-                return await self._ask_once(route, asked, REPEAT_SECONDS)
+                return await self._ask_once(route, asked, self.timings.host_repeat_seconds)
             except Unroutable as returned:
                 self._end(ENDED)
                 perhaps = carried or returned.arrived_before
@@ -142,16 +139,17 @@ class RemoteLease:
 
     async def _watch(self) -> None:
         """Notice the silence when it is long enough, not when the next beat is due."""
-        while (left := self._heard_at + LOST_SECONDS - self._loop.time()) > 0:  # noqa: ASYNC110 -- a sleep of its length
+        lost_seconds = self.timings.host_lost_seconds
+        while (left := self._heard_at + lost_seconds - self._loop.time()) > 0:  # noqa: ASYNC110 -- a sleep of its length
             await asyncio.sleep(left)
-        self._end(SILENT)
+        self._end(f"nothing was heard of it for {lost_seconds:.3g} s")
 
     async def _renew_on(self) -> None:
         while not self.lost.done():
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(self.timings.host_heartbeat_seconds)
             asked = Plain(lease_id=self.lease_id, request_id=secrets.token_hex(8))
             try:
-                await self._ask_once(RENEW, asked, BEAT_SECONDS)
+                await self._ask_once(RENEW, asked, self.timings.host_heartbeat_seconds)
             except Unroutable:
                 self._end(ENDED)
             except QuintainError as silence:
@@ -159,7 +157,9 @@ class RemoteLease:
         log.info("%s", self.loss().message)
 
 
-async def lease(bus: Bus, caller: Caller, name: str, *, timeout_seconds: float) -> RemoteLease:
+async def lease(
+    bus: Bus, caller: Caller, name: str, *, timeout_seconds: float, timings: Timings = DEFAULT_TIMINGS
+) -> RemoteLease:
     """Lease a fresh instance; waits for a free slot. Raises `NoAnswer` where none is free in time, and what the
     target's factory raised."""
     loop = asyncio.get_running_loop()
@@ -186,4 +186,4 @@ async def lease(bus: Bus, caller: Caller, name: str, *, timeout_seconds: float) 
             continue
         if answer.failure is not None:
             raise raised(answer.failure)
-        return RemoteLease(bus, caller, name, answer)
+        return RemoteLease(bus, caller, name, answer, timings)

@@ -17,6 +17,7 @@ from typing import Any
 from quintain.errors import BusError, NoAnswer
 from quintain.remote.lease import RemoteLease, lease
 from quintain.remote.line import Line
+from quintain.timings import DEFAULT_TIMINGS, Timings
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,17 @@ PAUSE_SECONDS = 1.0
 class Pool:
     """So many leases of one target made ahead, or none: then each is made when it is wanted."""
 
-    def __init__(self, line: Line, name: str, ahead: int, *, timeout_seconds: float = TAKE_SECONDS) -> None:
+    def __init__(
+        self,
+        line: Line,
+        name: str,
+        ahead: int,
+        *,
+        timeout_seconds: float = TAKE_SECONDS,
+        timings: Timings = DEFAULT_TIMINGS,
+    ) -> None:
         self._line, self._name, self._ahead, self._timeout_seconds = line, name, ahead, timeout_seconds
+        self._timings = timings
         self._ready: queue.SimpleQueue[RemoteLease | BaseException] = queue.SimpleQueue()
         self._trouble = ""
         # How many leases are ready or on their way, and how many wait for one: whoever finds fewer than are waited
@@ -114,7 +124,9 @@ class Pool:
         line = self._line
         while True:
             try:
-                leased = await lease(line.bus, line.caller, self._name, timeout_seconds=self._timeout_seconds)
+                leased = await lease(
+                    line.bus, line.caller, self._name, timeout_seconds=self._timeout_seconds, timings=self._timings
+                )
             except NoAnswer as silence:
                 log.info("%s", silence.message)
                 self._trouble = ""

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 
 from quintain.bus.base import Bus, Consumer, Delivery, Envelope
-from quintain.contracts.hosted import BEAT_SECONDS, RUN_HEARS, Answered, RunHears, RunSays, Said, WireResponse
+from quintain.contracts.hosted import RUN_HEARS, Answered, RunHears, RunSays, Said, WireResponse
 from quintain.errors import BadRequest, BusError
 from quintain.remote.lease import RemoteLease
 from quintain.service import Settled, forgotten
@@ -133,10 +133,10 @@ class Listening:
             self._wake()
 
     async def _tick(self) -> None:
-        last = 0.0
+        last, beat_seconds = 0.0, self._lease.timings.host_heartbeat_seconds
         while True:
             await asyncio.sleep(ACKNOWLEDGE_SECONDS)
-            due = self._acknowledged != self.dealt_with or self._again or self._loop.time() - last > BEAT_SECONDS
+            due = self._acknowledged != self.dealt_with or self._again or self._loop.time() - last > beat_seconds
             if due or self._answers:
                 last = self._loop.time()
                 self._due = True
@@ -154,7 +154,8 @@ class Listening:
         # A response is said once, and must survive the broker; how far a run was heard is said again and again.
         envelope = Envelope(body=said.to_wire(), type=RUN_HEARS, persistent=bool(answers))
         try:
-            await self._bus.publish(HOST, self._lease.key, envelope, timeout=BEAT_SECONDS)
+            timeout = self._lease.timings.host_heartbeat_seconds
+            await self._bus.publish(HOST, self._lease.key, envelope, timeout=timeout)
         except BusError as error:
             # They go again with the next tick.
             self._answers = answers + self._answers

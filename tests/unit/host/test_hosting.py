@@ -17,7 +17,6 @@ from quintain.caller import Caller, Question
 from quintain.contracts.hosted import RUN_HEARS, AskLease, WireEvent
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import BadRequest, HostLost, RemoteTargetError
-from quintain.remote import lease as remote_lease
 from quintain.remote.lease import RemoteLease, lease
 from quintain.remote.line import Here
 from quintain.remote.performing import RemoteRun
@@ -25,10 +24,12 @@ from quintain.remote.run import Ear
 from quintain.routes import LEASE, QUERY, SET_CONFIG, TEARDOWN
 from quintain.target.codec import Codec
 from quintain.target.vocabulary import OURS
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, RUN, run_topology
 from quintain_host.host import Host
 from quintain_host.stage import Stage
 from quintain_host.telling import MOST_EVENT_CHARACTERS, MOST_UNHEARD, Telling
+from support.quick import QUICK
 from support.standing import Controller, Script, scripted
 
 BODY = scripted("ours")
@@ -41,9 +42,10 @@ class Hosting:
     host: Host
     bus: Bus
     caller: Caller
+    timings: Timings
 
     async def lease(self, timeout_seconds: float = 10) -> RemoteLease:
-        return await lease(self.bus, self.caller, "it", timeout_seconds=timeout_seconds)
+        return await lease(self.bus, self.caller, "it", timeout_seconds=timeout_seconds, timings=self.timings)
 
     async def run(self, leased: RemoteLease, controller: Controller) -> None:
         ear = Ear(self.bus)
@@ -62,15 +64,15 @@ class Hosting:
 
 
 @contextlib.asynccontextmanager
-async def hosting(create: Callable[[], Any]) -> AsyncIterator[Hosting]:
+async def hosting(create: Callable[[], Any], timings: Timings = DEFAULT_TIMINGS) -> AsyncIterator[Hosting]:
     memory = MemoryBroker()
     buses = [memory.connect(), memory.connect()]
     caller = Caller(buses[1])
     await caller.start()
-    host = Host(buses[0], "it", create, 1)
+    host = Host(buses[0], "it", create, 1, timings=timings)
     await host.start()
     try:
-        yield Hosting(host, buses[1], caller)
+        yield Hosting(host, buses[1], caller, timings)
     finally:
         await host.stop(0)
         await caller.close()
@@ -187,7 +189,7 @@ async def test_a_factory_that_fails_now_and_then_costs_only_its_own_lease() -> N
 
 
 async def test_a_lease_that_was_never_used_ends_at_once_when_its_host_is_asked_to_stop() -> None:
-    async with hosting(body(shows)) as hosted:
+    async with hosting(body(shows), QUICK) as hosted:
         leased = await hosted.lease()
         async with asyncio.timeout(5):
             await hosted.host.stop(60)
@@ -274,10 +276,8 @@ async def test_a_stage_whose_target_blocks_is_left_behind_and_says_so(monkeypatc
 
 
 async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("quintain_host.lease.LOST_SECONDS", "quintain_host.stage.LEAVE_SECONDS"):
-        monkeypatch.setattr(place, 0.3)
+    monkeypatch.setattr("quintain_host.stage.LEAVE_SECONDS", 0.3)
     monkeypatch.setattr("quintain_host.stage.CLOSE_SECONDS", 0.2)
-    monkeypatch.setattr(remote_lease, "BEAT_SECONDS", 0.05)
     let_go = threading.Event()
 
     async def script(target: Any, emit: Any, send: Any) -> None:
@@ -285,7 +285,7 @@ async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pyte
         if target.persona == "stuck":
             let_go.wait()
 
-    async with hosting(body(script)) as hosted:
+    async with hosting(body(script), QUICK) as hosted:
         leased = await hosted.lease()
         await leased.ask(SET_CONFIG, name="persona", value="stuck")
         running = asyncio.create_task(ran(hosted, leased))

@@ -16,8 +16,10 @@ from quintain.caller import Caller, Question, understood
 from quintain.contracts.hosted import HOSTING_VERSION, AskLease, Done, LeaseAnswer, Plain, Query, SetConfig
 from quintain.errors import BadRequest
 from quintain.routes import DESCRIBE, LEASE, QUERY, RENEW, SET_CONFIG, START_RUN, TEARDOWN, Route
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST
 from quintain_host.host import Host
+from support.quick import timings
 from support.standing import scripted
 
 Bot: Any = scripted("ours")
@@ -35,12 +37,12 @@ class Desk:
         self.factory: Callable[[], Any] = lambda: Bot(nothing)
         self.host: Host | None = None
 
-    async def serve(self, slots: int = 1) -> None:
+    async def serve(self, slots: int = 1, timings: Timings = DEFAULT_TIMINGS) -> None:
         def make() -> Any:
             self.made.append(self.factory())
             return self.made[-1]
 
-        self.host = Host(self.bus, "bot", make, slots)
+        self.host = Host(self.bus, "bot", make, slots, timings=timings)
         await self.host.start()
 
     async def ask(self, key: str, route: Route[Any, Any], asked: Any, seconds: float = 10) -> Any:
@@ -147,11 +149,8 @@ async def test_what_is_asked_while_it_is_being_done_waits_for_the_same_answer(de
     assert counted == 1
 
 
-async def test_a_lease_that_nobody_renews_ends_and_its_slot_is_free(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("quintain_host.lease.LOST_SECONDS", 0.2)
-    await desk.serve()
+async def test_a_lease_that_nobody_renews_ends_and_its_slot_is_free(desk: Desk) -> None:
+    await desk.serve(timings=timings(host_heartbeat_seconds=0.05, host_lost_seconds=0.2))
     await desk.lease()
     await until(lambda: desk.made[0].torn_down)
     again = await desk.lease()

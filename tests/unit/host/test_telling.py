@@ -13,6 +13,7 @@ from quintain.contracts.hosted import RemoteFailure, RunSays, Said, WireEvent
 from quintain.topology import run_topology
 from quintain_host import telling
 from quintain_host.telling import Telling
+from support.quick import timings
 
 TOPOLOGY = run_topology("here")
 
@@ -115,12 +116,8 @@ async def test_the_end_waits_until_everything_was_heard(run: Telling, controller
     await asyncio.wait_for(ended, 5)
 
 
-async def test_what_nobody_hears_of_for_long_is_said_again_with_the_beat(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(telling, "BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(telling, "AGAIN_SECONDS", 0.05)
-    run = Telling(bus, "run", "here")
+async def test_what_nobody_hears_of_for_long_is_said_again_with_the_beat(bus: Bus) -> None:
+    run = Telling(bus, "run", "here", timings(host_heartbeat_seconds=0.02, host_resend_seconds=0.05))
     run.say("emit", event=event("said to nobody"))  # there is no queue yet
     await asyncio.sleep(0.05)
     controller = Controller()

@@ -23,17 +23,17 @@ from quintain.errors import (
 )
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
-from quintain_metadata import dead
 from quintain_metadata.sqlite import SqliteLedger
 from support.books import asked
 from support.metadata_alone import ADMIN_TOKEN, MetadataAlone, heard, metadata_alone, plain
+from support.quick import timings
 
 BODY = {"question": "x"}
 
 
 @pytest.fixture
 async def alone() -> AsyncIterator[MetadataAlone]:
-    async with metadata_alone() as alone:
+    async with metadata_alone(timings(dead_letter_pause_seconds=0.01)) as alone:
         await alone.books.register("a")
         await alone.bus.declare(target_topology("a"))
         yield alone
@@ -189,7 +189,6 @@ async def test_without_the_ledger_a_dead_letter_waits_and_is_answered_when_it_is
     await alone.books.settle(session, await admitted(alone, session))
     ledger = alone.books.ledger
     assert isinstance(ledger, SqliteLedger)
-    monkeypatch.setattr(dead, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(ledger, "_closed", True)
     dying = asyncio.get_running_loop().create_task(die(alone, session.token))
     await asyncio.sleep(0.05)

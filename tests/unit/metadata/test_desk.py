@@ -11,11 +11,11 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, Outcome
 from quintain.contracts.metadata import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import BrokerUnavailable
-from quintain_metadata import desk as desk_module
 from quintain_metadata.desk import Desk
 from quintain_metadata.lifecycle import MOST_HELD
 from quintain_metadata.sqlite import SqliteLedger
 from support.books import Books, asked, books
+from support.quick import timings
 
 
 class Worker:
@@ -211,17 +211,15 @@ async def test_what_waits_is_refused_when_its_deadline_passes(desk: Desk, kept: 
     assert (await kept.info(session)).call_count == 1
 
 
-async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(
-    desk: Desk, kept: Books, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(kept: Books, session: SessionOpened) -> None:
     await kept.register("a", limit=1)
+    desk = Desk(kept.ledger, timings=timings(lease_seconds=0.2, heartbeat_seconds=0.04))
     dead, living = Worker(desk), Worker(desk, "w2")
     running, left_behind, waiting = (asked(session, f"r{number}") for number in range(3))
     await living.ask(running)
     await dead.ask(left_behind)
     await living.ask(waiting)
-    monkeypatch.setattr(desk_module, "LEASE_SECONDS", 0.05)
-    await asyncio.sleep(0.06)
+    await asyncio.sleep(0.21)
     await living.ask(waiting)  # a living worker repeats what it has no answer to
     await kept.settle(session, running)
     await desk.try_again("a")

@@ -14,21 +14,17 @@ from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AdmitAnswer, AdmitBatch, LeaseRenewed, Settle, SettleBatch
 from quintain.contracts.metadata import SessionOpened
 from quintain.topology import LEDGER, target_queue
-from quintain_metadata import instrumentation
-from quintain_metadata import service as service_module
 from quintain_metadata.sqlite import SqliteLedger
 from support.books import asked, settled
 from support.metadata_alone import MetadataAlone, heard, metadata_alone
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "SWEEP_SECONDS", 0.02)
+from support.quick import timings
 
 
 @pytest.fixture
-async def alone() -> AsyncIterator[MetadataAlone]:
-    async with metadata_alone() as alone:
+async def alone(request: pytest.FixtureRequest) -> AsyncIterator[MetadataAlone]:
+    """A service that sweeps fifty times a second, unless a test names its own timings."""
+    quick = timings(sweep_seconds=0.02, ledger_quiet_seconds=0.05)
+    async with metadata_alone(getattr(request, "param", quick)) as alone:
         for worker in ("w1", "w2"):
             await alone.books.register("a", incarnation=worker)
         yield alone
@@ -194,12 +190,11 @@ async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(
     await counted(alone, session, reserved=0, call_count=0)
 
 
+# The sweep does not come first.
+@pytest.mark.parametrize("alone", [timings(sweep_seconds=60, gap_seconds=0.05)], indirect=True)
 async def test_after_a_gap_of_its_own_the_first_to_ask_finds_nobody_gone(
-    session: SessionOpened, alone: MetadataAlone, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    session: SessionOpened, alone: MetadataAlone, worker: Worker
 ) -> None:
-    monkeypatch.setattr(service_module, "SWEEP_SECONDS", 60)  # the sweep does not come first
-    monkeypatch.setattr(service_module, "GAP_SECONDS", 0.05)
-    await asyncio.sleep(0.03)  # the sweep that was under way has ended
     await worker.granted(asked(session, "r1"))
     alone.books.ledger.mourn_from(0)
     await alone.books.lapse("w1")
@@ -221,11 +216,11 @@ async def test_a_heartbeat_pauses_its_targets_for_everybody(
     assert (await worker.answer()).held == [held.attempt_id]
 
 
+# The sweep does not come first.
+@pytest.mark.parametrize("alone", [timings(sweep_seconds=60)], indirect=True)
 async def test_a_held_admit_hears_at_once_that_its_call_is_cancelled(
-    session: SessionOpened, alone: MetadataAlone, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    session: SessionOpened, alone: MetadataAlone, worker: Worker
 ) -> None:
-    monkeypatch.setattr(service_module, "SWEEP_SECONDS", 60)  # the sweep does not come first
-    await asyncio.sleep(0.03)  # the sweep that was under way has ended
     await alone.books.pause("a", 60_000)
     waiting = asked(session, "r1")
     await worker.admit(waiting)
@@ -243,7 +238,6 @@ async def test_an_outage_is_said_once_when_it_begins_and_once_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(instrumentation, "QUIET_SECONDS", 0.05)
     caplog.set_level(logging.WARNING)
     ask = asked(session, "r1")
     await worker.granted(ask)

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.errors import BadRequest, BudgetUnavailable
-from quintain_metadata import instrumentation
 from quintain_metadata.instrumentation import InstrumentedLedger
 from quintain_metadata.records import Moment
 from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.steps import Steps, run
+from support.quick import timings
 
 AWAY, BACK = "The ledger is out of reach", "The ledger answers again"
 
@@ -45,8 +45,7 @@ def writing(_: Moment) -> Steps[object]:
 async def test_an_outage_is_told_once_and_its_end_once(
     inner: SqliteLedger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instrumentation, "QUIET_SECONDS", 0)
-    ledger = InstrumentedLedger(inner)
+    ledger = InstrumentedLedger(inner, timings=timings(ledger_quiet_seconds=1e-9))
     await ledger.do(reading)
     assert said(caplog) == []
     for _ in range(2):

@@ -13,6 +13,7 @@ from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.hosted import RunHears, RunSays, Said, WireResponse
 from quintain.remote.run import Listening
+from quintain.timings import DEFAULT_TIMINGS
 from quintain.topology import lease_topology
 
 TOPOLOGY = lease_topology("lease")
@@ -54,7 +55,7 @@ class Host:
 @pytest.fixture
 async def listening(bus: Bus) -> AsyncIterator[Listening]:
     lease: Any = SimpleNamespace(
-        bus=bus, key=TOPOLOGY.bindings[0].key, lease_id="lease", gone=False, heard=lambda: None
+        bus=bus, key=TOPOLOGY.bindings[0].key, lease_id="lease", gone=False, heard=lambda: None, timings=DEFAULT_TIMINGS
     )
     arrived: list[Said] = []
     listening = Listening(lease, arrived.extend)

@@ -13,17 +13,14 @@ from quintain.caller import Caller
 from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
+from quintain.timings import Timings
 from quintain.topology import REPLY, Exchange
-from quintain_worker import admissions as admissions_module
 from quintain_worker.admissions import Admissions
 from support.ledger_stand_in import LedgerStandIn, grant, stand_in
+from support.quick import timings
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rules, a hundred times faster."""
-    monkeypatch.setattr(admissions_module, "REPEAT_SECONDS", 0.03)
-    monkeypatch.setattr(admissions_module, "SILENCE_SECONDS", 0.3)
+#: The same rules, a hundred times faster.
+FAST = timings(admit_repeat_seconds=0.03, ledger_silence_seconds=0.3)
 
 
 @pytest.fixture
@@ -50,11 +47,11 @@ class Cut(MemoryBus):
 class Asking:
     """A worker's admissions over a bus of their own."""
 
-    def __init__(self, bus: Cut) -> None:
+    def __init__(self, bus: Cut, timings: Timings = FAST) -> None:
         self.bus = bus
         self.clock = Clock()
         self.caller = Caller(bus)
-        self.admissions = Admissions(bus, self.caller, self.clock, "w1")
+        self.admissions = Admissions(bus, self.caller, self.clock, "w1", timings)
 
     def ask(self, name: str, *, seconds: float = 5, target: str = "a") -> asyncio.Task[Admission | None]:
         admit = Admit(token="t", request_id=name, attempt_id=f"attempt-{name}", target=target, body_sha256="b")
@@ -62,9 +59,9 @@ class Asking:
 
 
 @pytest.fixture
-async def asking(ledger: LedgerStandIn) -> AsyncIterator[Asking]:
+async def asking(ledger: LedgerStandIn, request: pytest.FixtureRequest) -> AsyncIterator[Asking]:
     bus = Cut(ledger.memory)
-    asking = Asking(bus)
+    asking = Asking(bus, getattr(request, "param", FAST))
     await asking.caller.start()
     asking.admissions.start()
     yield asking
@@ -115,10 +112,10 @@ async def test_a_ledger_that_cannot_be_reached_is_silence_too(asking: Asking, le
     assert ledger.admits.empty()
 
 
+@pytest.mark.parametrize("asking", [timings(admit_repeat_seconds=0.03)], indirect=True)
 async def test_an_outage_is_told_when_it_begins_and_when_it_is_over_and_not_by_every_call_that_waits(
-    asking: Asking, ledger: LedgerStandIn, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    asking: Asking, ledger: LedgerStandIn, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(admissions_module, "SILENCE_SECONDS", 30.0)
     for _ in range(2):
         caplog.clear()
         asking.bus.away = True

@@ -13,11 +13,11 @@ from quintain.contracts.ledger import CallKey, Outcome, Settle
 from quintain.errors import ProviderFailed
 from quintain.routes import REQUEST_ID_HEADER
 from quintain.topology import CANCEL, target_queue
-from quintain_worker import lease
 from quintain_worker.port import Billing, ProviderFailure
 from support.ledger_stand_in import Evaluator, LedgerStandIn, grant, soon, stand_in
 from support.model_server import ModelServer, Script, model_server
 from support.model_wires import WIRES, Wire
+from support.quick import timings
 from support.working import Gate, acknowledged, fault_for, result_for, working
 
 
@@ -91,12 +91,11 @@ async def test_the_deadline_closes_the_request_at_the_provider(
 
 
 async def test_a_cancellation_that_was_missed_comes_with_the_next_heartbeat(
-    ledger: LedgerStandIn, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.02)
     gate = Gate()
     gate.open.clear()
-    async with working(ledger, gate):
+    async with working(ledger, gate, timings=timings(heartbeat_seconds=0.02)):
         await evaluator.ask()
         await soon(gate.asked)
         ledger.taken_back = [call(evaluator, "somebody else's"), call(evaluator)]

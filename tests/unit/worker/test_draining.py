@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.ledger import Drain, Heartbeat
-from quintain_worker import lease
 from support.ledger_stand_in import Evaluator, LedgerStandIn, soon, stand_in
+from support.quick import timings
 from support.working import Gate, result_for, working
 
 
@@ -19,9 +19,8 @@ async def ledger() -> AsyncIterator[LedgerStandIn]:
         yield ledger
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.1)
+#: A heartbeat comes every 0.1 s.
+FAST = timings(heartbeat_seconds=0.1)
 
 
 def beats(ledger: LedgerStandIn) -> list[Heartbeat]:
@@ -34,7 +33,7 @@ async def test_it_says_at_once_that_it_drains_and_at_the_end_that_it_has(ledger:
     gate.open.clear()
     evaluator = Evaluator(ledger.bus, "a")
     await evaluator.start()
-    async with working(ledger, gate, drain=asked.set) as (worker, _):
+    async with working(ledger, gate, drain=asked.set, timings=FAST) as (worker, _):
         assert (await soon(ledger.registers)).drain is Drain.ABLE
         await evaluator.ask()
         await soon(gate.asked)
@@ -56,7 +55,7 @@ async def test_it_says_at_once_that_it_drains_and_at_the_end_that_it_has(ledger:
 
 
 async def test_one_that_was_not_asked_has_no_last_word(ledger: LedgerStandIn) -> None:
-    async with working(ledger, Gate()):
+    async with working(ledger, Gate(), timings=FAST):
         assert (await soon(ledger.registers)).drain is Drain.UNABLE
         first = await soon(ledger.heartbeats)
     assert {beat.drain for beat in (first, *beats(ledger))} == {None}
@@ -64,7 +63,7 @@ async def test_one_that_was_not_asked_has_no_last_word(ledger: LedgerStandIn) ->
 
 async def test_a_last_word_that_nobody_answers_keeps_nobody_from_ending(ledger: LedgerStandIn) -> None:
     asked = asyncio.Event()
-    async with working(ledger, Gate(), drain=asked.set) as (worker, _):
+    async with working(ledger, Gate(), drain=asked.set, timings=FAST) as (worker, _):
         ledger.drain = True
         async with asyncio.timeout(5):
             await asked.wait()

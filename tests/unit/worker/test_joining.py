@@ -12,9 +12,9 @@ from quintain.contracts.ledger import Admission, Admit, Outcome
 from quintain.errors import ProviderFailed
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import target_queue
-from quintain_worker import desk, handler
 from quintain_worker.port import Billing, ProviderFailure
 from support.ledger_stand_in import Evaluator, LedgerStandIn, grant, soon, stand_in
+from support.quick import timings
 from support.working import Gate, fault_for, result_for, working
 
 SAME = {REQUEST_ID_HEADER: "r"}
@@ -38,7 +38,8 @@ async def gate(ledger: LedgerStandIn) -> AsyncIterator[Gate]:
     """The provider of a worker at work, closed until a test opens it."""
     gate = Gate()
     gate.open.clear()
-    async with working(ledger, gate):
+    quick = timings(publish_pause_seconds=0.01, deadline_grace_seconds=0.05)
+    async with working(ledger, gate, timings=quick):
         yield gate
 
 
@@ -100,9 +101,8 @@ async def test_a_fifth_duplicate_is_told_that_too_many_wait(
 
 
 async def test_a_duplicate_is_answered_only_after_the_settle_is_out(
-    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator
 ) -> None:
-    monkeypatch.setattr(desk, "PAUSE_SECONDS", 0.01)
     await begin(evaluator, gate, "c1")
     await taken(ledger)
     await ledger.lose_settle_queue()
@@ -187,9 +187,8 @@ async def test_a_duplicate_with_a_broken_header_is_refused_by_the_ledger(
 
 
 async def test_a_duplicate_that_waits_keeps_to_its_own_deadline(
-    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator
 ) -> None:
-    monkeypatch.setattr(handler, "LAST_WORD_SECONDS", 0.05)
     await begin(evaluator, gate)
     await evaluator.ask("c1", headers=SAME, seconds=0.1)
     fault = await fault_for(evaluator)

@@ -14,11 +14,11 @@ from quintain.contracts.ledger import Heartbeat, Outcome
 from quintain.errors import BrokerUnavailable, Throttled
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import Queue, target_queue
-from quintain_worker import intake, lease, pause, trying
 from quintain_worker.port import Answer, Billing, Heard, ProviderFailure
 from support.ledger_stand_in import Evaluator, LedgerStandIn, grant, soon, stand_in
 from support.model_server import ModelServer, Script, model_server
 from support.model_wires import CHAT
+from support.quick import timings
 from support.working import Gate, fault_for, result_for, working
 
 
@@ -57,13 +57,8 @@ async def server() -> AsyncIterator[ModelServer]:
         yield server
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rules, ten times faster and more: a pause begins at 0.1 s, and a call is held for 2 s at most."""
-    monkeypatch.setattr(pause, "PAUSE_FROM_SECONDS", 0.1)
-    for module in (pause, trying):
-        monkeypatch.setattr(module, "MOST_HELD_SECONDS", 2.0)
-    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.05)
+#: A pause begins at 0.1 s, a call is held for 2 s at most, and a heartbeat comes every 0.05 s.
+FAST = timings(shared_pause_seconds=0.1, held_call_seconds=2.0, heartbeat_seconds=0.05, consume_pause_seconds=0.01)
 
 
 def waiting(ledger: LedgerStandIn, target: str = "a") -> list[str | None]:
@@ -139,14 +134,13 @@ async def test_an_absurd_retry_after_breaks_nothing(
         assert fault.retry_after_ms is None or 0 <= fault.retry_after_ms <= 24 * 3600 * 1000
 
 
-@pytest.mark.usefixtures("quick")
 async def test_every_worker_pauses_what_the_ledger_says_and_goes_on_by_the_ledgers_clock(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
     ledger.ahead_ms = 3_600_000
     ledger.judge = lambda ask: grant(ask, seconds=3660)
     first, second = Gate(), Gate()
-    async with working(ledger, first, Gate()), working(ledger, second, Gate()):
+    async with working(ledger, first, Gate(), timings=FAST), working(ledger, second, Gate(), timings=FAST):
         assert (consumed(ledger), consumed(ledger, "b")) == (2, 2)
         ledger.paused = {"a": ledger.now() + 700, "another": ledger.now() + 700}
         began = asyncio.get_running_loop().time()
@@ -160,20 +154,18 @@ async def test_every_worker_pauses_what_the_ledger_says_and_goes_on_by_the_ledge
         await until(lambda: consumed(ledger) == 2)
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_pause_that_the_ledger_takes_back_is_over(ledger: LedgerStandIn) -> None:
-    async with working(ledger, Gate()):
+    async with working(ledger, Gate(), timings=FAST):
         ledger.paused = {"a": ledger.now() + 60_000}
         await until(lambda: not consumed(ledger))
         ledger.paused = {}
         await until(lambda: consumed(ledger) == 1)
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_pause_that_a_provider_asked_for_is_over_when_the_ledger_knew_it_and_says_that_there_is_none(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
-    async with working(ledger, Throttling(30), most_tries=3):
+    async with working(ledger, Throttling(30), most_tries=3, timings=FAST):
         ledger.deaf_to.add("heartbeat")
         await evaluator.ask()
         await telling(ledger)
@@ -185,36 +177,33 @@ async def test_a_pause_that_a_provider_asked_for_is_over_when_the_ledger_knew_it
         assert (await result_for(evaluator)).raw_text == "yes"
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_pause_that_the_ledger_has_not_heard_of_is_kept_whatever_it_says(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
     ledger.known = False
-    async with working(ledger, Throttling(30), most_tries=3):
+    async with working(ledger, Throttling(30), most_tries=3, timings=FAST):
         await evaluator.ask()
         await until(lambda: bool(waiting(ledger)))
         await renewed(ledger)
         assert (waiting(ledger), consumed(ledger), ledger.paused) == (["c1"], 0, {})
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_worker_that_starts_in_a_pause_hears_of_it_before_it_takes_anything(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
     gate = Gate()
     ledger.paused = {"a": ledger.now() + 60_000}
     await evaluator.ask()
-    async with working(ledger, gate):
+    async with working(ledger, gate, timings=FAST):
         assert consumed(ledger) == 0
         ledger.paused = {}
         assert (await result_for(evaluator)).raw_text == "yes"
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_pause_is_told_until_the_ledger_has_heard_it(ledger: LedgerStandIn, evaluator: Evaluator) -> None:
     throttling = Throttling(1.0)
     ledger.deaf_to.add("heartbeat")
-    async with working(ledger, throttling):
+    async with working(ledger, throttling, timings=FAST):
         await evaluator.ask()
         told = [await telling(ledger) for _ in range(3)]
         lefts = [(beat.pauses or {})["a"] for beat in told]
@@ -232,12 +221,11 @@ async def test_a_pause_is_told_until_the_ledger_has_heard_it(ledger: LedgerStand
         assert consumed(ledger) == 0  # heard or not, its own provider's word holds
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_pause_longer_than_a_call_may_be_held_gives_the_call_back_and_nothing_spins(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
     throttling = Throttling(30)
-    async with working(ledger, throttling, most_tries=3):
+    async with working(ledger, throttling, most_tries=3, timings=FAST):
         await evaluator.ask("c1", headers={"traceparent": "t"})
         settle = await soon(ledger.settles)
         assert (settle.outcome, settle.fault) == (Outcome.REFUND, None)
@@ -251,15 +239,14 @@ async def test_a_pause_longer_than_a_call_may_be_held_gives_the_call_back_and_no
         assert copy.envelope.expiration_ms is not None
         assert copy.envelope.expiration_ms <= 60_000
     ledger.paused = {}
-    async with working(ledger, Gate()):
+    async with working(ledger, Gate(), timings=FAST):
         assert (await result_for(evaluator)).raw_text == "yes"
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_pause_that_outlasts_the_deadline_ends_the_call_as_throttled(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
-    async with working(ledger, Throttling(90), most_tries=3):
+    async with working(ledger, Throttling(90), most_tries=3, timings=FAST):
         await evaluator.ask("c1", seconds=60)
         fault, settle = await fault_for(evaluator), await soon(ledger.settles)
         assert (fault.code, fault.retryable, fault.retry_after_ms) == ("throttled", True, 90_000)
@@ -267,14 +254,13 @@ async def test_a_pause_that_outlasts_the_deadline_ends_the_call_as_throttled(
         assert waiting(ledger) == []
 
 
-@pytest.mark.usefixtures("quick")
 async def test_what_waits_for_admission_is_held_through_a_short_pause_and_given_back_in_a_long_one(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
     ledger.judge = lambda _: "held"
     neighbour = Evaluator(ledger.bus, "b")
     await neighbour.start()
-    async with working(ledger, Gate(), Gate()):
+    async with working(ledger, Gate(), Gate(), timings=FAST):
         for number in range(3):
             await evaluator.ask(f"c{number}")
         await neighbour.ask("n")
@@ -299,13 +285,12 @@ async def test_what_waits_for_admission_is_held_through_a_short_pause_and_given_
         assert [(await result_for(evaluator)).raw_text for _ in range(3)] == ["yes"] * 3
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_drain_waits_for_what_was_taken_before_a_pause_and_after_it(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
     gate = Gate()
     gate.open.clear()
-    async with working(ledger, gate) as (worker, _):
+    async with working(ledger, gate, timings=FAST) as (worker, _):
         for number in range(3):
             await evaluator.ask(f"c{number}")
             await soon(gate.asked)
@@ -324,13 +309,12 @@ async def test_a_drain_waits_for_what_was_taken_before_a_pause_and_after_it(
     assert waiting(ledger) == ["late"]
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_drain_in_a_pause_gives_back_at_once_what_waits_for_its_end(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
     throttling = Throttling(1.9)
     loop = asyncio.get_running_loop()
-    async with working(ledger, throttling, most_tries=3) as (worker, _):
+    async with working(ledger, throttling, most_tries=3, timings=FAST) as (worker, _):
         await evaluator.ask()
         await telling(ledger)
         began = loop.time()
@@ -341,13 +325,12 @@ async def test_a_drain_in_a_pause_gives_back_at_once_what_waits_for_its_end(
     assert evaluator.replies.empty()
 
 
-@pytest.mark.usefixtures("quick")
 async def test_what_outlives_the_grace_on_a_consumer_of_before_is_delivered_again(
     ledger: LedgerStandIn, evaluator: Evaluator, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
     gate.open.clear()
-    async with working(ledger, gate) as (worker, _):
+    async with working(ledger, gate, timings=FAST) as (worker, _):
         await evaluator.ask()
         await soon(gate.asked)
         ledger.paused = {"a": ledger.now() + 60_000}
@@ -357,11 +340,10 @@ async def test_what_outlives_the_grace_on_a_consumer_of_before_is_delivered_agai
     assert "outlived the grace" in caplog.text
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_row_of_pauses_does_not_heap_up_calls(ledger: LedgerStandIn, evaluator: Evaluator) -> None:
     gate = Gate()
     gate.open.clear()
-    async with working(ledger, gate, at_once=2):
+    async with working(ledger, gate, at_once=2, timings=FAST):
         for number in range(9):
             await evaluator.ask(f"c{number}")
         for _ in range(4):
@@ -395,7 +377,6 @@ async def test_a_worker_with_its_hands_full_after_a_pause_takes_more_as_soon_as_
                 await result_for(evaluator)
 
 
-@pytest.mark.usefixtures("quick")
 async def test_what_comes_in_a_long_pause_is_given_back_without_a_word_to_the_admission_desk(
     ledger: LedgerStandIn, evaluator: Evaluator
 ) -> None:
@@ -408,7 +389,7 @@ async def test_what_comes_in_a_long_pause_is_given_back_without_a_word_to_the_ad
         return await answer(request, timeout_seconds=timeout_seconds)
 
     throttling.answer = when_let  # type: ignore[method-assign]
-    async with working(ledger, throttling, most_tries=3):
+    async with working(ledger, throttling, most_tries=3, timings=FAST):
         same = {REQUEST_ID_HEADER: "r"}
         await evaluator.ask("c0", headers=same)
         await soon(ledger.admits)
@@ -420,11 +401,9 @@ async def test_what_comes_in_a_long_pause_is_given_back_without_a_word_to_the_ad
         assert ledger.admits.empty()
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_consumer_that_cannot_begin_again_is_tried_again(
     ledger: LedgerStandIn, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(intake, "PAUSE_SECONDS", 0.01)
     refusals = iter([True, True])
     consume: Callable[..., Awaitable[Consumer]] = MemoryBus.consume
 
@@ -433,7 +412,7 @@ async def test_a_consumer_that_cannot_begin_again_is_tried_again(
             raise BrokerUnavailable("not now")
         return await consume(bus, queue, handler, **more)
 
-    async with working(ledger, Gate()):
+    async with working(ledger, Gate(), timings=FAST):
         ledger.paused = {"a": ledger.now() + 60_000}
         await until(lambda: not consumed(ledger))
         monkeypatch.setattr(MemoryBus, "consume", refused)

@@ -15,12 +15,13 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.config import TargetTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BadRequest, ConfigError, Overloaded, ProviderFailed, TimedOut, Unroutable
-from quintain.remote import lease as remote_lease
 from quintain.routes import START_RUN
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import Exchange
 from quintain_host.host import Host
 from quintain_worker.port import Answer, Billing, ProviderFailure
 from quintain_worker.providers.build import Surroundings, build_provider
+from support.quick import QUICK
 from support.standing import Script, scripted
 
 BODY = scripted("ours")
@@ -41,11 +42,16 @@ async def hosted(create: Callable[[], Any]) -> AsyncIterator[MemoryBroker]:
 
 
 async def ask(
-    memory: MemoryBroker, request: InvokeRequest = QUESTION, *, timeout_seconds: float = 30, **says: object
+    memory: MemoryBroker,
+    request: InvokeRequest = QUESTION,
+    *,
+    timeout_seconds: float = 30,
+    timings: Timings = DEFAULT_TIMINGS,
+    **says: object,
 ) -> Answer:
     bus = memory.connect()
     target = TargetTarget.model_validate({"provider": "target", **says})
-    provider = build_provider("it", target, Surroundings(Path.cwd(), {}, bus))
+    provider = build_provider("it", target, Surroundings(Path.cwd(), {}, bus, timings))
     try:
         return await provider.answer(request, timeout_seconds=timeout_seconds)
     finally:
@@ -188,9 +194,7 @@ async def test_a_run_that_does_not_end_in_time_is_cancelled_and_in_doubt() -> No
     await asyncio.wait_for(ended.wait(), 5)
 
 
-async def test_a_host_that_goes_while_it_runs_is_in_doubt_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_lease, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(remote_lease, "LOST_SECONDS", 0.5)
+async def test_a_host_that_goes_while_it_runs_is_in_doubt_and_not_asked_again() -> None:
     began = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -202,7 +206,7 @@ async def test_a_host_that_goes_while_it_runs_is_in_doubt_and_not_asked_again(mo
     bus = memory.connect()
     host = Host(bus, "it", lambda: BODY(script), 1)
     await host.start()
-    asking = asyncio.create_task(ask(memory))
+    asking = asyncio.create_task(ask(memory, timings=QUICK))
     await began.wait()
     # The connection, and with it every word of this host.
     await bus.close()

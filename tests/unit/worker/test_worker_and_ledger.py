@@ -12,15 +12,19 @@ import pytest
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import Cancelled, TimedOut
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.timings import Timings
 from quintain.topology import target_queue
-from quintain_worker import lease, pause, trying
 from quintain_worker.handler import Served
 from quintain_worker.worker import Worker
 from support.metadata_alone import ADMIN_TOKEN, MetadataAlone, metadata_alone
 from support.model_server import ModelServer, Script, model_server
 from support.model_wires import CHAT
+from support.quick import timings
 
 Answered = dict[str, object]
+
+#: A heartbeat comes every 0.2 s.
+FAST = timings(heartbeat_seconds=0.2)
 
 
 @dataclass
@@ -31,13 +35,19 @@ class Floor:
     server: ModelServer
     token: str
     stack: contextlib.AsyncExitStack
+    timings: Timings
     asking: list[asyncio.Task[Answered]] = field(default_factory=list)
 
     async def worker(self, *, at_once: int = 4) -> None:
         bus = self.metadata.memory.connect()
         self.stack.push_async_callback(bus.close)
         served = Served(name="it", provider=CHAT.provider(self.server.url), most_tries=3)
-        worker = Worker(bus, {"it": served}, [TargetCard(name="it", provider="openai", max_concurrency=at_once)])
+        worker = Worker(
+            bus,
+            {"it": served},
+            [TargetCard(name="it", provider="openai", max_concurrency=at_once)],
+            timings=self.timings,
+        )
         await worker.start()
         self.stack.push_async_callback(worker.stop, 0)
 
@@ -74,11 +84,10 @@ class Floor:
 
 
 @pytest.fixture
-async def floor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Floor]:
-    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.2)
+async def floor(request: pytest.FixtureRequest) -> AsyncIterator[Floor]:
     async with metadata_alone() as metadata, model_server() as server, contextlib.AsyncExitStack() as stack:
         card = {"defaultTarget": "it", "maxCalls": 10}
-        floor = Floor(metadata, server, "", stack)
+        floor = Floor(metadata, server, "", stack, getattr(request, "param", FAST))
         await floor.worker()
         floor.token = str((await metadata.operate("open", ADMIN_TOKEN, card))["token"])
         yield floor
@@ -148,11 +157,10 @@ async def test_a_throttled_target_is_left_alone_by_every_worker_until_its_pause_
     await floor.counts(callCount=5, running=0, refunded=0, inDoubt=0, committed=5)
 
 
+@pytest.mark.parametrize("floor", [timings(heartbeat_seconds=0.2, held_call_seconds=1.0)], indirect=True)
 async def test_a_call_whose_pause_is_too_long_to_hold_is_given_back_and_made_later_at_the_price_of_one(
-    floor: Floor, monkeypatch: pytest.MonkeyPatch
+    floor: Floor,
 ) -> None:
-    for module in (pause, trying):
-        monkeypatch.setattr(module, "MOST_HELD_SECONDS", 1.0)
     floor.server.reply(Script(status=429, headers={"retry-after-ms": "2500"}, body={}), Script(body=CHAT.answer("Yes")))
     asking = floor.ask("r1")
     await floor.counts(callCount=0, running=0, refunded=1)

@@ -15,11 +15,12 @@ from quintain.contracts.ledger import Admission, Outcome, TargetCard
 from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD_QUEUE, target_queue
-from quintain_worker import admissions, answering, desk, lease
+from quintain_worker import answering, desk
 from quintain_worker.handler import Served
 from quintain_worker.port import Answer, Billing, ProviderFailure
 from quintain_worker.worker import Worker
 from support.ledger_stand_in import Evaluator, LedgerStandIn, grant, soon, stand_in
+from support.quick import timings
 from support.working import Gate, acknowledged, fault_for, result_for, unacknowledged, working
 
 
@@ -65,10 +66,9 @@ async def test_a_granted_call_is_asked_settled_and_answered(
 
 
 async def test_a_delivery_is_acknowledged_only_after_its_settle_and_its_reply_are_out(
-    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator
 ) -> None:
-    monkeypatch.setattr(desk, "PAUSE_SECONDS", 0.01)
-    async with working(ledger, gate, at_once=1):
+    async with working(ledger, gate, at_once=1, timings=timings(publish_pause_seconds=0.01)):
         await ledger.lose_settle_queue()
         await evaluator.ask()
         await soon(gate.asked)
@@ -85,11 +85,10 @@ async def test_a_delivery_is_acknowledged_only_after_its_settle_and_its_reply_ar
 
 
 async def test_a_reply_is_published_again_for_as_long_as_the_broker_is_away(
-    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator
 ) -> None:
-    monkeypatch.setattr(desk, "PAUSE_SECONDS", 0.01)
     ledger.judge = lambda ask: grant(ask, store_replies=False)  # nobody else has the answer
-    async with working(ledger, gate, at_once=1) as (_, bus):
+    async with working(ledger, gate, at_once=1, timings=timings(publish_pause_seconds=0.01)) as (_, bus):
         bus.away = True
         await evaluator.ask()
         assert (await soon(ledger.settles)).outcome is Outcome.RESULT
@@ -182,20 +181,19 @@ async def test_a_grant_that_comes_too_late_calls_nobody_and_costs_nothing(
 
 
 async def test_a_silent_ledger_is_given_up_with_a_last_word_that_voids_a_late_grant(
-    ledger: LedgerStandIn, gate: Gate, worker: Worker, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerStandIn, gate: Gate, evaluator: Evaluator
 ) -> None:
-    monkeypatch.setattr(admissions, "REPEAT_SECONDS", 0.02)
-    monkeypatch.setattr(admissions, "SILENCE_SECONDS", 0.1)
-    ledger.judge = lambda _: None
-    await evaluator.ask()
-    fault, settle = await fault_for(evaluator), await soon(ledger.settles)
-    assert (fault.code, fault.retryable, fault.charged) == ("budget_unavailable", True, False)
-    assert (settle.outcome, settle.attempt_id) == (Outcome.NEVER_SENT, (await ledger.admits.get()).attempt_id)
-    assert settle.fault == fault  # its caller was refused: a reservation ends with it
-    await ledger.tell(grant(await ledger.admits.get()))
-    await evaluator.ask("c2", headers={TOKEN_HEADER: "junk"})  # a round trip: by now the grant was heard
-    assert (await fault_for(evaluator)).code == "unauthorized"
-    assert gate.asked.empty()
+    async with working(ledger, gate, timings=timings(admit_repeat_seconds=0.02, ledger_silence_seconds=0.1)):
+        ledger.judge = lambda _: None
+        await evaluator.ask()
+        fault, settle = await fault_for(evaluator), await soon(ledger.settles)
+        assert (fault.code, fault.retryable, fault.charged) == ("budget_unavailable", True, False)
+        assert (settle.outcome, settle.attempt_id) == (Outcome.NEVER_SENT, (await ledger.admits.get()).attempt_id)
+        assert settle.fault == fault  # its caller was refused: a reservation ends with it
+        await ledger.tell(grant(await ledger.admits.get()))
+        await evaluator.ask("c2", headers={TOKEN_HEADER: "junk"})  # a round trip: by now the grant was heard
+        assert (await fault_for(evaluator)).code == "unauthorized"
+        assert gate.asked.empty()
 
 
 @pytest.mark.parametrize("token", [None, "", "junk", "qtn_ses_AAAAAAAAAAAA_short_000000"])
@@ -426,7 +424,7 @@ async def test_a_worker_that_comes_first_waits_for_the_metadata_service(gate: Ga
     memory = MemoryBroker()
     bus = memory.connect()
     card = TargetCard(name="a", provider="mock", max_concurrency=1)
-    worker = Worker(bus, {"a": Served(name="a", provider=gate)}, [card])
+    worker = Worker(bus, {"a": Served(name="a", provider=gate)}, [card], timings=timings(register_pause_seconds=0.05))
     starting = asyncio.get_running_loop().create_task(worker.start())
     await asyncio.sleep(0.05)
     assert not starting.done()
@@ -441,11 +439,8 @@ async def test_a_worker_that_comes_first_waits_for_the_metadata_service(gate: Ga
     memory.close()
 
 
-async def test_a_worker_renews_its_lease_under_one_incarnation(
-    ledger: LedgerStandIn, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.01)
-    async with working(ledger, gate):
+async def test_a_worker_renews_its_lease_under_one_incarnation(ledger: LedgerStandIn, gate: Gate) -> None:
+    async with working(ledger, gate, timings=timings(heartbeat_seconds=0.01)):
         beats = [await soon(ledger.heartbeats) for _ in range(3)]
         registered = await ledger.registers.get()
     assert {beat.incarnation for beat in beats} == {registered.incarnation}
@@ -453,11 +448,9 @@ async def test_a_worker_renews_its_lease_under_one_incarnation(
 
 
 async def test_a_ledger_that_forgot_the_worker_hears_its_targets_again_however_long_that_takes(
-    ledger: LedgerStandIn, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerStandIn, gate: Gate
 ) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(lease, "REGISTER_SECONDS", 0.05)
-    async with working(ledger, gate):
+    async with working(ledger, gate, timings=timings(heartbeat_seconds=0.05, register_timeout_seconds=0.05)):
         await soon(ledger.registers)
         ledger.deaf_to.add("register")
         ledger.known = False
