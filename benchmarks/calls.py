@@ -32,9 +32,9 @@ from rich.table import Table
 
 import quintain
 from quintain.client.connect import connect_admin
-from quintain.contracts.metadata import OpenSession
+from quintain.contracts.session import OpenSession
 from quintain.settings import environment
-from raw_rpc import raw_caller
+from raw_rpc import raw_rpc_client
 from servers import RABBITMQ, running_server
 
 HERE = Path(__file__).parent
@@ -78,10 +78,10 @@ async def measure(call: Call, in_flight: int, seconds: float) -> Round:
 
 
 @contextlib.contextmanager
-def process(words: list[str], phrase: str, **variables: str) -> Iterator[int]:
+def process(args: list[str], phrase: str, **variables: str) -> Iterator[int]:
     """A process that has said it is ready; its id."""
     running = subprocess.Popen(
-        [sys.executable, *words],
+        [sys.executable, *args],
         env={**environment(), **variables, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -92,7 +92,7 @@ def process(words: list[str], phrase: str, **variables: str) -> Iterator[int]:
         if phrase in line:
             break
     else:
-        raise SystemExit(f"{words} did not start")
+        raise SystemExit(f"{args} did not start")
     # A gateway writes a line for each request: a pipe that nobody reads would stop it.
     threading.Thread(target=collections.deque, args=(running.stdout, 0), daemon=True).start()
     try:
@@ -103,7 +103,7 @@ def process(words: list[str], phrase: str, **variables: str) -> Iterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def quintain_caller(url: str, folder: Path) -> AsyncIterator[Call]:
+async def quintain_rpc_client(url: str, folder: Path) -> AsyncIterator[Call]:
     """A function that makes one call through a worker and a metadata service in processes of their own."""
     (folder / "quintain.yaml").write_text(CONFIG)
     variables = {
@@ -130,7 +130,7 @@ async def compare(url: str, seconds: float, rounds: int) -> list[dict[str, objec
     """Every level of concurrency, both sides in turn; the median round of each."""
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder, process([str(HERE / "raw_rpc.py"), url], "ready"):
-        async with raw_caller(url) as raw, quintain_caller(url, Path(folder)) as ours:
+        async with raw_rpc_client(url) as raw, quintain_rpc_client(url, Path(folder)) as ours:
             await measure(raw, 10, 1)
             await measure(ours, 10, 1)
             for in_flight in IN_FLIGHT:

@@ -31,7 +31,7 @@ from quintain.settings import environment
 
 HERE = Path(__file__).parent
 DELAY_MS, IN_FLIGHT = 100, 200
-MOST_RATIO, MOST_MIB = 1.25, 300
+MAX_RATIO, MAX_MIB = 1.25, 300
 
 #: How many rows of the large dataset are asked in the end.
 LAST_ROWS = 1000
@@ -40,7 +40,7 @@ EVALUATION = {"dataset": "cases.jsonl", "graders": [{"name": "same", "builtin": 
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandUsage:
     """A command that ended: how long it took, what it used of the processor, and its largest resident size."""
 
     seconds: float
@@ -48,7 +48,7 @@ class Ran:
     mib: float
 
 
-def run(folder: Path, *words: str) -> Ran:
+def run(folder: Path, *words: str) -> CommandUsage:
     """Run the evaluation of a folder to its end, well or for want of budget."""
     hidden = ("QUINTAIN_", "PYTHONDONT")
     env = {name: value for name, value in environment().items() if not name.startswith(hidden)}
@@ -61,7 +61,7 @@ def run(folder: Path, *words: str) -> Ran:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode not in {0, 4}:
         raise SystemExit(f"{command} ended with {child.returncode}:\n{(folder / 'said.txt').read_text()[-2000:]}")
-    return Ran(round(seconds, 2), round(used.ru_utime + used.ru_stime, 2), round(used.ru_maxrss / 1024, 1))
+    return CommandUsage(round(seconds, 2), round(used.ru_utime + used.ru_stime, 2), round(used.ru_maxrss / 1024, 1))
 
 
 def write_folder(folder: Path, cases: int, delay_ms: int) -> None:
@@ -109,12 +109,12 @@ def memory(rows: int) -> dict[str, object]:
         write_folder(folder, rows, 0)
         parked = run(folder, "--max-calls", "0")
         with (folder / "runs" / "eval" / "results.jsonl").open("w") as file:
-            file.writelines(answered(rows - LAST_ROWS))
+            file.writelines(answered_rows(rows - LAST_ROWS))
         taken_up = run(folder, "--max-calls", str(rows))
     return {"rows": rows, "mib": max(parked.mib, taken_up.mib), "first": asdict(parked), "takenUp": asdict(taken_up)}
 
 
-def answered(count: int) -> Iterator[str]:
+def answered_rows(count: int) -> Iterator[str]:
     """Rows as the run would have written them."""
     verdict: dict[str, object] = {"score": 1.0, "pass": True, "reason": None, "checks": [], "calls": 0}
     for number in range(count):
@@ -147,11 +147,11 @@ def main() -> None:
         results["speed"] = told = median_speed(options.cases, options.times)
         print(
             f"speed   {told['cases']} cases: {told['tookSeconds']} s, ideal {told['idealSeconds']} s: "
-            f"ratio {told['ratio']} of {told['ratios']} (at most {MOST_RATIO}), {told['cpuSeconds']} s of CPU"
+            f"ratio {told['ratio']} of {told['ratios']} (at most {MAX_RATIO}), {told['cpuSeconds']} s of CPU"
         )
     if options.rows:
         results["memory"] = held = memory(options.rows)
-        print(f"memory  {held['rows']:,} rows in {held['mib']} MiB (at most {MOST_MIB})")
+        print(f"memory  {held['rows']:,} rows in {held['mib']} MiB (at most {MAX_MIB})")
     results["loadAfter"] = os.getloadavg()
     print(f"load    {results['loadBefore']} before, {results['loadAfter']} after, on {how}")
     (HERE / "results").mkdir(exist_ok=True)

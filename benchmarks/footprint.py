@@ -27,9 +27,9 @@ from rich.table import Table
 
 import quintain
 from calls import ADMIN_TOKEN, CONFIG, process
-from frames import Counted, counting
+from frames import FrameCounts, counting_proxy
 from quintain.client.connect import connect_admin
-from quintain.contracts.metadata import OpenSession, SessionOpened
+from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import environment
 from servers import POSTGRES, RABBITMQ, free_port, fresh_database, run_sql, running_server
 
@@ -43,7 +43,7 @@ class Footprint:
     """What calls of one kind cost. CPU in seconds per 1,000 calls; the rest per call."""
 
     ledger: str
-    way: str
+    route: str
     in_flight: int
     calls: int
     cpu: dict[str, float]
@@ -59,7 +59,7 @@ class Fleet:
     pids: dict[str, int]
     broker_url: str
     gateway_url: str
-    counted: Counted
+    counted: FrameCounts
 
 
 def cpu_seconds(pid: int) -> float:
@@ -73,7 +73,7 @@ async def fleet(url: str, ledger_url: str, folder: Path) -> AsyncIterator[Fleet]
     """Three services on this broker and this ledger."""
     (folder / "quintain.yaml").write_text(CONFIG)
     parts, gateway_port = urlsplit(url), free_port()
-    async with counting(parts.hostname or "127.0.0.1", parts.port or 5672) as (port, counted):
+    async with counting_proxy(parts.hostname or "127.0.0.1", parts.port or 5672) as (port, counted):
         counted_url = parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl()
         variables = {
             "QUINTAIN_BROKER_URL": counted_url,
@@ -97,13 +97,13 @@ async def fleet(url: str, ledger_url: str, folder: Path) -> AsyncIterator[Fleet]
                 await asyncio.to_thread(stack.close)
 
 
-async def measured(
-    fleet: Fleet, session: SessionOpened, ledger: str, way: str, in_flight: int, calls: int
+async def measure(
+    fleet: Fleet, session: SessionOpened, ledger: str, route: str, in_flight: int, calls: int
 ) -> Footprint:
     """So many calls, so many of them at a time."""
-    async with quintain.connect(fleet.broker_url if way == "AMQP" else fleet.gateway_url, session.token) as target:
+    async with quintain.connect(fleet.broker_url if route == "AMQP" else fleet.gateway_url, session.token) as target:
 
-        async def ask(count: int) -> None:
+        async def call(count: int) -> None:
             numbers = iter(range(count))
 
             async def one_after_another() -> None:
@@ -112,15 +112,15 @@ async def measured(
 
             await asyncio.gather(*(one_after_another() for _ in range(in_flight)))
 
-        await ask(WARM_CALLS)
+        await call(WARM_CALLS)
         cpu = {service: cpu_seconds(pid) for service, pid in fleet.pids.items()}
         before = fleet.counted.copy()
-        await ask(calls)
+        await call(calls)
         wire = fleet.counted.since(before)
         used = {service: cpu_seconds(pid) - cpu[service] for service, pid in fleet.pids.items()}
     return Footprint(
         ledger=ledger,
-        way=way,
+        route=route,
         in_flight=in_flight,
         calls=calls,
         cpu={service: round(seconds * 1000 / calls, 2) for service, seconds in used.items()},
@@ -130,7 +130,7 @@ async def measured(
     )
 
 
-async def on_ledger(url: str, ledger: str, ledger_url: str, calls: int) -> tuple[list[Footprint], int]:
+async def measure_ledger(url: str, ledger: str, ledger_url: str, calls: int) -> tuple[list[Footprint], int]:
     """Every kind of call on one ledger, and how many calls that were in all."""
     with tempfile.TemporaryDirectory() as name:
         async with fleet(url, ledger_url, Path(name)) as running, connect_admin(url, ADMIN_TOKEN) as admin:
@@ -138,7 +138,7 @@ async def on_ledger(url: str, ledger: str, ledger_url: str, calls: int) -> tuple
             kinds = [("AMQP", 1, calls // 4), ("AMQP", 50, calls), ("HTTP", 50, calls)]
             found = []
             for kind in kinds:
-                found.append(await measured(running, session, ledger, *kind))
+                found.append(await measure(running, session, ledger, *kind))
                 print(f"measured: {ledger}, {kind[0]}, {kind[1]} in flight", flush=True)
     return found, sum(one.calls + WARM_CALLS for one in found)
 
@@ -155,7 +155,7 @@ def ledgers(folder: Path) -> Iterator[dict[str, str]]:
         yield {"SQLite": f"sqlite://{folder / 'ledger.sqlite3'}", "PostgreSQL": postgres}
 
 
-def grown(ledger: str, url: str) -> int:
+def ledger_bytes(ledger: str, url: str) -> int:
     """The bytes that a ledger takes now."""
     if ledger == "SQLite":
         return sqlite_bytes(Path(url.removeprefix("sqlite://")))
@@ -179,7 +179,7 @@ def show(rows: list[Footprint], ledger_bytes: dict[str, float], how: str) -> Non
     for row in rows:
         cpu = (f"{row.cpu[name]:.2f}" for name in SERVICES)
         cells = (f"{row.publishes:.2f}", f"{row.deliveries:.2f}", f"{row.wire_bytes:,.0f}")
-        table.add_row(row.ledger, row.way, str(row.in_flight), *cpu, *cells)
+        table.add_row(row.ledger, row.route, str(row.in_flight), *cpu, *cells)
     console = Console(width=120)
     console.print(table)
     for ledger, size in ledger_bytes.items():
@@ -193,7 +193,7 @@ def main() -> None:
     options = parser.parse_args()
     load = os.getloadavg()[0]
     rows: list[Footprint] = []
-    ledger_bytes: dict[str, float] = {}
+    bytes_per_call: dict[str, float] = {}
     with (
         tempfile.TemporaryDirectory() as name,
         running_server(RABBITMQ, environment(), print) as broker,
@@ -201,13 +201,13 @@ def main() -> None:
     ):
         for ledger, url in urls.items():
             # What an empty ledger's tables take is in the difference too: little beside the calls.
-            before = grown(ledger, url)
-            found, calls = asyncio.run(on_ledger(broker.url, ledger, url, options.calls))
+            before = ledger_bytes(ledger, url)
+            found, calls = asyncio.run(measure_ledger(broker.url, ledger, url, options.calls))
             rows += found
-            ledger_bytes[ledger] = round((grown(ledger, url) - before) / calls)
+            bytes_per_call[ledger] = round((ledger_bytes(ledger, url) - before) / calls)
     python = f"{platform.python_implementation()} {platform.python_version()}"
     how = f"{python}, {os.cpu_count()} cores, load {load:.1f} before and {os.getloadavg()[0]:.1f} after"
-    show(rows, ledger_bytes, how)
+    show(rows, bytes_per_call, how)
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     kept = {"how": how, "broker": broker.how, "rows": [asdict(row) for row in rows], "ledgerBytes": ledger_bytes}

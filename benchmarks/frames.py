@@ -17,28 +17,28 @@ PUBLISH, DELIVER = (60, 40), (60, 60)
 
 
 @dataclass(slots=True)
-class Counted:
+class FrameCounts:
     """What went through, in both directions."""
 
     bytes: int = 0
     publishes: int = 0
     deliveries: int = 0
 
-    def since(self, before: Counted) -> Counted:
+    def since(self, before: FrameCounts) -> FrameCounts:
         """What came after."""
-        return Counted(
+        return FrameCounts(
             self.bytes - before.bytes, self.publishes - before.publishes, self.deliveries - before.deliveries
         )
 
-    def copy(self) -> Counted:
+    def copy(self) -> FrameCounts:
         """As it is now."""
-        return Counted(self.bytes, self.publishes, self.deliveries)
+        return FrameCounts(self.bytes, self.publishes, self.deliveries)
 
 
 class Frames:
     """One direction of one connection, read as frames."""
 
-    def __init__(self, counted: Counted, *, greeting: bool) -> None:
+    def __init__(self, counted: FrameCounts, *, greeting: bool) -> None:
         self._counted = counted
         self._rest = bytearray()
         self._skip = GREETING_BYTES if greeting else 0
@@ -64,9 +64,9 @@ class Frames:
 
 
 @contextlib.asynccontextmanager
-async def counting(host: str, port: int) -> AsyncIterator[tuple[int, Counted]]:
+async def counting_proxy(host: str, port: int) -> AsyncIterator[tuple[int, FrameCounts]]:
     """A proxy to this broker: its port, and what it counts."""
-    counted = Counted()
+    counted = FrameCounts()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: Frames) -> None:
         with contextlib.suppress(ConnectionError):

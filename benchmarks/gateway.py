@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from calls import Round, measure
-from http_caller import callers, request_for
+from http_client import open_clients, request_for
 from quintain.settings import environment
 from servers import ServerUnavailable, find_node, npm_package
 
@@ -48,13 +48,13 @@ ONE = {"question": "How are you?"}
 MANY = {"requests": [{"question": "How are you?", "target": "slow"}] * BATCH}
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """A line for whoever watches."""
     print(line, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class ProxyUnderTest:
     """Where one side answers."""
 
     url: str
@@ -62,7 +62,7 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def quintain_up(folder: Path) -> Iterator[Proxy]:
+def quintain_up(folder: Path) -> Iterator[ProxyUnderTest]:
     """Ours."""
     (folder / "quintain.yaml").write_text(CONFIG)
     words = [sys.executable, "-m", "quintain_cli", "up", "--port", "0", "--max-calls", "100000000", "--json"]
@@ -75,17 +75,17 @@ def quintain_up(folder: Path) -> Iterator[Proxy]:
         facts = json.loads(running.stdout.readline() or "{}")
         if not facts:
             raise SystemExit("quintain up did not start")
-        yield Proxy(facts["gatewayUrl"], facts["token"])
+        yield ProxyUnderTest(facts["gatewayUrl"], facts["token"])
     finally:
         running.terminate()
         running.wait(30)
 
 
 @contextlib.contextmanager
-def agentv_proxy(folder: Path) -> Iterator[Proxy]:
+def agentv_proxy(folder: Path) -> Iterator[ProxyUnderTest]:
     """The peer, as long as its grader runs. Raises `ServerUnavailable` where it cannot be had."""
-    node = find_node(environment(), say)
-    modules = npm_package(AGENTV, AGENTV_VERSION, environment(), say)
+    node = find_node(environment(), log_line)
+    modules = npm_package(AGENTV, AGENTV_VERSION, environment(), log_line)
     told, script = folder / "proxy", modules.parent / "agentv_peer.mjs"
     shutil.copyfile(HERE / "agentv_peer.mjs", script)  # node looks for packages beside the script
     running = subprocess.Popen([node, str(script), str(told)], start_new_session=True)
@@ -96,24 +96,24 @@ def agentv_proxy(folder: Path) -> Iterator[Proxy]:
                 raise SystemExit("AgentV's proxy did not start")
             time.sleep(0.05)
         url, token = told.read_text().split()
-        yield Proxy(url, token)
+        yield ProxyUnderTest(url, token)
     finally:
         os.killpg(running.pid, signal.SIGTERM)  # the grader's own process too
         running.wait(30)
 
 
-async def calls_through(proxy: Proxy, seconds: float) -> Round:
+async def calls_through(proxy: ProxyUnderTest, seconds: float) -> Round:
     """One round of calls at all connections."""
     request = request_for(proxy.url, proxy.token, "/invoke", ONE)
-    async with callers(proxy.url, request, CONNECTIONS) as call:
+    async with open_clients(proxy.url, request, CONNECTIONS) as call:
         await measure(call, CONNECTIONS, 0.5)
         return await measure(call, CONNECTIONS, seconds)
 
 
-async def batch_through(proxy: Proxy) -> float:
+async def batch_through(proxy: ProxyUnderTest) -> float:
     """How long one batch takes, in milliseconds."""
     request = request_for(proxy.url, proxy.token, "/invokeBatch", MANY)
-    async with callers(proxy.url, request, 1) as call:
+    async with open_clients(proxy.url, request, 1) as call:
         began = time.perf_counter()
         answers = json.loads(await call())["responses"]
         took = (time.perf_counter() - began) * 1000
@@ -121,7 +121,7 @@ async def batch_through(proxy: Proxy) -> float:
     return took
 
 
-async def compare(sides: dict[str, Proxy], seconds: float, rounds: int) -> dict[str, dict[str, object]]:
+async def compare(sides: dict[str, ProxyUnderTest], seconds: float, rounds: int) -> dict[str, dict[str, object]]:
     """Both sides in turn; of each the median round, and the median batch."""
     called: dict[str, list[Round]] = {name: [] for name in sides}
     batched: dict[str, list[float]] = {name: [] for name in sides}
@@ -169,7 +169,7 @@ def main() -> None:
             sides["agentv"] = stack.enter_context(agentv_proxy(folder))
         except ServerUnavailable as error:
             missing = str(error)
-            say(f"AgentV is NOT MEASURED: {missing}")
+            log_line(f"AgentV is NOT MEASURED: {missing}")
         rows = asyncio.run(compare(sides, options.seconds, options.rounds))
     python = f"{platform.python_implementation()} {platform.python_version()}"
     how = f"{CONNECTIONS} connections, {python}, {os.cpu_count()} cores"

@@ -1,6 +1,6 @@
 """The peer: request and reply over plain aio-pika, as one would write it by hand. No budget, no ledger, no recovery.
 
-Run as a program it is the server; `raw_caller` is the client. Both confirm their publishes, one reply queue serves
+Run as a program it is the server; `raw_rpc_client` is the client. Both confirm their publishes, one reply queue serves
 all calls, and replies are matched by correlation id.
 """
 
@@ -36,7 +36,7 @@ async def serve(url: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def raw_caller(url: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def raw_rpc_client(url: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """A function that makes one call and waits for its reply."""
     async with await aio_pika.connect(url) as connection:
         channel = await connection.channel()

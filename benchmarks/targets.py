@@ -33,8 +33,8 @@ from bench_target import Bench, burn_rounds, core
 from calls import Round, measure, process
 from quintain.remote.factory import RemoteFactory
 from quintain.settings import environment
-from quintain.target.vocabulary import vocabulary_of
-from raw_rpc import raw_caller
+from quintain.target.type_registry import types_of_target
+from raw_rpc import raw_rpc_client
 from servers import RABBITMQ, running_server
 
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ BURNS, STEPS = 40, (1, 10)
 Ends = tuple[Callable[[Any], None], Callable[[Any], Any]]
 
 
-class Counted:
+class CountingController:
     """A controller that answers every event at once and counts what was emitted."""
 
     def __init__(self) -> None:
@@ -89,11 +89,13 @@ async def channel_of_superred() -> AsyncIterator[Callable[[Any], Any]]:
     await answering
 
 
-async def run_once(target: Any, mode: str, amount: float, in_flight: int = 1, step: int = 1) -> tuple[Round, Counted]:
+async def run_once(
+    target: Any, mode: str, amount: float, in_flight: int = 1, step: int = 1
+) -> tuple[Round, CountingController]:
     """One run, and how long its sends took."""
     for name, value in (("mode", mode), ("amount", amount), ("in_flight", in_flight), ("step", step)):
         target.set_config(name, str(value))
-    counted = Counted()
+    counted = CountingController()
     async with channel_of_superred() as send:
         began = time.perf_counter()
         await target.run(counted.emit, send)
@@ -104,7 +106,7 @@ async def run_once(target: Any, mode: str, amount: float, in_flight: int = 1, st
     return Round(len(took), elapsed, round(cuts[49], 3), round(cuts[98], 3)), counted
 
 
-async def burned(create: Callable[[], Any], step: int) -> float:
+async def burn_rate(create: Callable[[], Any], step: int) -> float:
     """Rounds of burning per second, two targets at once that send after each so many."""
     targets = [create() for _ in range(2)]
     began = time.perf_counter()
@@ -115,11 +117,11 @@ async def burned(create: Callable[[], Any], step: int) -> float:
     return 2 * BURNS / elapsed
 
 
-async def sends(url: str, seconds: float, rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
+async def measure_sends(url: str, seconds: float, rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
     """Round trips, one at a time and many at once: raw, hosted and in process in turn; the median of each."""
     hosted, here = remote.create(), Bench()
     rows: list[dict[str, Any]] = []
-    async with raw_caller(url) as raw:
+    async with raw_rpc_client(url) as raw:
         await measure(raw, 10, 1)
         await run_once(hosted, "send", 1.0)
         for in_flight in (1, 64):
@@ -148,7 +150,7 @@ def fields(one: Round) -> dict[str, float]:
     return {"rate": round(one.rate, 1), "p50Ms": one.p50_ms, "p99Ms": one.p99_ms}
 
 
-async def emits(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
+async def measure_emits(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
     """Emits per second, as they come in."""
     hosted, here = remote.create(), Bench()
     far = [(await run_once(hosted, "emit", EMITS))[1].rate for _ in range(rounds)]
@@ -160,7 +162,7 @@ async def emits(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
     ]
 
 
-async def bare(pool: ProcessPoolExecutor) -> float:
+async def bare_burn_rate(pool: ProcessPoolExecutor) -> float:
     """Rounds of burning per second in two processes that do nothing else: what this machine's cores give."""
     loop = asyncio.get_running_loop()
     began = time.perf_counter()
@@ -168,14 +170,15 @@ async def bare(pool: ProcessPoolExecutor) -> float:
     return 2 * BURNS / (time.perf_counter() - began)
 
 
-async def burns(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
+async def measure_burns(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
     """A CPU-bound target, two at once: two processes beside one, and beside two that only burn."""
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        await bare(pool)
+        await bare_burn_rate(pool)
         for step in STEPS:
             all_rounds = [
-                (await burned(Bench, step), await burned(remote.create, step), await bare(pool)) for _ in range(rounds)
+                (await burn_rate(Bench, step), await burn_rate(remote.create, step), await bare_burn_rate(pool))
+                for _ in range(rounds)
             ]
             in_process, far, alone = zip(*all_rounds, strict=True)
             told = {
@@ -191,7 +194,7 @@ async def burns(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def hosted(url: str, slots: int) -> Iterator[RemoteFactory]:
+def hosted_factory(url: str, slots: int) -> Iterator[RemoteFactory]:
     """A factory of the target, hosted in processes of their own."""
     words = [
         "-m",
@@ -206,18 +209,18 @@ def hosted(url: str, slots: int) -> Iterator[RemoteFactory]:
     ]
     with (
         process(words, "ready", QUINTAIN_BROKER_URL=url, PYTHONPATH=str(HERE)),
-        RemoteFactory(f"bench{slots}", concurrency=slots, url=url, vocabulary=vocabulary_of(Bench)) as remote,
+        RemoteFactory(f"bench{slots}", concurrency=slots, url=url, type_registry=types_of_target(Bench)) as remote,
     ):
         yield remote
 
 
 async def compare(url: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Everything that is measured."""
-    with process([str(HERE / "raw_rpc.py"), url], "ready"), hosted(url, 1) as remote:
-        rows = await sends(url, seconds, rounds, remote)
-        rows += await emits(rounds, remote)
-    with hosted(url, 2) as remote:
-        rows += await burns(rounds, remote)
+    with process([str(HERE / "raw_rpc.py"), url], "ready"), hosted_factory(url, 1) as remote:
+        rows = await measure_sends(url, seconds, rounds, remote)
+        rows += await measure_emits(rounds, remote)
+    with hosted_factory(url, 2) as remote:
+        rows += await measure_burns(rounds, remote)
     return rows
 
 
@@ -229,11 +232,11 @@ def show(rows: list[dict[str, Any]], how: str) -> None:
     for column in ("per second", "p50 ms", "p99 ms"):
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(row["what"], row["who"], *(shown(row, name) for name in ("rate", "p50Ms", "p99Ms")))
+        table.add_row(row["what"], row["who"], *(format_number(row, name) for name in ("rate", "p50Ms", "p99Ms")))
     Console().print(table)
 
 
-def shown(row: dict[str, Any], name: str) -> str:
+def format_number(row: dict[str, Any], name: str) -> str:
     """A number of a row, where it has one; a ratio with its sign."""
     if name not in row:
         return ""

@@ -20,12 +20,36 @@ REPOSITORY = Path(__file__).parents[1]
 MODULES = sorted(path for folder in ("shared", "services") for path in (REPOSITORY / folder).rglob("*.py"))
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *REPOSITORY.glob("examples/*.md")])
 
-MOST_MODULE_LINES = 300
-MOST_FUNCTION_LINES = 45
+MAX_MODULE_LINES = 330
+MAX_FUNCTION_LINES = 60
+
+#: The second process of a run and its transport stay in one module until a decision is made about them.
+LONGER_MODULES = {"shared/quintain/bus/socketpair.py": 500}
+
+#: Words that named modules and classes only for those who wrote them; the plain names took their place.
+RETIRED_MODULES = set(  # a page of words, not a list
+    """
+    answering apart asked asking assembly beside board census checking choice closing collecting conventions
+    desk dialect door doors drive drives ears evaluator examination figures finishing foreign function_host
+    given_session guard heard hosted http_line incoming intake interim journal judge_words judging kept
+    listening metered meter mistakes operating paired patience performing pieces pipes presence printed probing
+    ready_graders refusals round_trip run_accounts run_ground running said screen sequence serving sheets
+    slot_said spending stage standing steps surface taking_back tally telling terms traced trying turn upkeep
+    visit vocabulary warm_pool warm_process watched
+    """.split()  # noqa: SIM905
+)
+RETIRED_CLASSES = set(  # a page of words, not a list
+    """
+    Answering Asked Asking Bell Board Books Desk Door Doors Drive Ears Ending Errands Guard Heard Held Here
+    Journal Kept Line Look Lottery Patience Pieces Question RunHears RunSays Running Said Saying Sheet Siege
+    Stage Standing Stranger Surroundings Taken TakingBack Tally Telling Took Undertaker Visit Visitor Wanted Way
+    Who Word
+    """.split()  # noqa: SIM905
+)
 
 #: Every command that a page may show, and the place that runs it.
 RUN_BY = {
-    "docker compose up": "tests/support/containers.py",
+    "docker compose up": "tests/support/compose_fleet.py",
     "docker compose run": "tests/acceptance/test_compose.py",
     "docker run": "tests/acceptance/test_compose.py",
     "make check": ".ci/run",
@@ -101,17 +125,36 @@ def faults_of(module: Path) -> Iterator[str]:
     tree = ast.parse(text)
     if not ast.get_docstring(tree):
         yield f"{named(module)} has no docstring"
-    if (lines := len(text.splitlines())) > MOST_MODULE_LINES:
+    if (lines := len(text.splitlines())) > LONGER_MODULES.get(named(module), MAX_MODULE_LINES):
         yield f"{named(module)} has {lines} lines"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
-            if lines > MOST_FUNCTION_LINES:
+            if lines > MAX_FUNCTION_LINES:
                 yield f"{named(module)}: {node.name} has {lines} lines"
 
 
 def test_modules_have_docstrings_and_modules_and_functions_are_short() -> None:
     assert [fault for module in MODULES for fault in faults_of(module)] == []
+
+
+def test_no_module_or_class_has_a_retired_name() -> None:
+    sources = [*MODULES, *(REPOSITORY / "tests").rglob("*.py"), *(REPOSITORY / "benchmarks").glob("*.py")]
+    classes = {
+        node.name
+        for source in sources
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {source.stem for source in sources} & RETIRED_MODULES == set()
+    assert {name.lstrip("_") for name in classes} & RETIRED_CLASSES == set()
+
+
+def test_a_class_name_means_one_thing() -> None:
+    names = [
+        node.name for module in MODULES for node in ast.parse(module.read_text()).body if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 def test_the_public_names_are_sorted_and_there() -> None:
@@ -173,7 +216,7 @@ def unknown_options(line: str) -> set[str]:
     while words and words[0] in getattr(command, "commands", {}):
         command = getattr(command, "commands")[words.pop(0)]  # noqa: B009 -- the class is not typer's public one
     if isinstance(command, LazyCommand):
-        command = command.load()
+        command = command.load_command()
     parameters = getattr(command, "params", [])
     known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     return {word.partition("=")[0] for word in words if word.startswith("--")} - known

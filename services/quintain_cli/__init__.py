@@ -1,1 +1,1 @@
-"""The command ``quintain``: it composes the services, and is the only one that knows them all."""
+"""The command ``quintain``. It composes the services and is the only package that imports all of them."""

@@ -1,6 +1,6 @@
-"""The command line: every command, and where it lives.
+"""The command line: the table of all commands, and the module of each.
 
-A command's module is imported when the command is used, by its name in `COMMANDS`. Put a new one there.
+A command's module is imported when the command is used. Add new commands to `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -11,83 +11,89 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quintain_cli.lazy_command import Commands, add_commands, load
+from quintain_cli.lazy_command import CommandTable, add_commands, import_object
 
-COMMANDS: Commands = {
+COMMANDS: CommandTable = {
     "demo": (
-        "quintain_cli.demo:demo",
+        "quintain_cli.commands.demo:demo",
         "Grade a dozen cases with three targets and two graders, in this process: no key, no broker.",
     ),
     "check": (
-        "quintain_cli.check:check",
+        "quintain_cli.commands.check:check",
         "Find every mistake of an evaluation before it is run, and estimate calls, tokens and cost.",
     ),
-    "run": ("quintain_cli.run:run", "Run an evaluation."),
-    "report": ("quintain_cli.report:report", "Show a run again, and write it as JUnit, Markdown or CSV."),
+    "run": ("quintain_cli.commands.run:run", "Run an evaluation."),
+    "report": ("quintain_cli.commands.report:report", "Show a run again, and write it as JUnit, Markdown or CSV."),
     "compare": (
-        "quintain_cli.compare:compare",
+        "quintain_cli.commands.compare:compare",
         "Compare two runs case by case: the change, its interval, its p-value, and which cases flipped.",
     ),
-    "up": ("quintain_cli.up:up", "Run every service in this process."),
-    "invoke": ("quintain_cli.invoke:invoke", "Ask a target."),
-    "info": ("quintain_cli.invoke:info", "The session, its counters and the targets it may call."),
-    "status": ("quintain_cli.status:status", "Who is there, and who serves which target."),
+    "up": ("quintain_cli.commands.up:up", "Run every service in this process."),
+    "invoke": ("quintain_cli.commands.invoke:invoke", "Ask a target."),
+    "info": ("quintain_cli.commands.invoke:info", "The session, its counters and the targets it may call."),
+    "status": ("quintain_cli.commands.status:status", "Who is there, and who serves which target."),
     "doctor": (
-        "quintain_cli.doctor:doctor",
+        "quintain_cli.commands.doctor:doctor",
         "Look at the broker, at what is declared there, and at the ledger; change nothing.",
     ),
     "drain": (
-        "quintain_cli.drain:drain",
+        "quintain_cli.commands.drain:drain",
         (
             "Ask a worker to drain, as SIGTERM does: it takes no more calls, gives back what has not started, finishes "
             "what runs within its grace, and ends."
         ),
     ),
     "snippet": (
-        "quintain_cli.snippet:snippet",
+        "quintain_cli.commands.snippet:snippet",
         "Print what a tool is given to ask a target through the gateway.",
     ),
-    "target pause": ("quintain_cli.target:pause", "Nobody calls a target for this long."),
+    "target pause": ("quintain_cli.commands.target:pause", "Nobody calls a target for this long."),
     "target resume": (
-        "quintain_cli.target:resume",
+        "quintain_cli.commands.target:resume",
         "End a target's pause, its provider's too: a provider that still wants one says so with its next answer.",
     ),
-    "session open": ("quintain_cli.session:open_session", "Open a session."),
-    "session list": ("quintain_cli.session:list_sessions", "The sessions, newest first, a page at a time."),
-    "session show": ("quintain_cli.session:show_session", "One session and its counters."),
+    "session open": ("quintain_cli.commands.session:open_session", "Open a session."),
+    "session list": ("quintain_cli.commands.session:list_sessions", "The sessions, newest first, a page at a time."),
+    "session show": ("quintain_cli.commands.session:show_session", "One session and its counters."),
     "session close": (
-        "quintain_cli.session:close_session",
+        "quintain_cli.commands.session:close_session",
         "Close a session for ever: its token opens nothing any more, its reservations are given back.",
     ),
-    "serve metadata": ("quintain_cli.serve:serve_metadata", "Sessions, info and the ledger."),
-    "serve worker": ("quintain_cli.serve:serve_worker", "Serve the configured targets."),
+    "serve metadata": ("quintain_cli.commands.serve:serve_metadata", "Sessions, info and the ledger."),
+    "serve worker": ("quintain_cli.commands.serve:serve_worker", "Serve the configured targets."),
     "serve gateway": (
-        "quintain_cli.serve_gateway:serve_gateway",
+        "quintain_cli.commands.serve_gateway:serve_gateway",
         "HTTP for evaluators of any kind: AgentV's API, sessions, health, metrics.",
     ),
     "serve host": (
-        "quintain_cli.serve_host:serve_host",
+        "quintain_cli.commands.serve_host:serve_host",
         "Lease out a target under test to controllers anywhere.",
     ),
     "ledger verify": (
-        "quintain_cli.ledger:verify",
+        "quintain_cli.commands.ledger:verify",
         "Recompute every counter from its calls; exit 0 where the books are clean, 1 where they are not.",
     ),
     "ledger export": (
-        "quintain_cli.ledger:export",
+        "quintain_cli.commands.ledger:export",
         "Every call as a line of JSON on standard output: ``quintain ledger export > calls.jsonl``.",
     ),
-    "dlq list": ("quintain_cli.dlq:list_messages", "The kept messages, the oldest first."),
-    "dlq show": ("quintain_cli.dlq:show_message", "One message: its headers and its body, tokens masked."),
-    "dlq drop": ("quintain_cli.dlq:drop_messages", "Delete messages for ever."),
+    "dlq list": ("quintain_cli.commands.dlq:list_messages", "The kept messages, the oldest first."),
+    "dlq show": ("quintain_cli.commands.dlq:show_message", "One message: its headers and its body, tokens masked."),
+    "dlq drop": ("quintain_cli.commands.dlq:drop_messages", "Delete messages for ever."),
     "dlq replay": (
-        "quintain_cli.replay:replay",
+        "quintain_cli.commands.dlq:replay",
         "Send a message again, and drop it once its call is charged and answered.",
     ),
-    "schema eval": ("quintain_cli.schema:evaluation", "Print the JSON schema of an evaluation file, eval.yaml."),
-    "schema config": ("quintain_cli.schema:config", "Print the JSON schema of a configuration, quintain.yaml."),
+    "schema eval": (
+        "quintain_cli.commands.schema:evaluation",
+        "Print the JSON schema of an evaluation file, eval.yaml.",
+    ),
+    "schema config": (
+        "quintain_cli.commands.schema:config",
+        "Print the JSON schema of a configuration, quintain.yaml.",
+    ),
     "schema asyncapi": (
-        "quintain_cli.schema:asyncapi",
+        "quintain_cli.commands.schema:asyncapi",
         "Print the wire as an AsyncAPI 3 document: channels, operations, replies, messages.",
     ),
 }
@@ -104,7 +110,7 @@ GROUPS = {
 }
 
 
-class _Root(TyperGroup):
+class _RootGroup(TyperGroup):
     """``quintain`` with all its commands."""
 
     def __init__(self, **settings: Any) -> None:
@@ -114,7 +120,7 @@ class _Root(TyperGroup):
 
 app = typer.Typer(
     name="quintain",
-    cls=_Root,
+    cls=_RootGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -123,8 +129,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(importlib.metadata.version("quintain"))
         raise typer.Exit
 
@@ -132,11 +138,11 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of every command."""
-    load("quintain_cli.screen:set_up_logging")(verbose=False, quiet=True)
+    import_object("quintain_cli.console:set_up_logging")(verbose=False, quiet=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Commands whose modules are imported when they are used: help and the version need none of them."""
+"""Commands that are imported when they are used; ``--help`` and ``--version`` import none of them."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from typer.core import TyperCommand, TyperGroup
 
 #: Commands by their words, such as ``session open``: where the function is (``module:function``), and the first
 #: sentence of its docstring.
-Commands = Mapping[str, tuple[str, str]]
+CommandTable = Mapping[str, tuple[str, str]]
 
 
-def load(where: str) -> Any:
+def import_object(reference: str) -> Any:
     """What ``module:name`` names."""
-    module, _, name = where.partition(":")
+    module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 class LazyCommand(TyperCommand):
     """A command of which only the name and one sentence are known until it is used."""
 
-    def __init__(self, name: str, where: str, sentence: str) -> None:
-        super().__init__(name, help=sentence, rich_markup_mode=None)
-        self._where = where
+    def __init__(self, name: str, reference: str, summary: str) -> None:
+        super().__init__(name, help=summary, rich_markup_mode=None)
+        self._reference = reference
 
-    def load(self) -> TyperCommand:
+    def load_command(self) -> TyperCommand:
         """The command itself, made of its function's signature."""
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(self.name)(load(self._where))
+        app.command(self.name)(import_object(self._reference))
         command: TyperCommand = typer.main.get_command(app)  # type: ignore[assignment]
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context in which the command itself parses its words and is run."""
-        return self.load().make_context(info_name, args, parent, **extra)
+        return self.load_command().make_context(info_name, args, parent, **extra)
 
 
-def add_commands(root: TyperGroup, commands: Commands, groups: Mapping[str, str]) -> None:
+def add_commands(root: TyperGroup, commands: CommandTable, groups: Mapping[str, str]) -> None:
     """Put these commands under the root, in this order. ``groups`` has the help of each first word of two."""
-    for words, (where, sentence) in commands.items():
-        first, _, second = words.partition(" ")
+    for name, (reference, summary) in commands.items():
+        group_name, _, command_name = name.partition(" ")
         group = root
-        if second:
-            if first not in root.commands:
+        if command_name:
+            if group_name not in root.commands:
                 root.add_command(
-                    TyperGroup(name=first, help=groups[first], no_args_is_help=True, rich_markup_mode=None)
+                    TyperGroup(name=group_name, help=groups[group_name], no_args_is_help=True, rich_markup_mode=None)
                 )
-            group = root.commands[first]  # type: ignore[assignment]
-        group.add_command(LazyCommand(second or first, where, sentence))
+            group = root.commands[group_name]  # type: ignore[assignment]
+        group.add_command(LazyCommand(command_name or group_name, reference, summary))

@@ -1,34 +1,39 @@
-"""The gateway: HTTP at the edge. It translates requests into questions on the bus, and holds no provider key."""
+"""The HTTP gateway: translates requests of OpenAI's, Anthropic's and AgentV's APIs into calls over the bus.
+
+It holds no provider key and no admin token; every request brings its own token. `http` has what all endpoints share,
+`dispatch` makes the calls and writes responses, `apis` has the endpoints of each API, `server` builds and serves the
+application.
+"""
 
 from typing import TYPE_CHECKING
 
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain_gateway.address import Address
-    from quintain_gateway.app import app_of
-    from quintain_gateway.door import Door
-    from quintain_gateway.limits import Limits
+    from quintain_gateway.http.endpoint import FleetGateway
+    from quintain_gateway.http.limits import GatewayLimits
     from quintain_gateway.metrics import GatewayMetrics
-    from quintain_gateway.server import serving
+    from quintain_gateway.server.app import build_app
+    from quintain_gateway.server.bind import BindAddress
+    from quintain_gateway.server.server import serve_app
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain_gateway.address": ("Address",),
-            "quintain_gateway.app": ("app_of",),
-            "quintain_gateway.door": ("Door",),
-            "quintain_gateway.limits": ("Limits",),
+            "quintain_gateway.http.endpoint": ("FleetGateway",),
+            "quintain_gateway.http.limits": ("GatewayLimits",),
             "quintain_gateway.metrics": ("GatewayMetrics",),
-            "quintain_gateway.server": ("serving",),
+            "quintain_gateway.server.app": ("build_app",),
+            "quintain_gateway.server.bind": ("BindAddress",),
+            "quintain_gateway.server.server": ("serve_app",),
         },
     )
 
 __all__ = [
-    "Address",
-    "Door",
+    "BindAddress",
+    "FleetGateway",
+    "GatewayLimits",
     "GatewayMetrics",
-    "Limits",
-    "app_of",
-    "serving",
+    "build_app",
+    "serve_app",
 ]

@@ -1,21 +1,27 @@
-"""The gateway's Prometheus metrics: requests, calls and connections. No label's value is chosen by a client."""
+"""The gateway's Prometheus metrics, and a client transport that counts calls. No label value is chosen by a client."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
-from quintain.caller import Caller
-from quintain.contracts.invoke import InvokeRequest
-from quintain.operations.metrics import ServiceMetrics
+from quintain.client.transport import BatchItem, InvokeCall, Transport
+from quintain.clock import Clock
+from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.session import Info
+from quintain.errors import BusError, Cancelled, Fault
+from quintain.observability.metrics import ServiceMetrics
+from quintain.routes import ReplyT, RequestT, Route
+from quintain.rpc.client import RpcClient
 
 #: The label of a call that named no target, and has no result to tell which one was the default.
-DEFAULT_TARGET = "(default)"
+DEFAULT_TARGET_LABEL = "(default)"
 
 #: The label of a call that named a target nobody registered.
-UNKNOWN_TARGET = "(unknown)"
+UNKNOWN_TARGET_LABEL = "(unknown)"
 
 
 class GatewayMetrics(ServiceMetrics):
@@ -23,43 +29,94 @@ class GatewayMetrics(ServiceMetrics):
 
     def __init__(self) -> None:
         super().__init__("gateway")
-        self._targets: set[str] = set()
-        self._caller: Caller | None = None
+        self._label_targets: set[str] = set()
+        self._rpc_client: RpcClient | None = None
         self._requests = self.counter("requests", "Requests answered", "route", "method", "status")
-        self._seconds = self.histogram("request_seconds", "From the headers to the answer", "route")
+        self._request_seconds = self.histogram("request_seconds", "From the headers to the answer", "route")
         self.in_flight = self.gauge("requests_in_flight", "Requests being answered")
         self._calls = self.counter("calls", "Calls ended, by target and code", "target", "code")
         self.connections = self.gauge("connections", "Connections open")
-        self._turned_away = self.counter("turned_away", "Answered before there was a request", "reason")
-        self.collect(self._collect_replies)
+        self._rejected_connections = self.counter("turned_away", "Answered before there was a request", "reason")
+        self.add_callback(self._collect_unmatched_replies)
 
-    def hears(self, caller: Caller) -> None:
+    def watch_rpc_client(self, rpc_client: RpcClient) -> None:
         """Show from now on how many replies came to this caller that nobody waited for."""
-        self._caller = caller
+        self._rpc_client = rpc_client
 
-    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, method: str, status: int, duration_seconds: float) -> None:
         """Count a request. ``route`` is a template, ``method`` one of few, ``status`` 0 where nothing was answered."""
         self._requests.labels(route, method, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        self._request_seconds.labels(route).observe(duration_seconds)
 
-    def knows(self, targets: Iterable[str]) -> None:
+    def allow_target_labels(self, targets: Iterable[str]) -> None:
         """Allow the names of these registered targets as labels."""
-        self._targets.update(targets)
+        self._label_targets.update(targets)
 
-    def called(self, request: InvokeRequest, code: str, *, served_by: str | None = None) -> None:
+    def count_call(self, request: InvokeRequest, code: str, *, served_by: str | None = None) -> None:
         """Count a call: ``code`` is its fault's, or ``ok``; ``served_by`` the target that answered, where one did."""
         if served_by is not None:
-            self._targets.add(served_by)
-        name = served_by or request.names
-        target = DEFAULT_TARGET if name is None else name if name in self._targets else UNKNOWN_TARGET
+            self._label_targets.add(served_by)
+        name = served_by or request.requested_target
+        target = DEFAULT_TARGET_LABEL if name is None else name if name in self._label_targets else UNKNOWN_TARGET_LABEL
         self._calls.labels(target, code).inc()
 
-    def turned_away(self, reason: str) -> None:
+    def count_rejected_connection(self, reason: str) -> None:
         """Count a connection that got no further than its headers."""
-        self._turned_away.labels(reason).inc()
+        self._rejected_connections.labels(reason).inc()
 
-    def _collect_replies(self) -> Iterable[Metric]:
-        unmatched = 0 if self._caller is None else self._caller.unmatched
+    def _collect_unmatched_replies(self) -> Iterable[Metric]:
+        unmatched_count = 0 if self._rpc_client is None else self._rpc_client.unmatched_replies
         yield CounterMetricFamily(
-            self.named("unmatched_replies"), "Answers that nobody waited for any more", value=unmatched
+            self.full_name("unmatched_replies"), "Answers that nobody waited for any more", value=unmatched_count
         )
+
+
+CODE_OK = "ok"
+CODE_BUS_ERROR = "bus_error"
+
+
+class InstrumentedTransport:
+    """Another transport, instrumented. ``on_info`` is called with each `Info` that comes."""
+
+    def __init__(self, transport: Transport, metrics: GatewayMetrics, on_info: Callable[[Info], None]) -> None:
+        self._transport, self._metrics, self._on_info = transport, metrics, on_info
+
+    @property
+    def clock(self) -> Clock:
+        """As of the transport."""
+        return self._transport.clock
+
+    async def invoke(self, call: InvokeCall) -> Result:
+        """As `Transport.invoke`; counts the call by how it ended."""
+        try:
+            result = await self._transport.invoke(call)
+        except Fault as fault:
+            self._metrics.count_call(call.request, fault.code)
+            raise
+        except BusError:
+            self._metrics.count_call(call.request, CODE_BUS_ERROR)
+            raise
+        except asyncio.CancelledError:
+            self._metrics.count_call(call.request, Cancelled.code)
+            raise
+        self._metrics.count_call(call.request, CODE_OK, served_by=result.target)
+        return result
+
+    async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
+        """As `Transport.invoke_batch`. The gateway invokes the items of a batch one by one, so it counts nothing."""
+        return await self._transport.invoke_batch(items, deadline_seconds=deadline_seconds)
+
+    async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
+        """As `Transport.request`."""
+        reply = await self._transport.call_route(route, request, timeout_seconds=timeout_seconds)
+        if isinstance(reply, Info):
+            self._on_info(reply)
+        return reply
+
+    def cancel_later(self, request_ids: Sequence[str]) -> None:
+        """As `Transport.cancel_later`."""
+        self._transport.cancel_later(request_ids)
+
+    async def close(self) -> None:
+        """As `Transport.close`."""
+        await self._transport.close()

@@ -1,40 +1,40 @@
-"""The target host: leases out fresh instances of one target, and runs them for controllers on other machines."""
+"""The target host: leases fresh instances of one target to controllers on other machines, and runs them."""
 
 from typing import TYPE_CHECKING
 
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain_host.factory import Factory, load_factory, probe
+    from quintain_host.counters import HostCounters
+    from quintain_host.factory import InstanceFactory, load_factory, probe_factory
     from quintain_host.host import Host, host_card
-    from quintain_host.isolation import CHILD_OPTION, Children, parent_gone
+    from quintain_host.ipc import READY, IpcWriter
     from quintain_host.metrics import HostMetrics
-    from quintain_host.said import READY, Saying
-    from quintain_host.tally import Tally
+    from quintain_host.processes import PARENT_FD_OPTION, SlotProcesses, wait_parent_exit
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain_host.factory": ("Factory", "load_factory", "probe"),
+            "quintain_host.counters": ("HostCounters",),
+            "quintain_host.factory": ("InstanceFactory", "load_factory", "probe_factory"),
             "quintain_host.host": ("Host", "host_card"),
-            "quintain_host.isolation": ("CHILD_OPTION", "Children", "parent_gone"),
+            "quintain_host.ipc": ("READY", "IpcWriter"),
             "quintain_host.metrics": ("HostMetrics",),
-            "quintain_host.said": ("READY", "Saying"),
-            "quintain_host.tally": ("Tally",),
+            "quintain_host.processes": ("PARENT_FD_OPTION", "SlotProcesses", "wait_parent_exit"),
         },
     )
 
 __all__ = [
-    "CHILD_OPTION",
+    "PARENT_FD_OPTION",
     "READY",
-    "Children",
-    "Factory",
     "Host",
+    "HostCounters",
     "HostMetrics",
-    "Saying",
-    "Tally",
+    "InstanceFactory",
+    "IpcWriter",
+    "SlotProcesses",
     "host_card",
     "load_factory",
-    "parent_gone",
-    "probe",
+    "probe_factory",
+    "wait_parent_exit",
 ]

@@ -1,4 +1,4 @@
-"""From ``module:factory`` to fresh instances. What goes wrong there reaches whoever started the host."""
+"""Loads the target factory ``module:name`` and checks one instance of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from quintain.config.callables import load_callable
 from quintain.errors import ConfigError
 from quintain.target.codec import Codec
-from quintain.target.vocabulary import vocabulary_of
-from quintain_host.stage import Stage
+from quintain.target.type_registry import types_of_target
+from quintain_host.instance_thread import InstanceThread
 
 #: Makes one fresh instance: a class, or a function without arguments.
-Factory = Callable[[], Any]
+InstanceFactory = Callable[[], Any]
 
 #: What the Target interface asks of an instance.
-_INTERFACE = (
+_TARGET_INTERFACE = (
     "config_specs",
     "set_config",
     "query_specs",
@@ -30,7 +30,7 @@ _INTERFACE = (
 )
 
 
-def load_factory(path: str, folder: Path) -> Factory:
+def load_factory(path: str, folder: Path) -> InstanceFactory:
     """The factory of ``module:name``, looked for in this folder first. Raises `ConfigError`."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
@@ -40,26 +40,26 @@ def load_factory(path: str, folder: Path) -> Factory:
 
 def require_target(instance: Any, path: str) -> None:
     """Raises `ConfigError` where what a factory made is no Target, naming what it lacks."""
-    lacks = [name for name in _INTERFACE if not hasattr(type(instance), name)]
-    if lacks:
-        raise ConfigError(f"{path} made a {type(instance).__name__}, which is no Target: it lacks {', '.join(lacks)}")
+    missing = [name for name in _TARGET_INTERFACE if not hasattr(type(instance), name)]
+    if missing:
+        raise ConfigError(f"{path} made a {type(instance).__name__}, which is no Target: it lacks {', '.join(missing)}")
 
 
-async def probe(factory: Factory, path: str) -> None:
+async def probe_factory(factory: InstanceFactory, path: str) -> None:
     """Make one instance and let go of it, so that what its constructor says reaches whoever starts the host.
 
     Raises `ConfigError`.
     """
-    stage = Stage("probe")
+    instance_thread = InstanceThread("probe")
     try:
-        instance = await stage.do(factory)
+        instance = await instance_thread.call(factory)
         require_target(instance, path)
-        await stage.do(lambda: Codec(vocabulary_of(type(instance))).describe(instance))
-        await stage.play(instance.teardown())
+        await instance_thread.call(lambda: Codec(types_of_target(type(instance))).describe(instance))
+        await instance_thread.run(instance.teardown())
     except ConfigError:
         raise
     except Exception as error:
         # A constructor may raise anything: its words are for whoever starts the host.
         raise ConfigError(f"{path} made no target: {type(error).__name__}: {error}") from error
     finally:
-        await stage.close()
+        await instance_thread.close()

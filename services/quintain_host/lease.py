@@ -1,8 +1,9 @@
-"""One leased instance: what is asked of it, in order, each once; until it is torn down or its controller is gone.
+"""One leased instance: executes its controller's requests in order, each once.
 
-What is asked is acknowledged on receipt and answered by its request id: asked again, it is answered alike and not
-done again. A lease that nobody renews ends by itself: its run is cancelled, its instance torn down. What cannot be
-read is answered where it names somebody to answer, and thrown away otherwise.
+The lease ends with the teardown, or when its controller stops renewing it.
+
+Requests are acknowledged on receipt and answered by request id: a repeated request gets the stored answer. An
+unreadable request is answered when it names a reply queue, and dropped otherwise.
 """
 
 from __future__ import annotations
@@ -16,88 +17,96 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
-from quintain.contracts.hosted import (
-    RUN_HEARS,
-    Asked,
+from quintain.contracts.remote_target import (
+    RUN_INPUT_TYPE,
+    BareLeaseRequest,
     CancelRun,
-    Done,
-    Plain,
+    LeaseRequest,
+    LeaseResult,
     Query,
-    RunHears,
+    RunInput,
     SetConfig,
     StartRun,
 )
-from quintain.contracts.text import whole
+from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
-from quintain.service import Settled, defect, forgotten, reply
+from quintain.rpc.server import AckBatcher, delete_queues, log_defect, send_reply
 from quintain.target.codec import Codec
-from quintain.target.failures import failure_of
-from quintain.telemetry.context import TRACEPARENT_HEADER
-from quintain.telemetry.conventions import hosted
-from quintain.telemetry.spans import Span, joining
+from quintain.target.exceptions import to_failure
+from quintain.telemetry.semconv import lease_request_span
+from quintain.telemetry.spans import Span, span_in_trace
+from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.timings import Timings
 from quintain.topology import lease_topology
-from quintain_host.running import HostedRun
-from quintain_host.stage import Stage
-from quintain_host.tally import Tally
-from quintain_host.telling import Telling
+from quintain_host.counters import HostCounters
+from quintain_host.event_sender import EventSender
+from quintain_host.instance_thread import InstanceThread
+from quintain_host.run import HostedRun
 
 log = logging.getLogger(__name__)
 
 #: So many answers are kept, for questions that come again. A controller asks one thing after another.
-MOST_ANSWERS = 32
+MAX_STORED_ANSWERS = 32
 
 PREFETCH = 128
 #: So many of what a run is told are acknowledged at a time: what comes twice does nothing the second time.
-ACK_ITEMS = 16
+ACK_BATCH_SIZE = 16
 
 
 class HostedLease:
     """One instance on its stage, in one controller's hands."""
 
-    def __init__(self, bus: Bus, target: Any, stage: Stage, codec: Codec, tally: Tally, timings: Timings) -> None:
-        self._bus, self._target, self._stage, self._codec = bus, target, stage, codec
-        self._tally, self._timings = tally, timings
+    def __init__(
+        self,
+        bus: Bus,
+        target: Any,
+        instance_thread: InstanceThread,
+        codec: Codec,
+        counters: HostCounters,
+        timings: Timings,
+    ) -> None:
+        self._bus, self._target, self._instance_thread, self._codec = bus, target, instance_thread, codec
+        self._counters, self._timings = counters, timings
         self.lease_id = secrets.token_urlsafe(24)
         self._topology = lease_topology(self.lease_id)
         self.key = self._topology.bindings[0].key
-        self._answers: OrderedDict[str, asyncio.Task[Done]] = OrderedDict()
-        self._in_order = asyncio.Lock()
+        self._answers: OrderedDict[str, asyncio.Task[LeaseResult]] = OrderedDict()
+        self._request_lock = asyncio.Lock()
         self._run: HostedRun | None = None
-        self._tearing: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
-        self._heard_at = asyncio.get_running_loop().time()
+        self._teardown_task: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self._last_message_at = asyncio.get_running_loop().time()
         self._consumer: Consumer | None = None
-        self._settled = Settled(ACK_ITEMS)
+        self._ack_batcher = AckBatcher(ACK_BATCH_SIZE)
 
     async def open(self) -> None:
         """Hear what is asked."""
         await self._bus.declare(self._topology)
-        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_asked, prefetch=PREFETCH)
+        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_message, prefetch=PREFETCH)
 
-    async def lived(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until the instance was torn down, or nobody renewed the lease for too long."""
         loop = asyncio.get_running_loop()
-        while not self._over.is_set():
-            silent = loop.time() - self._heard_at
-            if silent >= self._timings.host_lost_seconds:
-                log.warning("Lease %s was not renewed for %.0f s: it ends", self.lease_id[:8], silent)
+        while not self._ended.is_set():
+            silent_seconds = loop.time() - self._last_message_at
+            if silent_seconds >= self._timings.host_lost_seconds:
+                log.warning("Lease %s was not renewed for %.0f s: it ends", self.lease_id[:8], silent_seconds)
                 return
             try:
-                async with asyncio.timeout(self._timings.host_lost_seconds - silent):
-                    await self._over.wait()
+                async with asyncio.timeout(self._timings.host_lost_seconds - silent_seconds):
+                    await self._ended.wait()
             except TimeoutError:
                 continue
 
-    def end_unused(self) -> None:
+    def end_if_unused(self) -> None:
         """End the lease where nothing was ever asked: it was made ahead, and another host can give another one. The
         first question of one that was just given may be on its way."""
-        asyncio.get_running_loop().call_later(self._timings.host_first_question_seconds, self._end_unused)
+        asyncio.get_running_loop().call_later(self._timings.host_first_question_seconds, self._end_if_unused)
 
-    def _end_unused(self) -> None:
+    def _end_if_unused(self) -> None:
         if not self._answers:
-            self._over.set()
+            self._ended.set()
 
     async def close(self) -> bool:
         """End whatever still runs, tear the instance down, and hear no more.
@@ -105,169 +114,169 @@ class HostedLease:
         Returns whether the instance let go: False where its thread is blocked and was left behind.
         """
         try:
-            if self._tearing is not None:
+            if self._teardown_task is not None:
                 # It was asked for, and is to come to its end, if it ever does.
-                await asyncio.wait([self._tearing], timeout=self._timings.host_lost_seconds)
+                await asyncio.wait([self._teardown_task], timeout=self._timings.host_lost_seconds)
             for answer in self._answers.values():
                 answer.cancel()
             await self._stop_run()
-            if self._tearing is None:
-                await self._quietly(self._target.reset_ephemeral_state)
-                await self._quietly(self._teardown)
+            if self._teardown_task is None:
+                await self._run_and_log_errors(self._target.reset_ephemeral_state)
+                await self._run_and_log_errors(self._teardown)
             if self._consumer is not None:
                 await self._consumer.drain(1.0)
-                await forgotten(self._bus, self._topology)
+                await delete_queues(self._bus, self._topology)
         finally:
-            if self._tearing is not None:
-                self._tearing.cancel()
-            left = await self._stage.close()
-        return left
+            if self._teardown_task is not None:
+                self._teardown_task.cancel()
+            is_thread_ended = await self._instance_thread.close()
+        return is_thread_ended
 
     async def _stop_run(self) -> None:
         if self._run is not None:
             self._run.cancel()
-            await self._run.ended()
+            await self._run.wait_ended()
 
-    async def _quietly(self, act: Callable[[], Awaitable[None]]) -> None:
+    async def _run_and_log_errors(self, function: Callable[[], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(self._timings.host_lost_seconds):
-                await self._stage.play(_coroutine(act))
+                await self._instance_thread.run(_await(function))
         except Exception:
             # Nobody is left to hear it.
             log.exception("A target failed while its lapsed lease was ended")
 
-    async def _on_asked(self, delivery: Delivery) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
-        if delivery.type == RUN_HEARS:
-            self._hear(delivery)
-            await self._settled.add(delivery)
+    async def _on_message(self, delivery: Delivery) -> None:
+        self._last_message_at = asyncio.get_running_loop().time()
+        if delivery.type == RUN_INPUT_TYPE:
+            self._on_run_message(delivery)
+            await self._ack_batcher.add(delivery)
             return
         await delivery.ack()
-        answer: Done | Fault
+        answer: LeaseResult | Fault
         try:
-            with self._traced(delivery):
+            with self._span_for(delivery):
                 answer = await self._answer(delivery)
         except Fault as fault:
             answer = fault
         except Exception as error:
             # Whatever went wrong, the controller gets its answer.
-            answer = defect(error, f"answering {delivery.type}")
-        await self._say(delivery, answer)
+            answer = log_defect(error, f"answering {delivery.type}")
+        await self._reply(delivery, answer)
         if delivery.type == TEARDOWN.key:
-            self._over.set()
+            self._ended.set()
 
-    def _traced(self, delivery: Delivery) -> AbstractContextManager[Span]:
+    def _span_for(self, delivery: Delivery) -> AbstractContextManager[Span]:
         """A span of the controller's trace, but for what says only that it lives."""
         if delivery.type == RENEW.key:
             return nullcontext(Span())
-        opening = hosted(delivery.type if delivery.type in ACTS else "unknown")
-        return joining(opening, delivery.headers.get(TRACEPARENT_HEADER))
+        span_start = lease_request_span(delivery.type if delivery.type in LEASE_OPERATIONS else "unknown")
+        return span_in_trace(span_start, delivery.headers.get(TRACEPARENT_HEADER))
 
-    async def _say(self, delivery: Delivery, answer: Done | Fault) -> None:
+    async def _reply(self, delivery: Delivery, answer: LeaseResult | Fault) -> None:
         try:
-            await reply(self._bus, delivery, answer)
-        except BadRequest as unsayable:
+            await send_reply(self._bus, delivery, answer)
+        except BadRequest as bad_request:
             # Half a character in a name or a description of the target's, which no message can hold.
-            await reply(self._bus, delivery, unsayable)
+            await send_reply(self._bus, delivery, bad_request)
         except BusError as error:
             log.warning(
                 "The answer to a %s could not be sent, and is asked for again: %s", delivery.type, error.message
             )
 
-    def _hear(self, delivery: Delivery) -> None:
+    def _on_run_message(self, delivery: Delivery) -> None:
         try:
-            heard = RunHears.from_wire(delivery.body)
-        except BadRequest as unreadable:
-            log.warning("A run was told what cannot be read: %s", unreadable.message)
+            message = RunInput.from_wire(delivery.body)
+        except BadRequest as error:
+            log.warning("A run was told what cannot be read: %s", error.message)
             return
-        if self._run is not None and self._run.run_id == heard.run_id:
-            self._run.hear(heard)
+        if self._run is not None and self._run.run_id == message.run_id:
+            self._run.on_message(message)
 
-    async def _answer(self, delivery: Delivery) -> Done:
+    async def _answer(self, delivery: Delivery) -> LeaseResult:
         if delivery.type == RENEW.key:
-            return Done()
-        if delivery.type not in ACTS:
+            return LeaseResult()
+        if delivery.type not in LEASE_OPERATIONS:
             raise BadRequest(f"{delivery.type!r} is nothing that can be asked of a lease")
-        asks, act = ACTS[delivery.type]
-        asked = asks.from_wire(delivery.body)
-        if asked.request_id not in self._answers:
-            doing = self._do(lambda: act(self, asked))
-            self._answers[asked.request_id] = asyncio.get_running_loop().create_task(doing)
-            if len(self._answers) > MOST_ANSWERS:
+        request_class, operation = LEASE_OPERATIONS[delivery.type]
+        request = request_class.from_wire(delivery.body)
+        if request.request_id not in self._answers:
+            execution = self._execute(lambda: operation(self, request))
+            self._answers[request.request_id] = asyncio.get_running_loop().create_task(execution)
+            if len(self._answers) > MAX_STORED_ANSWERS:
                 self._answers.popitem(last=False)
-        return await asyncio.shield(self._answers[asked.request_id])
+        return await asyncio.shield(self._answers[request.request_id])
 
-    async def _do(self, act: Callable[[], Awaitable[Done]]) -> Done:
-        async with self._in_order:
+    async def _execute(self, operation: Callable[[], Awaitable[LeaseResult]]) -> LeaseResult:
+        async with self._request_lock:
             try:
-                return await act()
+                return await operation()
             except Exception as error:
                 # What a target raises crosses with its class.
-                return Done(failure=failure_of(error))
+                return LeaseResult(failure=to_failure(error))
 
-    async def describe(self, _: Plain) -> Done:
+    async def describe(self, _: BareLeaseRequest) -> LeaseResult:
         """What the target exposes, as it is configured now."""
-        return Done(descriptor=await self._stage.do(lambda: self._codec.describe(self._target)))
+        return LeaseResult(descriptor=await self._instance_thread.call(lambda: self._codec.describe(self._target)))
 
-    async def set_config(self, asked: SetConfig) -> Done:
+    async def set_config(self, request: SetConfig) -> LeaseResult:
         """Fill a slot."""
-        await self._stage.do(lambda: self._target.set_config(asked.name, asked.value))
-        return Done()
+        await self._instance_thread.call(lambda: self._target.set_config(request.name, request.value))
+        return LeaseResult()
 
-    async def query(self, asked: Query) -> Done:
+    async def query(self, request: Query) -> LeaseResult:
         """Ask after a run. Raises `TypeError` where the answer is no text."""
-        value = await self._stage.do(lambda: self._target.query(asked.name, **asked.params))
+        value = await self._instance_thread.call(lambda: self._target.query(request.name, **request.params))
         if not isinstance(value, str):
             raise TypeError(
-                f"The query {asked.name!r} was answered with a {type(value).__name__}: a target's values are text"
+                f"The query {request.name!r} was answered with a {type(value).__name__}: a target's values are text"
             )
-        return Done(value=whole(value))
+        return LeaseResult(value=replace_surrogates(value))
 
-    async def start_run(self, asked: StartRun) -> Done:
+    async def start_run(self, request: StartRun) -> LeaseResult:
         """Begin a run; what it says goes its own way."""
         await self._stop_run()
-        telling = Telling(self._bus, asked.run_id, asked.run_key, self._timings)
-        self._run = HostedRun(self._target, self._stage, self._codec, asked, telling)
-        self._run.when_over(self._tally.count)
-        return Done()
+        event_sender = EventSender(self._bus, request.run_id, request.run_key, self._timings)
+        self._run = HostedRun(self._target, self._instance_thread, self._codec, request, event_sender)
+        self._run.on_ended(self._counters.count)
+        return LeaseResult()
 
-    async def cancel_run(self, asked: CancelRun) -> Done:
+    async def cancel_run(self, request: CancelRun) -> LeaseResult:
         """Stop a run that nobody awaits any more."""
-        if self._run is not None and self._run.run_id == asked.run_id:
+        if self._run is not None and self._run.run_id == request.run_id:
             await self._stop_run()
-        return Done()
+        return LeaseResult()
 
-    async def reset(self, _: Plain) -> Done:
+    async def reset(self, _: BareLeaseRequest) -> LeaseResult:
         """Clear what belonged to the run."""
-        await self._stage.play(_coroutine(self._target.reset_ephemeral_state))
-        return Done()
+        await self._instance_thread.run(_await(self._target.reset_ephemeral_state))
+        return LeaseResult()
 
-    async def teardown(self, _: Plain) -> Done:
+    async def teardown(self, _: BareLeaseRequest) -> LeaseResult:
         """Let go of everything: the lease is over, whatever the target says of it."""
         await self._teardown()
-        return Done()
+        return LeaseResult()
 
     async def _teardown(self) -> None:
         """Tear the instance down; once, whoever wants it."""
-        if self._tearing is None:
-            tearing = self._stage.play(_coroutine(self._target.teardown))
-            self._tearing = asyncio.get_running_loop().create_task(tearing)
-        await asyncio.shield(self._tearing)
+        if self._teardown_task is None:
+            teardown = self._instance_thread.run(_await(self._target.teardown))
+            self._teardown_task = asyncio.get_running_loop().create_task(teardown)
+        await asyncio.shield(self._teardown_task)
 
 
-Act = Callable[[HostedLease, Any], Awaitable[Done]]
+LeaseOperation = Callable[[HostedLease, Any], Awaitable[LeaseResult]]
 
 #: What may be asked of a lease: the message, and what is done.
-ACTS: dict[str, tuple[type[Asked], Act]] = {
-    DESCRIBE.key: (Plain, HostedLease.describe),
+LEASE_OPERATIONS: dict[str, tuple[type[LeaseRequest], LeaseOperation]] = {
+    DESCRIBE.key: (BareLeaseRequest, HostedLease.describe),
     SET_CONFIG.key: (SetConfig, HostedLease.set_config),
     QUERY.key: (Query, HostedLease.query),
     START_RUN.key: (StartRun, HostedLease.start_run),
     CANCEL_RUN.key: (CancelRun, HostedLease.cancel_run),
-    RESET.key: (Plain, HostedLease.reset),
-    TEARDOWN.key: (Plain, HostedLease.teardown),
+    RESET.key: (BareLeaseRequest, HostedLease.reset),
+    TEARDOWN.key: (BareLeaseRequest, HostedLease.teardown),
 }
 
 
-async def _coroutine(act: Callable[[], Awaitable[None]]) -> None:
-    await act()
+async def _await(function: Callable[[], Awaitable[None]]) -> None:
+    await function()

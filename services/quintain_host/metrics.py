@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
-from quintain.operations.metrics import ServiceMetrics
-from quintain_host.tally import ENDS, Tally
+from quintain.observability.metrics import ServiceMetrics
+from quintain_host.counters import RUN_OUTCOMES, HostCounters
 
 
 class HostMetrics(ServiceMetrics):
@@ -16,16 +16,16 @@ class HostMetrics(ServiceMetrics):
 
     def __init__(self) -> None:
         super().__init__("host")
-        self._tally = Tally()
-        self.collect(self._collect_tally)
+        self._counters = HostCounters()
+        self.add_callback(self._collect_counters)
 
-    def read(self, tally: Tally) -> None:
+    def set_counters(self, counters: HostCounters) -> None:
         """Show this tally from now on."""
-        self._tally = tally
+        self._counters = counters
 
-    def _collect_tally(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(self.named("leases"), "Leases given", value=self._tally.leases)
-        runs = CounterMetricFamily(self.named("runs"), "Runs over, by how they ended", labels=["end"])
-        for end in ENDS:
-            runs.add_metric([end], self._tally.runs[end])
+    def _collect_counters(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self.full_name("leases"), "Leases given", value=self._counters.leases)
+        runs = CounterMetricFamily(self.full_name("runs"), "Runs over, by how they ended", labels=["end"])
+        for end in RUN_OUTCOMES:
+            runs.add_metric([end], self._counters.runs[end])
         yield runs

@@ -1,6 +1,6 @@
-"""One slot: takes a lease request when it is free, builds a fresh instance, and is busy until the lease is over.
+"""One lease slot: consumes a lease request when it is free, creates an instance, and serves it until the lease ends.
 
-A busy slot consumes nothing, so that a request waits in the queue for whichever host is free first.
+A busy slot has no consumer, so that a request stays in the queue for the next free host.
 """
 
 from __future__ import annotations
@@ -12,164 +12,164 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
-from quintain.contracts.hosted import HOSTING_VERSION, AskLease, LeaseAnswer
 from quintain.contracts.message import Message
+from quintain.contracts.remote_target import REMOTE_TARGET_VERSION, LeaseOpened, OpenLease
 from quintain.errors import BadRequest, Fault
-from quintain.service import at_work, defect, reply
+from quintain.rpc.server import delivery_context, log_defect, send_reply
 from quintain.target.codec import Codec
-from quintain.target.failures import failure_of
-from quintain.target.vocabulary import vocabulary_of
-from quintain.telemetry.conventions import hosted
+from quintain.target.exceptions import to_failure
+from quintain.target.type_registry import types_of_target
+from quintain.telemetry.semconv import lease_request_span
 from quintain.timings import Timings
 from quintain.topology import host_topology
-from quintain_host.factory import Factory
+from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, HostCounters
+from quintain_host.factory import InstanceFactory
+from quintain_host.instance_thread import InstanceThread
 from quintain_host.lease import HostedLease
-from quintain_host.stage import Stage
-from quintain_host.tally import LEASE, OVER, Tally
 
 log = logging.getLogger(__name__)
 
 
-class Slot:
-    """Room for one instance of a target. ``stuck`` is called when one does not let go of its thread."""
+class LeaseSlot:
+    """Room for one instance of a target. ``on_stuck`` is called when one does not let go of its thread."""
 
     def __init__(  # noqa: PLR0913 -- what a host has for each of its slots
         self,
         bus: Bus,
         name: str,
-        factory: Factory,
+        factory: InstanceFactory,
         host_id: str,
-        stuck: Callable[[], None],
-        tally: Tally,
+        on_stuck: Callable[[], None],
+        counters: HostCounters,
         *,
         timings: Timings,
     ) -> None:
         self._bus, self._name, self._factory, self._host_id = bus, name, factory, host_id
-        self._stuck, self._tally, self._timings = stuck, tally, timings
+        self._on_stuck, self._counters, self._timings = on_stuck, counters, timings
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
         #: From a request that was taken to the end of its lease. It is not cut off: whoever asked would hold a lease
         #: that nobody serves.
-        self._busy = False
-        self.draining = False
-        self._waiting: Consumer | None = None
+        self._is_busy = False
+        self.is_draining = False
+        self._request_consumer: Consumer | None = None
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether it waits for a lease request, or has one in hand."""
-        return self._busy or (self._waiting is not None and self._waiting.live)
+        return self._is_busy or (self._request_consumer is not None and self._request_consumer.active)
 
     def drain(self) -> bool:
         """Take no more; a lease that was never used ends. Returns whether a lease still runs, or is being given."""
-        self.draining = True
+        self.is_draining = True
         if self.lease is not None:
-            self.lease.end_unused()
-        return self._busy
+            self.lease.end_if_unused()
+        return self._is_busy
 
     async def serve(self) -> None:
         """Lease out, one lease after another, until it drains or is cancelled. Whatever goes wrong with one lease,
         the slot goes on."""
-        while not self.draining:
+        while not self.is_draining:
             try:
-                async with self._taken() as request:
-                    self._busy = True
-                    lease = await self._answered(request)
+                async with self._next_request() as request:
+                    self._is_busy = True
+                    lease = await self._answer(request)
                 if lease is not None:
-                    await self._live(lease)
+                    await self._serve_lease(lease)
             except Exception:
                 log.exception("A slot of %s failed, and goes on", self._name)
                 await asyncio.sleep(self._timings.host_pause_seconds)
             finally:
-                self._busy = False
+                self._is_busy = False
 
     @contextlib.asynccontextmanager
-    async def _taken(self) -> AsyncIterator[Delivery]:
+    async def _next_request(self) -> AsyncIterator[Delivery]:
         """The next lease request. One is taken, and no more: the second would wait for nothing while another host
         is free."""
-        came: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        received: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
-        async def take(delivery: Delivery) -> None:
-            if came.done():
+        async def on_request(delivery: Delivery) -> None:
+            if received.done():
                 await delivery.requeue()
             else:
-                came.set_result(delivery)
+                received.set_result(delivery)
 
-        self._waiting = consumer = await self._bus.consume(self._queue, take, prefetch=1)
+        self._request_consumer = consumer = await self._bus.consume(self._queue, on_request, prefetch=1)
         try:
-            delivery = await came
+            delivery = await received
             await consumer.cancel()
             yield delivery
         finally:
             await consumer.drain(0)
 
-    async def _answered(self, request: Delivery) -> HostedLease | None:
+    async def _answer(self, request: Delivery) -> HostedLease | None:
         """The lease that this request got, if any. The request is done with, whatever came of it."""
         answer: Message | Fault
         lease: HostedLease | None = None
         try:
-            with at_work(request, hosted("lease")):
-                require_version(AskLease.from_wire(request.body))
-                lease, answer = await self._lease()
+            with delivery_context(request, lease_request_span("lease")):
+                require_version(OpenLease.from_wire(request.body))
+                lease, answer = await self._create_lease()
         except Fault as fault:
             answer = fault
         except Exception as error:
             # Whatever went wrong, the controller gets its answer.
-            answer = defect(error, f"leasing {self._name}")
+            answer = log_defect(error, f"leasing {self._name}")
         try:
-            await reply(self._bus, request, answer)
+            await send_reply(self._bus, request, answer)
         except BaseException:
             # Nobody knows of this lease: it is not waited for.
             if lease is not None:
-                await self._closed(lease)
+                await self._close_lease(lease)
             raise
         finally:
             await request.ack()
         return lease
 
-    async def _live(self, lease: HostedLease) -> None:
+    async def _serve_lease(self, lease: HostedLease) -> None:
         self.lease = lease
-        self._tally.count(LEASE)
-        if self.draining:
-            lease.end_unused()
+        self._counters.count(LEASE_GIVEN)
+        if self.is_draining:
+            lease.end_if_unused()
         try:
-            await lease.lived()
+            await lease.wait_closed()
         finally:
-            await self._closed(lease)
+            await self._close_lease(lease)
             self.lease = None
-            self._tally.count(OVER)
+            self._counters.count(LEASE_ENDED)
 
-    async def _closed(self, lease: HostedLease) -> None:
+    async def _close_lease(self, lease: HostedLease) -> None:
         if not await lease.close():
             log.error("A target of %s does not let go: its thread is left behind", self._name)
-            self._stuck()
+            self._on_stuck()
 
-    async def _lease(self) -> tuple[HostedLease | None, LeaseAnswer]:
-        stage = Stage(f"target {self._name}")
+    async def _create_lease(self) -> tuple[HostedLease | None, LeaseOpened]:
+        instance_thread = InstanceThread(f"target {self._name}")
         try:
-            target: Any = await stage.do(self._factory)
-            codec = Codec(vocabulary_of(type(target)))
-            descriptor = await stage.do(lambda: codec.describe(target))
-            lease = HostedLease(self._bus, target, stage, codec, self._tally, self._timings)
+            target: Any = await instance_thread.call(self._factory)
+            codec = Codec(types_of_target(type(target)))
+            descriptor = await instance_thread.call(lambda: codec.describe(target))
+            lease = HostedLease(self._bus, target, instance_thread, codec, self._counters, self._timings)
             await lease.open()
         except Exception as error:
             # The factory's own words reach whoever asked, with their class, and the host's log.
             log.exception("The factory of %s failed", self._name)
-            await self._abandoned(stage)
-            return None, LeaseAnswer(host_id=self._host_id, failure=failure_of(error))
+            await self._close_thread(instance_thread)
+            return None, LeaseOpened(host_id=self._host_id, failure=to_failure(error))
         except asyncio.CancelledError:
-            await self._abandoned(stage)
+            await self._close_thread(instance_thread)
             raise
-        return lease, LeaseAnswer(lease_id=lease.lease_id, key=lease.key, host_id=self._host_id, descriptor=descriptor)
+        return lease, LeaseOpened(lease_id=lease.lease_id, key=lease.key, host_id=self._host_id, descriptor=descriptor)
 
-    async def _abandoned(self, stage: Stage) -> None:
-        if not await stage.close():
-            self._stuck()
+    async def _close_thread(self, instance_thread: InstanceThread) -> None:
+        if not await instance_thread.close():
+            self._on_stuck()
 
 
-def require_version(asked: AskLease) -> None:
+def require_version(request: OpenLease) -> None:
     """Raises `BadRequest` where the controller speaks another version of hosting."""
-    if asked.version != HOSTING_VERSION:
+    if request.version != REMOTE_TARGET_VERSION:
         raise BadRequest(
-            f"version: this host speaks version {HOSTING_VERSION} of hosting, the controller {asked.version}: "
+            f"version: this host speaks version {REMOTE_TARGET_VERSION} of hosting, the controller {request.version}: "
             "install the same release of quintain on both"
         )

@@ -1,49 +1,49 @@
-"""The metadata service: sessions and their tokens, info, the ledger, default targets and unknown ones."""
+"""The metadata service: sessions and their tokens, the call ledger, routing of unrouted requests, and dead letters."""
 
 from typing import TYPE_CHECKING
 
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain_metadata.apart import Word
-    from quintain_metadata.audit import Audit, export_calls, verify_counters
-    from quintain_metadata.ledger import Ledger
-    from quintain_metadata.ledger_factory import open_ledger
-    from quintain_metadata.ledger_url import IN_MEMORY, shown
+    from quintain_metadata.ledger.base import Ledger
+    from quintain_metadata.ledger.factory import open_ledger
+    from quintain_metadata.ledger.migrations import SCHEMA_VERSION
+    from quintain_metadata.ledger.snapshot import open_snapshot
+    from quintain_metadata.ledger.url import IN_MEMORY_URL, redacted_url
     from quintain_metadata.metrics import MetadataMetrics
-    from quintain_metadata.running import running_metadata
-    from quintain_metadata.schema import VERSION
-    from quintain_metadata.snapshot import snapshot_of
-    from quintain_metadata.upkeep import target_names
+    from quintain_metadata.rules.audit import AuditReport, export_page, verify_counters
+    from quintain_metadata.rules.targets import target_names
+    from quintain_metadata.service.service import running_metadata
+    from quintain_metadata.service.subprocess_status import StartupStatus
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain_metadata.apart": ("Word",),
-            "quintain_metadata.audit": ("Audit", "export_calls", "verify_counters"),
-            "quintain_metadata.ledger": ("Ledger",),
-            "quintain_metadata.ledger_factory": ("open_ledger",),
-            "quintain_metadata.ledger_url": ("IN_MEMORY", "shown"),
+            "quintain_metadata.ledger.base": ("Ledger",),
+            "quintain_metadata.ledger.factory": ("open_ledger",),
+            "quintain_metadata.ledger.migrations": ("SCHEMA_VERSION",),
+            "quintain_metadata.ledger.snapshot": ("open_snapshot",),
+            "quintain_metadata.ledger.url": ("IN_MEMORY_URL", "redacted_url"),
             "quintain_metadata.metrics": ("MetadataMetrics",),
-            "quintain_metadata.running": ("running_metadata",),
-            "quintain_metadata.schema": ("VERSION",),
-            "quintain_metadata.snapshot": ("snapshot_of",),
-            "quintain_metadata.upkeep": ("target_names",),
+            "quintain_metadata.rules.audit": ("AuditReport", "export_page", "verify_counters"),
+            "quintain_metadata.rules.targets": ("target_names",),
+            "quintain_metadata.service.service": ("running_metadata",),
+            "quintain_metadata.service.subprocess_status": ("StartupStatus",),
         },
     )
 
 __all__ = [
-    "IN_MEMORY",
-    "VERSION",
-    "Audit",
+    "IN_MEMORY_URL",
+    "SCHEMA_VERSION",
+    "AuditReport",
     "Ledger",
     "MetadataMetrics",
-    "Word",
-    "export_calls",
+    "StartupStatus",
+    "export_page",
     "open_ledger",
+    "open_snapshot",
+    "redacted_url",
     "running_metadata",
-    "shown",
-    "snapshot_of",
     "target_names",
     "verify_counters",
 ]

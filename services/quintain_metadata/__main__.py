@@ -1,8 +1,9 @@
-"""The metadata service in a process beside a run: ``python -m quintain_metadata``, for whoever starts it.
+"""Runs the metadata service in its own process beside a run: ``python -m quintain_metadata``.
 
-Its standard input is the pipe to the broker of the process that started it; its ledger and its administrator's token
-are named by the environment, as everywhere. It prints one line when it answers, or why it does not (`quintain_metadata.
-apart.Word`), and ends when the other end of the pipe has gone, however that came.
+Standard input is a socket to the broker of the parent process. The environment names the ledger and the
+administrator's token. The process prints one line of JSON once it answers or cannot start
+(`quintain_metadata.service.subprocess_status.StartupStatus`), and exits when the parent closes its end of the
+socket.
 """
 
 from __future__ import annotations
@@ -14,50 +15,50 @@ import socket
 import sys
 
 from quintain import logs
-from quintain.bus.pipe import PipeBus
+from quintain.bus.socketpair import SocketpairBus
 from quintain.errors import QuintainError
-from quintain.operations.collecting import collect_seldom
+from quintain.runtime.gc import reduce_gc_frequency
 from quintain.settings import Settings, environment, read_log_settings, read_settings, read_trace_settings
-from quintain.telemetry.export import exporting
-from quintain_metadata.apart import Word
-from quintain_metadata.ledger_factory import open_ledger
-from quintain_metadata.running import running_metadata
+from quintain.telemetry.export import export_spans
+from quintain_metadata.ledger.factory import open_ledger
+from quintain_metadata.service.service import running_metadata
+from quintain_metadata.service.subprocess_status import StartupStatus
 
 
 def main() -> None:
     """Serve until nobody is there to be served."""
     # What these mean is for its owner to understand, whose end is its end; a supervisor sends them to both.
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
     env = environment()
-    said = read_log_settings(env)
-    logs.set_up(said.level or logging.WARNING, as_json=said.as_json)
+    log_settings = read_log_settings(env)
+    logs.configure_logging(log_settings.level or logging.WARNING, as_json=log_settings.as_json)
     # As in the run itself, which shows its work by itself.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    with exporting("metadata", read_trace_settings(env)):
+    with export_spans("metadata", read_trace_settings(env)):
         asyncio.run(_serve(read_settings(env)))
 
 
 async def _serve(settings: Settings) -> None:
-    bus = await PipeBus.over(socket.socket(fileno=sys.stdin.fileno()))
+    bus = await SocketpairBus.from_socket(socket.socket(fileno=sys.stdin.fileno()))
     try:
-        ledger = await open_ledger(settings.ledger_url or "", alone=True)
+        ledger = await open_ledger(settings.ledger_url or "", dedicated_process=True)
     except QuintainError as error:
-        _say(Word.of(error))
+        _write_status(StartupStatus.from_error(error))
         return
     try:
         async with running_metadata(bus, ledger, settings.admin_token, timings=settings.timings):
-            collect_seldom()
-            _say(Word())
-            await bus.wait_gone()
+            reduce_gc_frequency()
+            _write_status(StartupStatus())
+            await bus.wait_disconnected()
             # Nobody is there any more who could read of what is cut off.
             logging.disable()
     finally:
         await ledger.close()
 
 
-def _say(word: Word) -> None:
-    sys.stdout.write(word.to_wire().decode() + "\n")
+def _write_status(status: StartupStatus) -> None:
+    sys.stdout.write(status.to_wire().decode() + "\n")
     sys.stdout.flush()
 
 

@@ -1,7 +1,7 @@
-"""The runner behind ``quintain run``: a dataset by targets by graders, kept as it goes, taken up again.
+"""Runs evaluations: a dataset by targets by graders, with results that are kept and can be resumed.
 
-`evaluation` and `dataset` read what a person wrote, `plan` says what to ask, `trial` asks and grades one case,
-`results` and `record` keep it, `progress` and `closing` show it, and `run` drives it all.
+`spec` reads the evaluation file, `dataset` reads the cases, `graders` grade answers, `results` stores rows,
+`statistics` and `cost` evaluate them, `progress` and `report` show them, and `engine` runs the trials.
 """
 
 from typing import TYPE_CHECKING
@@ -9,136 +9,148 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain_runner.atomic import holding, replacing
-    from quintain_runner.beside import read_beside
-    from quintain_runner.closing import last_line, note, table_of
-    from quintain_runner.comparison import Comparison, compare_runs
-    from quintain_runner.comparison_text import comparison_lines, comparison_sheets, verdict_of
-    from quintain_runner.cost import dollars
-    from quintain_runner.csv_file import write_csv
-    from quintain_runner.dataset import DatasetFacts, read_cases
-    from quintain_runner.dataset_command import open_dataset
-    from quintain_runner.doors import Doors, scrubbed
-    from quintain_runner.estimate import Estimate, Plan, estimate_plan
-    from quintain_runner.evaluation import Evaluation, load_evaluation
-    from quintain_runner.grader_specs import CommandGrader, FunctionGrader, GraderSpec, JudgeGrader, kind_of, most_calls
-    from quintain_runner.grading import Grader, judge_of
-    from quintain_runner.junit import write_junit
-    from quintain_runner.markdown import write_markdown
-    from quintain_runner.plan import Again, check_known, choose_targets, most_per_trial
-    from quintain_runner.prices import Price, price_of, prices_of
-    from quintain_runner.programs import Executing
-    from quintain_runner.progress import Silent, progress_on
-    from quintain_runner.ready_graders import prepared_graders
-    from quintain_runner.record import Origin
-    from quintain_runner.report import RunReport, read_report
-    from quintain_runner.results import calls_in
-    from quintain_runner.run import DEFAULT_CONCURRENCY, DEFAULT_GRADERS_AT_ONCE, RunSetup, run_evaluation
-    from quintain_runner.schema import evaluation_schema
-    from quintain_runner.sheets import Sheet, cost_line, sheets_of
-    from quintain_runner.terminal import plain
+    from quintain_runner.cost.prices import Price, known_prices, target_price
+    from quintain_runner.cost.run_cost import dollars
+    from quintain_runner.dataset.command import open_dataset
+    from quintain_runner.dataset.reader import DatasetStats, read_cases
+    from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
+    from quintain_runner.engine.run import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunSetup, run_evaluation
+    from quintain_runner.graders.base import GraderRunner, judge_target_of
+    from quintain_runner.graders.factory import open_graders
+    from quintain_runner.graders.program import ProgramGraderRunner
+    from quintain_runner.progress.display import NoProgressDisplay, progress_display
+    from quintain_runner.progress.terminal_text import plain_line
+    from quintain_runner.report.comparison import Comparison, compare_runs
+    from quintain_runner.report.comparison_text import comparison_lines, comparison_tables, conclusion
+    from quintain_runner.report.csv_file import write_csv
+    from quintain_runner.report.junit import write_junit
+    from quintain_runner.report.markdown import write_markdown
+    from quintain_runner.report.run_record import Origin
+    from quintain_runner.report.run_report import RunReport, read_report
+    from quintain_runner.report.summary_text import exit_line, rich_table, unaccounted_calls_note
+    from quintain_runner.report.tables import TextTable, cost_line, run_tables
+    from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
+    from quintain_runner.results.store import charged_calls
+    from quintain_runner.spec.environment import GraderEnvironment, without_secret_variables
+    from quintain_runner.spec.evaluation import Evaluation, load_evaluation
+    from quintain_runner.spec.files import read_text_file
+    from quintain_runner.spec.graders import (
+        CommandGrader,
+        FunctionGrader,
+        GraderSpec,
+        JudgeGrader,
+        grader_kind,
+        max_calls_of,
+    )
+    from quintain_runner.spec.json_schema import evaluation_schema
+    from quintain_runner.spec.plan import RerunPolicy, check_targets_available, choose_targets, max_calls_per_trial
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain_runner.atomic": ("holding", "replacing"),
-            "quintain_runner.beside": ("read_beside",),
-            "quintain_runner.closing": ("last_line", "note", "table_of"),
-            "quintain_runner.comparison": ("Comparison", "compare_runs"),
-            "quintain_runner.comparison_text": ("comparison_lines", "comparison_sheets", "verdict_of"),
-            "quintain_runner.cost": ("dollars",),
-            "quintain_runner.csv_file": ("write_csv",),
-            "quintain_runner.dataset": ("DatasetFacts", "read_cases"),
-            "quintain_runner.dataset_command": ("open_dataset",),
-            "quintain_runner.doors": ("Doors", "scrubbed"),
-            "quintain_runner.estimate": ("Estimate", "Plan", "estimate_plan"),
-            "quintain_runner.evaluation": ("Evaluation", "load_evaluation"),
-            "quintain_runner.grader_specs": (
+            "quintain_runner.cost.prices": ("Price", "known_prices", "target_price"),
+            "quintain_runner.cost.run_cost": ("dollars",),
+            "quintain_runner.dataset.command": ("open_dataset",),
+            "quintain_runner.dataset.reader": ("DatasetStats", "read_cases"),
+            "quintain_runner.engine.estimate": ("EstimateInput", "RunEstimate", "estimate_run"),
+            "quintain_runner.engine.run": (
+                "DEFAULT_CONCURRENCY",
+                "DEFAULT_GRADER_CONCURRENCY",
+                "RunSetup",
+                "run_evaluation",
+            ),
+            "quintain_runner.graders.base": ("GraderRunner", "judge_target_of"),
+            "quintain_runner.graders.factory": ("open_graders",),
+            "quintain_runner.graders.program": ("ProgramGraderRunner",),
+            "quintain_runner.progress.display": ("NoProgressDisplay", "progress_display"),
+            "quintain_runner.progress.terminal_text": ("plain_line",),
+            "quintain_runner.report.comparison": ("Comparison", "compare_runs"),
+            "quintain_runner.report.comparison_text": ("comparison_lines", "comparison_tables", "conclusion"),
+            "quintain_runner.report.csv_file": ("write_csv",),
+            "quintain_runner.report.junit": ("write_junit",),
+            "quintain_runner.report.markdown": ("write_markdown",),
+            "quintain_runner.report.run_record": ("Origin",),
+            "quintain_runner.report.run_report": ("RunReport", "read_report"),
+            "quintain_runner.report.summary_text": ("exit_line", "rich_table", "unaccounted_calls_note"),
+            "quintain_runner.report.tables": ("TextTable", "cost_line", "run_tables"),
+            "quintain_runner.results.atomic_file": ("atomic_write", "exclusive_lock"),
+            "quintain_runner.results.store": ("charged_calls",),
+            "quintain_runner.spec.environment": ("GraderEnvironment", "without_secret_variables"),
+            "quintain_runner.spec.evaluation": ("Evaluation", "load_evaluation"),
+            "quintain_runner.spec.files": ("read_text_file",),
+            "quintain_runner.spec.graders": (
                 "CommandGrader",
                 "FunctionGrader",
                 "GraderSpec",
                 "JudgeGrader",
-                "kind_of",
-                "most_calls",
+                "grader_kind",
+                "max_calls_of",
             ),
-            "quintain_runner.grading": ("Grader", "judge_of"),
-            "quintain_runner.junit": ("write_junit",),
-            "quintain_runner.markdown": ("write_markdown",),
-            "quintain_runner.plan": ("Again", "check_known", "choose_targets", "most_per_trial"),
-            "quintain_runner.prices": ("Price", "price_of", "prices_of"),
-            "quintain_runner.programs": ("Executing",),
-            "quintain_runner.progress": ("Silent", "progress_on"),
-            "quintain_runner.ready_graders": ("prepared_graders",),
-            "quintain_runner.record": ("Origin",),
-            "quintain_runner.report": ("RunReport", "read_report"),
-            "quintain_runner.results": ("calls_in",),
-            "quintain_runner.run": (
-                "DEFAULT_CONCURRENCY",
-                "DEFAULT_GRADERS_AT_ONCE",
-                "RunSetup",
-                "run_evaluation",
+            "quintain_runner.spec.json_schema": ("evaluation_schema",),
+            "quintain_runner.spec.plan": (
+                "RerunPolicy",
+                "check_targets_available",
+                "choose_targets",
+                "max_calls_per_trial",
             ),
-            "quintain_runner.schema": ("evaluation_schema",),
-            "quintain_runner.sheets": ("Sheet", "cost_line", "sheets_of"),
-            "quintain_runner.terminal": ("plain",),
         },
     )
 
 __all__ = [
     "DEFAULT_CONCURRENCY",
-    "DEFAULT_GRADERS_AT_ONCE",
-    "Again",
+    "DEFAULT_GRADER_CONCURRENCY",
     "CommandGrader",
     "Comparison",
-    "DatasetFacts",
-    "Doors",
-    "Estimate",
+    "DatasetStats",
+    "EstimateInput",
     "Evaluation",
-    "Executing",
     "FunctionGrader",
-    "Grader",
+    "GraderEnvironment",
+    "GraderRunner",
     "GraderSpec",
     "JudgeGrader",
+    "NoProgressDisplay",
     "Origin",
-    "Plan",
     "Price",
+    "ProgramGraderRunner",
+    "RerunPolicy",
+    "RunEstimate",
     "RunReport",
     "RunSetup",
-    "Sheet",
-    "Silent",
-    "calls_in",
-    "check_known",
+    "TextTable",
+    "atomic_write",
+    "charged_calls",
+    "check_targets_available",
     "choose_targets",
     "compare_runs",
     "comparison_lines",
-    "comparison_sheets",
+    "comparison_tables",
+    "conclusion",
     "cost_line",
     "dollars",
-    "estimate_plan",
+    "estimate_run",
     "evaluation_schema",
-    "holding",
-    "judge_of",
-    "kind_of",
-    "last_line",
+    "exclusive_lock",
+    "exit_line",
+    "grader_kind",
+    "judge_target_of",
+    "known_prices",
     "load_evaluation",
-    "most_calls",
-    "most_per_trial",
-    "note",
+    "max_calls_of",
+    "max_calls_per_trial",
     "open_dataset",
-    "plain",
-    "prepared_graders",
-    "price_of",
-    "prices_of",
-    "progress_on",
-    "read_beside",
+    "open_graders",
+    "plain_line",
+    "progress_display",
     "read_cases",
     "read_report",
-    "replacing",
+    "read_text_file",
+    "rich_table",
     "run_evaluation",
-    "scrubbed",
-    "sheets_of",
-    "table_of",
-    "verdict_of",
+    "run_tables",
+    "target_price",
+    "unaccounted_calls_note",
+    "without_secret_variables",
     "write_csv",
     "write_junit",
     "write_markdown",

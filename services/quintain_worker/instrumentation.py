@@ -9,57 +9,69 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.token import SessionToken
 from quintain.errors import Throttled
-from quintain.telemetry.genai import answer_content, answer_told, question_content, tried
+from quintain.telemetry.semconv_genai import input_content, output_content, provider_span, response_attributes
 from quintain.telemetry.spans import span
 from quintain_worker.metrics import OK, WorkerMetrics
-from quintain_worker.port import ActsForCaller, Answer, Billing, Heard, Provider, ProviderFailure, for_caller
+from quintain_worker.providers.provider import (
+    Billing,
+    OnText,
+    Provider,
+    ProviderAnswer,
+    ProviderFailure,
+    SessionScopedProvider,
+    provider_for_session,
+)
 
 
-class InstrumentedProvider(ActsForCaller):
-    """Another provider, instrumented. ``content``: questions and answers are part of the spans."""
+class InstrumentedProvider(SessionScopedProvider):
+    """Another provider, instrumented. ``record_content``: questions and answers are part of the spans."""
 
-    def __init__(self, provider: Provider, card: TargetCard, metrics: WorkerMetrics, *, content: bool = False) -> None:
-        self._provider, self._card, self._metrics, self._content = provider, card, metrics, content
+    def __init__(
+        self, provider: Provider, card: TargetCard, metrics: WorkerMetrics, *, record_content: bool = False
+    ) -> None:
+        self._provider, self._card, self._metrics, self._record_content = provider, card, metrics, record_content
 
-    async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
         """As `Provider.answer`."""
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         # Cut off from outside, or by a defect: what came of it is unknown.
-        end: str = Billing.UNKNOWN.value
+        outcome: str = Billing.UNKNOWN.value
         try:
-            answer = await self._in_span(request, timeout_seconds, heard)
-            end = OK
+            answer = await self._in_span(request, timeout_seconds, on_text)
+            outcome = OK
         except ProviderFailure as failure:
-            end = failure.billing.value
+            outcome = failure.billing.value
             if isinstance(failure.fault, Throttled):
-                self._metrics.throttled(self._card.name)
+                self._metrics.count_throttled(self._card.name)
             raise
         finally:
-            self._metrics.tried(self._card.name, end, time.perf_counter() - began)
+            self._metrics.observe_try(self._card.name, outcome, time.perf_counter() - started_at)
         return answer
 
-    def acting_for(self, token: SessionToken) -> InstrumentedProvider:
+    def for_session(self, token: SessionToken) -> InstrumentedProvider:
         """The provider that acts in its caller's name, instrumented likewise."""
-        acting = for_caller(self._provider, token)
-        if acting is self._provider:
+        provider = provider_for_session(self._provider, token)
+        if provider is self._provider:
             return self
-        return InstrumentedProvider(acting, self._card, self._metrics, content=self._content)
+        return InstrumentedProvider(provider, self._card, self._metrics, record_content=self._record_content)
 
     async def close(self) -> None:
         """As `Provider.close`."""
         await self._provider.close()
 
-    async def _in_span(self, request: InvokeRequest, timeout_seconds: float, heard: Heard | None) -> Answer:
-        with span(partial(tried, self._card.name, self._card.provider, self._card.model, request)) as trying:
-            if self._content and trying.recorded:
-                trying.tell(question_content(request))
+    async def _in_span(self, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None) -> ProviderAnswer:
+        with span(partial(provider_span, self._card.name, self._card.provider, self._card.model, request)) as try_span:
+            if self._record_content and try_span.is_recording:
+                try_span.set_attributes(input_content(request))
             try:
-                answer = await self._provider.answer(request, timeout_seconds=timeout_seconds, heard=heard)
+                answer = await self._provider.answer(request, timeout_seconds=timeout_seconds, on_text=on_text)
             except ProviderFailure as failure:
-                trying.tell({"quintain.billing": failure.billing.value})
+                try_span.set_attributes({"quintain.billing": failure.billing.value})
                 raise
-            if trying.recorded:
-                trying.tell(answer_told(answer.model, answer.finish_reason, answer.token_usage))
-                if self._content:
-                    trying.tell(answer_content(answer.text, answer.output, answer.finish_reason))
+            if try_span.is_recording:
+                try_span.set_attributes(response_attributes(answer.model, answer.finish_reason, answer.token_usage))
+                if self._record_content:
+                    try_span.set_attributes(output_content(answer.text, answer.output, answer.finish_reason))
             return answer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from quintain.contracts.invoke import Result
-from quintain.contracts.ledger import Outcome
+from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.message import Message
 from quintain.errors import Fault
-from quintain.operations.metrics import ServiceMetrics
+from quintain.observability.metrics import ServiceMetrics
 
 #: The codes of calls without a fault: answered, answered from what the ledger keeps, given back to the queue.
 OK, REPLAYED, GIVEN_BACK = "ok", "replayed", "given_back"
@@ -29,27 +29,27 @@ class WorkerMetrics(ServiceMetrics):
         self._provider_seconds, self._queue_seconds = cache(provider_seconds.labels), cache(queue_seconds.labels)
         self._throttled = cache(throttled.labels)
 
-    def ended(self, target: str, answer: Message | Fault) -> None:
+    def count_answered(self, target: str, answer: Message | Fault) -> None:
         """Count a delivery that was answered."""
         replayed = isinstance(answer, Result) and answer.replayed
         self._calls(target, answer.code if isinstance(answer, Fault) else REPLAYED if replayed else OK).inc()
 
-    def given_back(self, target: str) -> None:
+    def count_returned(self, target: str) -> None:
         """Count a delivery that was put back into its queue."""
         self._calls(target, GIVEN_BACK).inc()
 
-    def settled(self, target: str, outcome: Outcome) -> None:
+    def count_settled(self, target: str, outcome: AttemptOutcome) -> None:
         """Count an attempt."""
         self._attempts(target, outcome.value).inc()
 
-    def waited(self, target: str, seconds: float) -> None:
+    def observe_queue_wait(self, target: str, seconds: float) -> None:
         """Observe a request's time in the queue."""
         self._queue_seconds(target).observe(seconds)
 
-    def tried(self, target: str, end: str, seconds: float) -> None:
-        """Observe one try at a provider: ``end`` is ``ok`` or what is known of its bill."""
-        self._provider_seconds(target, end).observe(seconds)
+    def observe_try(self, target: str, outcome: str, seconds: float) -> None:
+        """Observe one try at a provider: ``outcome`` is ``ok`` or what is known of its bill."""
+        self._provider_seconds(target, outcome).observe(seconds)
 
-    def throttled(self, target: str) -> None:
+    def count_throttled(self, target: str) -> None:
         """Count a try that came too early for the provider."""
         self._throttled(target).inc()

@@ -1,12 +1,12 @@
-"""Quintain: the dispatch layer for AI evaluations.
+"""Quintain: a dispatch layer for AI evaluations on RabbitMQ.
 
-An evaluator's side in three lines::
+Invoke a target from an evaluator's script::
 
     async with quintain.connect() as target:
         result = await target.invoke(question="What is the capital of France?")
         print(result.raw_text)
 
-`quintain.sync` is the same for programs that are not asynchronous.
+`quintain.sync` offers the same calls to programs that do not use asyncio.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quintain.client.connect import connect
     from quintain.client.transport import BatchItem
     from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
-    from quintain.contracts.metadata import Info
+    from quintain.contracts.session import Info
     from quintain.errors import (
         BadRequest,
         BrokerRefused,
@@ -88,7 +88,7 @@ else:
                 "Result",
                 "TokenUsage",
             ),
-            "quintain.contracts.metadata": ("Info",),
+            "quintain.contracts.session": ("Info",),
             "quintain.errors": (
                 "BadRequest",
                 "BrokerRefused",

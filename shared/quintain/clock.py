@@ -1,4 +1,4 @@
-"""Time as the ledger sees it: deadlines are absolute, on the metadata service's clock."""
+"""A clock synchronised with the metadata service's, which all deadlines refer to (milliseconds since the epoch)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clock:
         """Milliseconds since the epoch (UTC) on the metadata service's clock, as far as it is known."""
         return int(time.time() * 1000 + self._offset_ms)
 
-    def learn(self, now_ms: int) -> None:
+    def synchronize(self, now_ms: int) -> None:
         """Take the metadata service's ``now``, read just now; an hour's difference between machines is harmless."""
         self._offset_ms = now_ms - time.time() * 1000
 

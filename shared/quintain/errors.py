@@ -81,10 +81,11 @@ class GatewayUnavailable(BusError):
 class Unroutable(BusError):
     """Nothing is bound where this message was sent.
 
-    ``arrived_before``: the same message went out before, its confirm was lost, and it may have found its way then.
+    ``maybe_delivered_before``: the same message went out before, its confirm was lost, and it may have found its way
+    then.
     """
 
-    arrived_before = False
+    maybe_delivered_before = False
 
 
 class QueueFull(BusError):
@@ -99,7 +100,7 @@ class HostLost(QuintainError, RuntimeError):
     """The host of a leased target has gone, or the lease has."""
 
 
-class NeverAsked(HostLost):
+class LeaseRequestNotDelivered(HostLost):
     """The lease had ended before this was asked of it, and nothing came of it."""
 
 

@@ -1,12 +1,12 @@
-"""Graders in Python: a function with ``@quintain.grader``, and what it is given.
+"""Python graders: functions decorated with ``@quintain.grader``.
 
     @quintain.grader
     def polite(case, output):
         return "please" in output
 
-It takes any of `GraderInput`'s fields by name, or one parameter of that type, and ``session``: a client of the
-grader's own session (`quintain.sync.SyncEvaluator`; in an ``async def`` a `quintain.Client`). It returns a bool, a
-score from 0 to 1, or a dict in one of AgentV's three shapes. An exception is an error of that case, never a score.
+A grader takes any fields of `GraderInput` by name, or one parameter of that type, and optionally ``session``: a client
+of the grader's own session (synchronous, or asynchronous in an ``async def``). It returns a bool, a score from 0 to 1,
+or a dict in one of AgentV's three shapes. An exception is an error of that case, not a score.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Annotated, Final, Generic, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from quintain.contracts.invoke import ChatMessage, OutputMessage, TokenUsage, text_of
+from quintain.contracts.invoke import ChatMessage, OutputMessage, TokenUsage, content_text
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 #: The parameter by which a grader asks for a client of its own session.
-SESSION: Final = "session"
+SESSION_PARAMETER: Final = "session"
 
 
 class Case(BaseModel):
@@ -41,12 +41,12 @@ class Case(BaseModel):
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
 
     @property
-    def asked(self) -> str:
+    def question_text(self) -> str:
         """The question as text: where the case has messages, the last that the user said."""
         if self.question is not None:
             return self.question
-        said = [message.content for message in self.messages or [] if message.role == "user"]
-        return text_of(said[-1]) if said else ""
+        user_contents = [message.content for message in self.messages or [] if message.role == "user"]
+        return content_text(user_contents[-1]) if user_contents else ""
 
 
 class GraderInput(BaseModel):
@@ -72,7 +72,7 @@ class Grader(Generic[Parameters, Returned]):
 
     def __init__(self, function: Callable[Parameters, Returned]) -> None:
         self._function = function
-        self._wanted, self._whole = _wanted(function)
+        self._named_parameters, self._input_parameter = _inspect_parameters(function)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
@@ -86,13 +86,16 @@ class Grader(Generic[Parameters, Returned]):
     @property
     def wants_session(self) -> bool:
         """Whether it asks for a client of its session."""
-        return SESSION in self._wanted
+        return SESSION_PARAMETER in self._named_parameters
 
-    def grade(self, given: GraderInput, session: object = None) -> object:
+    def grade(self, grader_input: GraderInput, session: object = None) -> object:
         """What the function returns for this input: of an ``async def`` an awaitable."""
-        arguments = {name: session if name == SESSION else getattr(given, name) for name in self._wanted}
-        if self._whole is not None:
-            arguments[self._whole] = given
+        arguments = {
+            name: session if name == SESSION_PARAMETER else getattr(grader_input, name)
+            for name in self._named_parameters
+        }
+        if self._input_parameter is not None:
+            arguments[self._input_parameter] = grader_input
         function: Callable[..., object] = self._function
         return function(**arguments)
 
@@ -105,23 +108,23 @@ def grader(function: Callable[Parameters, Returned]) -> Grader[Parameters, Retur
     return Grader(function)
 
 
-def _wanted(function: Callable[..., object]) -> tuple[tuple[str, ...], str | None]:
+def _inspect_parameters(function: Callable[..., object]) -> tuple[tuple[str, ...], str | None]:
     """The parameters of a function that are given by name, and the one that is given everything."""
-    known = [*GraderInput.model_fields, SESSION]
-    wanted: list[str] = []
-    whole: str | None = None
+    known = [*GraderInput.model_fields, SESSION_PARAMETER]
+    named: list[str] = []
+    input_parameter: str | None = None
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             continue
         if parameter.annotation is GraderInput or str(parameter.annotation).rpartition(".")[2] == GraderInput.__name__:
-            whole = name
+            input_parameter = name
         elif name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
-            wanted.append(name)
+            named.append(name)
         elif parameter.default is parameter.empty:
-            near = get_close_matches(name, known, n=1)
-            mend = f"did you mean {near[0]!r}? Known" if near else "known"
+            matches = get_close_matches(name, known, n=1)
+            hint = f"did you mean {matches[0]!r}? Known" if matches else "known"
             raise TypeError(
                 f"the grader {getattr(function, '__name__', 'function')!r} takes {name!r}, which no grader is given; "
-                f"{mend}: {', '.join(known)}"
+                f"{hint}: {', '.join(known)}"
             )
-    return tuple(wanted), whole
+    return tuple(named), input_parameter

@@ -1,8 +1,7 @@
-"""What a line of a log says beside its message: which call, session, run, target and trace it is about.
+"""Log formatters, text and JSON, that add the ids of the current call, session, run, target and trace to each line.
 
-Ids are set once, where work begins (`about`), and every line written inside carries them, as text or as JSON. They may
-come from strangers: whatever could begin a new line or steer a terminal is escaped. No token is an id, and no model's
-text is one.
+Ids are bound with `log_context` and apply to everything logged inside. They may come from untrusted callers, so control
+characters are escaped. Tokens and model output are never ids.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
-from quintain.telemetry.spans import trace_id
+from quintain.telemetry.spans import current_trace_id
 
 #: An id is shown this long at most.
-MOST_SHOWN = 128
+MAX_ID_LENGTH = 128
 
 #: The words of the ids, in the order in which they are shown, and their short forms in text.
-_SHORT = {"requestId": "call", "sessionId": "session", "runId": "run", "target": "target", "traceId": "trace"}
+_TEXT_NAMES = {"requestId": "call", "sessionId": "session", "runId": "run", "target": "target", "traceId": "trace"}
 
-_ids: ContextVar[dict[str, str] | None] = ContextVar("quintain_log_ids", default=None)
+_log_ids: ContextVar[dict[str, str] | None] = ContextVar("quintain_log_ids", default=None)
 
 
-class _About(contextlib.AbstractContextManager[None]):
+class _LogContext(contextlib.AbstractContextManager[None]):
     """These ids, while inside."""
 
-    __slots__ = ("_before", "_given")
+    __slots__ = ("_ids_to_add", "_token")
 
-    def __init__(self, given: dict[str, str]) -> None:
-        self._given = given
+    def __init__(self, ids_to_add: dict[str, str]) -> None:
+        self._ids_to_add = ids_to_add
 
     def __enter__(self) -> None:
-        self._before = _ids.set({**(_ids.get() or {}), **self._given})
+        self._token = _log_ids.set({**(_log_ids.get() or {}), **self._ids_to_add})
 
     def __exit__(self, *_: object) -> None:
-        _ids.reset(self._before)
+        _log_ids.reset(self._token)
 
 
-def about(
+def log_context(
     *,
     request_id: str | None = None,
     session_id: str | None = None,
@@ -49,63 +48,71 @@ def about(
     target: str | None = None,
 ) -> contextlib.AbstractContextManager[None]:
     """Lines written inside are about this call; what is not given stays as it was."""
-    given = {"requestId": request_id, "sessionId": session_id, "runId": run_id, "target": target}
-    return _About({name: value for name, value in given.items() if value})
+    named_ids = {"requestId": request_id, "sessionId": session_id, "runId": run_id, "target": target}
+    return _LogContext({name: value for name, value in named_ids.items() if value})
 
 
-def ids() -> dict[str, str]:
+def current_ids() -> dict[str, str]:
     """The ids of what is under way, cut to a bounded length, the trace's where there is one."""
-    found = {**(_ids.get() or {})}
-    if (trace := trace_id()) is not None:
-        found["traceId"] = trace
-    return {name: found[name][:MOST_SHOWN] for name in _SHORT if name in found}
+    bound_ids = {**(_log_ids.get() or {})}
+    if (trace := current_trace_id()) is not None:
+        bound_ids["traceId"] = trace
+    return {name: bound_ids[name][:MAX_ID_LENGTH] for name in _TEXT_NAMES if name in bound_ids}
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object a line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's line."""
         line: dict[str, str] = {
-            "time": _moment(record),
+            "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **ids(),
+            **current_ids(),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
-class TextLines(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """A line for people: the message, then the ids. What follows a line of its own (a traceback) is indented, so that
     nothing in it can be taken for a line of the log."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's lines."""
-        shown = " ".join(f"{_SHORT[name]}={escaped(value)}" for name, value in ids().items())
-        words = (_moment(record), record.levelname, record.name, escaped(record.getMessage()), shown and f"[{shown}]")
-        line = " ".join(filter(None, words))
+        id_text = " ".join(
+            f"{_TEXT_NAMES[name]}={escape_control_characters(value)}" for name, value in current_ids().items()
+        )
+        parts = (
+            _timestamp(record),
+            record.levelname,
+            record.name,
+            escape_control_characters(record.getMessage()),
+            id_text and f"[{id_text}]",
+        )
+        line = " ".join(filter(None, parts))
         if not record.exc_info:
             return line
         trace = self.formatException(record.exc_info)
-        return "\n".join([line, *(f"  {escaped(part)}" for part in trace.split("\n"))])
+        return "\n".join([line, *(f"  {escape_control_characters(part)}" for part in trace.split("\n"))])
 
 
-def escaped(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """The text on one line, with nothing in it that steers a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def set_up(level: int, *, as_json: bool, stream: TextIO | None = None) -> None:
+def configure_logging(level: int, *, as_json: bool, stream: TextIO | None = None) -> None:
     """Log to stderr from this level on, and to nowhere else."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if as_json else TextLines())
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-def _moment(record: logging.LogRecord) -> str:
+def _timestamp(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,8 +1,8 @@
-"""Who is asked what: every address with its question and its answer. This page is the system.
+"""Every route: its exchange and routing key, the type of its request and of its reply; and the wire's headers.
 
-A target's own address is `invoke_key`: exchange ``quintain.invoke``, routing key = the target's name, or empty
-for the session's default. The routes on ``quintain.host`` name a type; their key is a target's name for a lease, and
-a lease's own key for the rest.
+An invoke request goes to the exchange ``quintain.invoke`` with the target's name as routing key, or an empty one for
+the session's default. Requests on ``quintain.host`` have a target's name as routing key for a lease, and the
+lease's own key otherwise; there the route's key is the message type.
 """
 
 from __future__ import annotations
@@ -10,61 +10,63 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quintain.contracts import discovery, hosted, ledger, metadata, operating
+from quintain.contracts import admin, discovery, ledger, remote_target
+from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
 from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, Exchange
 from quintain.topology import INVOKE as INVOKE_EXCHANGE
 
-Ask = TypeVar("Ask", bound=Message)
-Answer = TypeVar("Answer", bound=Message)
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Route(Generic[Ask, Answer]):
-    """One address: publish ``asks`` to ``exchange`` with ``key`` (also the message's ``type``); ``answers`` comes."""
+class Route(Generic[RequestT, ReplyT]):
+    """One address: publish ``request_type`` to ``exchange`` with ``key`` (also the message's ``type``);
+    ``reply_type`` comes."""
 
     name: str
     exchange: Exchange
     key: str
-    asks: type[Ask]
-    answers: type[Answer]
+    request_type: type[RequestT]
+    reply_type: type[ReplyT]
 
 
 INVOKE = Route("invoke", INVOKE_EXCHANGE, "", InvokeRequest, Result)
 
-INFO = Route("info", METADATA, "info", metadata.AskInfo, metadata.Info)
-OPEN = Route("open", METADATA, "open", metadata.OpenSession, metadata.SessionOpened)
-AMEND = Route("amend", METADATA, "amend", metadata.AmendSession, metadata.Info)
-CLOSE = Route("close", METADATA, "close", metadata.CloseSession, metadata.Info)
-RESERVE = Route("reserve", METADATA, "reserve", metadata.ReserveCalls, metadata.CallsReserved)
-RELEASE = Route("release", METADATA, "release", metadata.ReleaseCalls, metadata.CallsReleased)
-CANCEL = Route("cancel", METADATA, "cancel", metadata.CancelCalls, metadata.CallsCancelled)
-LIST = Route("list", METADATA, "list", metadata.ListSessions, metadata.SessionList)
-SHOW = Route("show", METADATA, "show", metadata.ShowSession, metadata.Info)
+INFO = Route("info", METADATA, "info", session_messages.GetInfo, session_messages.Info)
+OPEN = Route("open", METADATA, "open", session_messages.OpenSession, session_messages.SessionOpened)
+AMEND = Route("amend", METADATA, "amend", session_messages.AmendSession, session_messages.Info)
+CLOSE = Route("close", METADATA, "close", session_messages.CloseSession, session_messages.Info)
+RESERVE = Route("reserve", METADATA, "reserve", session_messages.ReserveCalls, session_messages.CallsReserved)
+RELEASE = Route("release", METADATA, "release", session_messages.ReleaseCalls, session_messages.CallsReleased)
+CANCEL = Route("cancel", METADATA, "cancel", session_messages.CancelCalls, session_messages.CallsCancelled)
+LIST = Route("list", METADATA, "list", session_messages.ListSessions, session_messages.SessionList)
+SHOW = Route("show", METADATA, "show", session_messages.ShowSession, session_messages.Info)
 TARGETS = Route("targets", METADATA, "targets", discovery.ListTargets, discovery.TargetList)
-PAUSE = Route("pause", METADATA, "pause", operating.PauseTarget, operating.TargetPause)
-RESUME = Route("resume", METADATA, "resume", operating.ResumeTarget, operating.TargetPause)
-WORKERS = Route("workers", METADATA, "workers", operating.ListWorkers, operating.WorkerList)
-DRAIN = Route("drain", METADATA, "drain", operating.DrainWorker, operating.WorkerList)
+PAUSE = Route("pause", METADATA, "pause", admin.PauseTarget, admin.TargetPause)
+RESUME = Route("resume", METADATA, "resume", admin.ResumeTarget, admin.TargetPause)
+WORKERS = Route("workers", METADATA, "workers", admin.ListWorkers, admin.WorkerList)
+DRAIN = Route("drain", METADATA, "drain", admin.DrainWorker, admin.WorkerList)
 
 #: Heard by every service: each answers with its card.
 DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discovery.ServiceCard)
 
 REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed)
 HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed)
-ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitAnswer)
+ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitReply)
 SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
 
-LEASE = Route("lease", HOST, "lease", hosted.AskLease, hosted.LeaseAnswer)
-DESCRIBE = Route("describe", HOST, "describe", hosted.Plain, hosted.Done)
-SET_CONFIG = Route("set_config", HOST, "set_config", hosted.SetConfig, hosted.Done)
-QUERY = Route("query", HOST, "query", hosted.Query, hosted.Done)
-START_RUN = Route("start_run", HOST, "start_run", hosted.StartRun, hosted.Done)
-CANCEL_RUN = Route("cancel_run", HOST, "cancel_run", hosted.CancelRun, hosted.Done)
-RESET = Route("reset", HOST, "reset", hosted.Plain, hosted.Done)
-TEARDOWN = Route("teardown", HOST, "teardown", hosted.Plain, hosted.Done)
-RENEW = Route("renew", HOST, "renew", hosted.Plain, hosted.Done)
+LEASE = Route("lease", HOST, "lease", remote_target.OpenLease, remote_target.LeaseOpened)
+DESCRIBE = Route("describe", HOST, "describe", remote_target.BareLeaseRequest, remote_target.LeaseResult)
+SET_CONFIG = Route("set_config", HOST, "set_config", remote_target.SetConfig, remote_target.LeaseResult)
+QUERY = Route("query", HOST, "query", remote_target.Query, remote_target.LeaseResult)
+START_RUN = Route("start_run", HOST, "start_run", remote_target.StartRun, remote_target.LeaseResult)
+CANCEL_RUN = Route("cancel_run", HOST, "cancel_run", remote_target.CancelRun, remote_target.LeaseResult)
+RESET = Route("reset", HOST, "reset", remote_target.BareLeaseRequest, remote_target.LeaseResult)
+TEARDOWN = Route("teardown", HOST, "teardown", remote_target.BareLeaseRequest, remote_target.LeaseResult)
+RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_target.LeaseResult)
 
 # The headers of ``protocol.md`` §2.
 TOKEN_HEADER = "x-quintain-session"  # noqa: S105 -- the name of a header
@@ -76,7 +78,7 @@ ROUTED_HEADER = "x-quintain-routed"
 
 #: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's
 #: own message interceptor writes the same header; without it the time in the queue is not known.
-PUBLISHED_HEADER = "timestamp_in_ms"
+PUBLISHED_AT_HEADER = "timestamp_in_ms"
 
 #: What `ACCEPT_HEADER` asks for besides the one final message: pieces of the answer as they come, and a word every now
 #: and then that the call still runs.

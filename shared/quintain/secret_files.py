@@ -1,6 +1,6 @@
-"""Secrets by file: where ``NAME`` may be set, ``NAME_FILE`` may name a file with its value, as containers have it.
+"""Secrets from files: ``NAME_FILE`` may hold the path of a file with the value of ``NAME``, as in containers.
 
-One newline at the file's end is not part of the value. A variable that is set and empty says nothing.
+One trailing newline is not part of the value. An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def read_secret(env: Mapping[str, str], name: str) -> str | None:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or "it is no text"
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is no text"
         raise ConfigError(
-            f"{name}{_SUFFIX} names {file}, which cannot be read ({why}): is it there, and may this user read it?"
+            f"{name}{_SUFFIX} names {file}, which cannot be read ({reason}): is it there, and may this user read it?"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def with_secrets(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """The environment with these variables' values out of their files. Raises what `read_secret` raises."""
-    read = {name: read_secret(env, name) for name in names}
-    return {**env, **{name: value for name, value in read.items() if value is not None}}
+    secrets = {name: read_secret(env, name) for name in names}
+    return {**env, **{name: value for name, value in secrets.items() if value is not None}}
 
 
 def without_variables(env: Mapping[str, str], names: Collection[str]) -> dict[str, str]:

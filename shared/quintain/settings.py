@@ -1,4 +1,4 @@
-"""The environment, read once: the only module that looks at it (``protocol.md`` §6)."""
+"""Settings from environment variables (``protocol.md`` §6). The only module that reads the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORTEST_TEST_LEASE_SECONDS, LONGEST_TEST_LEASE_SECONDS = 1.0, DEFAULT_TIMINGS.l
 log = logging.getLogger(__name__)
 
 #: The words for how much is logged.
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Settings:
             return self.gateway_url
         try:
             return self.require_broker_url()
-        except ConfigError as neither:
+        except ConfigError as error:
             raise ConfigError(
-                f"{neither.message}; or set QUINTAIN_GATEWAY_URL to a gateway, such as http://127.0.0.1:8787"
+                f"{error.message}; or set QUINTAIN_GATEWAY_URL to a gateway, such as http://127.0.0.1:8787"
             ) from None
 
     def require_session_token(self) -> str:
@@ -82,12 +82,12 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
-    """Whether spans are sent away, and whether questions and answers are in them. ``service_named``: the operator named
-    the service, so that we do not."""
+    """Whether spans are sent away, and whether questions and answers are in them. ``has_service_name``: the operator
+    named the service, so that we do not."""
 
     export: bool = False
-    content: bool = False
-    service_named: bool = False
+    include_content: bool = False
+    has_service_name: bool = False
 
 
 def environment() -> dict[str, str]:
@@ -148,30 +148,30 @@ def _timings(env: Mapping[str, str]) -> Timings:
 
 def read_log_settings(env: Mapping[str, str]) -> LogSettings:
     """``QUINTAIN_LOG_FORMAT`` and ``QUINTAIN_LOG_LEVEL``. Raises `ConfigError` for a word that is none of theirs."""
-    form = _one_of(env, "QUINTAIN_LOG_FORMAT", ("text", "json"))
-    level = _one_of(env, "QUINTAIN_LOG_LEVEL", LEVELS)
-    return LogSettings(as_json=form == "json", level=None if level is None else LEVELS[level])
+    log_format = _read_choice(env, "QUINTAIN_LOG_FORMAT", ("text", "json"))
+    level = _read_choice(env, "QUINTAIN_LOG_LEVEL", LOG_LEVELS)
+    return LogSettings(as_json=log_format == "json", level=None if level is None else LOG_LEVELS[level])
 
 
 def read_trace_settings(env: Mapping[str, str]) -> TraceSettings:
     """What the standard ``OTEL_*`` variables and ``QUINTAIN_TRACE_CONTENT`` say. Raises `ConfigError`."""
-    content = _one_of(env, "QUINTAIN_TRACE_CONTENT", ("true", "false")) == "true"
+    content = _read_choice(env, "QUINTAIN_TRACE_CONTENT", ("true", "false")) == "true"
     disabled = env.get("OTEL_SDK_DISABLED", "").lower() == "true"
     exporter = env.get("OTEL_TRACES_EXPORTER", "")
-    receiver = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    named = bool(env.get("OTEL_SERVICE_NAME")) or "service.name=" in env.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    service_named = bool(env.get("OTEL_SERVICE_NAME")) or "service.name=" in env.get("OTEL_RESOURCE_ATTRIBUTES", "")
     return TraceSettings(
-        export=not disabled and (exporter == "otlp" or (not exporter and bool(receiver))),
-        content=content,
-        service_named=named,
+        export=not disabled and (exporter == "otlp" or (not exporter and bool(endpoint))),
+        include_content=content,
+        has_service_name=service_named,
     )
 
 
-def _one_of(env: Mapping[str, str], name: str, words: Collection[str]) -> str | None:
-    said = env.get(name, "").lower()
-    if said and said not in words:
-        raise ConfigError(f"{name} is {env[name]!r}: it is one of {', '.join(words)}")
-    return said or None
+def _read_choice(env: Mapping[str, str], name: str, choices: Collection[str]) -> str | None:
+    value = env.get(name, "").lower()
+    if value and value not in choices:
+        raise ConfigError(f"{name} is {env[name]!r}: it is one of {', '.join(choices)}")
+    return value or None
 
 
 def _state_dir(env: Mapping[str, str]) -> Path:

@@ -1,6 +1,6 @@
-"""superred's controller over hosted targets: one line changes, and the target is on another machine.
+"""Hosted targets for superred's controller.
 
-Needs superred, in an environment that has it (``quintain[superred]``)::
+Requires superred (``quintain[superred]``)::
 
     remote = remote_factory("support-bot", concurrency=4)
     controller = Controller(target_factory=remote, scope=remote.scope("user", "tools"), ...)
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintain.remote.child_session import ChildTerms
+from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.factory import RemoteFactory
 from quintain.remote.target import RemoteTarget
-from quintain.target.tags import TagBook
-from quintain.target.vocabulary import superred_vocabulary
+from quintain.target.tag_registry import TagRegistry
+from quintain.target.type_registry import superred_types
 from superred import core
 
 
@@ -32,7 +32,7 @@ class RemoteTargetFactory(core.TargetFactory):
     remote: RemoteFactory = field(kw_only=True)
 
     @property
-    def tags(self) -> TagBook:
+    def tags(self) -> TagRegistry:
         """The tags that were met so far."""
         return self.remote.tags
 
@@ -49,29 +49,29 @@ def remote_factory(  # noqa: PLR0913 -- what `quintain.remote.factory.remote_fac
     name: str,
     *,
     concurrency: int = 1,
-    ahead: int | None = None,
+    prefetch: int | None = None,
     url: str | None = None,
     tags: Iterable[Any] = (),
     events: Iterable[type] = (),
-    child_session: ChildTerms | None = None,
+    child_session: ChildSessionPolicy | None = None,
 ) -> RemoteTargetFactory:
     """A superred `TargetFactory` for the target that hosts serve under this name.
 
-    ``ahead`` is how many leases are kept ready: as many as run at once, where nothing is said. ``url`` is the
+    ``prefetch`` is how many leases are kept ready: as many as run at once, where nothing is said. ``url`` is the
     broker's (``QUINTAIN_BROKER_URL``). ``tags`` are those of a scope that was built from the target's own package;
     `RemoteTargetFactory.scope` needs none. ``events`` are event and response classes of your own. ``child_session``
     gives each instance a session to call models with, under ``QUINTAIN_SESSION_TOKEN``'s.
     Raises `BrokerUnavailable`, `BrokerRefused`.
     """
-    vocabulary = superred_vocabulary().with_classes(events)
+    vocabulary = superred_types().with_classes(events)
     remote = RemoteFactory(
         name,
         concurrency=concurrency,
-        ahead=ahead,
+        prefetch=prefetch,
         url=url,
         tags=tags,
-        vocabulary=vocabulary,
-        kind=HostedTarget,
+        type_registry=vocabulary,
+        target_class=HostedTarget,
         child_session=child_session,
     )
     return RemoteTargetFactory(create=remote.create, concurrency=concurrency, remote=remote)

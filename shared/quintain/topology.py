@@ -1,7 +1,7 @@
-"""What is declared at the broker: exchanges, queues and bindings as data, constants of the protocol (§1).
+"""The AMQP topology as data: exchanges, queues and bindings, constants of the protocol (``protocol.md`` §1).
 
-Whichever service comes first declares them. What an operator tunes goes by policy, so that no edit of a
-configuration makes a declaration fail.
+Whichever service starts first declares it. What operators tune is set by policies, so that changing a setting never
+makes a declaration fail.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Queue:
     @property
     def arguments(self) -> dict[str, Argument]:
         """The arguments of its declaration. A bounded queue refuses the publish rather than drop its head."""
-        wanted: dict[str, Argument | None] = {
+        optional: dict[str, Argument | None] = {
             "x-queue-type": self.kind,
             "x-message-ttl": self.message_ttl_ms,
             "x-expires": self.expires_ms,
@@ -55,7 +55,7 @@ class Queue:
             "x-overflow": "reject-publish" if self.max_length or self.dead_letter_exchange else None,
             "x-dead-letter-strategy": "at-least-once" if self.dead_letter_exchange else None,
         }
-        return {key: value for key, value in wanted.items() if value is not None}
+        return {key: value for key, value in optional.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Topology:
         """The same without this queue and what is bound to it."""
         return Topology(
             self.exchanges,
-            tuple(one for one in self.queues if one.name != queue.name),
+            tuple(item for item in self.queues if item.name != queue.name),
             tuple(one for one in self.bindings if one.queue.name != queue.name),
         )
 
@@ -102,7 +102,7 @@ RUN = Exchange("quintain.run", "direct")
 DEAD = Exchange("quintain.dead", "fanout")
 DISCOVERY = Exchange("quintain.discovery", "fanout")
 POISON = Exchange("quintain.poison", "fanout")
-POISON_TURN = Exchange("quintain.poison.turn", "fanout")
+POISON_LOCK = Exchange("quintain.poison.turn", "fanout")
 
 UNROUTED_QUEUE = Queue("quintain.metadata.unrouted", "quorum")
 METADATA_QUEUE = Queue("quintain.metadata", "quorum")
@@ -111,7 +111,7 @@ SETTLE_QUEUE = Queue("quintain.ledger.settle", "quorum")
 DEAD_QUEUE = Queue("quintain.metadata.dead", "quorum")
 POISON_QUEUE = Queue("quintain.poison", "quorum")
 #: Holds one message while somebody goes through the poison queue.
-POISON_TURN_QUEUE = Queue(
+POISON_LOCK_QUEUE = Queue(
     "quintain.poison.turn", "classic", message_ttl_ms=MINUTE_MS, expires_ms=10 * MINUTE_MS, max_length=1
 )
 
@@ -195,4 +195,4 @@ EVALUATOR_TOPOLOGY = Topology((UNROUTED, INVOKE, METADATA, REPLY))
 
 #: What an operator who looks at the poison queue needs.
 POISON_TOPOLOGY = Topology((POISON,), (POISON_QUEUE,), (Binding(POISON, POISON_QUEUE),))
-POISON_TURN_TOPOLOGY = Topology((POISON_TURN,), (POISON_TURN_QUEUE,), (Binding(POISON_TURN, POISON_TURN_QUEUE),))
+POISON_LOCK_TOPOLOGY = Topology((POISON_LOCK,), (POISON_LOCK_QUEUE,), (Binding(POISON_LOCK, POISON_LOCK_QUEUE),))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.command_line import CommandLine, command_line
-from support.gateway_up import GatewayUp, gateway_up
 from support.node import agentv_or_skip, node_or_skip
+from support.running_gateway import RunningGateway, run_gateway
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def shell(tmp_path: Path) -> Iterator[CommandLine]:
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayUp]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     """A gateway, and a shell that knows it and no broker."""
-    with gateway_up(tmp_path_factory.mktemp("gateway")) as gateway:
+    with run_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
         yield gateway
 
 

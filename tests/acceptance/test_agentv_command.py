@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.command_line import CommandLine
-from support.gateway_up import GatewayUp, gateway_up, run_program
+from support.running_gateway import RunningGateway, run_gateway, run_program
 
 GRADER = Path(__file__).parents[2] / "examples" / "clients" / "grader.mjs"
 
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.timeout(700)
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayUp]:
+def judge_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     """A gateway with two judges."""
-    with gateway_up(tmp_path_factory.mktemp("judges"), CONFIG) as door:
+    with run_gateway(tmp_path_factory.mktemp("judges"), CONFIG) as door:
         yield door
 
 
@@ -67,9 +67,9 @@ def evaluate(agentv: Path, evaluator: CommandLine, folder: Path) -> tuple[int, l
 
 @pytest.mark.parametrize(("judge", "score"), [("judge", 1), ("stern", 0)])
 def test_agentvs_command_grades_through_our_gateway(
-    door: GatewayUp, agentv: Path, folder: Path, judge: str, score: int
+    judge_gateway: RunningGateway, agentv: Path, folder: Path, judge: str, score: int
 ) -> None:
-    evaluator = door.evaluator(judge, 2)
+    evaluator = judge_gateway.open_session_shell(judge, 2)
     code, rows = evaluate(agentv, evaluator, folder)
     assert sorted((row["test_id"], row["score"]) for row in rows) == [("again", score), ("france", score)]
     said = "Yes, it does." if score else "No."

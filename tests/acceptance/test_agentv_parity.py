@@ -14,7 +14,7 @@ import pytest
 
 from support.command_line import CommandLine, command_line
 from support.evaluations import Json, rows_of
-from support.gateway_up import gateway_up, run_program
+from support.running_gateway import run_gateway, run_program
 
 CASES = [{"id": f"c{n}", "question": f"Item {n}: which way?", "expected": "north east south"} for n in range(8)]
 
@@ -109,11 +109,11 @@ def folder(tmp_path: Path) -> Path:
 def test_agentvs_command_and_ours_give_the_same_scores(agentv: Path, folder: Path) -> None:
     with command_line(folder) as shell:
         shell.run("run", "eval.yaml")
-    ours = {str(row["caseId"]): judged(row["graders"]) for row in rows_of(folder / "runs" / "eval")}
+    ours = {str(row["caseId"]): grader_scores(row["graders"]) for row in rows_of(folder / "runs" / "eval")}
     scores = {str(row["caseId"]): row["score"] for row in rows_of(folder / "runs" / "eval")}
 
     rows = agentvs_rows(agentv, folder)
-    theirs = {str(row["test_id"]): judged({one["name"]: one for one in list_of(row["scores"])}) for row in rows}
+    theirs = {str(row["test_id"]): grader_scores({one["name"]: one for one in list_of(row["scores"])}) for row in rows}
     assert ours == theirs
     assert scores == pytest.approx({str(row["test_id"]): row["score"] for row in rows})
     assert len(set(map(str, ours.values()))) == 5, "the cases tell graders apart"
@@ -122,16 +122,16 @@ def test_agentvs_command_and_ours_give_the_same_scores(agentv: Path, folder: Pat
             json.loads((folder / whose / f"{case['id']}.json").read_text()) for whose in ("ours", "theirs")
         )
         assert read.keys() >= theirs_read.keys()
-        assert alike(read, theirs_read) == alike(theirs_read, theirs_read)
+        assert common_fields(read, theirs_read) == common_fields(theirs_read, theirs_read)
 
 
 def agentvs_rows(agentv: Path, folder: Path) -> list[Json]:
     """What AgentV wrote, started in an environment that knows our gateway."""
     (folder / "door").mkdir()
-    with gateway_up(folder / "door", "targets: {judge: {provider: mock}}\n") as door:
-        evaluator = door.evaluator("judge", len(CASES))
+    with run_gateway(folder / "door", "targets: {judge: {provider: mock}}\n") as door:
+        evaluator = door.open_session_shell("judge", len(CASES))
         env = {
-            **without_ours(evaluator),
+            **agentv_environment(evaluator),
             "HOME": str(folder / "home"),
             "OF_AGENTV": "1",
             "AGENTV_TARGET_PROXY_URL": door.url,
@@ -143,12 +143,12 @@ def agentvs_rows(agentv: Path, folder: Path) -> list[Json]:
         return [json.loads(line) for line in index.read_text().splitlines()]
 
 
-def without_ours(shell: CommandLine) -> dict[str, str]:
+def agentv_environment(shell: CommandLine) -> dict[str, str]:
     """The environment of a shell that never heard of us."""
     return {name: value for name, value in shell.env.items() if not name.startswith("QUINTAIN_")}
 
 
-def alike(read: Json, like: Json) -> Json:
+def common_fields(read: Json, like: Json) -> Json:
     """What both programs say of a case, from what a grader read: the fields that the other has."""
     fields = {name: read[name] for name in like.keys() - THEIR_OWN}
     for name in ("trace", "trace_summary"):
@@ -159,7 +159,7 @@ def alike(read: Json, like: Json) -> Json:
     return fields
 
 
-def judged(graders: object) -> dict[str, object]:
+def grader_scores(graders: object) -> dict[str, object]:
     """Each grader's score and checks, whoever wrote them."""
     assert isinstance(graders, dict)
     found: dict[str, object] = {}

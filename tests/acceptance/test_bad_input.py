@@ -29,24 +29,24 @@ elif case["question"] == "hang":
 else:
     print(json.dumps({"score": 1}))
 """
-MENDED = "print('{\"score\": 1}')\n"
+FIXED_GRADER = "print('{\"score\": 1}')\n"
 
 
 @pytest.fixture
-def written(shell: CommandLine) -> CommandLine:
+def evaluation_shell(shell: CommandLine) -> CommandLine:
     """A shell in a folder with an evaluation in which nothing is wrong yet."""
     write_files(shell.folder, quintain_yaml=CONFIG, eval_yaml=EVALUATION)
     return shell
 
 
-def refusal(shell: CommandLine, *words: str) -> list[str]:
+def usage_error(shell: CommandLine, *args: str) -> list[str]:
     """The lines of an error of usage; nothing was run, and with ``--json`` the same is one object."""
-    refused = shell.run(*words, code=2)
+    refused = shell.run(*args, code=2)
     assert refused.stdout == ""
     assert refused.stderr.startswith("error  ")
-    told = shell.run(*words, "--json", code=2)
-    assert told.json["code"] == "config_error"
-    assert refused.stderr == f"error  {told.json['error']}\n"
+    as_json = shell.run(*args, "--json", code=2)
+    assert as_json.json["code"] == "config_error"
+    assert refused.stderr == f"error  {as_json.json['error']}\n"
     assert rows_of(shell.folder / "runs" / "eval") == []
     return refused.stderr.removeprefix("error  ").splitlines()
 
@@ -84,35 +84,35 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("file", "change", "sentence"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_in_a_file_is_told_with_its_place_and_the_nearest_known_word(
-    written: CommandLine, file: str, change: tuple[str, str], sentence: str
+    evaluation_shell: CommandLine, file: str, change: tuple[str, str], sentence: str
 ) -> None:
-    replace(written.folder / file, *change)
-    told = refusal(written, "run", "eval.yaml")
+    replace(evaluation_shell.folder / file, *change)
+    told = usage_error(evaluation_shell, "run", "eval.yaml")
     assert any(file in line.partition(": ")[0] and sentence in line for line in told), told
 
 
-def test_an_unknown_judge_is_told_before_anything_is_called(written: CommandLine) -> None:
-    replace(written.folder / "eval.yaml", "builtin: exact", "command: [python, grader.py], judge_target: juge")
-    refused = written.run("run", "eval.yaml", code=2)
+def test_an_unknown_judge_is_told_before_anything_is_called(evaluation_shell: CommandLine) -> None:
+    replace(evaluation_shell.folder / "eval.yaml", "builtin: exact", "command: [python, grader.py], judge_target: juge")
+    refused = evaluation_shell.run("run", "eval.yaml", code=2)
     assert "eval.yaml: graders[0].judge_target: unknown target 'juge'; did you mean 'judge'?" in refused.stderr
-    assert rows_of(written.folder / "runs" / "eval") == []
+    assert rows_of(evaluation_shell.folder / "runs" / "eval") == []
 
 
-def test_every_missing_variable_is_named_at_once(written: CommandLine) -> None:
-    (written.folder / "quintain.yaml").write_text(
+def test_every_missing_variable_is_named_at_once(evaluation_shell: CommandLine) -> None:
+    (evaluation_shell.folder / "quintain.yaml").write_text(
         "targets:\n"
         "  bot: {provider: mock, response: '${{ NOT_THIS }}'}\n"
         "  judge: {provider: mock, response: '${{ NOR_THAT }}'}\n"
     )
-    first, second = refusal(written, "run", "eval.yaml")
+    first, second = usage_error(evaluation_shell, "run", "eval.yaml")
     assert "quintain.yaml: targets.bot.response: the environment variable NOT_THIS is not set" in first
     assert "quintain.yaml: targets.judge.response: the environment variable NOR_THAT is not set" in second
 
 
-def test_every_wrong_line_of_a_dataset_is_told_with_its_number(written: CommandLine) -> None:
-    with (written.folder / "cases.jsonl").open("a") as dataset:
+def test_every_wrong_line_of_a_dataset_is_told_with_its_number(evaluation_shell: CommandLine) -> None:
+    with (evaluation_shell.folder / "cases.jsonl").open("a") as dataset:
         dataset.write('{"id": "torn", "question": \n{"id": "case-1", "question": "again"}\n{"id": "silent"}\n[]\n')
-    lines = refusal(written, "run", "eval.yaml")
+    lines = usage_error(evaluation_shell, "run", "eval.yaml")
     assert [line.partition("cases.jsonl: ")[2].partition(":")[0] for line in lines] == [
         f"line {n}" for n in (4, 5, 6, 7)
     ]
@@ -135,29 +135,31 @@ MISSING: dict[str, tuple[dict[str, str | None], str, str]] = {
 
 @pytest.mark.parametrize(("prepare", "command", "says"), MISSING.values(), ids=MISSING)
 def test_what_is_not_there_is_named(
-    written: CommandLine, prepare: dict[str, str | None], command: str, says: str
+    evaluation_shell: CommandLine, prepare: dict[str, str | None], command: str, says: str
 ) -> None:
     for name, text in prepare.items():
-        (written.folder / name).unlink() if text is None else (written.folder / name).write_text(text)
-    assert says in refusal(written, *command.split())[0]
+        (evaluation_shell.folder / name).unlink() if text is None else (evaluation_shell.folder / name).write_text(text)
+    assert says in usage_error(evaluation_shell, *command.split())[0]
 
 
-def test_results_of_another_evaluation_are_not_written_over(written: CommandLine) -> None:
-    written.run("run", "eval.yaml")
-    rows = rows_of(written.folder / "runs" / "eval")
-    replace(written.folder / "eval.yaml", "exact", "contains")
-    refused = written.run("run", "eval.yaml", code=2)
+def test_results_of_another_evaluation_are_not_written_over(evaluation_shell: CommandLine) -> None:
+    evaluation_shell.run("run", "eval.yaml")
+    rows = rows_of(evaluation_shell.folder / "runs" / "eval")
+    replace(evaluation_shell.folder / "eval.yaml", "exact", "contains")
+    refused = evaluation_shell.run("run", "eval.yaml", code=2)
     assert "--output" in refused.stderr
-    assert rows_of(written.folder / "runs" / "eval") == rows
+    assert rows_of(evaluation_shell.folder / "runs" / "eval") == rows
 
 
-def test_a_grader_that_misbehaves_costs_its_own_cases_alone(written: CommandLine) -> None:
+def test_a_grader_that_misbehaves_costs_its_own_cases_alone(evaluation_shell: CommandLine) -> None:
     questions = ["fine", "crash", "noise", "hang", "also fine"]
-    (written.folder / "cases.jsonl").write_text("".join(json.dumps({"id": q, "question": q}) + "\n" for q in questions))
-    (written.folder / "grader.py").write_text(GRADER)
-    replace(written.folder / "eval.yaml", "builtin: exact", "command: [python, grader.py], timeout_seconds: 4")
-    ended = written.run("run", "eval.yaml", code=1)
-    output = written.folder / "runs" / "eval"
+    (evaluation_shell.folder / "cases.jsonl").write_text(
+        "".join(json.dumps({"id": q, "question": q}) + "\n" for q in questions)
+    )
+    (evaluation_shell.folder / "grader.py").write_text(GRADER)
+    replace(evaluation_shell.folder / "eval.yaml", "builtin: exact", "command: [python, grader.py], timeout_seconds: 4")
+    ended = evaluation_shell.run("run", "eval.yaml", code=1)
+    output = evaluation_shell.folder / "runs" / "eval"
     rows = {str(row["caseId"]): row for row in rows_of(output)}
     assert {case: row["status"] for case, row in rows.items()} == {
         case: "graded" if "fine" in case else "error" for case in questions
@@ -176,8 +178,8 @@ def test_a_grader_that_misbehaves_costs_its_own_cases_alone(written: CommandLine
     assert ended.stdout.splitlines()[-1].startswith("exit 1: 3 of 5 trials erred. The same command again")
 
     kept = [row for row in rows_of(output) if row["status"] == "graded"]
-    (written.folder / "grader.py").write_text(MENDED)
-    written.run("run", "eval.yaml")
+    (evaluation_shell.folder / "grader.py").write_text(FIXED_GRADER)
+    evaluation_shell.run("run", "eval.yaml")
     assert {row["status"] for row in rows_of(output)} == {"graded"}
     assert all(row in rows_of(output) for row in kept)
     # The target had answered: what is graded again is not asked again.
@@ -185,9 +187,9 @@ def test_a_grader_that_misbehaves_costs_its_own_cases_alone(written: CommandLine
 
 
 @pytest.fixture
-def evaluator(written: CommandLine) -> CommandLine:
+def evaluator(evaluation_shell: CommandLine) -> CommandLine:
     """A shell with tokens of the right shape; which broker, the test says."""
-    return written.within(
+    return evaluation_shell.with_environment(
         {"QUINTAIN_ADMIN_TOKEN": "an admin token for tests", "QUINTAIN_SESSION_TOKEN": SessionToken.mint().text}
     )
 
@@ -202,14 +204,14 @@ def test_a_broker_that_is_not_there_is_told_with_what_was_tried_and_for_how_long
             evaluator.start(*words, env={"QUINTAIN_BROKER_URL": url})
             for words in (("run", "eval.yaml"), ("invoke", "hi"), ("info",), ("session", "list", "--json"))
         ]
-        ended = [command.ended(seconds=45) for command in commands]
+        ended = [command.wait(seconds=45) for command in commands]
         for service in services:
-            service.until(lambda one: "waiting" in one.stderr, seconds=15)
+            service.wait_for(lambda one: "waiting" in one.stderr, seconds=15)
         took = time.monotonic() - began
     assert took < 45
     for command in ended:
         assert command.code == 1
-        said = str(command.json["error"]) if "--json" in command.words else command.stderr.removeprefix("error  ")
+        said = str(command.json["error"]) if "--json" in command.args else command.stderr.removeprefix("error  ")
         assert said.startswith(f"No broker at {url} within ")
         assert "refused" in said or "Connect call failed" in said
         assert "start one, or set QUINTAIN_BROKER_URL" in said

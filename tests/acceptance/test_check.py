@@ -11,7 +11,7 @@ import yaml
 
 from support.command_line import CommandLine, command_line
 from support.evaluations import copy_capitals, rows_of, write_files
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 CONFIG = "targets: {bot: {provider: mock}, judge: {provider: mock, response: '{\"pass\": true}'}}\n"
 EVALUATION = """
@@ -24,14 +24,14 @@ graders:
 
 
 @pytest.fixture
-def written(shell: CommandLine) -> CommandLine:
+def evaluation_shell(shell: CommandLine) -> CommandLine:
     """A shell in a folder with an evaluation in which nothing is wrong yet."""
     write_files(shell.folder, quintain_yaml=CONFIG, eval_yaml=EVALUATION, judge_md="Is it right?")
     return shell
 
 
-def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(written: CommandLine) -> None:
-    told = written.run("check", "eval.yaml")
+def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(evaluation_shell: CommandLine) -> None:
+    told = evaluation_shell.run("check", "eval.yaml")
     lines = told.stdout.splitlines()
     assert lines[:5] == [
         "dataset   3 cases",
@@ -46,17 +46,19 @@ def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(written: C
     )
     assert told.stderr == ""
     # The plan holds: that is what the run takes.
-    assert written.run("run", "eval.yaml", "--json").json["totals"].items() >= {"calls": 6, "graded": 3}.items()  # type: ignore[attr-defined]
+    assert (
+        evaluation_shell.run("run", "eval.yaml", "--json").json["totals"].items() >= {"calls": 6, "graded": 3}.items()
+    )  # type: ignore[attr-defined]
 
 
-def test_a_check_calls_nothing_and_leaves_nothing(written: CommandLine) -> None:
-    before = sorted(written.folder.iterdir())
-    written.run("check", "eval.yaml")
-    assert sorted(written.folder.iterdir()) == before
+def test_a_check_calls_nothing_and_leaves_nothing(evaluation_shell: CommandLine) -> None:
+    before = sorted(evaluation_shell.folder.iterdir())
+    evaluation_shell.run("check", "eval.yaml")
+    assert sorted(evaluation_shell.folder.iterdir()) == before
 
 
-def test_a_probe_asks_each_target_once_and_says_what_it_cost(written: CommandLine) -> None:
-    told = written.run("check", "eval.yaml", "--probe", "--json")
+def test_a_probe_asks_each_target_once_and_says_what_it_cost(evaluation_shell: CommandLine) -> None:
+    told = evaluation_shell.run("check", "eval.yaml", "--probe", "--json")
     assert told.stderr == ""
     assert (told.json["exitCode"], told.json["problems"]) == (0, [])
     probes = told.json["probes"]
@@ -66,15 +68,17 @@ def test_a_probe_asks_each_target_once_and_says_what_it_cost(written: CommandLin
         ("judge", None, True),
     ]
     assert probes[0]["tokenUsage"].keys() >= {"input", "output"}
-    shown = written.run("check", "eval.yaml", "--probe").stdout
+    shown = evaluation_shell.run("check", "eval.yaml", "--probe").stdout
     assert "probe     bot answered in " in shown
     assert "answers as long as the probe's" in shown
     assert shown.splitlines()[-1] == "exit 0: ready. To run it: quintain run eval.yaml"
 
 
-def test_a_target_that_does_not_answer_its_probe_has_an_exit_code_of_its_own(written: CommandLine) -> None:
-    (written.folder / "quintain.yaml").write_text(CONFIG.replace("judge: {", "judge: {fail_rate: 1, max_tries: 1, "))
-    told = written.run("check", "eval.yaml", "--probe", code=1)
+def test_a_target_that_does_not_answer_its_probe_has_an_exit_code_of_its_own(evaluation_shell: CommandLine) -> None:
+    (evaluation_shell.folder / "quintain.yaml").write_text(
+        CONFIG.replace("judge: {", "judge: {fail_rate: 1, max_tries: 1, ")
+    )
+    told = evaluation_shell.run("check", "eval.yaml", "--probe", code=1)
     assert "probe     bot answered in " in told.stdout
     assert "probe     judge failed" in told.stdout
     assert told.stdout.splitlines()[-1] == (
@@ -82,19 +86,19 @@ def test_a_target_that_does_not_answer_its_probe_has_an_exit_code_of_its_own(wri
     )
 
 
-def test_every_mistake_of_every_file_is_told_at_once(written: CommandLine) -> None:
-    (written.folder / "cases.jsonl").write_text('{"id": "1"}\n')
-    (written.folder / "judge.md").unlink()
-    (written.folder / "judges.py").write_text("import quintain\n\ndef polite(output): ...\n")
-    (written.folder / "quintain.yaml").write_text(
+def test_every_mistake_of_every_file_is_told_at_once(evaluation_shell: CommandLine) -> None:
+    (evaluation_shell.folder / "cases.jsonl").write_text('{"id": "1"}\n')
+    (evaluation_shell.folder / "judge.md").unlink()
+    (evaluation_shell.folder / "judges.py").write_text("import quintain\n\ndef polite(output): ...\n")
+    (evaluation_shell.folder / "quintain.yaml").write_text(
         CONFIG.replace("provider: mock}", "provider: mock, response: '${{ NOT_SET }}'}", 1)
     )
-    (written.folder / "eval.yaml").write_text(
+    (evaluation_shell.folder / "eval.yaml").write_text(
         EVALUATION.replace("judge_target: judge", "judge_target: juge")
         + "  - {name: polite, function: 'judges:polite'}\n"
         + "  - {name: gone, command: [python, gone.py]}\n"
     )
-    told = written.run("check", "eval.yaml", "--probe", code=2)
+    told = evaluation_shell.run("check", "eval.yaml", "--probe", code=2)
     mends = [line.removeprefix("mend      ") for line in told.stdout.splitlines() if line.startswith("mend")]
     says = [
         "quintain.yaml: targets.bot.response: the environment variable NOT_SET is not set",
@@ -109,7 +113,7 @@ def test_every_mistake_of_every_file_is_told_at_once(written: CommandLine) -> No
         assert sentence in mend
     assert told.stdout.splitlines()[-1] == "exit 2: 6 mistakes to mend. Then: quintain check eval.yaml"
     assert "probe" not in told.stdout
-    problems = written.run("check", "eval.yaml", "--json", code=2).json["problems"]
+    problems = evaluation_shell.run("check", "eval.yaml", "--json", code=2).json["problems"]
     assert problems == mends
 
 
@@ -123,11 +127,11 @@ def test_every_mistake_of_every_file_is_told_at_once(written: CommandLine) -> No
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_of_the_mistakes(
-    written: CommandLine, name: str, text: str | None, says: str
+    evaluation_shell: CommandLine, name: str, text: str | None, says: str
 ) -> None:
-    path = written.folder / name
+    path = evaluation_shell.folder / name
     path.unlink() if text is None else path.write_text(text)
-    told = written.run("check", "eval.yaml", "--json", code=2).json
+    told = evaluation_shell.run("check", "eval.yaml", "--json", code=2).json
     assert isinstance(told["problems"], list)
     assert any(says in problem for problem in told["problems"]), told
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, Ended
+from support.command_line import CommandLine, CommandResult
 from support.evaluations import write_files
-from support.gateway_up import GatewayUp, run_program
+from support.running_gateway import RunningGateway, run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
 
@@ -23,7 +23,7 @@ targets:
 """
 
 
-def told_by_snippet(evaluator: CommandLine, tool: str, target: str) -> dict[str, str]:
+def snippet_environment(evaluator: CommandLine, tool: str, target: str) -> dict[str, str]:
     """The evaluator's environment with what the snippet adds, and without what is ours."""
     variables = evaluator.run("snippet", tool, "--target", target, "--json").json["variables"]
     assert isinstance(variables, dict)
@@ -32,18 +32,18 @@ def told_by_snippet(evaluator: CommandLine, tool: str, target: str) -> dict[str,
 
 
 @pytest.mark.parametrize("tool", ["openai", "anthropic"])
-def test_an_official_client_answers_whole_and_in_pieces(gateway: GatewayUp, tool: str) -> None:
-    evaluator = gateway.evaluator("echo")
-    env = told_by_snippet(evaluator, tool, "judge")
+def test_an_official_client_answers_whole_and_in_pieces(gateway: RunningGateway, tool: str) -> None:
+    evaluator = gateway.open_session_shell("echo")
+    env = snippet_environment(evaluator, tool, "judge")
     ended = run_program([sys.executable, str(EXAMPLES / f"{tool}_client.py"), "judge"], env, evaluator.folder)
     assert (ended.code, ended.stdout) == (0, "whole: Paris\npieces:Paris\n"), ended
     assert evaluator.run("info", "--json").json["callCount"] == 2
 
 
-def test_curl_is_enough(gateway: GatewayUp) -> None:
+def test_curl_is_enough(gateway: RunningGateway) -> None:
     if shutil.which("curl") is None:
         pytest.skip("no curl on this machine")
-    evaluator = gateway.evaluator("judge", 1)
+    evaluator = gateway.open_session_shell("judge", 1)
     script = str(EXAMPLES / "curl.sh")
     answered = run_program([script, "What is the capital of France?"], evaluator.env, evaluator.folder)
     assert (answered.code, json.loads(answered.stdout)["rawText"]) == (0, "Paris"), answered
@@ -52,15 +52,15 @@ def test_curl_is_enough(gateway: GatewayUp) -> None:
     assert json.loads(refused.stdout)["code"] == "budget_exhausted"
 
 
-def grade(node: str, env: dict[str, str], folder: Path, answer: str) -> Ended:
+def grade(node: str, env: dict[str, str], folder: Path, answer: str) -> CommandResult:
     case = {"criteria": "it names Paris", "output": answer}
     return run_program([node, str(EXAMPLES / "grader.mjs")], env, folder, stdin=json.dumps(case))
 
 
 @pytest.mark.timeout(700)
-def test_a_grader_with_nothing_but_fetch_gets_its_verdict(gateway: GatewayUp, node: str) -> None:
-    evaluator = gateway.evaluator("judge", 1)
-    env = told_by_snippet(evaluator, "agentv", "judge")
+def test_a_grader_with_nothing_but_fetch_gets_its_verdict(gateway: RunningGateway, node: str) -> None:
+    evaluator = gateway.open_session_shell("judge", 1)
+    env = snippet_environment(evaluator, "agentv", "judge")
     verdict = grade(node, env, evaluator.folder, "Paris.")
     assert verdict.code == 0, verdict
     assert json.loads(verdict.stdout) == {

@@ -13,8 +13,8 @@ import pytest
 import typer.main
 
 from quintain_cli.__main__ import app
-from support.command_line import CommandLine, Ended, command_line
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, CommandResult, command_line
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -76,14 +76,14 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
     with process_fleet(broker_url, CONFIG, targets=TARGETS) as fleet:
         worker = fleet.start("serve", "worker")
         fleet.start_service("metadata")
-        worker.until("ready  worker")
+        worker.wait_for_output("ready  worker")
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
             yield shell
 
 
 @pytest.fixture(scope="module")
-def helps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, ...], Ended]]:
+def helps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, ...], CommandResult]]:
     """What each command says of itself."""
     with command_line(tmp_path_factory.mktemp("help")) as shell, ThreadPoolExecutor(2) as two:
         told = two.map(lambda words: shell.run(*words, "--help"), HELP)
@@ -99,18 +99,18 @@ def caller(shell: CommandLine) -> CommandLine:
 def with_session(shell: CommandLine, target: str, max_calls: int) -> tuple[str, CommandLine]:
     """A new session's id, and a shell with its token."""
     opened = shell.run("session", "open", "--default-target", target, "--max-calls", str(max_calls), "--json").json
-    return str(opened["sessionId"]), shell.within({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
+    return str(opened["sessionId"]), shell.with_environment({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
 
 
-def steers_a_terminal(text: str) -> list[str]:
+def control_characters(text: str) -> list[str]:
     """The characters of a text that a terminal would obey, or that turn the line's direction."""
     return [one for one in text if unicodedata.category(one) in {"Cc", "Cf"} and one not in "\n\t"]
 
 
-def commands_of(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    yield words
+def commands_of(command: object, args: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield args
     for name, child in getattr(command, "commands", {}).items():
-        yield from commands_of(child, (*words, name))
+        yield from commands_of(child, (*args, name))
 
 
 def test_this_file_knows_every_command() -> None:
@@ -118,7 +118,9 @@ def test_this_file_knows_every_command() -> None:
 
 
 @pytest.mark.parametrize("words", HELP, ids=" ".join)
-def test_the_help_of_a_command_names_what_it_does(helps: dict[tuple[str, ...], Ended], words: tuple[str, ...]) -> None:
+def test_the_help_of_a_command_names_what_it_does(
+    helps: dict[tuple[str, ...], CommandResult], words: tuple[str, ...]
+) -> None:
     told = helps[words]
     assert HELP[words] in " ".join(told.stdout.split())
     assert told.stderr == ""
@@ -298,7 +300,7 @@ def test_what_a_model_wrote_never_steers_the_terminal(caller: CommandLine) -> No
     answered = caller.run("invoke", "hi", "--target", "rogue")
     assert "red" in answered.stdout
     assert "[bold]plain[/bold]" in answered.stdout
-    assert steers_a_terminal(answered.stdout + answered.stderr) == []
+    assert control_characters(answered.stdout + answered.stderr) == []
     told = caller.run("invoke", "hi", "--target", "rogue", "--json")
-    assert steers_a_terminal(told.stdout) == []
+    assert control_characters(told.stdout) == []
     assert json.loads(told.stdout)["rawText"].startswith("\x1b[31mred")

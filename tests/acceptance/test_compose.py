@@ -16,7 +16,7 @@ import pika
 import pytest
 import yaml
 
-from support.containers import OURS, REPOSITORY, Containers, containers
+from support.compose_fleet import REPOSITORY, SERVICE_REPLICAS, ComposeFleet, compose_fleet
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -38,9 +38,9 @@ print(sum(1 for file in pathlib.Path("/run/quintain", sys.argv[1]).iterdir() if 
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Containers]:
-    with containers() as fleet:
-        fleet.until_healthy()
+def fleet() -> Iterator[ComposeFleet]:
+    with compose_fleet() as fleet:
+        fleet.wait_until_healthy()
         yield fleet
 
 
@@ -50,10 +50,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fleet: Containers, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def undisturbed(fleet: ComposeFleet, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The rows of the evaluation where nothing breaks."""
     folder = evaluation_in(tmp_path_factory.mktemp("undisturbed") / "evaluation")
-    fleet.docker(*fleet.evaluation(folder, "--json"))
+    fleet.docker(*fleet.evaluation_args(folder, "--json"))
     rows = rows_of(folder)
     assert len(rows) == 2 * CASES
     assert {row["status"] for row in rows} == {"graded"}
@@ -78,14 +78,14 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def verified(fleet: Containers) -> dict[str, Any]:
+def verify_ledger(fleet: ComposeFleet) -> dict[str, Any]:
     """The ledger's books, recomputed."""
     words = ("compose", "exec", "--no-TTY", "metadata", "quintain", "ledger", "verify", "--json")
     said: dict[str, Any] = json.loads(fleet.docker(*words).stdout)
     return said
 
 
-def broker_url(fleet: Containers, user: str) -> str:
+def broker_url(fleet: ComposeFleet, user: str) -> str:
     """The broker as seen from here, with the password that this installation made for the user."""
     read = "import sys; print(open(f'/run/quintain/all/broker-{sys.argv[1]}').read())"
     volume = f"{fleet.project}_secrets:/run/quintain:ro"
@@ -93,31 +93,31 @@ def broker_url(fleet: Containers, user: str) -> str:
     return f"amqp://{user}:{password}@127.0.0.1:{fleet.env['QUINTAIN_AMQP_PORT']}/"
 
 
-def test_one_command_brings_every_service_up(fleet: Containers) -> None:
-    assert {service: len(fleet.ids(service)) for service in OURS} == OURS
+def test_one_command_brings_every_service_up(fleet: ComposeFleet) -> None:
+    assert {service: len(fleet.container_ids(service)) for service in SERVICE_REPLICAS} == SERVICE_REPLICAS
 
 
-def test_ours_run_as_users_of_their_own_on_a_file_system_that_nothing_is_written_to(fleet: Containers) -> None:
+def test_ours_run_as_users_of_their_own_on_a_file_system_that_nothing_is_written_to(fleet: ComposeFleet) -> None:
     users = set()
-    for service in OURS:
-        told: Any = fleet.inspect(fleet.ids(service)[0])
+    for service in SERVICE_REPLICAS:
+        told: Any = fleet.inspect(fleet.container_ids(service)[0])
         assert told["HostConfig"]["ReadonlyRootfs"]
         assert told["HostConfig"]["CapDrop"] == ["ALL"]
         assert told["HostConfig"]["SecurityOpt"] == ["no-new-privileges:true"]
         users.add(told["Config"]["User"])
-    assert len(users) == len(OURS)
+    assert len(users) == len(SERVICE_REPLICAS)
     assert all(user.startswith("100") for user in users)
 
 
-def test_a_port_is_published_to_this_machine_alone(fleet: Containers) -> None:
+def test_a_port_is_published_to_this_machine_alone(fleet: ComposeFleet) -> None:
     ports = fleet.docker("ps", "--filter", f"name={fleet.project}", "--format", "{{.Ports}}").stdout
     published = [port for port in ports.replace("\n", ", ").split(", ") if "->" in port]
     assert len(published) == 3
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_a_secret_is_read_by_the_service_it_was_made_for_and_by_no_other(fleet: Containers) -> None:
-    for service, other in itertools.permutations(OURS, 2):
+def test_a_secret_is_read_by_the_service_it_was_made_for_and_by_no_other(fleet: ComposeFleet) -> None:
+    for service, other in itertools.permutations(SERVICE_REPLICAS, 2):
         mine = fleet.docker("compose", "exec", "--no-TTY", service, "python", "-c", READ_ALL, service)
         assert int(mine.stdout) >= 1
         theirs = fleet.docker("compose", "exec", "--no-TTY", service, "python", "-c", READ_ALL, other, code=None)
@@ -125,14 +125,16 @@ def test_a_secret_is_read_by_the_service_it_was_made_for_and_by_no_other(fleet: 
         assert "PermissionError" in theirs.stderr
 
 
-def test_no_secret_is_in_a_containers_description_or_log(fleet: Containers) -> None:
+def test_no_secret_is_in_a_containers_description_or_log(fleet: ComposeFleet) -> None:
     password = broker_url(fleet, "worker").partition("worker:")[2].partition("@")[0]
-    described = [fleet.docker("inspect", one).stdout for service in OURS for one in fleet.ids(service)]
+    described = [
+        fleet.docker("inspect", one).stdout for service in SERVICE_REPLICAS for one in fleet.container_ids(service)
+    ]
     assert password not in "".join(described)
     assert password not in fleet.docker("compose", "logs").stdout
 
 
-def test_the_brokers_users_are_ours_and_none_may_do_what_is_anothers(fleet: Containers) -> None:
+def test_the_brokers_users_are_ours_and_none_may_do_what_is_anothers(fleet: ComposeFleet) -> None:
     listed = fleet.docker(
         "compose", "exec", "--no-TTY", "rabbitmq", "rabbitmqctl", "--quiet", "list_users", "--no-table-headers"
     )
@@ -146,29 +148,29 @@ def test_the_brokers_users_are_ours_and_none_may_do_what_is_anothers(fleet: Cont
                 channel.basic_publish(exchange, "quintain.metadata", b"{}")
 
 
-def test_the_example_passes_and_the_same_command_again_changes_nothing(fleet: Containers) -> None:
+def test_the_example_passes_and_the_same_command_again_changes_nothing(fleet: ComposeFleet) -> None:
     first = fleet.docker("compose", "run", "--rm", "--no-TTY", "run")
     assert "exit 0: mean score 0.812, threshold 0.7" in first.stdout
     again = fleet.docker("compose", "run", "--rm", "--no-TTY", "run")
     assert first.stdout[first.stdout.index("12 cases") :] == again.stdout[again.stdout.index("12 cases") :]
 
 
-def test_one_command_again_changes_no_secret(fleet: Containers) -> None:
+def test_one_command_again_changes_no_secret(fleet: ComposeFleet) -> None:
     before = broker_url(fleet, "host")
     fleet.docker("compose", "up", "--detach")
     assert broker_url(fleet, "host") == before
-    fleet.until_healthy()
+    fleet.wait_until_healthy()
 
 
 def test_killing_containers_at_random_changes_no_result(
-    fleet: Containers, folder: Path, undisturbed: list[dict[str, Any]]
+    fleet: ComposeFleet, folder: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
     chosen = random.Random(4)
-    run = fleet.start(*fleet.evaluation(folder, "--json", "--concurrency", "8"))
+    run = fleet.start(*fleet.evaluation_args(folder, "--json", "--concurrency", "8"))
     rounds = 0
     while run.poll() is None and rounds < 5:
-        for service in chosen.sample(sorted(OURS), 2):
-            victim = chosen.choice(fleet.ids(service))
+        for service in chosen.sample(sorted(SERVICE_REPLICAS), 2):
+            victim = chosen.choice(fleet.container_ids(service))
             fleet.docker("kill", victim)
             fleet.docker("start", victim)
         rounds += 1
@@ -178,39 +180,39 @@ def test_killing_containers_at_random_changes_no_result(
     rows = rows_of(folder)
     assert [row for row in rows if row["target"] == "echo"] == [row for row in undisturbed if row["target"] == "echo"]
     # A run of a hosted target is never repeated by itself: whose host was killed is asked again by who evaluates.
-    fleet.until_healthy()
-    fleet.docker(*fleet.evaluation(folder, "--json", "--in-doubt", "retry"))
+    fleet.wait_until_healthy()
+    fleet.docker(*fleet.evaluation_args(folder, "--json", "--in-doubt", "retry"))
     assert rows_of(folder) == undisturbed
-    assert verified(fleet)["findings"] == []
+    assert verify_ledger(fleet)["findings"] == []
 
 
 def test_a_rolling_restart_of_every_service_under_load_loses_nothing(
-    fleet: Containers, tmp_path: Path, undisturbed: list[dict[str, Any]]
+    fleet: ComposeFleet, tmp_path: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
     by_gateway = ("--env", "QUINTAIN_BROKER_URL_FILE=", "--env", "QUINTAIN_GATEWAY_URL=http://gateway:8787")
     restarted = threading.Event()
     with ThreadPoolExecutor() as doors:
-        over_the_broker = doors.submit(evaluated_until, restarted, fleet, tmp_path / "broker", ())
-        over_http = doors.submit(evaluated_until, restarted, fleet, tmp_path / "http", by_gateway)
+        over_the_broker = doors.submit(evaluate_until_set, restarted, fleet, tmp_path / "broker", ())
+        over_http = doors.submit(evaluate_until_set, restarted, fleet, tmp_path / "http", by_gateway)
         try:
-            for container in [one for service in OURS for one in fleet.ids(service)]:
+            for container in [one for service in SERVICE_REPLICAS for one in fleet.container_ids(service)]:
                 fleet.docker("restart", "--time", "45", container)
-                fleet.until_healthy(container)
+                fleet.wait_until_healthy(container)
         finally:
             restarted.set()
         for folder in (*over_the_broker.result(), *over_http.result()):
             assert rows_of(folder) == undisturbed
-    assert verified(fleet)["findings"] == []
+    assert verify_ledger(fleet)["findings"] == []
 
 
-def evaluated_until(
-    enough: threading.Event, fleet: Containers, folder: Path, environment: tuple[str, ...]
+def evaluate_until_set(
+    stop: threading.Event, fleet: ComposeFleet, folder: Path, environment: tuple[str, ...]
 ) -> list[Path]:
     """Run the evaluation over and over, each time anew and to a good end; returns where the results are."""
     folder.mkdir()
     done: list[Path] = []
-    while not enough.is_set():
+    while not stop.is_set():
         done.append(evaluation_in(folder / str(len(done))))
-        words = fleet.evaluation(done[-1], "--json", "--concurrency", "2")
+        words = fleet.evaluation_args(done[-1], "--json", "--concurrency", "2")
         fleet.docker(*words[:2], *environment, *words[2:])
     return done

@@ -15,8 +15,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from quintain.contracts.token import SessionToken
-from support.command_line import CommandLine, command_line, command_of
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, command_line, quintain_command
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 CONFIG = r"""
 targets:
@@ -33,23 +33,23 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
     with process_fleet(broker_url, CONFIG, targets=["sage", "broken"]) as fleet:
         worker = fleet.start("serve", "worker")
         fleet.start_service("metadata")
-        worker.until("ready  worker")
+        worker.wait_for_output("ready  worker")
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
             words = ("session", "open", "--default-target", "sage", "--max-calls", "3", "--json")
-            yield shell.within({"QUINTAIN_SESSION_TOKEN": str(shell.run(*words).json["token"])})
+            yield shell.with_environment({"QUINTAIN_SESSION_TOKEN": str(shell.run(*words).json["token"])})
 
 
 @pytest.fixture
-def kept(shell: CommandLine) -> CommandLine:
+def empty_dlq_shell(shell: CommandLine) -> CommandLine:
     """The shell before an empty poison queue."""
-    with at_the_broker(shell) as channel:
+    with raw_channel(shell) as channel:
         channel.queue_purge("quintain.poison")
     return shell
 
 
 @contextlib.contextmanager
-def at_the_broker(shell: CommandLine) -> Iterator[BlockingChannel]:
+def raw_channel(shell: CommandLine) -> Iterator[BlockingChannel]:
     """A stranger's channel."""
     connection = pika.BlockingConnection(pika.URLParameters(shell.env["QUINTAIN_BROKER_URL"]))
     try:
@@ -62,7 +62,7 @@ def send(shell: CommandLine, *bodies: bytes, target: str = "sage") -> list[dict[
     """A stranger's messages to a target that say nothing of where the answer goes; they as they are then listed."""
     headers = {"x-quintain-session": TOKEN.text, "x-note": HOSTILE.decode()}
     properties = pika.BasicProperties(type="invoke", delivery_mode=2, headers=headers)
-    with at_the_broker(shell) as channel:
+    with raw_channel(shell) as channel:
         channel.confirm_delivery()
         for body in bodies:
             channel.basic_publish("quintain.invoke", target, body, properties, mandatory=True)
@@ -79,97 +79,101 @@ def listed(shell: CommandLine) -> list[dict[str, object]]:
     return messages
 
 
-def steers(text: str) -> list[str]:
+def control_characters(text: str) -> list[str]:
     return [one for one in text if unicodedata.category(one) in {"Cc", "Cf"} and one not in "\n\t"]
 
 
-def test_an_empty_queue_is_said_to_be_empty(kept: CommandLine) -> None:
-    told = kept.run("dlq", "list")
+def test_an_empty_queue_is_said_to_be_empty(empty_dlq_shell: CommandLine) -> None:
+    told = empty_dlq_shell.run("dlq", "list")
     assert told.stdout == ""
     assert "quintain.poison is empty" in told.stderr
-    assert kept.run("dlq", "list", "--json").json == {"messages": []}
-    assert kept.run("dlq", "drop", "--all", "--yes").stdout == "dropped  0 messages\n"
+    assert empty_dlq_shell.run("dlq", "list", "--json").json == {"messages": []}
+    assert empty_dlq_shell.run("dlq", "drop", "--all", "--yes").stdout == "dropped  0 messages\n"
 
 
-def test_what_nobody_can_read_is_listed_shown_and_dropped(kept: CommandLine) -> None:
-    (message,) = send(kept, b"\xff\x00" + HOSTILE)
+def test_what_nobody_can_read_is_listed_shown_and_dropped(empty_dlq_shell: CommandLine) -> None:
+    (message,) = send(empty_dlq_shell, b"\xff\x00" + HOSTILE)
     poison_id = str(message["id"])
     assert (message["exchange"], message["routingKey"], message["type"]) == ("quintain.invoke", "sage", "invoke")
     assert (message["reason"], message["sizeBytes"]) == ("rejected: no reply_to or no correlation_id", 2 + len(HOSTILE))
-    table = kept.run("dlq", "list")
+    table = empty_dlq_shell.run("dlq", "list")
     assert poison_id in table.stdout
     assert f"quintain dlq show {poison_id}" in table.stderr
-    shown = kept.run("dlq", "show", poison_id)
+    shown = empty_dlq_shell.run("dlq", "show", poison_id)
     assert "00000000  ff 00 1b 5b 33 31 6d 72" in shown.stdout
     assert f"quintain dlq drop {poison_id}" in shown.stderr
-    assert steers(table.stdout + table.stderr + shown.stdout + shown.stderr) == []
-    told = kept.run("dlq", "show", poison_id, "--json")
+    assert control_characters(table.stdout + table.stderr + shown.stdout + shown.stderr) == []
+    told = empty_dlq_shell.run("dlq", "show", poison_id, "--json")
     assert base64.b64decode(str(told.json["base64"])) == b"\xff\x00" + HOSTILE
-    assert steers(told.stdout) == []
+    assert control_characters(told.stdout) == []
     secret = TOKEN.text.split("_")[3]
     for said in (table, shown, told):
         assert secret not in said.stdout
     assert f"qtn_ses_{TOKEN.id}_…" in shown.stdout
-    assert [one["id"] for one in listed(kept)] == [poison_id], "looking takes nothing out"
-    dropped = kept.run("dlq", "drop", poison_id, "--yes")
+    assert [one["id"] for one in listed(empty_dlq_shell)] == [poison_id], "looking takes nothing out"
+    dropped = empty_dlq_shell.run("dlq", "drop", poison_id, "--yes")
     assert dropped.stdout == "dropped  1 message\n"
     assert "quintain dlq list" in dropped.stderr
-    assert listed(kept) == []
+    assert listed(empty_dlq_shell) == []
 
 
-def test_a_body_of_text_is_shown_as_text_and_never_steers_the_terminal(kept: CommandLine) -> None:
-    (message,) = send(kept, b"ein T\xc3\xa4xt\n" + HOSTILE)
-    shown = kept.run("dlq", "show", str(message["id"]))
+def test_a_body_of_text_is_shown_as_text_and_never_steers_the_terminal(empty_dlq_shell: CommandLine) -> None:
+    (message,) = send(empty_dlq_shell, b"ein T\xc3\xa4xt\n" + HOSTILE)
+    shown = empty_dlq_shell.run("dlq", "show", str(message["id"]))
     assert r"ein Täxt" in shown.stdout
     assert r"\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]" in shown.stdout
-    assert steers(shown.stdout) == []
-    assert kept.run("dlq", "show", str(message["id"]), "--json").json["text"] == "ein Täxt\n" + HOSTILE.decode()
+    assert control_characters(shown.stdout) == []
+    assert (
+        empty_dlq_shell.run("dlq", "show", str(message["id"]), "--json").json["text"] == "ein Täxt\n" + HOSTILE.decode()
+    )
 
 
-def test_a_message_is_sent_again_under_the_operators_session(kept: CommandLine) -> None:
-    (message,) = send(kept, b'{"question": "six times seven?"}')
+def test_a_message_is_sent_again_under_the_operators_session(empty_dlq_shell: CommandLine) -> None:
+    (message,) = send(empty_dlq_shell, b'{"question": "six times seven?"}')
     poison_id = str(message["id"])
-    refused = kept.run("dlq", "replay", poison_id, code=2, env={"QUINTAIN_SESSION_TOKEN": ""})
+    refused = empty_dlq_shell.run("dlq", "replay", poison_id, code=2, env={"QUINTAIN_SESSION_TOKEN": ""})
     assert "QUINTAIN_SESSION_TOKEN" in refused.stderr
     assert "masked" in refused.stderr
-    charged = kept.run("info", "--json").json["callCount"]
-    unknown = kept.run("dlq", "replay", poison_id, "--target", "nobody", code=1)
+    charged = empty_dlq_shell.run("info", "--json").json["callCount"]
+    unknown = empty_dlq_shell.run("dlq", "replay", poison_id, "--target", "nobody", code=1)
     assert "Unknown target 'nobody'" in unknown.stderr
-    assert [one["id"] for one in listed(kept)] == [poison_id], "a call that was not charged leaves the message"
-    answered = kept.run("dlq", "replay", poison_id)
+    assert [one["id"] for one in listed(empty_dlq_shell)] == [poison_id], (
+        "a call that was not charged leaves the message"
+    )
+    answered = empty_dlq_shell.run("dlq", "replay", poison_id)
     assert answered.stdout == "42\n"
     assert f"dropped  {poison_id}" in answered.stderr
-    assert listed(kept) == []
-    assert kept.run("info", "--json").json["callCount"] == int(str(charged)) + 1
-    (again,) = send(kept, b'{"question": "and again?"}')
-    told = kept.run("dlq", "replay", str(again["id"]), "--json")
+    assert listed(empty_dlq_shell) == []
+    assert empty_dlq_shell.run("info", "--json").json["callCount"] == int(str(charged)) + 1
+    (again,) = send(empty_dlq_shell, b'{"question": "and again?"}')
+    told = empty_dlq_shell.run("dlq", "replay", str(again["id"]), "--json")
     assert (told.json["rawText"], told.json["target"], told.stderr) == ("42", "sage", "")
-    assert listed(kept) == []
+    assert listed(empty_dlq_shell) == []
 
 
-def test_a_call_that_failed_and_was_charged_is_an_answer_too(kept: CommandLine) -> None:
-    (message,) = send(kept, b'{"question": "x"}', target="broken")
-    failed = kept.run("dlq", "replay", str(message["id"]), "--json", code=1)
+def test_a_call_that_failed_and_was_charged_is_an_answer_too(empty_dlq_shell: CommandLine) -> None:
+    (message,) = send(empty_dlq_shell, b'{"question": "x"}', target="broken")
+    failed = empty_dlq_shell.run("dlq", "replay", str(message["id"]), "--json", code=1)
     assert (failed.json["code"], failed.json["charged"]) == ("provider_error", True)
-    assert listed(kept) == []
+    assert listed(empty_dlq_shell) == []
 
 
-def test_what_is_no_request_is_not_sent_and_stays(kept: CommandLine) -> None:
-    (message,) = send(kept, b"\xff")
-    refused = kept.run("dlq", "replay", str(message["id"]), code=1)
+def test_what_is_no_request_is_not_sent_and_stays(empty_dlq_shell: CommandLine) -> None:
+    (message,) = send(empty_dlq_shell, b"\xff")
+    refused = empty_dlq_shell.run("dlq", "replay", str(message["id"]), code=1)
     assert "no invoke request" in refused.stderr
     assert f"quintain dlq drop {message['id']}" in refused.stderr
-    assert kept.run("dlq", "replay", str(message["id"]), "--json", code=1).json["code"] == "bad_request"
-    assert len(listed(kept)) == 1
+    assert empty_dlq_shell.run("dlq", "replay", str(message["id"]), "--json", code=1).json["code"] == "bad_request"
+    assert len(listed(empty_dlq_shell)) == 1
 
 
-def test_an_id_that_is_not_there_is_said_with_where_to_look(kept: CommandLine) -> None:
-    (message,) = send(kept, b"\xff")
+def test_an_id_that_is_not_there_is_said_with_where_to_look(empty_dlq_shell: CommandLine) -> None:
+    (message,) = send(empty_dlq_shell, b"\xff")
     for words in (("show", "nothing"), ("replay", "nothing"), ("drop", "nothing", "--yes")):
-        refused = kept.run("dlq", *words, code=1)
+        refused = empty_dlq_shell.run("dlq", *words, code=1)
         assert "'nothing'" in refused.stderr
         assert "quintain dlq list" in refused.stderr
-    told = kept.run("dlq", "drop", "nothing", str(message["id"]), "--yes", "--json", code=1)
+    told = empty_dlq_shell.run("dlq", "drop", "nothing", str(message["id"]), "--yes", "--json", code=1)
     assert told.json == {"dropped": [message["id"]], "unknown": ["nothing"]}
 
 
@@ -185,15 +189,15 @@ def test_what_is_dropped_is_named_and_wished_for(shell: CommandLine, words: tupl
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"n\n", 2), (b"y\n", 0)], ids=["no", "yes"])
-def test_on_a_terminal_somebody_is_asked_first(kept: CommandLine, answer: bytes, left: int) -> None:
-    send(kept, b"one", b"two")
+def test_on_a_terminal_somebody_is_asked_first(empty_dlq_shell: CommandLine, answer: bytes, left: int) -> None:
+    send(empty_dlq_shell, b"one", b"two")
     ours, theirs = os.openpty()
     try:
         os.write(ours, answer)
         done = subprocess.run(
-            command_of(("dlq", "drop", "--all")),
-            env=kept.env,
-            cwd=kept.folder,
+            quintain_command(("dlq", "drop", "--all")),
+            env=empty_dlq_shell.env,
+            cwd=empty_dlq_shell.folder,
             stdin=theirs,
             capture_output=True,
             text=True,
@@ -205,7 +209,7 @@ def test_on_a_terminal_somebody_is_asked_first(kept: CommandLine, answer: bytes,
         os.close(theirs)
     assert "for ever?" in done.stderr
     assert (done.returncode, done.stdout) == ((0, "dropped  2 messages\n") if left == 0 else (1, ""))
-    assert len(listed(kept)) == left
+    assert len(listed(empty_dlq_shell)) == left
 
 
 def test_without_a_broker_it_is_said_what_to_set(shell: CommandLine) -> None:

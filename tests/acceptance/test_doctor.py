@@ -8,8 +8,8 @@ from typing import Any
 import pika
 import pytest
 
-from support.command_line import CommandLine, Ended, Running, command_line
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 CONFIG = "targets: {echo: {provider: mock}}\n"
 
@@ -23,11 +23,11 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
             yield shell
 
 
-def ready(running: Running) -> bool:
+def ready(running: RunningCommand) -> bool:
     return "ready  " in running.stderr
 
 
-def verdicts(ended: Ended) -> dict[str, Any]:
+def verdicts(ended: CommandResult) -> dict[str, Any]:
     lines: Any = ended.json["lines"]
     return {line["what"]: line["verdict"] for line in lines}
 
@@ -38,7 +38,7 @@ def test_it_sees_what_is_there_what_is_missing_and_what_is_different(shell: Comm
     assert before["quintain.ledger.settle"] == "warn"
     services = [shell.start("serve", name) for name in ("metadata", "worker")]
     for one in services:
-        one.until(ready)
+        one.wait_for(ready)
     well = verdicts(shell.run("doctor", "--json"))
     assert {what for what, verdict in well.items() if verdict != "ok"} == {"consumer timeout"}
     assert well["quintain.target.echo"] == well["ledger"] == "ok"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.command_line import CommandLine, command_line
-from support.evaluations import by_trial, rows_of, totals_of, write_files
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.evaluations import rows_by_trial, rows_of, totals_of, write_files
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 #: A grader in five lines.
 JUDGES = """
@@ -156,12 +156,12 @@ def test_a_judge_is_asked_once_per_row_also_when_the_run_is_killed(broker_url: s
             output = shell.folder / "runs" / "eval"
             words = ("run", "eval.yaml", "--concurrency", "3", "--graders", "2")
             running = shell.start(*words)
-            running.until(lambda _: len(rows_of(output)) >= 2, seconds=60)
+            running.wait_for(lambda _: len(rows_of(output)) >= 2, seconds=60)
             running.kill()
             kept = {str(row["caseId"]) for row in rows_of(output)}
             assert len(kept) < 12
             shell.run(*words, code=1)
-            rows = by_trial(output)
+            rows = rows_by_trial(output)
             assert len(rows) == 12
             judged = Counter((shell.folder / "judged.txt").read_text().split())
             # What was judged and not yet written is answered from the ledger.

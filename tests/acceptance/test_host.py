@@ -18,7 +18,7 @@ import pytest
 
 from quintain.remote.factory import remote_factory
 from quintain.target import ControllableInjection, Event, EventResponse
-from support.command_line import CommandLine, Running, command_line
+from support.command_line import CommandLine, RunningCommand, command_line
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
 
@@ -45,20 +45,20 @@ def name() -> str:
     return f"desk-{secrets.token_hex(3)}"
 
 
-def ready(running: Running) -> bool:
+def ready(running: RunningCommand) -> bool:
     return "ready  host" in running.stderr
 
 
-def serve(shell: CommandLine, name: str, *words: str, factory: str = "desk:Desk") -> Running:
-    host = shell.start("serve", "host", factory, "--name", name, *words)
-    host.until(ready)
+def serve(shell: CommandLine, name: str, *args: str, factory: str = "desk:Desk") -> RunningCommand:
+    host = shell.start("serve", "host", factory, "--name", name, *args)
+    host.wait_for(ready)
     return host
 
 
-def drive(shell: CommandLine, name: str, words: str) -> list[str]:
+def drive(shell: CommandLine, name: str, args: str) -> list[str]:
     """What the example's driver prints of one run."""
     done = subprocess.run(
-        [sys.executable, "drive.py", name, words],
+        [sys.executable, "drive.py", name, args],
         cwd=shell.folder,
         env=shell.env,
         capture_output=True,
@@ -74,14 +74,14 @@ def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def until(reached: Callable[[], bool], *, seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float = 30) -> None:
     ends = time.monotonic() + seconds
-    while not reached():
+    while not condition():
         assert time.monotonic() < ends, f"not within {seconds} s"
         time.sleep(0.05)
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def test_more_than_one_slot_is_a_process_each_unless_the_factory_says_otherwise(
     apart = shell.start("serve", "host", "desk:Desk", "--name", name, "--slots", "2", "--json")
     together = shell.start("serve", "host", "shared:Shared", "--name", f"{name}2", "--slots", "2", "--json")
     for host in (apart, together):
-        host.until(lambda one: "\n" in one.stdout)
+        host.wait_for(lambda one: "\n" in one.stdout)
     assert json.loads(apart.stdout)["isolation"] == "process"
     assert json.loads(together.stdout)["isolation"] == "thread"
     assert len(children_of(apart.pid)) == 2
@@ -130,7 +130,7 @@ def test_a_killed_slot_is_started_again(shell: CommandLine, name: str) -> None:
     host = serve(shell, name, "--isolation", "process")
     [child] = children_of(host.pid)
     os.kill(child, signal.SIGKILL)
-    host.until(lambda one: "ended with -9" in one.stderr)
+    host.wait_for(lambda one: "ended with -9" in one.stderr)
     assert "reply: Thank you for asking: still there?" in drive(shell, name, "still there?")
     assert children_of(host.pid) != [child]
     assert host.stop().code == 0
@@ -140,7 +140,7 @@ def test_the_slots_end_with_their_parent(shell: CommandLine, name: str) -> None:
     host = serve(shell, name, "--slots", "2")
     children = children_of(host.pid)
     host.kill()
-    until(lambda: not any(map(lives, children)))
+    wait_until(lambda: not any(map(is_alive, children)))
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -162,7 +162,7 @@ async def test_a_host_that_is_told_to_stop_lets_its_run_end(
     running = asyncio.create_task(target.run(seen.append, send_event))
     await asyncio.wait_for(asked.wait(), 30)
     stopping = asyncio.create_task(asyncio.to_thread(host.stop))
-    await asyncio.to_thread(host.until, lambda one: "may go on for 30 s" in one.stderr)
+    await asyncio.to_thread(host.wait_for, lambda one: "may go on for 30 s" in one.stderr)
     assert not stopping.done()
     told.set()
     await running

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from support.command_line import CommandLine
-from support.gateway_up import ADMIN_TOKEN, TARGETS, GatewayUp
+from support.running_gateway import ADMIN_TOKEN, TARGETS, RunningGateway
 
 #: Nothing listens there.
 NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
-def evaluator(gateway: GatewayUp) -> CommandLine:
+def evaluator(gateway: RunningGateway) -> CommandLine:
     """A shell with a session's token, and without the admin's."""
-    return gateway.evaluator("judge", 50)
+    return gateway.open_session_shell("judge", 50)
 
 
-def test_a_session_is_opened_shown_listed_and_closed(gateway: GatewayUp) -> None:
+def test_a_session_is_opened_shown_listed_and_closed(gateway: RunningGateway) -> None:
     shell = gateway.shell
     opened = shell.run("session", "open", "--default-target", "echo", "--max-calls", "3", "--label", "a b", "--json")
     assert opened.json.keys() == {"sessionId", "token"}
@@ -49,18 +49,18 @@ def test_info_tells_the_whole_session(evaluator: CommandLine) -> None:
     assert "default target judge" in " ".join(evaluator.run("info").stdout.split())
 
 
-def test_faults_and_exit_codes_are_the_same(gateway: GatewayUp, evaluator: CommandLine) -> None:
+def test_faults_and_exit_codes_are_the_same(gateway: RunningGateway, evaluator: CommandLine) -> None:
     refused = evaluator.run("invoke", "--target", "nobody", "hi", "--json", code=1)
     assert (refused.json["code"], refused.json["availableTargets"]) == ("unknown_target", TARGETS)
     missing = gateway.shell.run("session", "show", "nobody", code=1)
     assert "there is no session 'nobody'; `quintain session list` shows them" in missing.stderr
-    spent = gateway.evaluator("echo", 0).run("invoke", "hi", code=4)
+    spent = gateway.open_session_shell("echo", 0).run("invoke", "hi", code=4)
     assert "Max calls exceeded (limit: 0)" in spent.stderr
     wrong = gateway.shell.run("session", "list", code=1, env={"QUINTAIN_ADMIN_TOKEN": f"not {ADMIN_TOKEN}"})
     assert "QUINTAIN_ADMIN_TOKEN" in wrong.stderr
 
 
-def test_a_gateway_that_is_not_there_is_said_with_the_mend(gateway: GatewayUp, evaluator: CommandLine) -> None:
+def test_a_gateway_that_is_not_there_is_said_with_the_mend(gateway: RunningGateway, evaluator: CommandLine) -> None:
     lost = evaluator.run("info", code=1, env={"QUINTAIN_GATEWAY_URL": NOBODY})
     assert f"No gateway answers at {NOBODY}" in lost.stderr
     assert "quintain serve gateway" in lost.stderr
@@ -81,7 +81,7 @@ def test_with_neither_both_are_named(evaluator: CommandLine) -> None:
     assert "QUINTAIN_GATEWAY_URL" in refused.stderr
 
 
-def test_a_run_over_http_tells_its_cost(gateway: GatewayUp) -> None:
+def test_a_run_over_http_tells_its_cost(gateway: RunningGateway) -> None:
     folder = gateway.shell.folder
     (folder / "cases.jsonl").write_text('{"id": "1", "question": "?", "expected": "Paris"}\n')
     (folder / "eval.yaml").write_text(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, Running, command_line
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 #: A program that leaves its process id where the test finds it, and takes its time.
 CONFIG = """
@@ -36,10 +36,10 @@ def shell(broker_url: str, pid_file: Path) -> Iterator[CommandLine]:
             yield shell
 
 
-def until(reached: Callable[[], bool], what: str, *, seconds: float = 15) -> None:
+def wait_until(condition: Callable[[], bool], description: str, *, seconds: float = 15) -> None:
     ends = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < ends, f"not within {seconds} s: {what}"
+    while not condition():
+        assert time.monotonic() < ends, f"not within {seconds} s: {description}"
         time.sleep(0.05)
 
 
@@ -63,13 +63,13 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.parametrize("words", [("invoke", "hi"), ("invoke", "hi", "--json")], ids=" ".join)
 def test_an_interrupted_invoke_takes_its_call_back(shell: CommandLine, pid_file: Path, words: tuple[str, ...]) -> None:
     opened = shell.run("session", "open", "--default-target", "slow", "--json").json
-    evaluator = shell.within({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
+    evaluator = shell.with_environment({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
     asking = evaluator.start(*words)
 
-    def reached_the_target(_: Running) -> bool:
+    def reached_the_target(_: RunningCommand) -> bool:
         return pid_file.exists() and pid_file.read_text().endswith("\n")
 
-    asking.until(reached_the_target)
+    asking.wait_for(reached_the_target)
     pid = int(pid_file.read_text())
     assert alive(pid)
     interrupted = asking.stop(signal.SIGINT, seconds=15)
@@ -78,10 +78,10 @@ def test_an_interrupted_invoke_takes_its_call_back(shell: CommandLine, pid_file:
         "taking the call back; `quintain info` shows whether it was charged",
         "interrupted",
     ]
-    until(lambda: not alive(pid), "the target's program ends with its caller")
+    wait_until(lambda: not alive(pid), "the target's program ends with its caller")
 
     def settled() -> bool:
         info = evaluator.run("info", "--json").json
         return (info["reserved"], info["running"]) == (0, 0)
 
-    until(settled, "the ledger knows that the call is over")
+    wait_until(settled, "the ledger knows that the call is over")

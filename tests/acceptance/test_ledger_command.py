@@ -14,7 +14,7 @@ from support.evaluations import copy_capitals
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Iterator[CommandLine]:
+def ledger_shell(tmp_path: Path) -> Iterator[CommandLine]:
     """A shell whose QUINTAIN_LEDGER_URL is the ledger of a finished run."""
     copy_capitals(tmp_path)
     ledger = {"QUINTAIN_LEDGER_URL": f"sqlite://{tmp_path / 'ledger'}"}
@@ -23,24 +23,24 @@ def books(tmp_path: Path) -> Iterator[CommandLine]:
         yield shell
 
 
-def test_a_runs_books_are_clean_and_every_call_is_exported(books: CommandLine) -> None:
-    verdict = books.run("ledger", "verify", "--json").json
+def test_a_runs_ledger_has_no_findings_and_every_call_is_exported(ledger_shell: CommandLine) -> None:
+    verdict = ledger_shell.run("ledger", "verify", "--json").json
     assert (verdict["calls"], verdict["findings"]) == (48, [])
-    assert "48 calls: clean" in books.run("ledger", "verify").stdout
-    calls = [json.loads(line) for line in books.run("ledger", "export").stdout.splitlines()]
+    assert "48 calls: clean" in ledger_shell.run("ledger", "verify").stdout
+    calls = [json.loads(line) for line in ledger_shell.run("ledger", "export").stdout.splitlines()]
     assert {call["state"] for call in calls} == {"committed"}
     assert len({(call["sessionId"], call["requestId"]) for call in calls}) == 48
 
 
-def test_broken_books_end_with_1_and_say_what_is_broken(books: CommandLine) -> None:
-    connection = apsw.Connection(str(books.folder / "ledger"))
+def test_an_inconsistent_ledger_exits_1_and_lists_the_findings(ledger_shell: CommandLine) -> None:
+    connection = apsw.Connection(str(ledger_shell.folder / "ledger"))
     connection.execute("UPDATE session SET used = used + 1 WHERE parent_id IS NULL")
     connection.close()
-    broken = books.run("ledger", "verify", code=1)
+    broken = ledger_shell.run("ledger", "verify", code=1)
     assert "a session's counter" in broken.stdout
-    assert books.run("ledger", "verify", "--json", code=1).json["findings"]
+    assert ledger_shell.run("ledger", "verify", "--json", code=1).json["findings"]
 
 
-def test_a_ledger_that_is_not_there_is_a_sentence(books: CommandLine) -> None:
-    nowhere = {"QUINTAIN_LEDGER_URL": f"sqlite://{books.folder / 'nowhere'}"}
-    assert "There is no ledger at" in books.run("ledger", "verify", env=nowhere, code=2).stderr
+def test_a_ledger_that_is_not_there_is_a_sentence(ledger_shell: CommandLine) -> None:
+    nowhere = {"QUINTAIN_LEDGER_URL": f"sqlite://{ledger_shell.folder / 'nowhere'}"}
+    assert "There is no ledger at" in ledger_shell.run("ledger", "verify", env=nowhere, code=2).stderr

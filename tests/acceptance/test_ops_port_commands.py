@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, Running, command_line
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.servers.ports import free_port
 
 CONFIG = "targets: {echo: {provider: mock}}\n"
@@ -35,7 +35,7 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
             yield shell
 
 
-def ask(url: str, path: str) -> tuple[int, str]:
+def http_get(url: str, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"{url}{path}", timeout=10) as answer:
             return answer.status, answer.read().decode()
@@ -44,43 +44,43 @@ def ask(url: str, path: str) -> tuple[int, str]:
             return refused.code, refused.read().decode()
 
 
-def opened(service: Running) -> str:
+def ops_url(service: RunningCommand) -> str:
     """The base URL of a service's operations port, once it listens."""
-    service.until(lambda one: "health   " in one.stderr)
+    service.wait_for(lambda one: "health   " in one.stderr)
     found = re.search(r"health   (http://\S+)/health/ready", service.stderr)
     assert found is not None
     return found[1]
 
 
-def until_ready(url: str, *, seconds: float = 30) -> None:
+def wait_until_ready(url: str, *, seconds: float = 30) -> None:
     ends = time.monotonic() + seconds
-    while (answer := ask(url, "/health/ready")) != (200, '{"status":"ready"}'):
+    while (answer := http_get(url, "/health/ready")) != (200, '{"status":"ready"}'):
         assert time.monotonic() < ends, answer
         time.sleep(0.2)
 
 
 def test_a_worker_is_ready_when_its_calls_would_be_answered(shell: CommandLine) -> None:
     worker = shell.start("serve", "worker", "--ops-port", "0")
-    url = opened(worker)
-    assert ask(url, "/health/live") == (200, '{"status":"live"}')
-    status, said = ask(url, "/health/ready")
+    url = ops_url(worker)
+    assert http_get(url, "/health/live") == (200, '{"status":"live"}')
+    status, said = http_get(url, "/health/ready")
     assert (status, json.loads(said)["status"]) == (503, "unready")
     metadata = shell.start("serve", "metadata", "--ops-port", "0")
-    until_ready(opened(metadata))
-    until_ready(url)
-    assert "quintain_broker_connected 1.0\n" in ask(url, "/metrics")[1]
+    wait_until_ready(ops_url(metadata))
+    wait_until_ready(url)
+    assert "quintain_broker_connected 1.0\n" in http_get(url, "/metrics")[1]
     assert [one.stop().code for one in (worker, metadata)] == [0, 0]
 
 
 def test_a_service_that_waits_for_its_broker_lives_and_says_so(shell: CommandLine) -> None:
     port = str(free_port())
     env = {"QUINTAIN_BROKER_URL": NOWHERE, "QUINTAIN_OPS_PORT": port}
-    worker = shell.within(env).start("serve", "worker")
-    url = opened(worker)
+    worker = shell.with_environment(env).start("serve", "worker")
+    url = ops_url(worker)
     assert url == f"http://127.0.0.1:{port}"
-    assert ask(url, "/health/live") == (200, '{"status":"live"}')
-    worker.until(lambda one: "waiting  " in one.stderr)
-    status, said = ask(url, "/health/ready")
+    assert http_get(url, "/health/live") == (200, '{"status":"live"}')
+    worker.wait_for(lambda one: "waiting  " in one.stderr)
+    status, said = http_get(url, "/health/ready")
     assert status == 503
     assert "No broker at amqp://guest@127.0.0.1:1/" in json.loads(said)["reason"]
     assert worker.stop().code == 0
@@ -89,8 +89,8 @@ def test_a_service_that_waits_for_its_broker_lives_and_says_so(shell: CommandLin
 @pytest.mark.parametrize("slots", ["1", "2"])
 def test_a_host_is_ready_and_counts_in_threads_and_in_processes(shell: CommandLine, slots: str) -> None:
     host = shell.start("serve", "host", "desk:Desk", "--name", "desk", "--slots", slots, "--ops-port", "0")
-    url = opened(host)
-    until_ready(url)
+    url = ops_url(host)
+    wait_until_ready(url)
     drive = [sys.executable, "drive.py", "desk", "hello"]
     subprocess.run(drive, cwd=shell.folder, env=shell.env, check=True, timeout=60)
     counts = {
@@ -99,7 +99,7 @@ def test_a_host_is_ready_and_counts_in_threads_and_in_processes(shell: CommandLi
         "quintain_service_in_flight 0.0",
     }
     ends = time.monotonic() + 30
-    while not counts <= set(told := ask(url, "/metrics")[1].splitlines()):
+    while not counts <= set(told := http_get(url, "/metrics")[1].splitlines()):
         assert time.monotonic() < ends, told
         time.sleep(0.2)
     assert "quintain_host_leases_total 0.0" not in told

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, Ended, Running, command_line, command_of
-from support.evaluations import by_trial, copy_capitals, rows_of, totals_of, write_files
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, CommandResult, RunningCommand, command_line, quintain_command
+from support.evaluations import copy_capitals, rows_by_trial, rows_of, totals_of, write_files
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 #: Answers late, and writes down what it was asked.
 SLOW_BOT = """
@@ -42,14 +42,14 @@ def capitals(shell: CommandLine) -> CommandLine:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ended, Path]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CommandResult, Path]]:
     """The example run once, in memory, with nothing in its way: how it ended, and its results."""
     with command_line(tmp_path_factory.mktemp("undisturbed")) as shell:
         copy_capitals(shell.folder)
         yield shell.run("run", "eval.yaml"), shell.folder / "runs" / "eval"
 
 
-def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[Ended, Path]) -> None:
+def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[CommandResult, Path]) -> None:
     ended, _ = undisturbed
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in ended.stdout.splitlines() if "│" in line]
     assert rows[:3] == [
@@ -69,7 +69,7 @@ def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[Ended, Pat
     )
 
 
-def test_the_readme_shows_this_very_output(undisturbed: tuple[Ended, Path]) -> None:
+def test_the_readme_shows_this_very_output(undisturbed: tuple[CommandResult, Path]) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     (block,) = re.findall(
         r"^```sh\nquintain run eval\.yaml\n```\n\n```\n(.*?)^```$", readme[:5000], re.DOTALL | re.MULTILINE
@@ -77,14 +77,14 @@ def test_the_readme_shows_this_very_output(undisturbed: tuple[Ended, Path]) -> N
     assert block.splitlines() == [line.rstrip() for line in undisturbed[0].stdout.splitlines()]
 
 
-def test_where_nobody_watches_a_terminal_the_progress_is_plain_lines(undisturbed: tuple[Ended, Path]) -> None:
+def test_where_nobody_watches_a_terminal_the_progress_is_plain_lines(undisturbed: tuple[CommandResult, Path]) -> None:
     ended, _ = undisturbed
     assert "\x1b" not in ended.stdout + ended.stderr
     assert "24 trials: 12 cases for scholar, guesser" in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("24/24 ")
 
 
-def test_every_row_is_what_the_protocol_says(undisturbed: tuple[Ended, Path]) -> None:
+def test_every_row_is_what_the_protocol_says(undisturbed: tuple[CommandResult, Path]) -> None:
     rows = rows_of(undisturbed[1])
     assert Counter(row["target"] for row in rows) == {"scholar": 12, "guesser": 12}
     for row in rows:
@@ -94,11 +94,11 @@ def test_every_row_is_what_the_protocol_says(undisturbed: tuple[Ended, Path]) ->
         assert row["graders"].keys() == {"same", "judged"}
         for verdict in row["graders"].values():
             assert verdict.keys() == {"score", "pass", "reason", "checks", "calls"}
-    italy = by_trial(undisturbed[1])["it", "guesser"]
+    italy = rows_by_trial(undisturbed[1])["it", "guesser"]
     assert (italy["output"], italy["score"]) == ("I think it is Rome.", 0.5)
 
 
-def test_the_record_is_what_the_protocol_says(undisturbed: tuple[Ended, Path]) -> None:
+def test_the_record_is_what_the_protocol_says(undisturbed: tuple[CommandResult, Path]) -> None:
     record = json.loads((undisturbed[1] / "run.json").read_text())
     assert record["configuration"]["targets"] == ["scholar", "guesser"]
     assert record["versions"].keys() == {"quintain", "python", "platform"}
@@ -130,14 +130,14 @@ def test_a_mean_below_the_threshold_has_an_exit_code_of_its_own(capitals: Comman
 
 
 def test_a_run_out_of_budget_keeps_everything_and_the_commands_it_prints_finish_it(
-    capitals: CommandLine, undisturbed: tuple[Ended, Path]
+    capitals: CommandLine, undisturbed: tuple[CommandResult, Path]
 ) -> None:
     output = capitals.folder / "the results"
     ended = capitals.run(
         "run", "eval.yaml", "--output", "the results", "--max-calls", "30", "--concurrency", "4", code=4
     )
     assert "(30 of 30 calls)" in ended.stdout
-    graded = {trial: row for trial, row in by_trial(output).items() if row["status"] == "graded"}
+    graded = {trial: row for trial, row in rows_by_trial(output).items() if row["status"] == "graded"}
     assert 0 < len(graded) < 24
     for _ in range(4):
         program, *words = shlex.split(ended.stdout.splitlines()[-1].partition("To finish: ")[2])
@@ -146,8 +146,8 @@ def test_a_run_out_of_budget_keeps_everything_and_the_commands_it_prints_finish_
         if ended.code != 4:
             break
     assert ended.code == 0, ended
-    assert by_trial(output) == by_trial(undisturbed[1])
-    assert by_trial(output).items() >= graded.items()
+    assert rows_by_trial(output) == rows_by_trial(undisturbed[1])
+    assert rows_by_trial(output).items() >= graded.items()
     assert totals_of(output)["calls"] == totals_of(undisturbed[1])["calls"]
 
 
@@ -157,7 +157,7 @@ def test_a_run_killed_in_the_middle_resumes_and_asks_no_kept_row_again(shell: Co
     running.kill()
     kept = [row["caseId"] for row in rows_of(output)]
     assert 4 <= len(kept) < 12
-    ended = shell.run(*running.words)
+    ended = shell.run(*running.args)
     assert f"{len(kept)} kept from before" in ended.stderr
     asked = Counter((shell.folder / "asked.txt").read_text().split())
     assert len(asked) == 12
@@ -182,14 +182,14 @@ def test_a_run_that_its_user_interrupts_says_how_to_go_on_and_then_asks_nothing_
     interrupted, resumes = ended.stderr.splitlines()[-2:]
     assert interrupted == "interrupted"
     program, *words = shlex.split(resumes.partition("resumes: ")[2])
-    assert (program, tuple(words)) == ("quintain", running.words)
+    assert (program, tuple(words)) == ("quintain", running.args)
     shell.run(*words)
     asked = Counter((shell.folder / "asked.txt").read_text().split())
     assert set(asked.values()) == {1}
     assert [row["score"] for row in rows_of(output)] == [1.0] * 12
 
 
-def start_slow_run(shell: CommandLine) -> Running:
+def start_slow_run(shell: CommandLine) -> RunningCommand:
     """A run of twelve cases, two at a time, of which four are done and written."""
     write_files(
         shell.folder,
@@ -199,7 +199,7 @@ def start_slow_run(shell: CommandLine) -> Running:
         eval_yaml="dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n",
     )
     running = shell.start("run", "eval.yaml", "--concurrency", "2")
-    running.until(lambda _: len(rows_of(shell.folder / "runs" / "eval")) >= 4)
+    running.wait_for(lambda _: len(rows_of(shell.folder / "runs" / "eval")) >= 4)
     return running
 
 
@@ -207,7 +207,7 @@ def test_on_a_terminal_the_progress_is_a_live_table(capitals: CommandLine) -> No
     master, slave = pty.openpty()
     env = {**capitals.env, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(
-        command_of(("run", "eval.yaml")), env=env, cwd=capitals.folder, stdout=subprocess.PIPE, stderr=slave
+        quintain_command(("run", "eval.yaml")), env=env, cwd=capitals.folder, stdout=subprocess.PIPE, stderr=slave
     ) as running:
         os.close(slave)
         drawn = b"".join(read_to_the_end(master))
@@ -232,7 +232,7 @@ def read_to_the_end(terminal: int) -> Iterator[bytes]:
 
 
 def test_a_fleets_results_are_those_of_a_laptop_also_when_the_run_is_killed(
-    broker_url: str, undisturbed: tuple[Ended, Path]
+    broker_url: str, undisturbed: tuple[CommandResult, Path]
 ) -> None:
     with process_fleet(broker_url, "", targets=["scholar", "guesser", "judge"]) as fleet:
         copy_capitals(fleet.folder)
@@ -241,16 +241,16 @@ def test_a_fleets_results_are_those_of_a_laptop_also_when_the_run_is_killed(
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
             ended = shell.run("run", "eval.yaml", "--json")
-            assert by_trial(shell.folder / "runs" / "eval") == by_trial(undisturbed[1])
+            assert rows_by_trial(shell.folder / "runs" / "eval") == rows_by_trial(undisturbed[1])
             assert ended.json["totals"] == totals_of(undisturbed[1])
             words = ("run", "eval.yaml", "--output", "killed", "--concurrency", "2", "--graders", "1")
             running = shell.start(*words)
-            running.until(lambda _: len(rows_of(shell.folder / "killed")) >= 3)
+            running.wait_for(lambda _: len(rows_of(shell.folder / "killed")) >= 3)
             running.kill()
             kept = rows_of(shell.folder / "killed")
             assert 3 <= len(kept) < 24
             shell.run(*words)
             assert rows_of(shell.folder / "killed")[: len(kept)] == kept
-            assert by_trial(shell.folder / "killed") == by_trial(undisturbed[1])
+            assert rows_by_trial(shell.folder / "killed") == rows_by_trial(undisturbed[1])
             # A grader that was under way when its run was killed may have called, and is asked again.
             assert totals_of(shell.folder / "killed")["calls"] in {48, 49}

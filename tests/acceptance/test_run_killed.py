@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from quintain.settings import environment
-from support.command_line import CommandLine, Ended, Running, command_line
+from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
 from support.evaluations import Json, rows_of
-from support.fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
+from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
 from support.quick import lease_variable
 
 CASES = 500
@@ -99,14 +99,14 @@ EVALUATION = {
 
 
 @dataclass
-class Ground:
+class FleetUnderTest:
     """A fleet, and a shell before it."""
 
     fleet: ProcessFleet
     shell: CommandLine
     services: dict[str, Process]
 
-    def run(self, output: str) -> Running:
+    def run(self, output: str) -> RunningCommand:
         """Start the run into this folder; again, it takes it up."""
         return self.shell.start(
             "run", "eval.yaml", "--output", output, "--graders", str(GRADERS_AT_ONCE), "--concurrency", "32"
@@ -119,9 +119,9 @@ class Ground:
 
 
 @pytest.fixture
-def ground(broker_url: str) -> Iterator[Ground]:
+def fleet_under_test(broker_url: str) -> Iterator[FleetUnderTest]:
     with process_fleet(broker_url, CONFIG, targets=[*TARGETS, "judge"]) as fleet:
-        fleet.extra |= lease_variable()
+        fleet.extra_env |= lease_variable()
         (fleet.folder / "bot.py").write_text(BOT)
         (fleet.folder / "judge.py").write_text(JUDGE)
         (fleet.folder / "eval.yaml").write_text(json.dumps(EVALUATION))
@@ -130,46 +130,48 @@ def ground(broker_url: str) -> Iterator[Ground]:
         services = {name: fleet.start_service(name) for name in ("metadata", "worker")}
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
-            yield Ground(fleet, shell, services)
+            yield FleetUnderTest(fleet, shell, services)
 
 
 @pytest.mark.timeout(300)
-def test_a_run_whose_worker_metadata_and_runner_are_killed_ends_as_an_undisturbed_one(ground: Ground) -> None:
-    with command_line(ground.fleet.folder) as shell:
-        assert shell.start("run", "eval.yaml", "--output", "undisturbed").ended(seconds=120).code == 0
-    undisturbed = judgements(ground.shell.folder / "undisturbed")
+def test_a_run_whose_worker_metadata_and_runner_are_killed_ends_as_an_undisturbed_one(
+    fleet_under_test: FleetUnderTest,
+) -> None:
+    with command_line(fleet_under_test.fleet.folder) as shell:
+        assert shell.start("run", "eval.yaml", "--output", "undisturbed").wait(seconds=120).code == 0
+    undisturbed = judgements(fleet_under_test.shell.folder / "undisturbed")
     assert len(undisturbed) == TRIALS
 
-    ended = disturbed_run(ground, ground.shell.folder / "disturbed", random.Random(SEED))
+    ended = interrupted_run(fleet_under_test, fleet_under_test.shell.folder / "disturbed", random.Random(SEED))
     assert ended.code == 0, ended
-    assert judgements(ground.shell.folder / "disturbed") == undisturbed
-    every_call_is_accounted_for(ground, ground.shell.folder / "disturbed")
+    assert judgements(fleet_under_test.shell.folder / "disturbed") == undisturbed
+    assert_every_call_accounted_for(fleet_under_test, fleet_under_test.shell.folder / "disturbed")
 
 
-def disturbed_run(ground: Ground, output: Path, dice: random.Random) -> Ended:
+def interrupted_run(fleet_under_test: FleetUnderTest, output: Path, random_source: random.Random) -> CommandResult:
     """The run, killed and with its services killed beneath it, given again until it ends well."""
     victims = ["worker", "metadata", "run"]
-    dice.shuffle(victims)
-    moments = sorted(dice.sample(range(TRIALS // 20, TRIALS * 4 // 5), len(victims)))
-    running = ground.run(output.name)
+    random_source.shuffle(victims)
+    moments = sorted(random_source.sample(range(TRIALS // 20, TRIALS * 4 // 5), len(victims)))
+    running = fleet_under_test.run(output.name)
     for victim, moment in zip(victims, moments, strict=True):
-        running.until(has_rows(output, moment), seconds=90)
+        running.wait_for(has_rows(output, moment), seconds=90)
         if victim == "run":
             running.kill()
-            running = ground.run(output.name)
+            running = fleet_under_test.run(output.name)
         else:
-            ground.kill(victim)
+            fleet_under_test.kill(victim)
     for _ in range(3):
-        ended = running.ended(seconds=150)
+        ended = running.wait(seconds=150)
         if ended.code == 0:
             break
         # What failed for want of a service is an error, never a score, and the same command asks it again.
         assert ended.code == 1, ended
-        running = ground.run(output.name)
+        running = fleet_under_test.run(output.name)
     return ended
 
 
-def has_rows(output: Path, count: int) -> Callable[[Running], bool]:
+def has_rows(output: Path, count: int) -> Callable[[RunningCommand], bool]:
     path = output / "results.jsonl"
     return lambda _: path.is_file() and path.read_bytes().count(b"\n") >= count
 
@@ -187,10 +189,10 @@ def judgements(output: Path) -> dict[tuple[str, str], Json]:
     return found
 
 
-def every_call_is_accounted_for(ground: Ground, output: Path) -> None:
+def assert_every_call_accounted_for(fleet_under_test: FleetUnderTest, output: Path) -> None:
     """Every charged call is an answer of a trial, or one of a grader; all that left no row is what kills wasted."""
     token = (output / "session-token").read_text().split()[0]
-    info = ground.fleet.info(token)
+    info = fleet_under_test.fleet.info(token)
     charged = info["callCount"]
     assert isinstance(charged, int)
     assert charged <= MAX_CALLS
@@ -202,11 +204,13 @@ def every_call_is_accounted_for(ground: Ground, output: Path) -> None:
     assert record["totals"]["calls"] == charged == rows + wasted
     assert wasted <= GRADERS_AT_ONCE
 
-    ledger = f"sqlite://{(ground.fleet.folder / 'state' / 'ledger.sqlite3').absolute()}"
+    ledger = f"sqlite://{(fleet_under_test.fleet.folder / 'state' / 'ledger.sqlite3').absolute()}"
     env = {"QUINTAIN_LEDGER_URL": ledger}
-    ground.fleet.quintain("ledger", "verify", env=env)
+    fleet_under_test.fleet.quintain("ledger", "verify", env=env)
     session = token.split("_")[2]
-    calls = [json.loads(line) for line in ground.fleet.quintain("ledger", "export", "--json", env=env).splitlines()]
+    calls = [
+        json.loads(line) for line in fleet_under_test.fleet.quintain("ledger", "export", "--json", env=env).splitlines()
+    ]
     own = Counter(call["requestId"] for call in calls if call["sessionId"] == session and call["state"] == "committed")
     tries = sum(int(str(row.get("tries", 1))) for row in rows_of(output))
     assert set(own.values()) == {1}

@@ -10,10 +10,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from support.command_line import CommandLine, Ended, command_line
+from support.command_line import CommandLine, CommandResult, command_line
 from support.evaluations import copy_capitals, write_files
-from support.fleet import ADMIN_TOKEN, process_fleet
 from support.junit_schema import validate_junit
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 #: A priced target, one without a price, and one that answers with what no file may take for its own.
 CONFIG = r"""
@@ -29,7 +29,7 @@ targets:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CommandLine, Ended]]:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CommandLine, CommandResult]]:
     """A shell in which the example was run with every file asked for, and how that ended."""
     with command_line(tmp_path_factory.mktemp("files"), {"GITHUB_STEP_SUMMARY": "summary.md"}) as shell:
         copy_capitals(shell.folder)
@@ -39,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CommandLin
 
 
 @pytest.fixture
-def mocks(shell: CommandLine) -> CommandLine:
+def mock_shell(shell: CommandLine) -> CommandLine:
     """A shell in a folder with mock targets and three cases, of which they know one."""
     write_files(
         shell.folder,
@@ -51,30 +51,30 @@ def mocks(shell: CommandLine) -> CommandLine:
     return shell
 
 
-def test_junit_validates_and_has_every_row(files: tuple[CommandLine, Ended]) -> None:
-    path = files[0].folder / "out" / "junit.xml"
+def test_junit_validates_and_has_every_row(finished_run: tuple[CommandLine, CommandResult]) -> None:
+    path = finished_run[0].folder / "out" / "junit.xml"
     validate_junit(str(path))
     root = ET.parse(path).getroot()
     assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("24", "5", "0")
     assert {suite.get("name"): len(suite) for suite in root} == {"eval.scholar": 12, "eval.guesser": 12}
 
 
-def test_a_jobs_summary_is_added_to_and_shows_the_tables(files: tuple[CommandLine, Ended]) -> None:
-    page = (files[0].folder / "summary.md").read_text()
+def test_a_jobs_summary_is_added_to_and_shows_the_tables(finished_run: tuple[CommandLine, CommandResult]) -> None:
+    page = (finished_run[0].folder / "summary.md").read_text()
     assert page.startswith("another step\n## `eval`\n")
     assert "| `guesser` | 7/12 | 32-81 % | 0.625 |" in page
     assert "`exit 0: mean score 0.812" in page
 
 
-def test_csv_has_every_row(files: tuple[CommandLine, Ended]) -> None:
-    with (files[0].folder / "rows.csv").open(encoding="utf-8-sig", newline="") as file:
+def test_csv_has_every_row(finished_run: tuple[CommandLine, CommandResult]) -> None:
+    with (finished_run[0].folder / "rows.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     assert Counter(row["target"] for row in rows) == {"scholar": 12, "guesser": 12}
     assert sum(int(row["pass"]) for row in rows) == 19
 
 
-def test_every_call_is_in_the_accounts(files: tuple[CommandLine, Ended]) -> None:
-    folder = files[0].folder / "runs" / "eval"
+def test_every_call_is_in_the_accounts(finished_run: tuple[CommandLine, CommandResult]) -> None:
+    folder = finished_run[0].folder / "runs" / "eval"
     calls = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
     assert Counter(call["target"] for call in calls) == {"judge": 24, "scholar": 12, "guesser": 12}
     assert {call["state"] for call in calls} == {"committed"}
@@ -85,8 +85,8 @@ def test_every_call_is_in_the_accounts(files: tuple[CommandLine, Ended]) -> None
     assert token not in json.dumps([record, calls])
 
 
-def test_the_report_of_a_folder_is_what_the_run_showed(files: tuple[CommandLine, Ended]) -> None:
-    shell, ended = files
+def test_the_report_of_a_folder_is_what_the_run_showed(finished_run: tuple[CommandLine, CommandResult]) -> None:
+    shell, ended = finished_run
     again = shell.run("report", "runs/eval", "--junit", "again.xml", "--markdown", "again.md", "--csv", "again.csv")
     assert again.stdout == ended.stdout
     for new, old in (("again.xml", "out/junit.xml"), ("again.csv", "rows.csv")):
@@ -97,42 +97,44 @@ def test_the_report_of_a_folder_is_what_the_run_showed(files: tuple[CommandLine,
     assert (said["totals"], said["statistics"]) == (record["totals"], record["statistics"])
 
 
-def test_what_cannot_be_written_is_refused_before_a_call_is_made(mocks: CommandLine) -> None:
-    (mocks.folder / "there").mkdir()
+def test_what_cannot_be_written_is_refused_before_a_call_is_made(mock_shell: CommandLine) -> None:
+    (mock_shell.folder / "there").mkdir()
     for words in (("--junit", "there"), ("--csv", "cases.jsonl/rows.csv"), ("--markdown", "/proc/page.md")):
-        refused = mocks.run("run", "eval.yaml", *words, code=2)
+        refused = mock_shell.run("run", "eval.yaml", *words, code=2)
         assert words[1] in refused.stderr
-    assert not (mocks.folder / "runs").exists()
+    assert not (mock_shell.folder / "runs").exists()
 
 
-def test_the_cost_is_that_of_the_tokens_where_a_price_is_known(mocks: CommandLine) -> None:
-    ended = mocks.run("run", "eval.yaml")
+def test_the_cost_is_that_of_the_tokens_where_a_price_is_known(mock_shell: CommandLine) -> None:
+    ended = mock_shell.run("run", "eval.yaml")
     # Three calls of 1,000 tokens at $1 and 500 at $4 a million.
     assert "cost ≥ $0.0090: sage $0.0090; not counted, having no price: free" in ended.stdout
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in ended.stdout.splitlines() if "│" in line]
     assert [row[-2:] for row in rows[:3]] == [["3,000/1,500", "$0.0090"], ["21/6", "-"], ["3,021/1,506", "≥ $0.0090"]]
-    cost = json.loads((mocks.folder / "runs" / "eval" / "run.json").read_text())["cost"]
+    cost = json.loads((mock_shell.folder / "runs" / "eval" / "run.json").read_text())["cost"]
     assert (cost["usd"], cost["atLeast"]) == (pytest.approx(0.009), True)
     assert cost["targets"]["sage"].items() >= {"calls": 3, "countedCalls": 3, "atLeast": False}.items()
-    calls = [json.loads(line) for line in (mocks.folder / "runs" / "eval" / "calls.jsonl").read_text().splitlines()]
+    calls = [
+        json.loads(line) for line in (mock_shell.folder / "runs" / "eval" / "calls.jsonl").read_text().splitlines()
+    ]
     assert {call["target"]: call["tokenUsage"] for call in calls} == {
         "sage": {"input": 1000, "output": 500},
         "free": {"input": 7, "output": 2},
     }
 
 
-def test_where_every_price_is_known_the_cost_is_exact(mocks: CommandLine) -> None:
-    ended = mocks.run("run", "eval.yaml", "--target", "sage")
+def test_where_every_price_is_known_the_cost_is_exact(mock_shell: CommandLine) -> None:
+    ended = mock_shell.run("run", "eval.yaml", "--target", "sage")
     assert "cost $0.0090: sage $0.0090\n" in ended.stdout
 
 
-def test_what_a_model_wrote_is_alive_in_no_file(mocks: CommandLine) -> None:
-    (mocks.folder / "eval.yaml").write_text(
+def test_what_a_model_wrote_is_alive_in_no_file(mock_shell: CommandLine) -> None:
+    (mock_shell.folder / "eval.yaml").write_text(
         "dataset: cases.jsonl\ntargets: [rogue]\ngraders: [{name: same, builtin: exact}]\n"
     )
-    ended = mocks.run("run", "eval.yaml", "--junit", "j.xml", "--markdown", "m.md", "--csv", "c.csv")
-    validate_junit(str(mocks.folder / "j.xml"))
-    texts = [ended.stdout, *((mocks.folder / name).read_text() for name in ("j.xml", "m.md", "c.csv"))]
+    ended = mock_shell.run("run", "eval.yaml", "--junit", "j.xml", "--markdown", "m.md", "--csv", "c.csv")
+    validate_junit(str(mock_shell.folder / "j.xml"))
+    texts = [ended.stdout, *((mock_shell.folder / name).read_text() for name in ("j.xml", "m.md", "c.csv"))]
     assert not any(char in text for text in texts for char in "\x1b\x9b")
     _, xml, page, sheet = texts
     assert "<script>" not in xml
@@ -167,15 +169,15 @@ def test_a_run_that_got_worse_fails_where_it_is_asked_to(shell: CommandLine) -> 
     assert same.stdout.splitlines()[-1].startswith("exit 0: no significant change.")
 
 
-def test_runs_of_other_cases_are_not_compared(mocks: CommandLine) -> None:
-    mocks.run("run", "eval.yaml", "--output", "before", "--json")
-    lines = (mocks.folder / "cases.jsonl").read_text().splitlines()
-    (mocks.folder / "cases.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    mocks.run("run", "eval.yaml", "--output", "after", "--json")
-    refused = mocks.run("compare", "before", "after", code=2)
+def test_runs_of_other_cases_are_not_compared(mock_shell: CommandLine) -> None:
+    mock_shell.run("run", "eval.yaml", "--output", "before", "--json")
+    lines = (mock_shell.folder / "cases.jsonl").read_text().splitlines()
+    (mock_shell.folder / "cases.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    mock_shell.run("run", "eval.yaml", "--output", "after", "--json")
+    refused = mock_shell.run("compare", "before", "after", code=2)
     assert "other dataset" in refused.stderr
     assert "--force" in refused.stderr
-    assert "no significant change" in mocks.run("compare", "before", "after", "--force").stdout
+    assert "no significant change" in mock_shell.run("compare", "before", "after", "--force").stdout
 
 
 @pytest.mark.parametrize("words", [("report", "nothing"), ("compare", "nothing", "nothing")], ids=" ".join)

@@ -15,8 +15,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from support.command_line import CommandLine, Running, command_line
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 CONFIG = "targets: {slow: {provider: mock, delay_ms: 1500}}\n"
 
@@ -30,7 +30,7 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
             yield shell
 
 
-def answered(url: str, token: str = "", body: object = None, tls: ssl.SSLContext | None = None) -> tuple[int, Any]:
+def request(url: str, token: str = "", body: object = None, tls: ssl.SSLContext | None = None) -> tuple[int, Any]:
     """A request's status and JSON."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = Request(url, None if body is None else json.dumps(body).encode(), headers)
@@ -42,30 +42,30 @@ def answered(url: str, token: str = "", body: object = None, tls: ssl.SSLContext
             return refused.code, json.load(refused)
 
 
-def said(running: Running) -> dict[str, Any]:
+def ready_object(running: RunningCommand) -> dict[str, Any]:
     """The one object that a service prints when it is ready."""
-    running.until(lambda one: "\n" in one.stdout)
+    running.wait_for(lambda one: "\n" in one.stdout)
     return dict(json.loads(running.stdout))
 
 
 def test_a_gateway_waits_for_the_others_and_answers_what_runs_when_it_is_stopped(shell: CommandLine) -> None:
     gateway = shell.start("serve", "gateway", "--port", "0", "--json")
-    facts = said(gateway)
+    facts = ready_object(gateway)
     url = facts["url"]
     assert (facts["service"], facts["state"]) == ("gateway", "ready")
     assert url.startswith("http://127.0.0.1:")
     assert facts["broker"].startswith("amqp://")
     assert ":" not in facts["broker"].removeprefix("amqp://").partition("@")[0]  # a user, and no password
-    assert answered(f"{url}/health/live") == (200, {"status": "live"})
-    assert answered(f"{url}/health/ready")[0] == 503
+    assert request(f"{url}/health/live") == (200, {"status": "live"})
+    assert request(f"{url}/health/ready")[0] == 503
     for name in ("metadata", "worker"):
-        shell.start("serve", name).until(lambda one: "ready  " in one.stderr)
-    opened = answered(f"{url}/sessions", ADMIN_TOKEN, {"defaultTarget": "slow", "maxCalls": 3})
+        shell.start("serve", name).wait_for(lambda one: "ready  " in one.stderr)
+    opened = request(f"{url}/sessions", ADMIN_TOKEN, {"defaultTarget": "slow", "maxCalls": 3})
     assert opened[0] == 201
-    assert answered(f"{url}/health/ready") == (200, {"status": "ready"})
+    assert request(f"{url}/health/ready") == (200, {"status": "ready"})
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(answered, f"{url}/invoke", opened[1]["token"], {"question": "still there?"})
-        while answered(f"{url}/info", opened[1]["token"])[1]["callCount"] == 0:
+        running = pool.submit(request, f"{url}/invoke", opened[1]["token"], {"question": "still there?"})
+        while request(f"{url}/info", opened[1]["token"])[1]["callCount"] == 0:
             pass
         ended = gateway.stop(seconds=20)
         status, answer = running.result()
@@ -81,7 +81,7 @@ def test_a_gateway_without_its_broker_says_so_and_stops_when_told(shell: Command
     waiting = shell.start(
         "serve", "gateway", "--port", "0", env={"QUINTAIN_BROKER_URL": "amqp://guest:pw@127.0.0.1:9/"}
     )
-    waiting.until(lambda one: "waiting  " in one.stderr)
+    waiting.wait_for(lambda one: "waiting  " in one.stderr)
     ended = waiting.stop(signal.SIGINT, seconds=10)
     assert (ended.code, ended.stdout) == (0, "")
     assert "pw" not in ended.stderr
@@ -110,9 +110,9 @@ def test_an_address_that_may_not_or_cannot_be_opened_is_refused(
 
 def test_beyond_loopback_it_goes_where_somebody_insists(shell: CommandLine) -> None:
     gateway = shell.start("serve", "gateway", "--host", "0.0.0.0", "--insecure-plain-http", "--port", "0", "--json")
-    url = said(gateway)["url"]
+    url = ready_object(gateway)["url"]
     assert url.startswith("http://0.0.0.0:")
-    assert answered(f"http://127.0.0.1:{url.rpartition(':')[2]}/health/live")[0] == 200
+    assert request(f"http://127.0.0.1:{url.rpartition(':')[2]}/health/live")[0] == 200
 
 
 def test_with_a_certificate_it_speaks_tls(shell: CommandLine, tmp_path: Path) -> None:
@@ -123,12 +123,12 @@ def test_with_a_certificate_it_speaks_tls(shell: CommandLine, tmp_path: Path) ->
         capture_output=True, check=True, timeout=30,
     )  # fmt: skip
     words = ("--host", "0.0.0.0", "--tls-cert", str(cert), "--tls-key", str(key), "--port", "0", "--json")
-    url = said(shell.start("serve", "gateway", *words))["url"]
+    url = ready_object(shell.start("serve", "gateway", *words))["url"]
     assert url.startswith("https://0.0.0.0:")
     trusted = ssl.create_default_context(cafile=str(cert))
-    assert answered(f"https://localhost:{url.rpartition(':')[2]}/health/live", tls=trusted) == (200, {"status": "live"})
+    assert request(f"https://localhost:{url.rpartition(':')[2]}/health/live", tls=trusted) == (200, {"status": "live"})
     with pytest.raises(OSError, match="."):
-        answered(f"http://localhost:{url.rpartition(':')[2]}/health/live")
+        request(f"http://localhost:{url.rpartition(':')[2]}/health/live")
     # A key of another certificate is refused before anything is opened.
     other = shell.run("serve", "gateway", "--tls-cert", str(cert), "--tls-key", str(cert), code=2)
     assert "cannot be used" in other.stderr

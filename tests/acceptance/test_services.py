@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.command_line import CommandLine, Running, command_line
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 CONFIG = "targets: {echo: {provider: mock}}\n"
 
@@ -24,18 +24,18 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
             yield shell
 
 
-def ready(running: Running) -> bool:
+def ready(running: RunningCommand) -> bool:
     return "ready  " in running.stderr
 
 
 def test_a_worker_started_first_waits_for_the_metadata_service_and_says_so(shell: CommandLine) -> None:
     worker = shell.start("serve", "worker")
-    worker.until(lambda one: "quintain serve metadata" in one.stderr)
+    worker.wait_for(lambda one: "quintain serve metadata" in one.stderr)
     assert not ready(worker)
     metadata = shell.start("serve", "metadata")
-    worker.until(ready)
+    worker.wait_for(ready)
     opened = shell.run("session", "open", "--json").json
-    evaluator = shell.within({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
+    evaluator = shell.with_environment({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
     assert evaluator.run("invoke", "hi").stdout == "hi\n"
     assert worker.stop().code == 0
     # The other way round: the service is there before its worker, and before the call's answer the worker is too.
@@ -48,7 +48,7 @@ def test_a_worker_started_first_waits_for_the_metadata_service_and_says_so(shell
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_metadata_service_stops_when_told(shell: CommandLine, how: signal.Signals) -> None:
     metadata = shell.start("serve", "metadata")
-    metadata.until(ready)
+    metadata.wait_for(ready)
     ended = metadata.stop(how, seconds=10)
     assert ended.code == 0
     assert ended.stdout == ""
@@ -57,7 +57,7 @@ def test_an_idle_metadata_service_stops_when_told(shell: CommandLine, how: signa
 
 def test_a_second_metadata_service_on_the_same_ledger_is_refused(shell: CommandLine) -> None:
     first = shell.start("serve", "metadata")
-    first.until(ready)
+    first.wait_for(ready)
     refused = shell.run("serve", "metadata", code=2)
     assert "is open in another process" in refused.stderr
     assert "QUINTAIN_LEDGER_URL" in refused.stderr
@@ -69,7 +69,7 @@ def test_a_second_metadata_service_on_the_same_ledger_is_refused(shell: CommandL
 def test_with_json_a_service_says_that_it_is_ready_in_one_object(shell: CommandLine) -> None:
     metadata, worker = (shell.start("serve", name, "--json") for name in ("metadata", "worker"))
     for service in (metadata, worker):
-        service.until(lambda one: "\n" in one.stdout)
+        service.wait_for(lambda one: "\n" in one.stdout)
     said = json.loads(worker.stdout)
     assert (said["service"], said["state"], said["targets"]) == ("worker", "ready", ["echo"])
     assert json.loads(metadata.stdout)["service"] == "metadata"

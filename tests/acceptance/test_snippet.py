@@ -13,38 +13,38 @@ import shlex
 import pytest
 import yaml
 
-from quintain_cli.snippets import SNIPPETS, Door, Tool
+from quintain_cli.commands.snippet import SNIPPETS, GatewayConnection, SnippetTool
 from support.command_line import CommandLine
-from support.gateway_up import GatewayUp
+from support.running_gateway import RunningGateway
 
-DOOR = Door(url="https://gateway.example/a'b", token="qtn_ses_the-token", target="judge.v1_2-x")
+GRADER_URL = GatewayConnection(url="https://gateway.example/a'b", token="qtn_ses_the-token", target="judge.v1_2-x")
 
 #: What of each text says where the gateway is, and whom it asks.
-SAYS = {
-    Tool.OPENAI: ("/v1", 'model="{target}"'),
-    Tool.ANTHROPIC: ("", 'model="{target}"'),
-    Tool.INSPECT: ("/v1", "--model openai-api/quintain/{target}"),
-    Tool.PROMPTFOO: ("/v1", "id: openai:chat:{target}"),
-    Tool.GARAK: ("/v1/", "--target_name {target}"),
-    Tool.LM_EVAL: ("/v1/chat/completions", "model={target},"),
-    Tool.DEEPEVAL: ("/v1", "LOCAL_MODEL_NAME={target}"),
-    Tool.AGENTV: ("", "AGENTV_PROVIDER_PROXY_URL="),
+EXPECTED_OUTPUT = {
+    SnippetTool.OPENAI: ("/v1", 'model="{target}"'),
+    SnippetTool.ANTHROPIC: ("", 'model="{target}"'),
+    SnippetTool.INSPECT: ("/v1", "--model openai-api/quintain/{target}"),
+    SnippetTool.PROMPTFOO: ("/v1", "id: openai:chat:{target}"),
+    SnippetTool.GARAK: ("/v1/", "--target_name {target}"),
+    SnippetTool.LM_EVAL: ("/v1/chat/completions", "model={target},"),
+    SnippetTool.DEEPEVAL: ("/v1", "LOCAL_MODEL_NAME={target}"),
+    SnippetTool.AGENTV: ("", "AGENTV_PROVIDER_PROXY_URL="),
 }
 
 
 @pytest.fixture(scope="module")
-def evaluator(gateway: GatewayUp) -> CommandLine:
-    return gateway.evaluator("judge", 9)
+def evaluator(gateway: RunningGateway) -> CommandLine:
+    return gateway.open_session_shell("judge", 9)
 
 
 def test_every_tool_has_a_text() -> None:
-    assert set(SNIPPETS) == set(Tool) == set(SAYS)
+    assert set(SNIPPETS) == set(SnippetTool) == set(EXPECTED_OUTPUT)
 
 
-@pytest.mark.parametrize("tool", Tool)
-def test_the_text_names_the_sessions_own_gateway_target_and_token(evaluator: CommandLine, tool: Tool) -> None:
+@pytest.mark.parametrize("tool", SnippetTool)
+def test_the_text_names_the_sessions_own_gateway_target_and_token(evaluator: CommandLine, tool: SnippetTool) -> None:
     printed = evaluator.run("snippet", tool.value)
-    suffix, says = SAYS[tool]
+    suffix, says = EXPECTED_OUTPUT[tool]
     assert evaluator.env["QUINTAIN_GATEWAY_URL"] + suffix in printed.stdout
     assert says.format(target="judge") in printed.stdout
     assert evaluator.env["QUINTAIN_SESSION_TOKEN"] in printed.stdout
@@ -52,27 +52,29 @@ def test_the_text_names_the_sessions_own_gateway_target_and_token(evaluator: Com
     assert evaluator.env["QUINTAIN_SESSION_TOKEN"] not in printed.stderr
 
 
-@pytest.mark.parametrize("tool", Tool)
-def test_the_token_stands_in_variables_alone_and_they_survive_a_shell(tool: Tool) -> None:
-    made = SNIPPETS[tool](DOOR)
-    assert DOOR.token in made.variables.values()
+@pytest.mark.parametrize("tool", SnippetTool)
+def test_the_token_stands_in_variables_alone_and_they_survive_a_shell(tool: SnippetTool) -> None:
+    made = SNIPPETS[tool](GRADER_URL)
+    assert GRADER_URL.token in made.variables.values()
     for text in (made.text, made.command, made.note):
-        assert text is None or DOOR.token not in text
-    exported = [line.removeprefix("export ") for line in made.lines().splitlines() if line.startswith("export ")]
+        assert text is None or GRADER_URL.token not in text
+    exported = [line.removeprefix("export ") for line in made.to_text().splitlines() if line.startswith("export ")]
     assert made.command is None or shlex.split(made.command)
     read = dict(one.split("=", 1) for line in exported for one in shlex.split(line))
     assert read == made.variables
 
 
 def test_what_goes_into_a_file_is_of_its_language() -> None:
-    plain = Door(url="http://127.0.0.1:8787", token="qtn_ses_x", target="judge")
-    made = {tool: SNIPPETS[tool](plain).text for tool in Tool}
-    assert json.loads(made[Tool.GARAK] or "") == {"openai": {"OpenAICompatible": {"uri": "http://127.0.0.1:8787/v1/"}}}
-    assert yaml.safe_load(made[Tool.PROMPTFOO] or "")["providers"][0]["config"] == {
+    plain = GatewayConnection(url="http://127.0.0.1:8787", token="qtn_ses_x", target="judge")
+    made = {tool: SNIPPETS[tool](plain).text for tool in SnippetTool}
+    assert json.loads(made[SnippetTool.GARAK] or "") == {
+        "openai": {"OpenAICompatible": {"uri": "http://127.0.0.1:8787/v1/"}}
+    }
+    assert yaml.safe_load(made[SnippetTool.PROMPTFOO] or "")["providers"][0]["config"] == {
         "apiBaseUrl": "http://127.0.0.1:8787/v1",
         "apiKeyEnvar": "OPENAI_API_KEY",
     }
-    for tool in (Tool.OPENAI, Tool.ANTHROPIC):
+    for tool in (SnippetTool.OPENAI, SnippetTool.ANTHROPIC):
         ast.parse(made[tool] or "")
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.command_line import CommandLine, Running, command_line
-from support.fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}}\n"
@@ -22,7 +22,7 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
             yield shell
 
 
-def ready(running: Running) -> bool:
+def ready(running: RunningCommand) -> bool:
     return "ready  " in running.stderr
 
 
@@ -30,8 +30,8 @@ def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: Comm
     nobody = shell.run("status", "--wait", "0.2", "--timeout", "1", code=1)
     assert "quintain serve metadata" in nobody.stderr
     metadata, worker = (shell.start("serve", name) for name in ("metadata", "worker"))
-    worker.until(ready)
-    metadata.until(ready)
+    worker.wait_for(ready)
+    metadata.wait_for(ready)
     well = shell.run("status")
     assert "1 worker" in well.stdout
     assert "echo" in well.stdout
@@ -56,7 +56,7 @@ def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: Comm
 
 
 @pytest.fixture
-def kept_out(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> Iterator[CommandLine]:
+def restricted_shell(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> Iterator[CommandLine]:
     """A shell before a broker whose user may do everything but be found, or ask who is there."""
     broker_admin.rabbitmqctl("add_user", "unseen", "unseen")
     broker_admin.rabbitmqctl(
@@ -74,14 +74,14 @@ def kept_out(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> It
     broker_admin.rabbitmqctl("delete_user", "unseen")
 
 
-def test_a_service_that_may_not_be_found_serves_all_the_same(kept_out: CommandLine) -> None:
-    metadata, worker = (kept_out.start("serve", name) for name in ("metadata", "worker"))
+def test_a_service_that_may_not_be_found_serves_all_the_same(restricted_shell: CommandLine) -> None:
+    metadata, worker = (restricted_shell.start("serve", name) for name in ("metadata", "worker"))
     for service in (worker, metadata):
-        service.until(ready)
-        service.until(lambda one: "`quintain status` will not show this service" in one.stderr)
-    token = str(kept_out.run("session", "open", "--json").json["token"])
-    assert kept_out.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
-    refused = kept_out.run("status", "--json", code=1)
+        service.wait_for(ready)
+        service.wait_for(lambda one: "`quintain status` will not show this service" in one.stderr)
+    token = str(restricted_shell.run("session", "open", "--json").json["token"])
+    assert restricted_shell.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
+    refused = restricted_shell.run("status", "--json", code=1)
     assert refused.json["code"] == "broker_refused"
 
 

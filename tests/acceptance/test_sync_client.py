@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 import quintain
-from quintain.contracts.metadata import OpenSession
-from quintain.sync import SyncEvaluator
+from quintain.contracts.session import OpenSession
+from quintain.sync import SyncClient
 from support.command_line import CommandLine
-from support.fleet import process_fleet
-from support.gateway_up import GatewayUp, run_program
+from support.process_fleet import process_fleet
+from support.running_gateway import RunningGateway, run_program
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clients" / "sync_client.py"
 
-FORGETFUL = """
+UNCLOSED_SCRIPT = """
 import quintain
 target = quintain.sync.connect()
 print(target.invoke("x").raw_text)
@@ -40,14 +40,14 @@ with quintain.sync.connect() as target:
 """
 
 
-def until(reached: Callable[[], bool], what: str, *, seconds: float = 15) -> None:
+def wait_until(condition: Callable[[], bool], description: str, *, seconds: float = 15) -> None:
     ends = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < ends, f"not within {seconds} s: {what}"
+    while not condition():
+        assert time.monotonic() < ends, f"not within {seconds} s: {description}"
         time.sleep(0.05)
 
 
-def connected(env: Mapping[str, str]) -> SyncEvaluator:
+def connected(env: Mapping[str, str]) -> SyncClient:
     return quintain.sync.connect(env["QUINTAIN_GATEWAY_URL"], env["QUINTAIN_SESSION_TOKEN"])
 
 
@@ -66,8 +66,8 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_example_runs_as_it_is(gateway: GatewayUp) -> None:
-    evaluator = gateway.evaluator("judge", 3)
+def test_the_example_runs_as_it_is(gateway: RunningGateway) -> None:
+    evaluator = gateway.open_session_shell("judge", 3)
     ended = run_program([sys.executable, str(EXAMPLE)], evaluator.env, evaluator.folder)
     assert (ended.code, ended.stdout, ended.stderr) == (0, "Paris 1 of 3\n", "")
 
@@ -83,14 +83,14 @@ def test_the_example_runs_over_a_broker_too(broker_url: str) -> None:
 
 def test_it_has_the_whole_interface_of_the_asynchronous_one() -> None:
     for name in ("invoke", "send", "invoke_batch", "get_info", "open_child"):
-        asynchronous, blocking = getattr(quintain.Client, name), getattr(SyncEvaluator, name)
+        asynchronous, blocking = getattr(quintain.Client, name), getattr(SyncClient, name)
         assert inspect.signature(asynchronous) == inspect.signature(blocking), name
         assert not inspect.iscoroutinefunction(blocking), name
         assert blocking.__doc__ == asynchronous.__doc__, name
 
 
-def test_every_method_answers_and_faults_are_raised(gateway: GatewayUp) -> None:
-    with connected(gateway.evaluator("echo", 4).env) as target:
+def test_every_method_answers_and_faults_are_raised(gateway: RunningGateway) -> None:
+    with connected(gateway.open_session_shell("echo", 4).env) as target:
         assert target.invoke("x", system_prompt="Be brief.").raw_text == "x"
         assert target.send(quintain.InvokeRequest(question="y"), request_id="mine", deadline_seconds=30).raw_text == "y"
         items = target.invoke_batch(["a", {"question": "b", "target": "judge"}])
@@ -101,58 +101,58 @@ def test_every_method_answers_and_faults_are_raised(gateway: GatewayUp) -> None:
         assert (target.get_info().call_count, target.get_info().max_calls) == (4, 4)
 
 
-async def test_it_works_inside_a_running_loop(gateway: GatewayUp) -> None:
-    with connected(gateway.evaluator().env) as target:
+async def test_it_works_inside_a_running_loop(gateway: RunningGateway) -> None:
+    with connected(gateway.open_session_shell().env) as target:
         assert target.invoke("as in Jupyter").raw_text == "as in Jupyter"
 
 
-def test_threads_share_one(gateway: GatewayUp) -> None:
-    with connected(gateway.evaluator().env) as target, ThreadPoolExecutor(8) as threads:
+def test_threads_share_one(gateway: RunningGateway) -> None:
+    with connected(gateway.open_session_shell().env) as target, ThreadPoolExecutor(8) as threads:
         texts = list(threads.map(lambda number: target.invoke(str(number)).raw_text, range(24)))
     assert texts == [str(number) for number in range(24)]
 
 
-def test_what_is_closed_says_so_and_closing_twice_is_nothing(gateway: GatewayUp) -> None:
-    target = connected(gateway.evaluator().env)
+def test_what_is_closed_says_so_and_closing_twice_is_nothing(gateway: RunningGateway) -> None:
+    target = connected(gateway.open_session_shell().env)
     target.close()
     target.close()
     with pytest.raises(quintain.BusError, match="connect again"):
         target.invoke("x")
 
 
-def test_closing_ends_what_another_thread_waits_for_and_takes_it_back(gateway: GatewayUp) -> None:
-    evaluator = gateway.evaluator("slow")
+def test_closing_ends_what_another_thread_waits_for_and_takes_it_back(gateway: RunningGateway) -> None:
+    evaluator = gateway.open_session_shell("slow")
     target = connected(evaluator.env)
     with connected(evaluator.env) as watching, ThreadPoolExecutor(1) as thread:
         asking = thread.submit(target.invoke, "x")
-        until(lambda: watching.get_info().running == 1, "the call runs")
+        wait_until(lambda: watching.get_info().running == 1, "the call runs")
         target.close()
         with pytest.raises(quintain.BusError, match="closed before the answer came"):
             asking.result(10)
-        until(lambda: watching.get_info().running == 0, "the call was taken back")
+        wait_until(lambda: watching.get_info().running == 0, "the call was taken back")
 
 
-def test_a_token_that_opens_nothing_leaves_nothing_behind(gateway: GatewayUp) -> None:
+def test_a_token_that_opens_nothing_leaves_nothing_behind(gateway: RunningGateway) -> None:
     with pytest.raises(quintain.Unauthorized):
         quintain.sync.connect(gateway.url, "no token at all")
     with pytest.raises(quintain.ConfigError):
         quintain.sync.connect("ftp://nowhere", "a token")
 
 
-def test_what_is_left_open_is_closed_when_the_program_ends(gateway: GatewayUp) -> None:
-    process = python(FORGETFUL, gateway.evaluator())
+def test_what_is_left_open_is_closed_when_the_program_ends(gateway: RunningGateway) -> None:
+    process = python(UNCLOSED_SCRIPT, gateway.open_session_shell())
     stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout, stderr) == (0, "x\n", "")
 
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("asks", ['invoke("x")', 'invoke_batch(["x", "y"])'])
-def test_ctrl_c_ends_the_wait_and_takes_the_call_back(gateway: GatewayUp, asks: str) -> None:
-    evaluator = gateway.evaluator("slow")
+def test_ctrl_c_ends_the_wait_and_takes_the_call_back(gateway: RunningGateway, asks: str) -> None:
+    evaluator = gateway.open_session_shell("slow")
     process = python(INTERRUPTED.format(asks=asks), evaluator)
     with connected(evaluator.env) as watching:
-        until(lambda: watching.get_info().running > 0, "the call runs")
+        wait_until(lambda: watching.get_info().running > 0, "the call runs")
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=20)
         assert (process.returncode, stdout, stderr) == (7, "asking\ninterrupted\n", "")
-        until(lambda: (watching.get_info().running, watching.get_info().reserved) == (0, 0), "it was taken back")
+        wait_until(lambda: (watching.get_info().running, watching.get_info().reserved) == (0, 0), "it was taken back")

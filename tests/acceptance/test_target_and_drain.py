@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import typer
 
-from quintain_cli.target import seconds_of
-from support.command_line import CommandLine, Running, command_line
-from support.fleet import ADMIN_TOKEN, process_fleet
+from quintain_cli.commands.target import parse_duration_seconds
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, response: done, delay_ms: 4000}}\n"
 
@@ -24,18 +24,18 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
             yield shell
 
 
-def ready(running: Running) -> bool:
+def ready(running: RunningCommand) -> bool:
     return "ready  " in running.stderr
 
 
-def serve(shell: CommandLine, *services: str) -> list[Running]:
+def serve(shell: CommandLine, *services: str) -> list[RunningCommand]:
     started = [shell.start("serve", service) for service in services]
     for service in started:
-        service.until(ready)
+        service.wait_for(ready)
     return started
 
 
-def worker_id(worker: Running) -> str:
+def worker_id(worker: RunningCommand) -> str:
     found = re.search(r"workerId (\S+)", worker.stderr)
     assert found is not None, worker
     return found[1]
@@ -43,7 +43,7 @@ def worker_id(worker: Running) -> str:
 
 def evaluator(shell: CommandLine, target: str) -> CommandLine:
     opened = shell.run("session", "open", "--default-target", target, "--json").json
-    return shell.within({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
+    return shell.with_environment({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
 
 
 def paused_ms(shell: CommandLine) -> dict[str, int | None]:
@@ -58,7 +58,7 @@ def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_mean
     said = shell.run("target", "pause", "echo", "--for", "10m")
     assert said.stdout == "paused   echo for 10.0 min\n"
     assert said.stderr == "next     quintain target resume echo\n"
-    worker.until(lambda one: "Target echo is paused" in one.stderr, seconds=5)
+    worker.wait_for(lambda one: "Target echo is paused" in one.stderr, seconds=5)
     waiting = asking.start("invoke", "hi")
     # The pause is the ledger's: it outlives who keeps it.
     assert metadata.stop().code == 0
@@ -71,7 +71,7 @@ def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_mean
     assert waiting.stdout == ""
     resumed = shell.run("target", "resume", "echo", "--json").json
     assert (resumed["target"], resumed.get("pausedUntil")) == ("echo", None)
-    ended = waiting.ended(seconds=15)
+    ended = waiting.wait(seconds=15)
     assert (ended.code, ended.stdout) == (0, "hi\n")
     unknown = shell.run("target", "pause", "ecko", "--for", "5s", "--json", code=1).json
     assert (unknown["code"], unknown["availableTargets"]) == ("unknown_target", ["echo", "slow"])
@@ -80,12 +80,12 @@ def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_mean
 @pytest.mark.parametrize("time", ["0", "-5m", "25h", "soon", "1e3", "10 weeks", "nan", "٣m"])
 def test_a_time_that_is_none_is_a_mistake_of_usage(time: str) -> None:
     with pytest.raises(typer.BadParameter, match="a day at most"):
-        seconds_of(time)
+        parse_duration_seconds(time)
 
 
 @pytest.mark.parametrize(("time", "seconds"), [("90", 90), ("90s", 90), ("1.5 m", 90), ("10min", 600), ("1d", 86400)])
 def test_a_time_has_a_unit_behind_it(time: str, seconds: float) -> None:
-    assert seconds_of(time) == seconds
+    assert parse_duration_seconds(time) == seconds
 
 
 def test_a_worker_that_is_drained_finishes_what_it_runs_and_ends(shell: CommandLine) -> None:
@@ -97,16 +97,16 @@ def test_a_worker_that_is_drained_finishes_what_it_runs_and_ends(shell: CommandL
     staying = shell.start("serve", "worker")
     drained = shell.run("drain", worker_id(leaving))
     assert drained.stdout == f"drained  {worker_id(leaving)}\n"
-    assert leaving.ended(seconds=5).code == 0
-    answer = running.ended(seconds=5).json
+    assert leaving.wait(seconds=5).code == 0
+    answer = running.wait(seconds=5).json
     assert (answer["rawText"], answer["attempts"]) == ("done", 1)
     # Asked again, it says the same for as long as anybody remembers the lease; then there is none of this id.
     again = shell.run("drain", worker_id(leaving), "--json").json
     assert isinstance(again["workers"], list)
     assert (again["exitCode"], [one["drain"] for one in again["workers"]]) == (0, ["drained"])
-    staying.until(ready)
+    staying.wait_for(ready)
     nobody = shell.run("drain", "nobody", code=1)
     assert f"No worker 'nobody' lives; there are {worker_id(staying)}\n" in nobody.stderr
     asked = shell.run("drain", worker_id(staying), "--no-wait")
     assert asked.stdout == f"asked    {worker_id(staying)}: it hears of it within 3 s\n"
-    assert staying.ended(seconds=10).code == 0
+    assert staying.wait(seconds=10).code == 0

@@ -13,13 +13,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from support.command_line import CommandLine, Running, clean_environment
+from support.command_line import CommandLine, RunningCommand, clean_environment
 
 CONFIG = "targets: {parrot: {provider: mock}, sage: {provider: mock, response: '42'}}\n"
 
 
 @pytest.fixture
-def configured(shell: CommandLine) -> CommandLine:
+def configured_shell(shell: CommandLine) -> CommandLine:
     """A shell in a folder with a configuration."""
     (shell.folder / "quintain.yaml").write_text(CONFIG)
     return shell
@@ -32,11 +32,11 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def greeted(running: Running) -> bool:
+def is_started(running: RunningCommand) -> bool:
     return "stop     " in running.stderr
 
 
-def facts_of(running: Running) -> dict[str, str]:
+def printed_facts(running: RunningCommand) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in running.stdout.splitlines())
 
 
@@ -52,10 +52,10 @@ def run_as_printed(line: str) -> dict[str, object]:
         return dict(json.load(response))
 
 
-def test_up_greets_with_a_line_that_works_as_printed_and_stops_when_told(configured: CommandLine) -> None:
-    up = configured.start("up", "--port", "0", "--max-calls", "3")
-    up.until(greeted)
-    facts = facts_of(up)
+def test_up_greets_with_a_line_that_works_as_printed_and_stops_when_told(configured_shell: CommandLine) -> None:
+    up = configured_shell.start("up", "--port", "0", "--max-calls", "3")
+    up.wait_for(is_started)
+    facts = printed_facts(up)
     assert facts["gateway"].startswith("http://127.0.0.1:")
     assert facts["broker"] == "memory://"
     assert facts["targets"] == "parrot, sage"
@@ -66,23 +66,25 @@ def test_up_greets_with_a_line_that_works_as_printed_and_stops_when_told(configu
     assert "Traceback" not in ended.stderr
 
 
-def test_up_with_json_prints_one_object_and_keeps_its_admin_token_for_this_user_alone(configured: CommandLine) -> None:
-    up = configured.start("up", "--port", "0", "--json")
-    up.until(lambda one: "\n" in one.stdout)
+def test_up_with_json_prints_one_object_and_keeps_its_admin_token_for_this_user_alone(
+    configured_shell: CommandLine,
+) -> None:
+    up = configured_shell.start("up", "--port", "0", "--json")
+    up.wait_for(lambda one: "\n" in one.stdout)
     facts = json.loads(up.stdout)
     assert facts["targets"] == ["parrot", "sage"]
     assert facts["token"].startswith(f"qtn_ses_{facts['sessionId']}_")
-    kept = configured.folder / "state" / "admin-token"
+    kept = configured_shell.folder / "state" / "admin-token"
     assert kept.stat().st_mode & 0o077 == 0
     assert up.stop(signal.SIGINT).code == 0
     assert up.stdout.count("\n") == 1
 
 
-def test_a_port_that_is_taken_is_said_with_the_mend(configured: CommandLine, taken_port: int) -> None:
-    refused = configured.run("up", "--port", str(taken_port), code=2)
+def test_a_port_that_is_taken_is_said_with_the_mend(configured_shell: CommandLine, taken_port: int) -> None:
+    refused = configured_shell.run("up", "--port", str(taken_port), code=2)
     assert f"Port {taken_port} of 127.0.0.1" in refused.stderr
     assert "--port" in refused.stderr
-    assert configured.run("up", "--port", str(taken_port), "--json", code=2).json["code"] == "config_error"
+    assert configured_shell.run("up", "--port", str(taken_port), "--json", code=2).json["code"] == "config_error"
 
 
 def test_every_variable_that_is_missing_is_named_at_once(shell: CommandLine) -> None:
@@ -109,7 +111,7 @@ def test_without_a_configuration_it_says_what_to_write(shell: CommandLine) -> No
     assert "elsewhere.yaml" in missing.stderr
 
 
-def test_a_second_up_beside_the_first_is_refused(configured: CommandLine) -> None:
-    up = configured.start("up", "--port", "0")
-    up.until(greeted)
-    assert "is open in another process" in configured.run("up", "--port", "0", code=2).stderr
+def test_a_second_up_beside_the_first_is_refused(configured_shell: CommandLine) -> None:
+    up = configured_shell.start("up", "--port", "0")
+    up.wait_for(is_started)
+    assert "is open in another process" in configured_shell.run("up", "--port", "0", code=2).stderr

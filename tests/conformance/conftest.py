@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from conformance.ledger_desk import Desk
-from conformance.transports import Transport, transport_over
-from quintain.remote.line import Line, opened
-from quintain_metadata.ledger_factory import open_ledger
-from support.hosting import ThreadHost, thread_host
+from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from conformance.transports import Transport, open_transport
+from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
+from quintain_metadata.ledger.factory import open_ledger
+from support.thread_host import ThreadHost, thread_host
 
 
 @pytest.fixture(params=["memory", "pipe", pytest.param("rabbit", marks=pytest.mark.broker)])
 async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
     url = request.getfixturevalue("broker_url") if request.param == "rabbit" else ""
-    async with transport_over(request.param, url) as transport:
+    async with open_transport(request.param, url) as transport:
         yield transport
 
 
 @pytest.fixture(params=["sqlite", "sqlite alone", "postgres"])
-async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
+async def ledger_driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClockedLedgerDriver]:
     on_postgres = request.param == "postgres"
     url = request.getfixturevalue("fresh_postgres_url") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
-    ledger = await open_ledger(url, alone=request.param == "sqlite alone")
-    desk = Desk(ledger)
+    ledger = await open_ledger(url, dedicated_process=request.param == "sqlite alone")
+    desk = ClockedLedgerDriver(ledger)
     await desk.register()
     yield desk
     await ledger.close()
@@ -41,8 +41,8 @@ def thread_target_host(broker_url: str) -> Iterator[ThreadHost]:
 
 
 @pytest.fixture(scope="module")
-def line(broker_url: str) -> Iterator[Line]:
+def connection_thread(broker_url: str) -> Iterator[ConnectionThread]:
     """A controller's connection to the same broker."""
-    line = opened(broker_url)
+    line = open_connection_thread(broker_url)
     yield line
     line.close()

@@ -11,13 +11,13 @@ import pytest
 
 from conformance.transports import Transport
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.bus.pipe import PipeBus
+from quintain.bus.socketpair import SocketpairBus
 from quintain.errors import QueueFull, Unroutable
 from quintain.topology import Binding, Exchange, Queue, Topology
 
 
 @dataclasses.dataclass
-class Ground:
+class BoundQueue:
     """A private corner of the broker: an exchange, a queue bound with its name, and a dead-letter queue."""
 
     transport: Transport
@@ -36,11 +36,11 @@ class Ground:
             headers={"n": 1, "s": "x"},
             expiration_ms=expiration_ms,
         )
-        await self.bus.publish(self.exchange, self.queue.name if key is None else key, envelope, timeout=10)
+        await self.bus.publish(self.exchange, self.queue.name if key is None else key, envelope, timeout_seconds=10)
 
 
-def ground_with(**arguments: object) -> Callable[[Transport], Awaitable[Ground]]:
-    async def make(transport: Transport) -> Ground:
+def bound_queue_factory(**arguments: object) -> Callable[[Transport], Awaitable[BoundQueue]]:
+    async def make(transport: Transport) -> BoundQueue:
         name = f"t.{secrets.token_hex(6)}"
         exchange, graves = Exchange(name, "topic"), Exchange(f"{name}.graves", "fanout")
         queue = dataclasses.replace(
@@ -50,50 +50,54 @@ def ground_with(**arguments: object) -> Callable[[Transport], Awaitable[Ground]]
         topology = Topology((exchange, graves), (queue, dead), (Binding(exchange, queue, name), Binding(graves, dead)))
         bus = await transport.connect()
         await bus.declare(topology)
-        return Ground(transport, bus, exchange, queue, dead, topology)
+        return BoundQueue(transport, bus, exchange, queue, dead, topology)
 
     return make
 
 
 @pytest.fixture
-async def ground(transport: Transport) -> AsyncIterator[Ground]:
-    yield await ground_with()(transport)
+async def bound_queue(transport: Transport) -> AsyncIterator[BoundQueue]:
+    yield await bound_queue_factory()(transport)
 
 
 class Inbox:
     """A handler that keeps what it gets, acknowledged unless told otherwise."""
 
     def __init__(self, settle: str = "ack") -> None:
-        self.got: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
         self._settle = settle
 
     async def __call__(self, delivery: Delivery) -> None:
-        self.got.put_nowait(delivery)
+        self.deliveries.put_nowait(delivery)
         if self._settle != "nothing":
             await getattr(delivery, self._settle)()
 
     async def next(self) -> Delivery:
         async with asyncio.timeout(15):
-            return await self.got.get()
+            return await self.deliveries.get()
 
 
-async def test_a_message_arrives_whole(ground: Ground) -> None:
+async def test_a_message_arrives_whole(bound_queue: BoundQueue) -> None:
     inbox = Inbox()
-    await ground.bus.consume(ground.queue, inbox, prefetch=10)
-    await ground.publish("grüße".encode())
+    await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=10)
+    await bound_queue.publish("grüße".encode())
     got = await inbox.next()
     assert (got.body, got.type, got.correlation_id, got.reply_to) == ("grüße".encode(), "test", "c", "r")
     assert dict(got.headers) == {"n": 1, "s": "x"}
-    assert (got.exchange, got.routing_key, got.redelivered) == (ground.exchange.name, ground.queue.name, False)
+    assert (got.exchange, got.routing_key, got.redelivered) == (
+        bound_queue.exchange.name,
+        bound_queue.queue.name,
+        False,
+    )
 
 
-async def test_publishing_where_nothing_is_bound_raises(ground: Ground) -> None:
+async def test_publishing_where_nothing_is_bound_raises(bound_queue: BoundQueue) -> None:
     with pytest.raises(Unroutable):
-        await ground.publish(b"x", key="nobody")
+        await bound_queue.publish(b"x", key="nobody")
 
 
 async def test_an_alternate_exchange_takes_what_is_not_bound(transport: Transport) -> None:
-    ground = await ground_with()(transport)
+    ground = await bound_queue_factory()(transport)
     stray = Queue(f"{ground.queue.name}.stray", "quorum")
     alternate = Exchange(f"{ground.queue.name}.alternate", "fanout")
     front = Exchange(f"{ground.queue.name}.front", "topic", alternate=alternate.name)
@@ -105,7 +109,7 @@ async def test_an_alternate_exchange_takes_what_is_not_bound(transport: Transpor
 
 
 async def test_a_full_queue_refuses_the_publish(transport: Transport) -> None:
-    ground = await ground_with(max_length=2)(transport)
+    ground = await bound_queue_factory(max_length=2)(transport)
     with pytest.raises(QueueFull):
         # A quorum queue may take a few over its limit before it refuses.
         for _ in range(20):
@@ -113,94 +117,94 @@ async def test_a_full_queue_refuses_the_publish(transport: Transport) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_no_more_than_the_prefetch_run_at_once(ground: Ground) -> None:
+async def test_no_more_than_the_prefetch_run_at_once(bound_queue: BoundQueue) -> None:
     inbox = Inbox("nothing")
-    await ground.bus.consume(ground.queue, inbox, prefetch=2)
+    await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=2)
     for number in range(5):
-        await ground.publish(b"%d" % number)
+        await bound_queue.publish(b"%d" % number)
     first, second = await inbox.next(), await inbox.next()
     await asyncio.sleep(0.3)
-    assert inbox.got.empty()
+    assert inbox.deliveries.empty()
     await first.ack()
     assert (await inbox.next()).body == b"2"
     await second.ack()
     assert (await inbox.next()).body == b"3"
 
 
-async def test_two_consumers_share_a_queue(ground: Ground) -> None:
+async def test_two_consumers_share_a_queue(bound_queue: BoundQueue) -> None:
     one, two = Inbox("nothing"), Inbox("nothing")
-    await ground.bus.consume(ground.queue, one, prefetch=1)
-    await ground.bus.consume(ground.queue, two, prefetch=1)
-    await ground.publish(b"a")
-    await ground.publish(b"b")
+    await bound_queue.bus.consume(bound_queue.queue, one, prefetch=1)
+    await bound_queue.bus.consume(bound_queue.queue, two, prefetch=1)
+    await bound_queue.publish(b"a")
+    await bound_queue.publish(b"b")
     assert {(await one.next()).body, (await two.next()).body} == {b"a", b"b"}
 
 
-async def test_what_is_given_back_is_delivered_again(ground: Ground) -> None:
+async def test_what_is_given_back_is_delivered_again(bound_queue: BoundQueue) -> None:
     inbox = Inbox("nothing")
-    await ground.bus.consume(ground.queue, inbox, prefetch=1)
-    await ground.publish(b"x")
+    await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=1)
+    await bound_queue.publish(b"x")
     await (await inbox.next()).requeue()
     again = await inbox.next()
     assert again.redelivered
     await again.ack()
 
 
-async def test_past_the_delivery_limit_a_message_is_a_dead_letter(ground: Ground) -> None:
+async def test_past_the_delivery_limit_a_message_is_a_dead_letter(bound_queue: BoundQueue) -> None:
     graveyard = Inbox()
-    await ground.bus.consume(ground.dead, graveyard, prefetch=1)
+    await bound_queue.bus.consume(bound_queue.dead, graveyard, prefetch=1)
     giver_back = Inbox("requeue")
-    await ground.bus.consume(ground.queue, giver_back, prefetch=1)
-    await ground.publish(b"poison")
+    await bound_queue.bus.consume(bound_queue.queue, giver_back, prefetch=1)
+    await bound_queue.publish(b"poison")
     dead = await graveyard.next()
     assert dead.body == b"poison"
     assert dead.headers["x-first-death-reason"] == "delivery_limit"
-    assert dead.headers["x-first-death-queue"] == ground.queue.name
-    assert giver_back.got.qsize() == 4
+    assert dead.headers["x-first-death-queue"] == bound_queue.queue.name
+    assert giver_back.deliveries.qsize() == 4
 
 
-async def test_a_dead_letter_keeps_its_headers_and_key(ground: Ground) -> None:
+async def test_a_dead_letter_keeps_its_headers_and_key(bound_queue: BoundQueue) -> None:
     graveyard = Inbox()
-    await ground.bus.consume(ground.dead, graveyard, prefetch=1)
-    await ground.bus.consume(ground.queue, Inbox("dead_letter"), prefetch=1)
-    await ground.publish(b"x")
+    await bound_queue.bus.consume(bound_queue.dead, graveyard, prefetch=1)
+    await bound_queue.bus.consume(bound_queue.queue, Inbox("dead_letter"), prefetch=1)
+    await bound_queue.publish(b"x")
     dead = await graveyard.next()
-    assert (dead.routing_key, dead.correlation_id, dead.reply_to) == (ground.queue.name, "c", "r")
+    assert (dead.routing_key, dead.correlation_id, dead.reply_to) == (bound_queue.queue.name, "c", "r")
     assert dead.headers["s"] == "x"
     assert dead.headers["x-first-death-reason"] == "rejected"
 
 
-async def test_a_message_expires_at_the_head(ground: Ground) -> None:
+async def test_a_message_expires_at_the_head(bound_queue: BoundQueue) -> None:
     graveyard = Inbox()
-    await ground.bus.consume(ground.dead, graveyard, prefetch=10)
-    await ground.publish(b"short", expiration_ms=50)
+    await bound_queue.bus.consume(bound_queue.dead, graveyard, prefetch=10)
+    await bound_queue.publish(b"short", expiration_ms=50)
     dead = await graveyard.next()
     assert (dead.body, dead.headers["x-first-death-reason"]) == (b"short", "expired")
 
 
-async def test_behind_a_head_that_waits_nothing_expires(ground: Ground) -> None:
+async def test_behind_a_head_that_waits_nothing_expires(bound_queue: BoundQueue) -> None:
     graveyard = Inbox()
-    await ground.bus.consume(ground.dead, graveyard, prefetch=10)
-    await ground.publish(b"head")
-    await ground.publish(b"behind", expiration_ms=50)
+    await bound_queue.bus.consume(bound_queue.dead, graveyard, prefetch=10)
+    await bound_queue.publish(b"head")
+    await bound_queue.publish(b"behind", expiration_ms=50)
     await asyncio.sleep(0.5)
-    assert graveyard.got.empty()
+    assert graveyard.deliveries.empty()
     inbox = Inbox()
-    await ground.bus.consume(ground.queue, inbox, prefetch=1)
+    await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=1)
     assert (await inbox.next()).body == b"head"
     assert (await graveyard.next()).body == b"behind"
 
 
-async def test_what_comes_to_the_head_expires_by_its_own_clock(ground: Ground) -> None:
+async def test_what_comes_to_the_head_expires_by_its_own_clock(bound_queue: BoundQueue) -> None:
     graveyard = Inbox()
-    await ground.bus.consume(ground.dead, graveyard, prefetch=10)
-    await ground.publish(b"long", expiration_ms=60_000)
-    await ground.publish(b"short", expiration_ms=100)
-    await ground.bus.consume(ground.queue, Inbox("nothing"), prefetch=1)
+    await bound_queue.bus.consume(bound_queue.dead, graveyard, prefetch=10)
+    await bound_queue.publish(b"long", expiration_ms=60_000)
+    await bound_queue.publish(b"short", expiration_ms=100)
+    await bound_queue.bus.consume(bound_queue.queue, Inbox("nothing"), prefetch=1)
     assert (await graveyard.next()).body == b"short"
 
 
-async def test_a_handler_outlives_the_connection_its_message_came_by(ground: Ground) -> None:
+async def test_a_handler_outlives_the_connection_its_message_came_by(bound_queue: BoundQueue) -> None:
     started, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow(delivery: Delivery) -> None:
@@ -212,22 +216,22 @@ async def test_a_handler_outlives_the_connection_its_message_came_by(ground: Gro
         await delivery.ack()
         ended.set()
 
-    await ground.bus.consume(ground.queue, slow, prefetch=1)
-    await ground.publish(b"x")
+    await bound_queue.bus.consume(bound_queue.queue, slow, prefetch=1)
+    await bound_queue.publish(b"x")
     async with asyncio.timeout(20):
         await started.wait()
-        await ground.transport.cut(ground.bus)
+        await bound_queue.transport.drop_connection(bound_queue.bus)
         await asyncio.sleep(0.2)
         go_on.set()
         await ended.wait()
 
 
-async def test_what_was_not_settled_when_the_connection_went_comes_again(ground: Ground) -> None:
+async def test_what_was_not_settled_when_the_connection_went_comes_again(bound_queue: BoundQueue) -> None:
     inbox = Inbox("nothing")
-    await ground.bus.consume(ground.queue, inbox, prefetch=1)
-    await ground.publish(b"x")
+    await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=1)
+    await bound_queue.publish(b"x")
     first = await inbox.next()
-    await ground.transport.cut(ground.bus)
+    await bound_queue.transport.drop_connection(bound_queue.bus)
     again = await inbox.next()
     assert (again.body, again.redelivered) == (b"x", True)
     await first.ack()  # of a lost connection: it does nothing, and above all it does not settle the new delivery
@@ -236,40 +240,40 @@ async def test_what_was_not_settled_when_the_connection_went_comes_again(ground:
     await third.ack()
 
 
-async def test_publishing_goes_on_after_the_connection_was_lost(ground: Ground) -> None:
+async def test_publishing_goes_on_after_the_connection_was_lost(bound_queue: BoundQueue) -> None:
     inbox = Inbox()
-    await ground.bus.consume(ground.queue, inbox, prefetch=10)
-    await ground.publish(b"before")
+    await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=10)
+    await bound_queue.publish(b"before")
     await inbox.next()
-    await ground.transport.cut(ground.bus)
-    await ground.publish(b"after")
+    await bound_queue.transport.drop_connection(bound_queue.bus)
+    await bound_queue.publish(b"after")
     # The acknowledgement of the first may have been lost with the connection: then it comes again.
     while (await inbox.next()).body != b"after":
         pass
 
 
-async def test_a_consumer_begins_again_when_its_queue_was_deleted(ground: Ground) -> None:
+async def test_a_consumer_begins_again_when_its_queue_was_deleted(bound_queue: BoundQueue) -> None:
     inbox = Inbox()
-    consumer = await ground.bus.consume(ground.queue, inbox, prefetch=10)
-    await ground.transport.delete_queue(ground.queue.name)
-    await until_routed(ground, b"again")
+    consumer = await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=10)
+    await bound_queue.transport.delete_queue(bound_queue.queue.name)
+    await wait_until_routed(bound_queue, b"again")
     assert (await inbox.next()).body == b"again"
-    assert consumer.live
+    assert consumer.active
 
 
-async def test_a_cancelled_consumer_takes_no_more_and_loses_nothing(ground: Ground) -> None:
+async def test_a_cancelled_consumer_takes_no_more_and_loses_nothing(bound_queue: BoundQueue) -> None:
     first, second = Inbox(), Inbox()
-    consumer = await ground.bus.consume(ground.queue, first, prefetch=10)
+    consumer = await bound_queue.bus.consume(bound_queue.queue, first, prefetch=10)
     await consumer.cancel()
-    assert not consumer.live
-    await ground.publish(b"x")
+    assert not consumer.active
+    await bound_queue.publish(b"x")
     await asyncio.sleep(0.2)
-    assert first.got.empty()
-    await ground.bus.consume(ground.queue, second, prefetch=1)
+    assert first.deliveries.empty()
+    await bound_queue.bus.consume(bound_queue.queue, second, prefetch=1)
     assert (await second.next()).body == b"x"
 
 
-async def test_a_drain_waits_for_the_running_handlers(ground: Ground) -> None:
+async def test_a_drain_waits_for_the_running_handlers(bound_queue: BoundQueue) -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def slow(delivery: Delivery) -> None:
@@ -278,18 +282,20 @@ async def test_a_drain_waits_for_the_running_handlers(ground: Ground) -> None:
         await delivery.ack()
         ended.set()
 
-    consumer = await ground.bus.consume(ground.queue, slow, prefetch=1)
-    await ground.publish(b"x")
+    consumer = await bound_queue.bus.consume(bound_queue.queue, slow, prefetch=1)
+    await bound_queue.publish(b"x")
     await started.wait()
     assert await consumer.drain(10)
     assert ended.is_set()
     again = Inbox()
-    await ground.bus.consume(ground.queue, again, prefetch=1)
+    await bound_queue.bus.consume(bound_queue.queue, again, prefetch=1)
     await asyncio.sleep(0.3)
-    assert again.got.empty()
+    assert again.deliveries.empty()
 
 
-async def test_what_a_handler_broke_on_is_delivered_again(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_handler_broke_on_is_delivered_again(
+    bound_queue: BoundQueue, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: asyncio.Queue[bool] = asyncio.Queue()
 
     async def breaks_once(delivery: Delivery) -> None:
@@ -298,15 +304,15 @@ async def test_what_a_handler_broke_on_is_delivered_again(ground: Ground, caplog
             raise RuntimeError("broken")
         await delivery.ack()
 
-    await ground.bus.consume(ground.queue, breaks_once, prefetch=1)
-    await ground.publish(b"x")
+    await bound_queue.bus.consume(bound_queue.queue, breaks_once, prefetch=1)
+    await bound_queue.publish(b"x")
     async with asyncio.timeout(15):
         assert [await seen.get(), await seen.get()] == [False, True]
     assert "will be delivered again" in caplog.text
 
 
 async def test_a_queue_unused_for_its_time_is_gone(transport: Transport) -> None:
-    ground = await ground_with(kind="classic", expires_ms=300, delivery_limit=None, dead_letter_exchange=None)(
+    ground = await bound_queue_factory(kind="classic", expires_ms=300, delivery_limit=None, dead_letter_exchange=None)(
         transport
     )
     consumer = await ground.bus.consume(ground.queue, Inbox(), prefetch=1)
@@ -321,31 +327,31 @@ async def test_a_queue_unused_for_its_time_is_gone(transport: Transport) -> None
             await asyncio.sleep(0.1)
 
 
-class Alarm:
+class QueueLossRecorder:
     """Counts how often a queue was said to be lost."""
 
     def __init__(self) -> None:
         self.times = 0
-        self._rang = asyncio.Event()
+        self._called = asyncio.Event()
 
     def __call__(self) -> None:
         self.times += 1
-        self._rang.set()
+        self._called.set()
 
-    async def rang(self) -> None:
+    async def wait_called(self) -> None:
         async with asyncio.timeout(15):
-            await self._rang.wait()
+            await self._called.wait()
 
 
 #: A queue as a client has one for its replies.
-private = ground_with(kind="classic", expires_ms=600_000, delivery_limit=None, dead_letter_exchange=None)
+private = bound_queue_factory(kind="classic", expires_ms=600_000, delivery_limit=None, dead_letter_exchange=None)
 
 
-async def until_routed(ground: Ground, body: bytes) -> None:
+async def wait_until_routed(bound_queue: BoundQueue, body: bytes) -> None:
     async with asyncio.timeout(15):
         while True:
             try:
-                await ground.publish(body)
+                await bound_queue.publish(body)
                 break
             except Unroutable:
                 await asyncio.sleep(0.05)
@@ -353,28 +359,28 @@ async def until_routed(ground: Ground, body: bytes) -> None:
 
 async def test_a_queue_deleted_with_its_messages_is_said_to_be_lost_and_consumed_again(transport: Transport) -> None:
     ground = await private(transport)
-    inbox, alarm = Inbox("nothing"), Alarm()
-    consumer = await ground.bus.consume(ground.queue, inbox, prefetch=1, lost=alarm)
+    inbox, alarm = Inbox("nothing"), QueueLossRecorder()
+    consumer = await ground.bus.consume(ground.queue, inbox, prefetch=1, on_queue_lost=alarm)
     for body in (b"taken", b"pending", b"pending, too"):
         await ground.publish(body)
     taken = await inbox.next()
     assert alarm.times == 0
     await transport.delete_queue(ground.queue.name)
-    await alarm.rang()
-    await until_routed(ground, b"after")
+    await alarm.wait_called()
+    await wait_until_routed(ground, b"after")
     assert (await inbox.next()).body == b"after"
     await taken.ack()  # of a queue that is gone: it does nothing
-    assert consumer.live
+    assert consumer.active
     assert alarm.times == 1
 
 
 async def test_a_lost_connection_is_no_lost_queue(transport: Transport) -> None:
     ground = await private(transport)
-    inbox, alarm = Inbox("nothing"), Alarm()
-    await ground.bus.consume(ground.queue, inbox, prefetch=1, lost=alarm)
+    inbox, alarm = Inbox("nothing"), QueueLossRecorder()
+    await ground.bus.consume(ground.queue, inbox, prefetch=1, on_queue_lost=alarm)
     await ground.publish(b"x")
     await inbox.next()
-    await transport.cut(ground.bus)
+    await transport.drop_connection(ground.bus)
     assert (await inbox.next()).redelivered
     assert alarm.times == 0
 
@@ -383,32 +389,32 @@ async def test_a_queue_lost_while_the_connection_was_away_is_missed_whoever_decl
     transport: Transport,
 ) -> None:
     ground = await private(transport)
-    inbox, alarm, graveyard = Inbox(), Alarm(), Inbox()
+    inbox, alarm, graveyard = Inbox(), QueueLossRecorder(), Inbox()
     for _ in range(3):  # their declarations would make the queue again, too
         await ground.bus.consume(ground.dead, graveyard, prefetch=1)
-    await ground.bus.consume(ground.queue, inbox, prefetch=1, lost=alarm)
+    await ground.bus.consume(ground.queue, inbox, prefetch=1, on_queue_lost=alarm)
     await transport.lose_queue(ground.bus, ground.queue.name)
-    await alarm.rang()
-    await until_routed(ground, b"after")
+    await alarm.wait_called()
+    await wait_until_routed(ground, b"after")
     assert (await inbox.next()).body == b"after"
     assert alarm.times == 1
 
 
 async def test_a_queue_lost_twice_is_said_to_be_lost_twice(transport: Transport) -> None:
     ground = await private(transport)
-    inbox, alarm = Inbox(), Alarm()
-    await ground.bus.consume(ground.queue, inbox, prefetch=1, lost=alarm)
+    inbox, alarm = Inbox(), QueueLossRecorder()
+    await ground.bus.consume(ground.queue, inbox, prefetch=1, on_queue_lost=alarm)
     for times in (1, 2):
         await transport.delete_queue(ground.queue.name)
-        await until_routed(ground, b"after")
+        await wait_until_routed(ground, b"after")
         await inbox.next()
         assert alarm.times == times
 
 
 async def test_who_was_cancelled_hears_of_no_loss(transport: Transport) -> None:
     ground = await private(transport)
-    alarm, graveyard = Alarm(), Inbox()
-    consumer = await ground.bus.consume(ground.queue, Inbox(), prefetch=1, lost=alarm)
+    alarm, graveyard = QueueLossRecorder(), Inbox()
+    consumer = await ground.bus.consume(ground.queue, Inbox(), prefetch=1, on_queue_lost=alarm)
     await ground.bus.consume(ground.dead, graveyard, prefetch=1)
     await consumer.drain(1)
     await transport.lose_queue(ground.bus, ground.queue.name)
@@ -425,52 +431,52 @@ async def test_a_queue_deleted_over_the_bus_is_declared_no_more(transport: Trans
     await consumer.drain(1)
     for _ in range(2):  # one that is not there is no error
         await ground.bus.delete(ground.queue)
-    await transport.cut(ground.bus)
+    await transport.drop_connection(ground.bus)
     await ground.bus.publish(ground.topology.exchanges[1], "", Envelope(body=b"x", type="test"))
     await graveyard.next()  # everything was declared again
     with pytest.raises(Unroutable):
         await ground.publish(b"x")
 
 
-async def test_a_connection_that_was_lost_and_made_again_is_counted(ground: Ground) -> None:
-    if isinstance(ground.bus, PipeBus):
+async def test_a_connection_that_was_lost_and_made_again_is_counted(bound_queue: BoundQueue) -> None:
+    if isinstance(bound_queue.bus, SocketpairBus):
         pytest.skip("a pipe is made once, and ends with the process at either end")
-    assert (ground.bus.connected, ground.bus.reconnects) == (True, 0)
-    await ground.transport.cut(ground.bus)
+    assert (bound_queue.bus.connected, bound_queue.bus.reconnects) == (True, 0)
+    await bound_queue.transport.drop_connection(bound_queue.bus)
     async with asyncio.timeout(15):
-        while not (ground.bus.connected and ground.bus.reconnects):
+        while not (bound_queue.bus.connected and bound_queue.bus.reconnects):
             await asyncio.sleep(0.01)
-    await ground.bus.close()
-    assert not ground.bus.connected
+    await bound_queue.bus.close()
+    assert not bound_queue.bus.connected
 
 
-async def test_what_is_not_kept_is_not_declared_again(ground: Ground) -> None:
-    passing = Queue(f"{ground.queue.name}.passing", "classic")
+async def test_what_is_not_kept_is_not_declared_again(bound_queue: BoundQueue) -> None:
+    passing = Queue(f"{bound_queue.queue.name}.passing", "classic")
     key = passing.name
-    await ground.bus.declare(
-        Topology((ground.exchange,), (passing,), (Binding(ground.exchange, passing, key),)), kept=False
+    await bound_queue.bus.declare(
+        Topology((bound_queue.exchange,), (passing,), (Binding(bound_queue.exchange, passing, key),)), redeclare=False
     )
-    await ground.publish(b"there", key=key)
+    await bound_queue.publish(b"there", key=key)
     inbox = Inbox()
-    await ground.bus.consume(ground.queue, inbox, prefetch=10)
-    await ground.transport.lose_queue(ground.bus, passing.name)
-    await until_routed(ground, b"again")
+    await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=10)
+    await bound_queue.transport.lose_queue(bound_queue.bus, passing.name)
+    await wait_until_routed(bound_queue, b"again")
     while (await inbox.next()).body != b"again":
         pass  # everything that is kept was declared again
     with pytest.raises(Unroutable):
-        await ground.publish(b"lost", key=key)
+        await bound_queue.publish(b"lost", key=key)
 
 
-async def test_a_declaration_that_is_cancelled_ends_and_costs_no_connection(ground: Ground) -> None:
+async def test_a_declaration_that_is_cancelled_ends_and_costs_no_connection(bound_queue: BoundQueue) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await ground.bus.declare(ground.topology)
+    await bound_queue.bus.declare(bound_queue.topology)
     took = loop.time() - began
     for number in range(60):
-        declaring = asyncio.create_task(ground.bus.declare(ground.topology))
+        declaring = asyncio.create_task(bound_queue.bus.declare(bound_queue.topology))
         await asyncio.sleep(took * number / 60)
         if declaring.cancel():
             await asyncio.wait([declaring], timeout=5)
             assert declaring.cancelled()
-    await ground.bus.declare(ground.topology)
-    assert ground.bus.reconnects == 0
+    await bound_queue.bus.declare(bound_queue.topology)
+    assert bound_queue.bus.reconnects == 0

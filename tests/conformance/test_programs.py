@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-import quintain_cli.metadata_process
+import quintain_cli.fleet.metadata_process
 from quintain.bus.memory import MemoryBroker
 from quintain.config import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyTooLarge, TargetUnavailable, TimedOut
-from quintain_cli.metadata_process import metadata_process
-from quintain_host.isolation import Children
-from quintain_runner.grader_process import GraderCommand, run_grader
-from quintain_runner.verdict import GraderError
-from quintain_runner.warm_pool import WarmPool
-from quintain_worker.port import ProviderFailure
-from quintain_worker.providers.build import Surroundings, build_provider
+from quintain_cli.fleet.metadata_process import run_metadata_process
+from quintain_host.processes import SlotProcesses
+from quintain_runner.graders.process import GraderCommand, run_grader
+from quintain_runner.graders.process_pool import GraderProcessPool
+from quintain_runner.graders.verdict_parser import GraderError
+from quintain_worker.providers.factory import ProviderContext, build_provider
+from quintain_worker.providers.provider import ProviderFailure
 
 #: Runs a program in a folder, with this environment, for at most so many seconds; returns its stdout.
 Run = Callable[[list[str], Path, dict[str, str], float], Coroutine[object, object, str]]
@@ -33,7 +33,7 @@ Run = Callable[[list[str], Path, dict[str, str], float], Coroutine[object, objec
 
 async def command_target(argv: list[str], folder: Path, env: dict[str, str], timeout_seconds: float) -> str:
     target = CommandTarget(provider="command", command=argv)
-    provider = build_provider("it", target, Surroundings(folder, env))
+    provider = build_provider("it", target, ProviderContext(folder, env))
     answer = await provider.answer(InvokeRequest(question="q"), timeout_seconds=timeout_seconds)
     return answer.text
 
@@ -47,12 +47,12 @@ async def grader(argv: list[str], folder: Path, env: dict[str, str], timeout_sec
 
 
 async def warm_grader(argv: list[str], folder: Path, env: dict[str, str], timeout_seconds: float) -> str:
-    async with WarmPool(grader_command(argv, folder, env, timeout_seconds)) as pool:
-        return (await pool.ask(b"q")).decode()
+    async with GraderProcessPool(grader_command(argv, folder, env, timeout_seconds)) as pool:
+        return (await pool.request(b"q")).decode()
 
 
 async def slot_process(argv: list[str], _: Path, env: dict[str, str], timeout_seconds: float) -> str:
-    children = Children(argv, 1, env)
+    children = SlotProcesses(argv, 1, env)
     children.start()
     try:
         await asyncio.sleep(timeout_seconds)
@@ -68,7 +68,7 @@ async def metadata_service(argv: list[str], folder: Path, env: dict[str, str], t
     (package / "__main__.py").write_text(f"import os\nos.execv({argv[0]!r}, {argv!r})")
     broker = MemoryBroker()
     try:
-        async with metadata_process(broker, "sqlite://", "a token", {**env, "PYTHONPATH": str(folder)}):
+        async with run_metadata_process(broker, "sqlite://", "a token", {**env, "PYTHONPATH": str(folder)}):
             await asyncio.sleep(timeout_seconds)
     finally:
         broker.close()
@@ -136,7 +136,7 @@ async def test_a_service_cancelled_at_any_moment_of_its_start_leaves_no_process(
     run: Run, tmp_path: Path, mark: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing here ends by itself.
-    monkeypatch.setattr(quintain_cli.metadata_process, "ENDING_SECONDS", 0.1)
+    monkeypatch.setattr(quintain_cli.fleet.metadata_process, "STOP_TIMEOUT_SECONDS", 0.1)
     await cancel_while_it_starts(run, tmp_path, mark, cancels=1)
     left = await all_gone(mark)
     assert not left, f"{len(left)} processes of 120 programs are left"

@@ -13,60 +13,68 @@ from typing import Any
 
 import pytest
 
-from quintain.target.text import to_json_text
-from support.standing import BehindRabbit, Controller, InProcess, Stand, scripted, speeches, words_of
+from quintain.target.serialization import to_json_text
+from support.target_placements import (
+    Controller,
+    InProcessPlacement,
+    RemotePlacement,
+    TargetPlacement,
+    scripted_target_class,
+    target_interfaces,
+    types_of,
+)
 
 Emit = Callable[[Any], None]
 Send = Callable[[Any], Awaitable[Any]]
 
 
 @pytest.fixture(params=["in process", "behind RabbitMQ"])
-def place(request: pytest.FixtureRequest) -> str:
+def placement_name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=speeches())
-async def stand(request: pytest.FixtureRequest, place: str) -> AsyncIterator[Stand]:
-    kind, words = scripted(request.param), words_of(request.param)
-    stand: Stand = InProcess(kind, words, [])
-    if place == "behind RabbitMQ":
-        stand = BehindRabbit(
-            kind, words, request.getfixturevalue("thread_target_host"), request.getfixturevalue("line")
+@pytest.fixture(params=target_interfaces())
+async def placement(request: pytest.FixtureRequest, placement_name: str) -> AsyncIterator[TargetPlacement]:
+    kind, words = scripted_target_class(request.param), types_of(request.param)
+    stand: TargetPlacement = InProcessPlacement(kind, words, [])
+    if placement_name == "behind RabbitMQ":
+        stand = RemotePlacement(
+            kind, words, request.getfixturevalue("thread_target_host"), request.getfixturevalue("connection_thread")
         )
     yield stand
     await stand.close()
 
 
-async def nothing(target: Any, emit: Emit, send: Send) -> None: ...
+async def do_nothing(target: Any, emit: Emit, send: Send) -> None: ...
 
 
 # Order.
 
 
-async def test_what_is_said_before_a_request_is_seen_before_it_and_the_rest_after(stand: Stand) -> None:
+async def test_what_is_said_before_a_request_is_seen_before_it_and_the_rest_after(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.shows("a"))
-        await send(target.asks("b"))
-        emit(target.shows("c"))
+        emit(target.observation_event("a"))
+        await send(target.request_event("b"))
+        emit(target.observation_event("c"))
 
     seen_at_b: list[Any] = []
 
     async def answer(event: Any) -> Any:
-        seen_at_b.extend(controller.said())
-        return controller.injects(event)
+        seen_at_b.extend(controller.contents())
+        return controller.injection(event)
 
-    controller = Controller(stand.words, answer)
-    await controller.drive(stand.create(script))
+    controller = Controller(placement.types, answer)
+    await controller.drive(placement.create(script))
     assert seen_at_b == ["a", "b"]
-    assert controller.said() == ["a", "b", "c"]
+    assert controller.contents() == ["a", "b", "c"]
 
 
-async def test_what_is_said_while_a_request_waits_comes_after_it(stand: Stand) -> None:
+async def test_what_is_said_while_a_request_waits_comes_after_it(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.shows("a"))
-        asking = asyncio.create_task(send(target.asks("b")))
+        emit(target.observation_event("a"))
+        asking = asyncio.create_task(send(target.request_event("b")))
         await asyncio.sleep(0)
-        emit(target.shows("c"))
+        emit(target.observation_event("c"))
         await asking
 
     came = asyncio.Event()
@@ -76,39 +84,41 @@ async def test_what_is_said_while_a_request_waits_comes_after_it(stand: Stand) -
             while len(controller.seen) < 3:
                 await asyncio.sleep(0.01)
         came.set()
-        return controller.injects(event)
+        return controller.injection(event)
 
-    controller = Controller(stand.words, answer)
-    await controller.drive(stand.create(script))
+    controller = Controller(placement.types, answer)
+    await controller.drive(placement.create(script))
     assert came.is_set()
-    assert controller.said() == ["a", "b", "c"]
+    assert controller.contents() == ["a", "b", "c"]
 
 
-async def test_a_thousand_emits_keep_their_order(stand: Stand) -> None:
+async def test_a_thousand_emits_keep_their_order(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         for number in range(1000):
-            emit(target.shows(f"{number}"))
+            emit(target.observation_event(f"{number}"))
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
-    assert controller.said() == [f"{number}" for number in range(1000)]
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
+    assert controller.contents() == [f"{number}" for number in range(1000)]
 
 
-async def test_a_thread_of_the_targets_speaks_in_order(stand: Stand) -> None:
+async def test_a_thread_of_the_targets_speaks_in_order(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         loop = asyncio.get_running_loop()
 
         def work() -> None:
             for number in range(20):
-                emit(target.shows(f"before {number}"))
-                response = asyncio.run_coroutine_threadsafe(send(target.asks(f"ask {number}")), loop).result(30)
-                emit(target.shows(response.value))
+                emit(target.observation_event(f"before {number}"))
+                response = asyncio.run_coroutine_threadsafe(send(target.request_event(f"ask {number}")), loop).result(
+                    30
+                )
+                emit(target.observation_event(response.value))
 
         await asyncio.to_thread(work)
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
-    assert controller.said() == [
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
+    assert controller.contents() == [
         text for number in range(20) for text in (f"before {number}", f"ask {number}", f"ASK {number}")
     ]
 
@@ -116,9 +126,12 @@ async def test_a_thread_of_the_targets_speaks_in_order(stand: Stand) -> None:
 # Requests.
 
 
-async def test_two_requests_wait_at_once_and_are_answered_in_any_order(stand: Stand) -> None:
+async def test_two_requests_wait_at_once_and_are_answered_in_any_order(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        target.notes = [each.value for each in await asyncio.gather(send(target.asks("a")), send(target.asks("b")))]
+        target.notes = [
+            each.value
+            for each in await asyncio.gather(send(target.request_event("a")), send(target.request_event("b")))
+        ]
 
     came: dict[str, asyncio.Future[None]] = {}
 
@@ -130,17 +143,17 @@ async def test_two_requests_wait_at_once_and_are_answered_in_any_order(stand: St
         await came[event.request]
         if event.request == "b":
             loop.call_soon(came["a"].set_result, None)
-        return controller.injects(event)
+        return controller.injection(event)
 
-    controller = Controller(stand.words, answer)
+    controller = Controller(placement.types, answer)
     async with asyncio.timeout(30):
-        await controller.drive(stand.create(script))
-    assert stand.made[-1].notes == ["A", "B"]
+        await controller.drive(placement.create(script))
+    assert placement.instances[-1].notes == ["A", "B"]
 
 
-async def test_sixty_four_requests_each_get_their_own_answer(stand: Stand) -> None:
+async def test_sixty_four_requests_each_get_their_own_answer(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        answers = await asyncio.gather(*(send(target.asks(f"q{number}")) for number in range(64)))
+        answers = await asyncio.gather(*(send(target.request_event(f"q{number}")) for number in range(64)))
         target.notes = [answer.value for answer in answers]
 
     waiting: list[asyncio.Future[None]] = []
@@ -152,43 +165,45 @@ async def test_sixty_four_requests_each_get_their_own_answer(stand: Stand) -> No
             for each in reversed(waiting):
                 each.set_result(None)
         await turn
-        return controller.injects(event)
+        return controller.injection(event)
 
-    controller = Controller(stand.words, answer)
+    controller = Controller(placement.types, answer)
     async with asyncio.timeout(30):
-        await controller.drive(stand.create(script))
-    assert stand.made[-1].notes == [f"Q{number}" for number in range(64)]
+        await controller.drive(placement.create(script))
+    assert placement.instances[-1].notes == [f"Q{number}" for number in range(64)]
 
 
-async def test_a_response_carries_the_very_event_and_the_very_controllable(stand: Stand) -> None:
+async def test_a_response_carries_the_very_event_and_the_very_controllable(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        event = target.asks("a")
+        event = target.request_event("a")
         response = await send(event)
         target.notes = [response.event is event, response.controllable is target.question]
 
-    await Controller(stand.words).drive(stand.create(script))
-    assert stand.made[-1].notes == [True, True]
+    await Controller(placement.types).drive(placement.create(script))
+    assert placement.instances[-1].notes == [True, True]
 
 
-async def test_a_response_without_an_injection_is_one(stand: Stand) -> None:
+async def test_a_response_without_an_injection_is_one(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        post = target.words.events["ControllablePostCallEvent"]
+        post = target.types.events["ControllablePostCallEvent"]
         target.notes = [type(await send(post(controllable=target.question, request="q", answer="a"))).__name__]
 
     async def answer(event: Any) -> Any:
         assert (event.request, event.answer) == ("q", "a")
-        return stand.words.responses["ControllableNoInjection"](event=event, controllable=event.controllable)
+        return placement.types.responses["ControllableNoInjection"](event=event, controllable=event.controllable)
 
-    await Controller(stand.words, answer).drive(stand.create(script))
-    assert stand.made[-1].notes == ["ControllableNoInjection"]
+    await Controller(placement.types, answer).drive(placement.create(script))
+    assert placement.instances[-1].notes == ["ControllableNoInjection"]
 
 
-async def test_a_target_that_waits_no_longer_may_go_on_and_the_late_answer_harms_nobody(stand: Stand) -> None:
+async def test_a_target_that_waits_no_longer_may_go_on_and_the_late_answer_harms_nobody(
+    placement: TargetPlacement,
+) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await send(target.asks("slow"))
-        target.notes = [(await send(target.asks("fast"))).value]
+                await send(target.request_event("slow"))
+        target.notes = [(await send(target.request_event("fast"))).value]
 
     release = asyncio.Event()
 
@@ -198,73 +213,75 @@ async def test_a_target_that_waits_no_longer_may_go_on_and_the_late_answer_harms
         else:
             release.set()
             await asyncio.sleep(0.05)
-        return controller.injects(event)
+        return controller.injection(event)
 
-    controller = Controller(stand.words, answer)
-    await controller.drive(stand.create(script))
-    assert stand.made[-1].notes == ["FAST"]
+    controller = Controller(placement.types, answer)
+    await controller.drive(placement.create(script))
+    assert placement.instances[-1].notes == ["FAST"]
 
 
 # What an event carries.
 
 
-async def test_an_event_keeps_its_id_and_its_time_is_naive_and_does_not_run_backwards(stand: Stand) -> None:
+async def test_an_event_keeps_its_id_and_its_time_is_naive_and_does_not_run_backwards(
+    placement: TargetPlacement,
+) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        events = [target.shows("a"), target.asks("b"), target.shows("c")]
+        events = [target.observation_event("a"), target.request_event("b"), target.observation_event("c")]
         target.notes = [event.event_id for event in events]
         emit(events[0])
         await send(events[1])
         emit(events[2])
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
-    assert [event.event_id for event in controller.seen] == stand.made[-1].notes
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
+    assert [event.event_id for event in controller.seen] == placement.instances[-1].notes
     times = [event.timestamp for event in controller.seen]
     assert times == sorted(times)
     assert all(type(time) is datetime and time.tzinfo is None for time in times)
 
 
-async def test_an_event_keeps_the_domain_that_it_names(stand: Stand) -> None:
+async def test_an_event_keeps_the_domain_that_it_names(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        await send(target.asks("elsewhere", security_domain=target.tools))
-        await send(target.asks("at home"))
+        await send(target.request_event("elsewhere", security_domain=target.tools))
+        await send(target.request_event("at home"))
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
     tools, user = (event.security_domain for event in controller.seen)
     # By identity: a scope that holds the tag must include it.
-    assert tools is stand.kind.tools  # type: ignore[attr-defined]
-    assert user is stand.kind.user  # type: ignore[attr-defined]
-    assert stand.kind.root.includes(tools) is (tools.parent is stand.kind.root)  # type: ignore[attr-defined]
+    assert tools is placement.target_class.tools  # type: ignore[attr-defined]
+    assert user is placement.target_class.user  # type: ignore[attr-defined]
+    assert placement.target_class.root.includes(tools) is (tools.parent is placement.target_class.root)  # type: ignore[attr-defined]
 
 
-async def test_a_controllable_that_was_never_declared_crosses_by_value(stand: Stand) -> None:
+async def test_a_controllable_that_was_never_declared_crosses_by_value(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        tool = target.words.controllable("tool:search", target.tools, "made while it runs", "json")
-        event = target.words.events["ControllablePreCallEvent"](controllable=tool, request="{}")
+        tool = target.types.controllable("tool:search", target.tools, "made while it runs", "json")
+        event = target.types.events["ControllablePreCallEvent"](controllable=tool, request="{}")
         target.notes = [(await send(event)).controllable is tool]
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
     [event] = controller.seen
     assert (event.controllable.name, event.controllable.value_type) == ("tool:search", "json")
-    assert stand.made[-1].notes == [True]
+    assert placement.instances[-1].notes == [True]
 
 
-async def test_a_hundred_kilobytes_cross_both_ways(stand: Stand) -> None:
+async def test_a_hundred_kilobytes_cross_both_ways(placement: TargetPlacement) -> None:
     big = "ä€😀" * 33_000
 
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.shows(big))
-        target.notes = [(await send(target.asks(big))).value == big]
+        emit(target.observation_event(big))
+        target.notes = [(await send(target.request_event(big))).value == big]
 
     async def answer(event: Any) -> Any:
-        return controller.injects(event, event.request)
+        return controller.injection(event, event.request)
 
-    controller = Controller(stand.words, answer)
-    await controller.drive(stand.create(script))
-    assert controller.said() == [big, big]
-    assert stand.made[-1].notes == [True]
+    controller = Controller(placement.types, answer)
+    await controller.drive(placement.create(script))
+    assert controller.contents() == [big, big]
+    assert placement.instances[-1].notes == [True]
 
 
 @pytest.mark.parametrize(
@@ -285,35 +302,37 @@ async def test_a_hundred_kilobytes_cross_both_ways(stand: Stand) -> None:
     ids=str,
 )
 async def test_content_that_json_does_not_know_comes_out_as_superreds_files_have_it(
-    stand: Stand, content: object
+    placement: TargetPlacement, content: object
 ) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.shows(content))
+        emit(target.observation_event(content))
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
     assert to_json_text(controller.seen[0].content) == to_json_text(content)
 
 
-async def test_content_is_what_it_was_when_it_was_said(stand: Stand, place: str) -> None:
+async def test_content_is_what_it_was_when_it_was_said(placement: TargetPlacement, placement_name: str) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         content = ["then"]
-        emit(target.shows(content))
+        emit(target.observation_event(content))
         content.append("later")
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
     # In process it goes by reference, and nobody promises anything; over the wire it is a snapshot.
-    assert controller.seen[0].content == (["then", "later"] if place == "in process" else ["then"])
+    assert controller.seen[0].content == (["then", "later"] if placement_name == "in process" else ["then"])
 
 
-async def test_events_and_responses_of_somebodys_own_cross_where_they_were_registered(stand: Stand) -> None:
+async def test_events_and_responses_of_somebodys_own_cross_where_they_were_registered(
+    placement: TargetPlacement,
+) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Opened(stand.words.responses["EventResponse"]):  # type: ignore[misc]
+    class Opened(placement.types.responses["EventResponse"]):  # type: ignore[misc]
         by: str
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Knock(stand.words.events["Event"]):  # type: ignore[misc]
+    class Knock(placement.types.events["Event"]):  # type: ignore[misc]
         response_types = (Opened,)
         times: int
 
@@ -325,47 +344,49 @@ async def test_events_and_responses_of_somebodys_own_cross_where_they_were_regis
     async def answer(event: Any) -> Any:
         return Opened(event=event, by=f"whoever heard {event.times}")
 
-    controller = Controller(stand.words, answer)
-    await controller.drive(stand.create(script, [Knock, Opened]))
+    controller = Controller(placement.types, answer)
+    await controller.drive(placement.create(script, [Knock, Opened]))
     assert type(controller.seen[0]) is Knock
-    assert stand.made[-1].notes == [True, "whoever heard 3", True]
+    assert placement.instances[-1].notes == [True, "whoever heard 3", True]
 
 
 # What is refused.
 
 
-async def test_an_event_without_a_domain_is_refused_in_the_target(stand: Stand) -> None:
+async def test_an_event_without_a_domain_is_refused_in_the_target(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        bare = target.words.events["Event"]()
+        bare = target.types.events["Event"]()
         with pytest.raises(ValueError, match="security_domain"):
             emit(bare)
         with pytest.raises(ValueError, match="security_domain"):
             await send(bare)
         target.notes = ["went on"]
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
-    assert stand.made[-1].notes == ["went on"]
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
+    assert placement.instances[-1].notes == ["went on"]
     assert controller.seen == []
 
 
-async def test_what_is_said_after_the_end_is_refused(stand: Stand) -> None:
+async def test_what_is_said_after_the_end_is_refused(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        target.kept = (emit, send)
+        target.saved = (emit, send)
 
-    controller = Controller(stand.words)
-    await controller.drive(stand.create(script))
-    target = stand.made[-1]
-    emit, send = target.kept
+    controller = Controller(placement.types)
+    await controller.drive(placement.create(script))
+    target = placement.instances[-1]
+    emit, send = target.saved
     with pytest.raises(RuntimeError, match="closed trajectory"):
-        emit(target.shows("late"))
+        emit(target.observation_event("late"))
     with pytest.raises(RuntimeError, match="closed trajectory"):
-        await send(target.asks("late"))
+        await send(target.request_event("late"))
     assert controller.seen == []
 
 
-async def test_an_unknown_slot_and_an_unknown_question_are_refused_here_in_the_targets_words(stand: Stand) -> None:
-    target = stand.create(nothing)
+async def test_an_unknown_slot_and_an_unknown_question_are_refused_here_in_the_targets_words(
+    placement: TargetPlacement,
+) -> None:
+    target = placement.create(do_nothing)
     with pytest.raises(ValueError, match="There is no slot 'mood', only persona"):
         target.set_config("mood", "x")
     with pytest.raises(ValueError, match="There is no question 'mood', only runs"):
@@ -382,21 +403,21 @@ async def test_an_unknown_slot_and_an_unknown_question_are_refused_here_in_the_t
     [ValueError("v"), TypeError("t"), KeyError("k"), RuntimeError("r"), NotImplementedError("n"), LookupError("l")],
     ids=repr,
 )
-async def test_what_a_run_raises_keeps_its_class_and_its_words(stand: Stand, error: Exception) -> None:
+async def test_what_a_run_raises_keeps_its_class_and_its_words(placement: TargetPlacement, error: Exception) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.shows("so far"))
+        emit(target.observation_event("so far"))
         raise error
 
-    controller = Controller(stand.words)
+    controller = Controller(placement.types)
     with pytest.raises(type(error)) as caught:
-        await controller.drive(stand.create(script))
+        await controller.drive(placement.create(script))
     assert type(caught.value) is type(error)
     assert str(caught.value) == str(error)
-    assert controller.said() == ["so far"]
+    assert controller.contents() == ["so far"]
 
 
 async def test_what_the_controllers_side_raises_passes_the_target_and_comes_back_as_the_same_object(
-    stand: Stand,
+    placement: TargetPlacement,
 ) -> None:
     class Broken(Exception):
         pass
@@ -404,40 +425,40 @@ async def test_what_the_controllers_side_raises_passes_the_target_and_comes_back
     error = Broken("the optimizer is broken")
 
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        await send(target.asks("a"))
+        await send(target.request_event("a"))
 
     async def answer(event: Any) -> Any:
         raise error
 
     with pytest.raises(Broken) as caught:
-        await Controller(stand.words, answer).drive(stand.create(script))
+        await Controller(placement.types, answer).drive(placement.create(script))
     assert caught.value is error
 
 
-async def test_a_target_may_catch_what_the_controllers_side_raises_and_go_on(stand: Stand) -> None:
+async def test_a_target_may_catch_what_the_controllers_side_raises_and_go_on(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         try:
-            await send(target.asks("a"))
+            await send(target.request_event("a"))
         except ValueError as error:
             target.notes = [str(error)]
-        emit(target.shows("went on"))
+        emit(target.observation_event("went on"))
 
     async def answer(event: Any) -> Any:
         raise ValueError("not today")
 
-    controller = Controller(stand.words, answer)
-    await controller.drive(stand.create(script))
-    assert stand.made[-1].notes == ["not today"]
-    assert controller.said() == ["a", "went on"]
+    controller = Controller(placement.types, answer)
+    await controller.drive(placement.create(script))
+    assert placement.instances[-1].notes == ["not today"]
+    assert controller.contents() == ["a", "went on"]
 
 
-async def test_a_cancelled_run_is_cancelled_in_the_target_and_the_next_one_works(stand: Stand) -> None:
+async def test_a_cancelled_run_is_cancelled_in_the_target_and_the_next_one_works(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        if target.runs_in_all > 1:
-            target.notes.append((await send(target.asks("again"))).value)
+        if target.total_runs > 1:
+            target.notes.append((await send(target.request_event("again"))).value)
             return
         try:
-            await send(target.asks("for ever"))
+            await send(target.request_event("for ever"))
         except asyncio.CancelledError:
             target.notes.append("cancelled")
             raise
@@ -448,10 +469,10 @@ async def test_a_cancelled_run_is_cancelled_in_the_target_and_the_next_one_works
         if event.request == "for ever":
             asked.set()
             await asyncio.Event().wait()
-        return controller.injects(event)
+        return controller.injection(event)
 
-    controller = Controller(stand.words, answer)
-    target = stand.create(script)
+    controller = Controller(placement.types, answer)
+    target = placement.create(script)
     driving = asyncio.create_task(controller.drive(target))
     async with asyncio.timeout(30):
         await asked.wait()
@@ -460,26 +481,26 @@ async def test_a_cancelled_run_is_cancelled_in_the_target_and_the_next_one_works
             await driving
         await target.reset_ephemeral_state()
         await controller.drive(target)
-    assert stand.made[-1].notes == ["cancelled", "AGAIN"]
+    assert placement.instances[-1].notes == ["cancelled", "AGAIN"]
 
 
-async def test_a_target_that_never_answers_is_bounded_by_its_callers_patience(stand: Stand) -> None:
+async def test_a_target_that_never_answers_is_bounded_by_its_callers_timeout(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         await asyncio.Event().wait()
 
-    target = stand.create(script)
+    target = placement.create(script)
     async with asyncio.timeout(30):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await Controller(stand.words).drive(target)
+                await Controller(placement.types).drive(target)
         await target.reset_ephemeral_state()
 
 
 # State, and what is exposed.
 
 
-async def test_what_is_exposed_is_what_is_configured_now(stand: Stand) -> None:
-    target = stand.create(nothing)
+async def test_what_is_exposed_is_what_is_configured_now(placement: TargetPlacement) -> None:
+    target = placement.create(do_nothing)
     assert [each.name for each in target.get_controllables()] == ["question", "voice of plain"]
     target.set_config("persona", "pirate")
     controllables = target.get_controllables()
@@ -487,44 +508,46 @@ async def test_what_is_exposed_is_what_is_configured_now(stand: Stand) -> None:
     assert (controllables[0].description, controllables[1].value_type) == ("what the user asks", "json")
     [value] = target.get_observables()
     assert (value.observable.name, value.content) == ("screen", {"persona": "pirate"})
-    assert controllables[0].security_domain is stand.kind.user  # type: ignore[attr-defined]
-    assert value.observable.security_domain is stand.kind.tools  # type: ignore[attr-defined]
+    assert controllables[0].security_domain is placement.target_class.user  # type: ignore[attr-defined]
+    assert value.observable.security_domain is placement.target_class.tools  # type: ignore[attr-defined]
 
 
-async def test_specs_and_domain_are_the_targets(stand: Stand) -> None:
-    target = stand.create(nothing)
+async def test_specs_and_domain_are_the_targets(placement: TargetPlacement) -> None:
+    target = placement.create(do_nothing)
     [slot], [question] = target.config_specs, target.query_specs
     assert (slot.name, slot.description) == ("persona", "who it is")
-    assert slot.security_domain is stand.kind.user  # type: ignore[attr-defined]
+    assert slot.security_domain is placement.target_class.user  # type: ignore[attr-defined]
     assert (question.name, [param.name for param in question.params]) == ("runs", ["since"])
-    assert type(slot) is stand.words.config_spec
+    assert type(slot) is placement.types.config_spec
     assert [root.name for root in target.security_domain.roots] == ["root"]
     assert len(target.security_domain.distinct_combinations()) == 5
 
 
-async def test_a_reset_clears_the_run_and_keeps_what_is_durable_and_a_fresh_target_knows_neither(stand: Stand) -> None:
-    controller = Controller(stand.words)
-    target = stand.create(nothing)
+async def test_a_reset_clears_the_run_and_keeps_what_is_durable_and_a_fresh_target_knows_neither(
+    placement: TargetPlacement,
+) -> None:
+    controller = Controller(placement.types)
+    target = placement.create(do_nothing)
     for _ in range(2):
         await controller.drive(target)
     assert (target.query("runs", since="reset"), target.query("runs", since="lease")) == ("2", "2")
     await target.reset_ephemeral_state()
     assert (target.query("runs", since="reset"), target.query("runs", since="lease")) == ("0", "2")
-    fresh = stand.create(nothing)
+    fresh = placement.create(do_nothing)
     assert fresh.query("runs", since="lease") == "0"
 
 
-async def test_a_target_is_torn_down_once_it_is_let_go(stand: Stand) -> None:
-    target = stand.create(nothing)
-    await Controller(stand.words).drive(target)
+async def test_a_target_is_torn_down_once_it_is_let_go(placement: TargetPlacement) -> None:
+    target = placement.create(do_nothing)
+    await Controller(placement.types).drive(target)
     await target.teardown()
-    assert stand.made[-1].torn_down
+    assert placement.instances[-1].torn_down
 
 
 # Logs.
 
 
-async def test_what_a_target_logs_reaches_its_controllers_log_in_its_tasks_context(stand: Stand) -> None:
+async def test_what_a_target_logs_reaches_its_controllers_log_in_its_tasks_context(placement: TargetPlacement) -> None:
     whose: contextvars.ContextVar[str] = contextvars.ContextVar("whose", default="nobody's")
     heard: list[tuple[str, str, str, int]] = []
 
@@ -538,7 +561,7 @@ async def test_what_a_target_logs_reaches_its_controllers_log_in_its_tasks_conte
 
     async def driven(name: str) -> None:
         whose.set(name)
-        await Controller(stand.words).drive(stand.create(script))
+        await Controller(placement.types).drive(placement.create(script))
 
     ear = Ear()
     logging.getLogger().addHandler(ear)

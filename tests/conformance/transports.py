@@ -13,10 +13,9 @@ import aio_pika
 
 from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.bus.pipe import PipeBus
-from quintain.bus.pipe_broker import PipeBroker
 from quintain.bus.rabbit import RabbitBus
-from support.proxy import Proxy, proxy_to
+from quintain.bus.socketpair import SocketpairBroker, SocketpairBus
+from support.tcp_proxy import TcpProxy, open_tcp_proxy
 
 
 class Transport(Protocol):
@@ -24,7 +23,7 @@ class Transport(Protocol):
 
     async def connect(self) -> Bus: ...
 
-    async def cut(self, bus: Bus) -> None:
+    async def drop_connection(self, bus: Bus) -> None:
         """Lose this bus's connection without a word."""
 
     async def delete_queue(self, name: str) -> None:
@@ -43,15 +42,15 @@ class MemoryTransport:
         self._buses.append(self._broker.connect())
         return self._buses[-1]
 
-    async def cut(self, bus: Bus) -> None:
+    async def drop_connection(self, bus: Bus) -> None:
         assert isinstance(bus, MemoryBus)
-        bus.cut()
+        bus.drop_connection()
 
     async def delete_queue(self, name: str) -> None:
         self._broker.delete_queue(name)
 
     async def lose_queue(self, bus: Bus, name: str) -> None:
-        await self.cut(bus)
+        await self.drop_connection(bus)
         await self.delete_queue(name)
 
     async def close(self) -> None:
@@ -60,33 +59,33 @@ class MemoryTransport:
         self._broker.close()
 
 
-class PipeTransport:
+class SocketpairTransport:
     """The memory transport over pipes; what is cut is the connection of the broker's end."""
 
     def __init__(self) -> None:
         self._memory = MemoryTransport()
-        self._pipes: list[tuple[PipeBus, Bus, asyncio.Task[None]]] = []
+        self._connections: list[tuple[SocketpairBus, Bus, asyncio.Task[None]]] = []
 
     async def connect(self) -> Bus:
-        near, far = socket.socketpair()
-        beneath = await self._memory.connect()
-        broker = PipeBroker(beneath, *await asyncio.open_connection(sock=near))
-        serving = asyncio.create_task(broker.serve())
-        self._pipes.append((await PipeBus.over(far), beneath, serving))
-        return self._pipes[-1][0]
+        broker_socket, client_socket = socket.socketpair()
+        memory_bus = await self._memory.connect()
+        broker = SocketpairBroker(memory_bus, *await asyncio.open_connection(sock=broker_socket))
+        server_task = asyncio.create_task(broker.serve())
+        self._connections.append((await SocketpairBus.from_socket(client_socket), memory_bus, server_task))
+        return self._connections[-1][0]
 
-    async def cut(self, bus: Bus) -> None:
-        await self._memory.cut(next(beneath for pipe, beneath, _ in self._pipes if pipe is bus))
+    async def drop_connection(self, bus: Bus) -> None:
+        await self._memory.drop_connection(next(beneath for pipe, beneath, _ in self._connections if pipe is bus))
 
     async def delete_queue(self, name: str) -> None:
         await self._memory.delete_queue(name)
 
     async def lose_queue(self, bus: Bus, name: str) -> None:
-        await self.cut(bus)
+        await self.drop_connection(bus)
         await self.delete_queue(name)
 
     async def close(self) -> None:
-        for pipe, _, serving in self._pipes:
+        for pipe, _, serving in self._connections:
             await pipe.close()
             await serving
         await self._memory.close()
@@ -96,11 +95,11 @@ class RabbitTransport:
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
         self._stack = contextlib.AsyncExitStack()
-        self._proxies: dict[int, Proxy] = {}
+        self._proxies: dict[int, TcpProxy] = {}
 
     async def connect(self) -> Bus:
         proxy = await self._stack.enter_async_context(
-            proxy_to(self._url.hostname or "127.0.0.1", self._url.port or 5672)
+            open_tcp_proxy(self._url.hostname or "127.0.0.1", self._url.port or 5672)
         )
         netloc = f"{self._url.username or 'guest'}:{self._url.password or 'guest'}@127.0.0.1:{proxy.port}"
         bus = RabbitBus(self._url._replace(netloc=netloc).geturl(), "conformance")
@@ -109,8 +108,8 @@ class RabbitTransport:
         self._proxies[id(bus)] = proxy
         return bus
 
-    async def cut(self, bus: Bus) -> None:
-        self._proxies[id(bus)].cut()
+    async def drop_connection(self, bus: Bus) -> None:
+        self._proxies[id(bus)].drop_connections()
 
     async def delete_queue(self, name: str) -> None:
         async with await aio_pika.connect(self._url.geturl()) as connection:
@@ -120,7 +119,7 @@ class RabbitTransport:
     async def lose_queue(self, bus: Bus, name: str) -> None:
         proxy = self._proxies[id(bus)]
         proxy.refusing = True
-        proxy.cut()
+        proxy.drop_connections()
         await self.delete_queue(name)
         proxy.refusing = False
 
@@ -128,16 +127,16 @@ class RabbitTransport:
         await self._stack.aclose()
 
 
-_WITHOUT_A_BROKER: dict[str, type[MemoryTransport | PipeTransport]] = {
+_BROKERLESS: dict[str, type[MemoryTransport | SocketpairTransport]] = {
     "memory": MemoryTransport,
-    "pipe": PipeTransport,
+    "pipe": SocketpairTransport,
 }
 
 
 @contextlib.asynccontextmanager
-async def transport_over(kind: str, broker_url: str) -> AsyncIterator[Transport]:
+async def open_transport(kind: str, broker_url: str) -> AsyncIterator[Transport]:
     """The transport of this kind, closed at the end."""
-    transport = RabbitTransport(broker_url) if kind == "rabbit" else _WITHOUT_A_BROKER[kind]()
+    transport = RabbitTransport(broker_url) if kind == "rabbit" else _BROKERLESS[kind]()
     try:
         yield transport
     finally:

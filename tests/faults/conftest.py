@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from faults.harness import BOT, CONFIG, table
-from faults.reckoning import ENDINGS, Reckoning, reckoning_at
+from faults.invariants import REPORTS, InvariantChecker, invariant_checker
+from faults.scenario import BOT, CONFIG, format_table
 from quintain.settings import environment
-from support.fleet import ProcessFleet, process_fleet
+from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
-_LEFT_OUT = pytest.StashKey[int]()
+_DESELECTED = pytest.StashKey[int]()
 
 LONG_CALLS, SHORT_CALLS = 120, 40
 
 #: How long one siege may take, where other programs have the cores too.
-SIEGE_SECONDS = 300
+SCENARIO_SECONDS = 300
 
 
 def is_long() -> bool:
@@ -33,21 +33,21 @@ def is_long() -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.timeout(SIEGE_SECONDS))
-    left_out = [] if is_long() else [item for item in items if item.get_closest_marker("long")]
-    config.stash[_LEFT_OUT] = len(left_out)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+            item.add_marker(pytest.mark.timeout(SCENARIO_SECONDS))
+    deselected = [] if is_long() else [item for item in items if item.get_closest_marker("long")]
+    config.stash[_DESELECTED] = len(deselected)
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in deselected]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    endings = config.stash.get(ENDINGS, [])
+    endings = config.stash.get(REPORTS, [])
     if endings:
-        form = "long" if is_long() else f"short: {config.stash.get(_LEFT_OUT, 0)} sieges are left to `make faults`"
+        form = "long" if is_long() else f"short: {config.stash.get(_DESELECTED, 0)} sieges are left to `make faults`"
         summary = config.pluginmanager.getplugin("quintain-summary")
-        summary.add("faults", *table(endings), f"{len(endings)} sieges, the {form}")
+        summary.add("faults", *format_table(endings), f"{len(endings)} sieges, the {form}")
 
 
 @pytest.fixture
@@ -57,18 +57,18 @@ def questions() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def quick_counts(broker_admin: BrokerAdmin) -> None:
+def fast_queue_stats(broker_admin: BrokerAdmin) -> None:
     """Quorum queues tell how many messages they have ten times as often as by default."""
     broker_admin.rabbitmqctl("eval", "application:set_env(rabbit, quorum_tick_interval, 500).")
 
 
 @pytest.fixture
-def reckoning(broker_admin: BrokerAdmin, quick_counts: None, request: pytest.FixtureRequest) -> Reckoning:
-    return reckoning_at(broker_admin, request.config)
+def invariants(broker_admin: BrokerAdmin, fast_queue_stats: None, request: pytest.FixtureRequest) -> InvariantChecker:
+    return invariant_checker(broker_admin, request.config)
 
 
 @pytest.fixture
-def bare_fleet(breakable_broker: BrokerUnderTest, quick_counts: None) -> Iterator[ProcessFleet]:
+def stopped_fleet(breakable_broker: BrokerUnderTest, fast_queue_stats: None) -> Iterator[ProcessFleet]:
     """A fleet of which nothing runs yet."""
     with process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet:
         (fleet.folder / "bot.py").write_text(BOT)
@@ -76,7 +76,7 @@ def bare_fleet(breakable_broker: BrokerUnderTest, quick_counts: None) -> Iterato
 
 
 @pytest.fixture
-def fleet(bare_fleet: ProcessFleet) -> ProcessFleet:
+def fleet(stopped_fleet: ProcessFleet) -> ProcessFleet:
     """One metadata service and two workers."""
-    bare_fleet.start_services("metadata", "worker", "worker")
-    return bare_fleet
+    stopped_fleet.start_services("metadata", "worker", "worker")
+    return stopped_fleet

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 
-from faults.harness import BOT, CONFIG, Siege
-from faults.reckoning import Reckoning
-from support.fleet import ProcessFleet, process_fleet
-from support.proxy import Proxy, proxy_to
+from faults.invariants import InvariantChecker
+from faults.scenario import BOT, CONFIG, FaultScenario
+from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
+from support.tcp_proxy import TcpProxy, open_tcp_proxy
 
 #: What raises each of the broker's alarms, and what ends it.
 ALARMS = {
@@ -27,37 +27,37 @@ HEARTBEAT_SECONDS = 2
 
 
 async def test_the_broker_restarts(
-    fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], reckoning: Reckoning
+    fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async def strike(_: ProcessFleet) -> None:
         await asyncio.to_thread(broker_admin.stop_app)
         await asyncio.to_thread(broker_admin.start_app)
 
-    after = await Siege(fleet, questions).run("broker restarted", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+    after = await FaultScenario(fleet, questions).run("broker restarted", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
 
 
 @pytest.mark.parametrize("alarm", [pytest.param("memory", marks=pytest.mark.long), "disk"])
 async def test_the_broker_raises_an_alarm(
-    alarm: str, fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], reckoning: Reckoning
+    alarm: str, fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
 ) -> None:
     raising, ending = ALARMS[alarm]
 
     async def strike(_: ProcessFleet) -> None:
         await asyncio.to_thread(broker_admin.rabbitmqctl, *raising)
         try:
-            await until_alarmed(broker_admin, alarm)
+            await wait_for_alarm(broker_admin, alarm)
             await asyncio.sleep(5)
         finally:
             await asyncio.to_thread(broker_admin.rabbitmqctl, *ending)
 
-    after = await Siege(fleet, questions).run(f"{alarm} alarm", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+    after = await FaultScenario(fleet, questions).run(f"{alarm} alarm", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
 
 
-async def until_alarmed(admin: BrokerAdmin, alarm: str) -> None:
+async def wait_for_alarm(admin: BrokerAdmin, alarm: str) -> None:
     """Wait until the broker blocks publishers because of this."""
     async with asyncio.timeout(20):
         while alarm not in await asyncio.to_thread(admin.rabbitmqctl, "eval", "rabbit_alarm:get_alarms()."):
@@ -65,10 +65,10 @@ async def until_alarmed(admin: BrokerAdmin, alarm: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def fleet_behind_a_proxy(url: str, options: str = "") -> AsyncIterator[tuple[ProcessFleet, Proxy]]:
+async def fleet_behind_a_proxy(url: str, options: str = "") -> AsyncIterator[tuple[ProcessFleet, TcpProxy]]:
     """A fleet, and its evaluators, every connection of which goes through a proxy."""
     parts = urlsplit(url)
-    async with proxy_to(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
+    async with open_tcp_proxy(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
         with process_fleet(url, CONFIG, targets=["bot"]) as fleet:
             (fleet.folder / "bot.py").write_text(BOT)
             netloc = f"{parts.username}:{parts.password}@127.0.0.1:{proxy.port}"
@@ -78,36 +78,36 @@ async def fleet_behind_a_proxy(url: str, options: str = "") -> AsyncIterator[tup
 
 
 async def test_every_connection_is_cut_again_and_again(
-    breakable_broker: BrokerUnderTest, questions: list[str], reckoning: Reckoning
+    breakable_broker: BrokerUnderTest, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async with fleet_behind_a_proxy(breakable_broker.url) as (fleet, proxy):
 
         async def strike(_: ProcessFleet) -> None:
             for _ in range(3):
-                proxy.cut()
+                proxy.drop_connections()
                 await asyncio.sleep(1)
 
-        after = await Siege(fleet, questions).run("connections cut", strike)
-        assert set(after.provider.values()) == {1}
-        await reckoning.hold(fleet, after)
+        after = await FaultScenario(fleet, questions).run("connections cut", strike)
+        assert set(after.provider_calls.values()) == {1}
+        await invariants.check(fleet, after)
 
 
 @pytest.mark.long
 async def test_every_connection_ends_without_a_fin(
-    breakable_broker: BrokerUnderTest, questions: list[str], reckoning: Reckoning
+    breakable_broker: BrokerUnderTest, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async with fleet_behind_a_proxy(breakable_broker.url, f"?heartbeat={HEARTBEAT_SECONDS}") as (fleet, proxy):
 
         async def strike(_: ProcessFleet) -> None:
-            proxy.desert()
+            proxy.blackhole()
 
-        after = await Siege(fleet, questions).run("connections lost without FIN", strike)
-        await reckoning.hold(fleet, after)
+        after = await FaultScenario(fleet, questions).run("connections lost without FIN", strike)
+        await invariants.check(fleet, after)
 
 
 @pytest.mark.long
 async def test_every_connection_stalls_and_goes_on(
-    breakable_broker: BrokerUnderTest, questions: list[str], reckoning: Reckoning
+    breakable_broker: BrokerUnderTest, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async with fleet_behind_a_proxy(breakable_broker.url, f"?heartbeat={HEARTBEAT_SECONDS}") as (fleet, proxy):
 
@@ -116,8 +116,8 @@ async def test_every_connection_stalls_and_goes_on(
             await asyncio.sleep(12)
             proxy.resume()
 
-        after = await Siege(fleet, questions).run("network stalled 12 s", strike)
-        await reckoning.hold(fleet, after)
+        after = await FaultScenario(fleet, questions).run("network stalled 12 s", strike)
+        await invariants.check(fleet, after)
 
 
 def delete_queues(url: str, *names: str) -> None:
@@ -131,19 +131,19 @@ def delete_queues(url: str, *names: str) -> None:
 
 
 async def test_the_targets_queue_is_deleted_while_calls_wait_in_it(
-    fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         await asyncio.to_thread(delete_queues, fleet.broker_url, "quintain.target.bot")
 
-    siege = Siege(fleet, questions, named=True, deadline_seconds=12, may_expire=True)
+    siege = FaultScenario(fleet, questions, names_target=True, deadline_seconds=12, may_expire=True)
     after = await siege.run("target's queue deleted", strike)
-    expired = [request_id for request_id, (said,) in after.said.items() if said.fault]
+    expired = [request_id for request_id, (said,) in after.outcomes.items() if said.is_fault]
     assert expired, "nothing waited in the queue"
     # What was lost in the queue was admitted by nobody, and costs nothing.
-    assert [request_id for request_id in expired if request_id in after.books] == []
+    assert [request_id for request_id in expired if request_id in after.ledger_calls] == []
     assert after.info.call_count == len(questions) - len(expired)
-    ending = await reckoning.hold(fleet, after, faults=frozenset({"expired"}))
+    ending = await invariants.check(fleet, after, faults=frozenset({"expired"}))
     assert ending.answers == ending.calls
 
 
@@ -156,7 +156,7 @@ async def test_the_targets_queue_is_deleted_while_calls_wait_in_it(
     ids=["admits", "all but settles"],
 )
 async def test_the_metadata_services_queues_are_deleted(
-    queues: tuple[str, ...], fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    queues: tuple[str, ...], fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         for _ in range(3):
@@ -164,28 +164,32 @@ async def test_the_metadata_services_queues_are_deleted(
             await asyncio.sleep(0.5)
 
     # Each call names its target: what waits in the queue of those that name none is lost with it.
-    after = await Siege(fleet, questions, named=True).run(f"metadata's queues deleted ({len(queues)})", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+    after = await FaultScenario(fleet, questions, names_target=True).run(
+        f"metadata's queues deleted ({len(queues)})", strike
+    )
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
 
 
 @pytest.mark.long
-async def test_the_settles_queue_is_deleted(fleet: ProcessFleet, questions: list[str], reckoning: Reckoning) -> None:
+async def test_the_settles_queue_is_deleted(
+    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         for _ in range(10):
             await asyncio.to_thread(delete_queues, fleet.broker_url, "quintain.ledger.settle")
             await asyncio.sleep(0.1)
 
     # A settle that was in the queue is gone; its call is in doubt when its deadline passes, and charged as it was.
-    after = await Siege(fleet, questions, deadline_seconds=30).run("settles' queue deleted", strike)
-    assert set(after.provider.values()) == {1}
+    after = await FaultScenario(fleet, questions, deadline_seconds=30).run("settles' queue deleted", strike)
+    assert set(after.provider_calls.values()) == {1}
     assert after.info.call_count == len(questions)
-    await reckoning.hold(fleet, after)
+    await invariants.check(fleet, after)
 
 
 @pytest.mark.long
 async def test_the_callers_reply_queue_is_deleted(
-    fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], reckoning: Reckoning
+    fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         listed = await asyncio.to_thread(broker_admin.rabbitmqctl, "list_queues", "name")
@@ -193,6 +197,6 @@ async def test_the_callers_reply_queue_is_deleted(
         assert replies
         await asyncio.to_thread(delete_queues, fleet.broker_url, *replies)
 
-    after = await Siege(fleet, questions).run("reply queue deleted", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+    after = await FaultScenario(fleet, questions).run("reply queue deleted", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from faults.conftest import LONG_CALLS
-from faults.harness import BOT, CONFIG, MOST_AT_ONCE, Siege
-from faults.reckoning import Reckoning, reckoning_at
+from faults.invariants import InvariantChecker, invariant_checker
+from faults.scenario import BOT, CONFIG, MAX_CONCURRENCY, FaultScenario
 from quintain.settings import environment
-from support.fleet import ProcessFleet, process_fleet
+from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_node import ClusterUnderTest, Node, private_cluster
 
@@ -39,19 +39,19 @@ async def fleet(cluster: ClusterUnderTest) -> AsyncIterator[ProcessFleet]:
     with process_fleet(cluster.nodes[0].url, CONFIG, targets=["bot"]) as fleet:
         (fleet.folder / "bot.py").write_text(BOT)
         fleet.broker_url = cluster.url
-        fleet.extra["TEST_BOT_SECONDS"] = str(BOT_SECONDS)
+        fleet.extra_env["TEST_BOT_SECONDS"] = str(BOT_SECONDS)
         await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker")
         fleet.broker_url = ",".join(node.url for node in cluster.nodes[1:])
         yield fleet
 
 
 @pytest.fixture
-def reckoning(cluster: ClusterUnderTest, request: pytest.FixtureRequest) -> Reckoning:
-    return reckoning_at(cluster.admin, request.config)
+def invariants(cluster: ClusterUnderTest, request: pytest.FixtureRequest) -> InvariantChecker:
+    return invariant_checker(cluster.admin, request.config)
 
 
 @contextlib.asynccontextmanager
-async def killed(node: Node) -> AsyncIterator[None]:
+async def node_down(node: Node) -> AsyncIterator[None]:
     """The node is down, and comes back."""
     await asyncio.to_thread(node.kill)
     try:
@@ -61,26 +61,26 @@ async def killed(node: Node) -> AsyncIterator[None]:
         await asyncio.to_thread(node.answers)
 
 
-async def goes_on(siege: Siege) -> None:
+async def wait_for_progress(scenario: FaultScenario) -> None:
     """Wait until more was asked than was under way: calls are admitted, run and answered."""
-    before = siege.provider_count().total()
+    before = scenario.provider_count().total()
     async with asyncio.timeout(60):
-        while siege.provider_count().total() <= before + MOST_AT_ONCE:
+        while scenario.provider_count().total() <= before + MAX_CONCURRENCY:
             await asyncio.sleep(0.1)
 
 
 @pytest.mark.long
 async def test_each_node_is_killed_and_calls_go_on(
-    cluster: ClusterUnderTest, fleet: ProcessFleet, reckoning: Reckoning
+    cluster: ClusterUnderTest, fleet: ProcessFleet, invariants: InvariantChecker
 ) -> None:
-    siege = Siege(fleet, QUESTIONS, deadline_seconds=240)
+    siege = FaultScenario(fleet, QUESTIONS, deadline_seconds=240)
 
     async def strike(_: ProcessFleet) -> None:
         # Between them the three have each connection, each reply queue, and the lead of every other queue.
         for node in cluster.nodes:
-            async with killed(node):
-                await goes_on(siege)
+            async with node_down(node):
+                await wait_for_progress(siege)
 
     after = await siege.run("each of three nodes in turn killed -9", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)

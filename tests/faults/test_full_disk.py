@@ -14,12 +14,12 @@ import pytest
 
 import quintain
 from faults.conftest import is_long
-from faults.harness import BOT, CONFIG, Siege
-from faults.reckoning import Reckoning
+from faults.invariants import InvariantChecker
+from faults.scenario import BOT, CONFIG, FaultScenario
 from quintain.client.connect import connect_admin
-from quintain.contracts.metadata import OpenSession
+from quintain.contracts.session import OpenSession
 from support.command_line import CommandLine, command_line
-from support.fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerUnderTest
 
 FULL_SECONDS = 10.0 if is_long() else 4.0
@@ -48,7 +48,7 @@ def full_disk(pid: int, *files: Path) -> Iterator[None]:
 
 
 async def test_the_ledgers_disk_is_full_and_then_it_is_not(
-    fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
     metadata = fleet.processes[0]
     ledger = fleet.folder / "state" / "ledger.sqlite3"
@@ -61,17 +61,17 @@ async def test_the_ledgers_disk_is_full_and_then_it_is_not(
                         await admin.open(OpenSession(default_target="bot", max_calls=1))
             await asyncio.sleep(FULL_SECONDS)
 
-    after = await Siege(fleet, questions).run(f"the ledger's disk full {FULL_SECONDS:.0f} s", strike)
-    assert set(after.provider.values()) == {1}
+    after = await FaultScenario(fleet, questions).run(f"the ledger's disk full {FULL_SECONDS:.0f} s", strike)
+    assert set(after.provider_calls.values()) == {1}
     # On a machine that is busy some wait for longer than anybody does: told so, uncharged.
-    refused = [request_id for request_id, (said,) in after.said.items() if said.fault]
-    assert not any(after.said[request_id][0].charged or after.provider[request_id] for request_id in refused)
-    await reckoning.hold(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))
-    assert "cannot be written" in metadata.text()
+    refused = [request_id for request_id, (said,) in after.outcomes.items() if said.is_fault]
+    assert not any(after.outcomes[request_id][0].charged or after.provider_calls[request_id] for request_id in refused)
+    await invariants.check(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))
+    assert "cannot be written" in metadata.read_output()
 
 
 @pytest.fixture
-def shell(breakable_broker: BrokerUnderTest, quick_counts: None) -> Iterator[CommandLine]:
+def shell(breakable_broker: BrokerUnderTest, fast_queue_stats: None) -> Iterator[CommandLine]:
     """A fleet, and a shell before it, in one folder."""
     with process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet:
         (fleet.folder / "bot.py").write_text(BOT)
@@ -88,9 +88,9 @@ def test_the_disk_of_a_runs_results_is_full_and_the_same_command_goes_on(shell: 
     results = shell.folder / "out" / "results.jsonl"
     words = ("run", "eval.yaml", "--output", "out", "--json")
     run = shell.start(*words)
-    run.until(lambda _: results.is_file() and results.read_bytes().count(b"\n") >= 5)
+    run.wait_for(lambda _: results.is_file() and results.read_bytes().count(b"\n") >= 5)
     with full_disk(run.pid, results):
-        ended = run.ended()
+        ended = run.wait()
     assert ended.code == 1
     assert "results.jsonl: a row cannot be written" in str(ended.json["error"])
     assert "give the same command again" in str(ended.json["error"])

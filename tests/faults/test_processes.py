@@ -9,178 +9,191 @@ from collections.abc import Mapping
 
 import pytest
 
-from faults.harness import MOST_AT_ONCE, Siege, nothing
-from faults.reckoning import Reckoning
+from faults.invariants import InvariantChecker
+from faults.scenario import MAX_CONCURRENCY, FaultScenario, no_fault
 from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.timings import DEFAULT_TIMINGS
-from support.dying_bus import Step
-from support.fleet import Process, ProcessFleet
+from support.crashing_bus import CrashPoint
+from support.process_fleet import Process, ProcessFleet
 from support.quick import lease_variable
 
 #: What a worker can die of: its step on the bus, or its own variables.
-WORKER_STEPS: dict[str, Step | dict[str, str]] = {
-    "before admit": Step(does="publish", where="quintain.ledger", type="admit", nth=3),
-    "after admit": Step(does="take", where="quintain.reply.", correlation_id="admit", nth=3),
+WORKER_STEPS: dict[str, CrashPoint | dict[str, str]] = {
+    "before admit": CrashPoint(action="publish", name_prefix="quintain.ledger", type="admit", nth=3),
+    "after admit": CrashPoint(action="take", name_prefix="quintain.reply.", correlation_id="admit", nth=3),
     "during the call": {"TEST_DIES_IN_CALL": "3"},
-    "after settle": Step(
-        does="publish", where="quintain.ledger", type="settle", moment="after", nth=3, holds="quintain.reply"
+    "after settle": CrashPoint(
+        action="publish",
+        name_prefix="quintain.ledger",
+        type="settle",
+        when="after",
+        nth=3,
+        blocked_exchange="quintain.reply",
     ),
-    "before settle": Step(does="publish", where="quintain.ledger", type="settle", nth=3),
-    "before the ack": Step(does="ack", where="quintain.target.", nth=3),
+    "before settle": CrashPoint(action="publish", name_prefix="quintain.ledger", type="settle", nth=3),
+    "before the ack": CrashPoint(action="ack", name_prefix="quintain.target.", nth=3),
 }
 
 METADATA_STEPS = {
-    "took a call of no target": Step(does="take", where="quintain.metadata.unrouted", nth=3),
-    "sent it on": Step(does="ack", where="quintain.metadata.unrouted", nth=3),
-    "took an admit": Step(does="take", where="quintain.ledger.admit", type="admit", nth=3),
-    "granted": Step(does="publish", where="quintain.reply", correlation_id="admit", nth=3),
-    "took a settle": Step(does="take", where="quintain.ledger.settle", nth=3),
-    "settled": Step(does="ack", where="quintain.ledger.settle", nth=3),
+    "took a call of no target": CrashPoint(action="take", name_prefix="quintain.metadata.unrouted", nth=3),
+    "sent it on": CrashPoint(action="ack", name_prefix="quintain.metadata.unrouted", nth=3),
+    "took an admit": CrashPoint(action="take", name_prefix="quintain.ledger.admit", type="admit", nth=3),
+    "granted": CrashPoint(action="publish", name_prefix="quintain.reply", correlation_id="admit", nth=3),
+    "took a settle": CrashPoint(action="take", name_prefix="quintain.ledger.settle", nth=3),
+    "settled": CrashPoint(action="ack", name_prefix="quintain.ledger.settle", nth=3),
 }
 
 
 @pytest.fixture
-def bare_fleet(bare_fleet: ProcessFleet) -> ProcessFleet:
+def stopped_fleet(stopped_fleet: ProcessFleet) -> ProcessFleet:
     """A fleet of which nothing runs yet; its leases lapse soon."""
-    bare_fleet.extra |= lease_variable()
-    return bare_fleet
+    stopped_fleet.extra_env |= lease_variable()
+    return stopped_fleet
 
 
-def start_to_die(fleet: ProcessFleet, service: str, way: Step | Mapping[str, str]) -> Process:
-    if isinstance(way, Step):
-        return fleet.start_oddly(service, dies=way)
-    return fleet.start_oddly(service, extra=way)
+def start_with_crash(fleet: ProcessFleet, service: str, fault: CrashPoint | Mapping[str, str]) -> Process:
+    if isinstance(fault, CrashPoint):
+        return fleet.start_with_faults(service, crash_point=fault)
+    return fleet.start_with_faults(service, extra=fault)
 
 
-async def test_nothing_breaks(fleet: ProcessFleet, questions: list[str], reckoning: Reckoning) -> None:
-    after = await Siege(fleet, questions).run("none", nothing)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+async def test_nothing_breaks(fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker) -> None:
+    after = await FaultScenario(fleet, questions).run("none", no_fault)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
 
 
 @pytest.mark.long
-async def test_a_worker_is_killed(fleet: ProcessFleet, questions: list[str], reckoning: Reckoning) -> None:
+async def test_a_worker_is_killed(fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         await asyncio.to_thread(fleet.processes[1].kill)
 
-    after = await Siege(fleet, questions).run("worker killed -9", strike)
-    await reckoning.hold(fleet, after)
+    after = await FaultScenario(fleet, questions).run("worker killed -9", strike)
+    await invariants.check(fleet, after)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", WORKER_STEPS)
 async def test_a_worker_is_killed_at_a_step(
-    step: str, bare_fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    step: str, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    bare_fleet.start_services("metadata", "worker")
-    dying = start_to_die(bare_fleet, "worker", WORKER_STEPS[step])
-    await asyncio.to_thread(dying.until, "ready  worker")
+    stopped_fleet.start_services("metadata", "worker")
+    dying = start_with_crash(stopped_fleet, "worker", WORKER_STEPS[step])
+    await asyncio.to_thread(dying.wait_for_output, "ready  worker")
 
     async def strike(_: ProcessFleet) -> None:
-        await asyncio.to_thread(dying.killed)
+        await asyncio.to_thread(dying.wait_killed)
 
-    after = await Siege(bare_fleet, questions, at_once=True).run(f"worker killed -9 {step}", strike)
-    await reckoning.hold(bare_fleet, after)
+    after = await FaultScenario(stopped_fleet, questions, inject_at_once=True).run(f"worker killed -9 {step}", strike)
+    await invariants.check(stopped_fleet, after)
 
 
-async def test_workers_are_killed_at_every_step_in_one_siege(
-    bare_fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+async def test_workers_are_killed_at_every_step_in_one_scenario(
+    stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    bare_fleet.start_services("metadata", "worker")
-    dying = [start_to_die(bare_fleet, "worker", way) for way in WORKER_STEPS.values()]
+    stopped_fleet.start_services("metadata", "worker")
+    dying = [start_with_crash(stopped_fleet, "worker", way) for way in WORKER_STEPS.values()]
     for process in dying:
-        await asyncio.to_thread(process.until, "ready  worker")
+        await asyncio.to_thread(process.wait_for_output, "ready  worker")
 
     async def strike(_: ProcessFleet) -> None:
         for process in dying:
-            await asyncio.to_thread(process.killed)
+            await asyncio.to_thread(process.wait_killed)
 
-    siege = Siege(bare_fleet, [*questions, *(f"more {question}" for question in questions)], at_once=True)
+    siege = FaultScenario(
+        stopped_fleet, [*questions, *(f"more {question}" for question in questions)], inject_at_once=True
+    )
     after = await siege.run("workers killed -9 at every step", strike)
-    await reckoning.hold(bare_fleet, after)
+    await invariants.check(stopped_fleet, after)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", METADATA_STEPS)
 async def test_the_metadata_service_is_killed_at_a_step(
-    step: str, bare_fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    step: str, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    dying = start_to_die(bare_fleet, "metadata", METADATA_STEPS[step])
-    await asyncio.to_thread(dying.until, "ready  metadata")
-    await asyncio.to_thread(bare_fleet.start_services, "worker", "worker")
+    dying = start_with_crash(stopped_fleet, "metadata", METADATA_STEPS[step])
+    await asyncio.to_thread(dying.wait_for_output, "ready  metadata")
+    await asyncio.to_thread(stopped_fleet.start_services, "worker", "worker")
 
     async def strike(fleet: ProcessFleet) -> None:
-        await asyncio.to_thread(dying.killed)
+        await asyncio.to_thread(dying.wait_killed)
         await asyncio.to_thread(fleet.start_services, "metadata")
 
-    after = await Siege(bare_fleet, questions, at_once=True).run(f"metadata killed -9: {step}", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(bare_fleet, after)
+    after = await FaultScenario(stopped_fleet, questions, inject_at_once=True).run(
+        f"metadata killed -9: {step}", strike
+    )
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(stopped_fleet, after)
 
 
 async def test_the_metadata_service_is_killed_at_every_step_one_after_another(
-    bare_fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    dying = [start_to_die(bare_fleet, "metadata", next(iter(METADATA_STEPS.values())))]
-    await asyncio.to_thread(dying[0].until, "ready  metadata")
-    await asyncio.to_thread(bare_fleet.start_services, "worker", "worker")
+    dying = [start_with_crash(stopped_fleet, "metadata", next(iter(METADATA_STEPS.values())))]
+    await asyncio.to_thread(dying[0].wait_for_output, "ready  metadata")
+    await asyncio.to_thread(stopped_fleet.start_services, "worker", "worker")
 
     async def strike(fleet: ProcessFleet) -> None:
         for step in list(METADATA_STEPS.values())[1:]:
-            await asyncio.to_thread(dying[-1].killed)
-            dying.append(start_to_die(fleet, "metadata", step))
-        await asyncio.to_thread(dying[-1].killed)
+            await asyncio.to_thread(dying[-1].wait_killed)
+            dying.append(start_with_crash(fleet, "metadata", step))
+        await asyncio.to_thread(dying[-1].wait_killed)
         await asyncio.to_thread(fleet.start_services, "metadata")
 
-    after = await Siege(bare_fleet, questions, at_once=True).run("metadata killed -9 at every step", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(bare_fleet, after)
+    after = await FaultScenario(stopped_fleet, questions, inject_at_once=True).run(
+        "metadata killed -9 at every step", strike
+    )
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(stopped_fleet, after)
 
 
-async def test_a_worker_is_asked_to_stop(fleet: ProcessFleet, questions: list[str], reckoning: Reckoning) -> None:
+async def test_a_worker_is_asked_to_stop(
+    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         assert await asyncio.to_thread(fleet.processes[1].stop) == 0
 
-    after = await Siege(fleet, questions).run("worker SIGTERM", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+    after = await FaultScenario(fleet, questions).run("worker SIGTERM", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
 
 
 @pytest.mark.long
 async def test_both_workers_are_replaced_one_after_the_other(
-    fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         for old in fleet.processes[1:3]:
             await asyncio.to_thread(fleet.start_services, "worker")
             assert await asyncio.to_thread(old.stop) == 0
 
-    after = await Siege(fleet, questions).run("both workers replaced", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+    after = await FaultScenario(fleet, questions).run("both workers replaced", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
 
 
 @pytest.mark.long
 async def test_the_metadata_service_is_asked_to_stop_and_another_comes(
-    fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async def strike(fleet: ProcessFleet) -> None:
         assert await asyncio.to_thread(fleet.processes[0].stop) == 0
         await asyncio.to_thread(fleet.start_services, "metadata")
 
-    after = await Siege(fleet, questions).run("metadata SIGTERM", strike)
-    assert set(after.provider.values()) == {1}
-    await reckoning.hold(fleet, after)
+    after = await FaultScenario(fleet, questions).run("metadata SIGTERM", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
 
 
 @pytest.mark.long
 async def test_a_worker_freezes_past_its_lease_and_wakes_up(
-    bare_fleet: ProcessFleet, questions: list[str], reckoning: Reckoning
+    stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
     # The broker takes its messages back long before its lease lapses: others have taken its calls over when it wakes.
-    bare_fleet.broker_url += "?heartbeat=2"
-    del bare_fleet.extra[TEST_LEASE_VARIABLE]
-    bare_fleet.start_services("metadata", "worker", "worker")
+    stopped_fleet.broker_url += "?heartbeat=2"
+    del stopped_fleet.extra_env[TEST_LEASE_VARIABLE]
+    stopped_fleet.start_services("metadata", "worker", "worker")
 
     async def strike(fleet: ProcessFleet) -> None:
         frozen = fleet.processes[1].pid
@@ -188,8 +201,8 @@ async def test_a_worker_freezes_past_its_lease_and_wakes_up(
         await asyncio.sleep(DEFAULT_TIMINGS.lease_seconds + 5)
         os.kill(frozen, signal.SIGCONT)
 
-    after = await Siege(bare_fleet, questions).run("worker frozen 20 s", strike)
+    after = await FaultScenario(stopped_fleet, questions).run("worker frozen 20 s", strike)
     # What it held when it froze it answers too, late, and in words of its own: its caller has the first answer, drops
     # the second, and is told the first for ever after.
-    assert all(said == after.again[question] for question, (said,) in after.said.items())
-    await reckoning.hold(bare_fleet, after, second_answers=MOST_AT_ONCE)
+    assert all(said == after.repeated_outcomes[question] for question, (said,) in after.outcomes.items())
+    await invariants.check(stopped_fleet, after, second_answers=MAX_CONCURRENCY)

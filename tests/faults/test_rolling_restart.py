@@ -10,13 +10,21 @@ from dataclasses import dataclass, field
 import pytest
 
 import quintain
-from faults.harness import BOT, CONFIG, Aftermath, Said, Siege, ask, settled
-from faults.ledger_books import books_of
-from faults.reckoning import Reckoning
+from faults.invariants import InvariantChecker
+from faults.ledger_calls import read_calls
+from faults.scenario import (
+    BOT,
+    CONFIG,
+    CallOutcome,
+    FaultScenario,
+    ScenarioResult,
+    send_until_accepted,
+    wait_until_idle,
+)
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.metadata import SessionOpened
-from support.fleet import Process, ProcessFleet, process_fleet
-from support.hearing_bus import evaluator
+from quintain.contracts.session import SessionOpened
+from support.process_fleet import Process, ProcessFleet, process_fleet
+from support.recording_bus import recording_client
 from support.servers.ports import free_port
 from support.servers.rabbitmq_admin import BrokerUnderTest
 
@@ -72,7 +80,7 @@ MAX_CALLS = 100_000
 
 
 @dataclass
-class Rolling:
+class RestartableFleet:
     """A whole fleet, each service of which can be had anew."""
 
     fleet: ProcessFleet
@@ -91,88 +99,90 @@ class Rolling:
             "host": ("agent:Agent", "--name", "rolling", "--slots", "2"),
         }
         self.running[name] = self.fleet.start("serve", service, *words.get(service, ()))
-        self.running[name].until(f"ready  {service}")
+        self.running[name].wait_for_output(f"ready  {service}")
 
     def restart(self, name: str) -> None:
         """SIGTERM, its end, and another one in its place."""
-        assert self.running[name].stop() == 0, self.running[name].text()
+        assert self.running[name].stop() == 0, self.running[name].read_output()
         self.start(name)
 
 
 @pytest.fixture
-def rolling(breakable_broker: BrokerUnderTest, quick_counts: None) -> Iterator[Rolling]:
+def restartable_fleet(breakable_broker: BrokerUnderTest, fast_queue_stats: None) -> Iterator[RestartableFleet]:
     with process_fleet(breakable_broker.url, CONFIG + HOSTED, targets=["bot", "agent"]) as fleet:
         (fleet.folder / "bot.py").write_text(BOT)
         (fleet.folder / "agent.py").write_text(AGENT)
-        rolling = Rolling(fleet)
+        rolling = RestartableFleet(fleet)
         for name in ("metadata", "worker1", "worker2", "gateway", "host"):
             rolling.start(name)
         yield rolling
 
 
 @dataclass
-class Load:
+class CallerLoad:
     """Loops that ask without pause until they are told to stop; each question once, until its answer is there."""
 
-    said: dict[str, list[Said]] = field(default_factory=dict)
-    over: bool = False
+    outcomes: dict[str, list[CallOutcome]] = field(default_factory=dict)
+    stopped: bool = False
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    async def ask_on(self, client: quintain.Client, target: str) -> None:
-        while not self.over:
+    async def call_until_stopped(self, client: quintain.Client, target: str) -> None:
+        while not self.stopped:
             question = f"q{next(self.numbers)}"
-            self.said[question] = []
+            self.outcomes[question] = []
             request = InvokeRequest(question=question, target=target)
-            self.said[question].append(await ask_patiently(client, request))
+            self.outcomes[question].append(await call_with_retry(client, request))
 
-    async def more(self) -> None:
+    async def wait_for_answers(self) -> None:
         """Wait for more answers."""
-        wanted = len(self.said) + ANSWERS_BETWEEN
+        wanted = len(self.outcomes) + ANSWERS_BETWEEN
         async with asyncio.timeout(60):
-            while len(self.said) < wanted:
+            while len(self.outcomes) < wanted:
                 await asyncio.sleep(0.05)
 
 
-async def ask_patiently(client: quintain.Client, request: InvokeRequest) -> Said:
+async def call_with_retry(client: quintain.Client, request: InvokeRequest) -> CallOutcome:
     """One call; where no gateway answers, or its connection is lost, asked again under the same id."""
     while True:
         try:
-            return await ask(client, request, deadline_seconds=60)
+            return await send_until_accepted(client, request, deadline_seconds=60)
         except quintain.GatewayUnavailable:
             await asyncio.sleep(0.2)
 
 
 @pytest.mark.long
-async def test_every_service_is_restarted_and_no_call_is_lost(rolling: Rolling, reckoning: Reckoning) -> None:
-    fleet, load = rolling.fleet, Load()
+async def test_every_service_is_restarted_and_no_call_is_lost(
+    restartable_fleet: RestartableFleet, invariants: InvariantChecker
+) -> None:
+    fleet, load = restartable_fleet.fleet, CallerLoad()
     session: SessionOpened = await asyncio.to_thread(fleet.open_session, "bot", MAX_CALLS)
     async with (
-        evaluator(fleet.broker_url, session.token) as over_amqp,
-        quintain.connect(rolling.gateway_url, session.token) as over_http,
+        recording_client(fleet.broker_url, session.token) as over_amqp,
+        quintain.connect(restartable_fleet.gateway_url, session.token) as over_http,
     ):
         ways = {"amqp": over_amqp.client, "http": over_http}
-        loops = [asyncio.create_task(load.ask_on(ways[way], target)) for way, target in CALLERS]
-        for name in list(rolling.running):
-            await load.more()
-            await asyncio.to_thread(rolling.restart, name)
-        await load.more()
-        load.over = True
+        loops = [asyncio.create_task(load.call_until_stopped(ways[way], target)) for way, target in CALLERS]
+        for name in list(restartable_fleet.running):
+            await load.wait_for_answers()
+            await asyncio.to_thread(restartable_fleet.restart, name)
+        await load.wait_for_answers()
+        load.stopped = True
         await asyncio.gather(*loops)
-        info = await settled(over_amqp.client)
-        heard = {question: list(over_amqp.heard[question]) for question in load.said}
-    after = Aftermath(
+        info = await wait_until_idle(over_amqp.client)
+        heard = {question: list(over_amqp.reply_texts[question]) for question in load.outcomes}
+    after = ScenarioResult(
         fault="every service restarted in turn",
         max_calls=MAX_CALLS,
         session=session,
-        said=load.said,
-        heard=heard,
-        again={},
+        outcomes=load.outcomes,
+        reply_texts=heard,
+        repeated_outcomes={},
         info=info,
-        books=await books_of(fleet.ledger_url, session.session_id),
-        provider=Siege(fleet, ()).provider_count(),
+        ledger_calls=await read_calls(fleet.ledger_url, session.session_id),
+        provider_calls=FaultScenario(fleet, ()).provider_count(),
     )
-    assert set(after.provider.values()) == {1}
-    assert info.call_count == info.committed == len(load.said)
+    assert set(after.provider_calls.values()) == {1}
+    assert info.call_count == info.committed == len(load.outcomes)
     # It goes first: each of its slots has connections of its own.
-    assert await asyncio.to_thread(rolling.running["host"].stop) == 0
-    await reckoning.hold(fleet, after)
+    assert await asyncio.to_thread(restartable_fleet.running["host"].stop) == 0
+    await invariants.check(fleet, after)

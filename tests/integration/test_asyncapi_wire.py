@@ -10,12 +10,12 @@ import jsonschema_rs
 import pytest
 
 from quintain.settings import environment
-from support.fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
 from support.node import node_or_skip
+from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.raw_client import RawAmqpClient
 from support.servers.errors import ServerUnavailable
 from support.servers.nodejs import npm_package
-from support.stranger import Stranger
-from support.wire_tap import Tapped, WireTap
+from support.wire_tap import TappedMessage, WireTap
 
 TARGETS = ("sage", "lame", "slow")
 
@@ -59,8 +59,8 @@ def test_what_a_fleet_says_is_what_the_document_says(document: dict[str, object]
         fleet.start_services("metadata", "worker")
         started = tap.drain()
         # The worker's own questions tell where it hears its answers.
-        tap.hear_replies(*{str(one.headers["reply_to"]) for one in started if "reply_to" in one.headers})
-        converse(fleet, tap)
+        tap.bind_reply_keys(*{str(one.headers["reply_to"]) for one in started if "reply_to" in one.headers})
+        exchange_all_messages(fleet, tap)
         heard = started + tap.drain()
     finally:
         tap.close()
@@ -77,11 +77,13 @@ def test_what_a_fleet_says_is_what_the_document_says(document: dict[str, object]
 
 
 def test_the_check_sees_what_is_wrong(document: dict[str, object]) -> None:
-    good = Tapped("quintain.reply", "", "chunk", {"correlation_id": "1"}, b'{"attempt": 1, "seq": 0, "delta": ""}', "")
+    good = TappedMessage(
+        "quintain.reply", "", "chunk", {"correlation_id": "1"}, b'{"attempt": 1, "seq": 0, "delta": ""}', ""
+    )
     check(document, good)
     for wrong in (
-        Tapped(good.exchange, "", good.kind, {}, good.body, ""),
-        Tapped(good.exchange, "", good.kind, good.headers, b'{"attempt": 1, "seq": "x"}', ""),
+        TappedMessage(good.exchange, "", good.amqp_type, {}, good.body, ""),
+        TappedMessage(good.exchange, "", good.amqp_type, good.headers, b'{"attempt": 1, "seq": "x"}', ""),
     ):
         with pytest.raises(jsonschema_rs.ValidationError):
             check(document, wrong)
@@ -93,13 +95,13 @@ OPERATIONS = (
 )
 
 
-def converse(fleet: ProcessFleet, tap: WireTap) -> None:
+def exchange_all_messages(fleet: ProcessFleet, tap: WireTap) -> None:
     """Say everything that an administrator, an evaluator and a worker can say."""
-    admin = Stranger(fleet.broker_url, ADMIN_TOKEN)
-    tap.hear_replies(admin.key)
+    admin = RawAmqpClient(fleet.broker_url, ADMIN_TOKEN)
+    tap.bind_reply_keys(admin.reply_key)
 
     def administer(operation: str, **body: object) -> dict[str, object]:
-        return told(admin.ask(body, key=operation, exchange="quintain.metadata", kind=operation))
+        return result_body(admin.call(body, key=operation, exchange="quintain.metadata", kind=operation))
 
     opened = administer("open", defaultTarget="sage", maxCalls=20)
     administer("amend", sessionId=opened["sessionId"], maxCalls=30)
@@ -110,52 +112,52 @@ def converse(fleet: ProcessFleet, tap: WireTap) -> None:
     administer("resume", target="lame")
     worker = {"workerId": "stranger", "incarnation": "stranger"}
     card = {**worker, "targets": [], "drain": "able"}
-    told(admin.ask(card, key="register", exchange="quintain.ledger", kind="register"))
+    result_body(admin.call(card, key="register", exchange="quintain.ledger", kind="register"))
     administer("drain", workerId="stranger")
-    told(admin.ask(worker, key="heartbeat", exchange="quintain.ledger", kind="heartbeat"))
+    result_body(admin.call(worker, key="heartbeat", exchange="quintain.ledger", kind="heartbeat"))
     administer("workers")
     admin.close()
 
-    evaluator = Stranger(fleet.broker_url, str(opened["token"]))
-    tap.hear_replies(evaluator.key)
+    evaluator = RawAmqpClient(fleet.broker_url, str(opened["token"]))
+    tap.bind_reply_keys(evaluator.reply_key)
 
-    def ask(operation: str, **body: object) -> dict[str, object]:
-        return told(evaluator.ask(body, key=operation, exchange="quintain.metadata", kind=operation))
+    def call(operation: str, **body: object) -> dict[str, object]:
+        return result_body(evaluator.call(body, key=operation, exchange="quintain.metadata", kind=operation))
 
-    assert evaluator.ask({"question": "?"}, key="sage", headers={"x-quintain-accept": "chunk"})[0] == "chunk"
-    assert evaluator.ask({"question": "?"})[0] == "result"
-    assert evaluator.ask({"question": "?"}, key="lame")[0] == "fault"
-    ask("reserve", requestIds=["a", "b"], deadline=int((time.time() + 60) * 1000))
-    ask("release", requestIds=["a", "b"])
+    assert evaluator.call({"question": "?"}, key="sage", headers={"x-quintain-accept": "chunk"})[0] == "chunk"
+    assert evaluator.call({"question": "?"})[0] == "result"
+    assert evaluator.call({"question": "?"}, key="lame")[0] == "fault"
+    call("reserve", requestIds=["a", "b"], deadline=int((time.time() + 60) * 1000))
+    call("release", requestIds=["a", "b"])
     slow = evaluator.publish({"question": "?"}, key="slow", headers={"x-quintain-request-id": "slow"})
-    while ask("info", perTarget=True)["running"] != 1:
+    while call("info", perTarget=True)["running"] != 1:
         pass
-    ask("cancel", requestIds=["slow"])
+    call("cancel", requestIds=["slow"])
     evaluator.wait([slow])
-    ask("close")
+    call("close")
     evaluator.close()
 
 
-def told(answer: tuple[str, dict[str, object]]) -> dict[str, object]:
+def result_body(answer: tuple[str, dict[str, object]]) -> dict[str, object]:
     kind, body = answer
     assert kind == "result", body
     return body
 
 
-def name_of(document: dict[str, object], one: Tapped) -> str:
+def name_of(document: dict[str, object], one: TappedMessage) -> str:
     """Which message of the document this is: of an answer by what was asked."""
     if one.exchange == "quintain.cancel":
         return "calls_taken_back"
     if one.exchange == "quintain.reply":
-        return f"{one.answers}.result" if one.kind == "result" else one.kind
-    return f"{one.kind}.ask"
+        return f"{one.request_type}.result" if one.amqp_type == "result" else one.amqp_type
+    return f"{one.amqp_type}.ask"
 
 
-def check(document: dict[str, object], one: Tapped) -> None:
+def check(document: dict[str, object], one: TappedMessage) -> None:
     """Raises `jsonschema_rs.ValidationError` where the document says otherwise."""
     components = document["components"]
     assert isinstance(components, dict)
     message = components["messages"][name_of(document, one)]
-    assert message["bindings"]["amqp"]["messageType"] == one.kind
+    assert message["bindings"]["amqp"]["messageType"] == one.amqp_type
     jsonschema_rs.validate(message["headers"], one.headers)
     jsonschema_rs.validate({**message["payload"], "components": components}, json.loads(one.body))

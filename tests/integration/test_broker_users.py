@@ -12,18 +12,18 @@ import pytest
 import quintain
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
-from quintain.caller import Caller
 from quintain.client.connect import connect_admin
-from quintain.client.poison import PoisonQueue
 from quintain.config import load_config
-from quintain.contracts.metadata import OpenSession
+from quintain.contracts.session import OpenSession
+from quintain.dlq.poison_queue import PoisonQueue
 from quintain.errors import BrokerRefused
 from quintain.remote.factory import remote_factory
+from quintain.rpc.client import RpcClient
 from quintain.settings import environment
 from quintain.target import Event, EventResponse, ObservableEvent
 from quintain.topology import (
     METADATA_TOPOLOGY,
-    POISON_TURN_TOPOLOGY,
+    POISON_LOCK_TOPOLOGY,
     Exchange,
     Topology,
     cancel_topology,
@@ -34,12 +34,12 @@ from quintain.topology import (
     run_topology,
     target_topology,
 )
-from quintain_cli import compose
-from quintain_gateway.address import Address
-from quintain_gateway.limits import Limits
+from quintain_cli.fleet import bootstrap
+from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.server.bind import BindAddress
 from quintain_host.factory import load_factory
 from quintain_host.host import Host
-from quintain_metadata.running import running_metadata
+from quintain_metadata.service.service import running_metadata
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -105,7 +105,7 @@ def users(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> Broke
 
 
 @pytest.fixture
-def bare(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> BrokerUsers:
+def empty_vhost_users(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> BrokerUsers:
     """The users, in a virtual host with nothing in it."""
     return broker_users(broker_admin, breakable_broker.url)
 
@@ -113,20 +113,20 @@ def bare(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> Broker
 async def _declare(users: BrokerUsers) -> None:
     owned = {
         "metadata": METADATA_TOPOLOGY + target_topology("echo"),
-        "operator": POISON_TURN_TOPOLOGY,
+        "operator": POISON_LOCK_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
         "worker": cancel_topology("x") + run_topology("x") + discovery_topology("x"),
     }
     for user, topology in owned.items():
-        async with bus_of(users, user) as bus:
+        async with open_user_bus(users, user) as bus:
             await bus.declare(topology)
     for user in USERS:
-        async with bus_of(users, user) as bus:
+        async with open_user_bus(users, user) as bus:
             await bus.declare(reply_topology(f"quintain.reply.{user}.x", "x"))
 
 
 @contextlib.asynccontextmanager
-async def bus_of(users: BrokerUsers, user: str) -> AsyncIterator[Bus]:
+async def open_user_bus(users: BrokerUsers, user: str) -> AsyncIterator[Bus]:
     bus = await connect_bus(users.url(user), user)
     try:
         yield bus
@@ -140,27 +140,27 @@ def test_no_password_is_among_the_definitions() -> None:
 
 
 def test_every_exchange_and_queue_of_the_protocol_is_in_the_tables() -> None:
-    whole = METADATA_TOPOLOGY + POISON_TURN_TOPOLOGY + target_topology("echo") + host_topology("desk")
+    whole = METADATA_TOPOLOGY + POISON_LOCK_TOPOLOGY + target_topology("echo") + host_topology("desk")
     assert {exchange.name for exchange in whole.exchanges} | {""} == set(WRITERS)
     assert {queue.name for queue in whole.queues} <= set(READERS)
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_a_user_writes_where_the_protocol_lets_it_and_nowhere_else(users: BrokerUsers, user: str) -> None:
-    allowed = {name for name in WRITERS if users.may(user, "basic_publish", name, "nowhere", b"{}")}
+    allowed = {name for name in WRITERS if users.is_allowed(user, "basic_publish", name, "nowhere", b"{}")}
     assert allowed == {name for name, who in WRITERS.items() if user in who}
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_a_user_reads_its_own_queues_and_no_others(users: BrokerUsers, user: str) -> None:
-    allowed = {name for name in READERS if users.may(user, "basic_get", name)}
+    allowed = {name for name in READERS if users.is_allowed(user, "basic_get", name)}
     assert allowed == {name for name, who in READERS.items() if user in who}
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != "metadata"])
 def test_what_everybody_stands_on_is_deleted_by_nobody_but_its_owner(users: BrokerUsers, user: str) -> None:
     for name in OWNERS:
-        assert not users.may(user, "queue_delete" if name in READERS else "exchange_delete", name)
+        assert not users.is_allowed(user, "queue_delete" if name in READERS else "exchange_delete", name)
 
 
 @pytest.mark.parametrize("user", ["gateway", "evaluator", "controller", "operator", "host"])
@@ -168,7 +168,7 @@ def test_nobody_listens_in_on_what_others_ask(users: BrokerUsers, user: str) -> 
     for exchange in ("quintain.invoke", "quintain.metadata", "quintain.ledger", "quintain.run", "quintain.cancel"):
         if user == "controller" and exchange == "quintain.run":
             continue  # its runs come by there, each under a key that nobody guesses
-        assert not users.may(user, "queue_bind", f"quintain.reply.{user}.x", exchange, "#")
+        assert not users.is_allowed(user, "queue_bind", f"quintain.reply.{user}.x", exchange, "#")
 
 
 @contextlib.asynccontextmanager
@@ -177,19 +177,19 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
     (folder / "quintain.yaml").write_text(CONFIG)
     config = load_config(folder / "quintain.yaml")
     async with contextlib.AsyncExitStack() as stack:
-        buses = {user: await stack.enter_async_context(bus_of(users, user)) for user in USERS}
+        buses = {user: await stack.enter_async_context(open_user_bus(users, user)) for user in USERS}
         host = Host(buses["host"], "desk", load_factory("desk:Desk", TARGETS), 1)
         stack.push_async_callback(host.stop, 0)
         hosting = asyncio.create_task(host.start())
-        serving = compose.worker(buses["worker"], config, environment(), grace_seconds=1)
+        serving = bootstrap.run_worker(buses["worker"], config, environment(), grace_seconds=1)
         working = asyncio.create_task(stack.enter_async_context(serving))
-        ledger = await stack.enter_async_context(compose.ledger(f"sqlite://{folder / 'ledger.sqlite3'}"))
+        ledger = await stack.enter_async_context(bootstrap.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
         await stack.enter_async_context(running_metadata(buses["metadata"], ledger, ADMIN_TOKEN))
         await asyncio.gather(hosting, working)
-        yield await stack.enter_async_context(compose.gateway(buses["gateway"], Address(), Limits()))
+        yield await stack.enter_async_context(bootstrap.run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
 
 
-def driven(url: str) -> list[str]:
+def drive_run(url: str) -> list[str]:
     """What the hosted target shows in one run of a controller's."""
     said: list[str] = []
 
@@ -197,12 +197,12 @@ def driven(url: str) -> list[str]:
         if isinstance(event, ObservableEvent):
             said.append(event.content)
 
-    async def go_on(event: Event) -> EventResponse:
+    async def continue_run(event: Event) -> EventResponse:
         return EventResponse(event=event)
 
     async def drive() -> None:
         target = factory.create()
-        await target.run(emit, go_on)
+        await target.run(emit, continue_run)
         await target.teardown()
 
     with remote_factory("desk", url=url) as factory:
@@ -210,11 +210,11 @@ def driven(url: str) -> list[str]:
     return said
 
 
-async def test_every_service_works_as_its_own_user(bare: BrokerUsers, tmp_path: Path) -> None:
-    async with fleet(bare, tmp_path) as gateway_url:
-        async with connect_admin(bare.url("operator"), ADMIN_TOKEN) as admin:
+async def test_every_service_works_as_its_own_user(empty_vhost_users: BrokerUsers, tmp_path: Path) -> None:
+    async with fleet(empty_vhost_users, tmp_path) as gateway_url:
+        async with connect_admin(empty_vhost_users.url("operator"), ADMIN_TOKEN) as admin:
             opened = await admin.open(OpenSession(default_target="echo", max_calls=10))
-        async with quintain.connect(bare.url("evaluator"), opened.token) as client:
+        async with quintain.connect(empty_vhost_users.url("evaluator"), opened.token) as client:
             assert (await client.invoke("by default")).raw_text == "by default"
             assert (await client.invoke("by name", target="echo")).raw_text == "by name"
             hosted = await client.invoke("hello", target="desk")
@@ -222,21 +222,21 @@ async def test_every_service_works_as_its_own_user(bare: BrokerUsers, tmp_path: 
             await client.cancel(["never asked"])
         async with quintain.connect(gateway_url, opened.token) as client:
             assert (await client.invoke("over HTTP")).raw_text == "over HTTP"
-        said = await asyncio.to_thread(driven, bare.url("controller"))
+        said = await asyncio.to_thread(drive_run, empty_vhost_users.url("controller"))
         assert said == ["Thank you for asking: Good morning."]
-        async with bus_of(bare, "operator") as bus:
+        async with open_user_bus(empty_vhost_users, "operator") as bus:
             assert await PoisonQueue(bus).list() == []
 
 
 async def test_who_may_not_declare_an_exchange_says_who_does(
-    bare: BrokerUsers, monkeypatch: pytest.MonkeyPatch
+    empty_vhost_users: BrokerUsers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintain.bus.rabbit_declarations.OWNER_SECONDS", 1.0)
-    async with bus_of(bare, "evaluator") as bus:
+    monkeypatch.setattr("quintain.bus.rabbit_declarations.EXCHANGE_WAIT_SECONDS", 1.0)
+    async with open_user_bus(empty_vhost_users, "evaluator") as bus:
         with pytest.raises(BrokerRefused, match=r"quintain.unrouted is not there.*quintain serve metadata"):
-            await Caller(bus).start()
+            await RpcClient(bus).start()
 
 
 async def test_an_exchange_that_is_there_is_taken_as_it_is(users: BrokerUsers) -> None:
-    async with bus_of(users, "evaluator") as bus:
+    async with open_user_bus(users, "evaluator") as bus:
         await bus.declare(Topology((Exchange("quintain.invoke", "topic", alternate="quintain.unrouted"),)))

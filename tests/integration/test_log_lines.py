@@ -9,8 +9,8 @@ import pytest
 
 from quintain.contracts.token import public_id
 from support.command_line import command_line
-from support.fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
-from support.stranger import Stranger
+from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.raw_client import RawAmqpClient
 
 THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
@@ -25,21 +25,23 @@ def fleet(broker_url: str) -> Iterator[ProcessFleet]:
         yield fleet
 
 
-def told_of_a_call(fleet: ProcessFleet, log_format: str) -> tuple[str, str]:
+def logged_call(fleet: ProcessFleet, log_format: str) -> tuple[str, str]:
     """The worker's line about a call whose caller has gone before its answer, and the session's token."""
-    fleet.extra["QUINTAIN_LOG_FORMAT"] = log_format
+    fleet.extra_env["QUINTAIN_LOG_FORMAT"] = log_format
     worker = fleet.start_service("worker")
-    admin = Stranger(fleet.broker_url, ADMIN_TOKEN)
-    token = str(admin.ask({"defaultTarget": "echo"}, key="open", exchange="quintain.metadata", kind="open")[1]["token"])
+    admin = RawAmqpClient(fleet.broker_url, ADMIN_TOKEN)
+    token = str(
+        admin.call({"defaultTarget": "echo"}, key="open", exchange="quintain.metadata", kind="open")[1]["token"]
+    )
     admin.close()
-    gone = Stranger(fleet.broker_url, token)
-    gone.key = "nobody"
+    gone = RawAmqpClient(fleet.broker_url, token)
+    gone.reply_key = "nobody"
     headers: dict[str, object] = {"x-quintain-request-id": HOSTILE, "traceparent": THEIRS}
     gone.publish({"question": "a secret"}, key="echo", headers=headers)
-    worker.until("Nobody waits")
+    worker.wait_for_output("Nobody waits")
     assert worker.stop() == 0
     gone.close()
-    text = worker.text()
+    text = worker.read_output()
     assert "a secret" not in text
     assert token not in text
     [line] = [line for line in text.splitlines() if "Nobody waits" in line]
@@ -47,7 +49,7 @@ def told_of_a_call(fleet: ProcessFleet, log_format: str) -> tuple[str, str]:
 
 
 def test_as_json_it_has_the_ids_of_the_call(fleet: ProcessFleet) -> None:
-    line, token = told_of_a_call(fleet, "json")
+    line, token = logged_call(fleet, "json")
     said = json.loads(line)
     assert {name: said[name] for name in ("level", "requestId", "sessionId", "target", "traceId")} == {
         "level": "info",
@@ -59,7 +61,7 @@ def test_as_json_it_has_the_ids_of_the_call(fleet: ProcessFleet) -> None:
 
 
 def test_as_text_it_has_them_too_and_no_id_begins_a_line(fleet: ProcessFleet) -> None:
-    line, token = told_of_a_call(fleet, "text")
+    line, token = logged_call(fleet, "text")
     told = line[line.index("[call=") :]
     assert told == rf'[call=mine\n{{"level": "forged"}} session={public_id(token)} target=echo trace={"ab" * 16}]'
 

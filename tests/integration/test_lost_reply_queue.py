@@ -14,13 +14,13 @@ from aiormq.exceptions import ChannelNotFoundEntity
 import quintain
 from quintain.bus.base import Delivery
 from quintain.bus.rabbit import RabbitBus
-from quintain.caller import Caller
-from quintain.contracts.metadata import CallsReleased, ReleaseCalls
+from quintain.contracts.session import CallsReleased, ReleaseCalls
 from quintain.routes import RELEASE
-from quintain.service import reply
+from quintain.rpc.client import RpcClient
+from quintain.rpc.server import send_reply
 from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY
-from support.fleet import ProcessFleet, process_fleet, sweep
-from support.proxy import Proxy, proxy_to
+from support.process_fleet import ProcessFleet, delete_protocol_queues, process_fleet
+from support.tcp_proxy import TcpProxy, open_tcp_proxy
 
 CONFIG = """
 targets:
@@ -37,13 +37,13 @@ def fleet(broker_url: str) -> Iterator[ProcessFleet]:
 
 
 @pytest.fixture
-async def raw(broker_url: str) -> AsyncIterator[AbstractChannel]:
+async def raw_channel(broker_url: str) -> AsyncIterator[AbstractChannel]:
     """A channel of nobody's."""
     async with await aio_pika.connect(broker_url) as connection:
         yield await connection.channel()
 
 
-async def is_there(broker_url: str, queue: str) -> bool:
+async def queue_exists(broker_url: str, queue: str) -> bool:
     async with await aio_pika.connect(broker_url) as connection:
         channel = await connection.channel()
         try:
@@ -53,71 +53,71 @@ async def is_there(broker_url: str, queue: str) -> bool:
     return True
 
 
-def queue_of(caller: Caller) -> str:
+def reply_queue_of(caller: RpcClient) -> str:
     return f"quintain.reply.{caller.reply_key}"
 
 
 async def test_calls_under_way_when_the_reply_queue_is_deleted_are_answered_and_asked_once(
-    fleet: ProcessFleet, raw: AbstractChannel, broker_url: str
+    fleet: ProcessFleet, raw_channel: AbstractChannel, broker_url: str
 ) -> None:
     session, tasks = fleet.open_session("second", 50), asyncio.all_tasks()
     asked = fleet.folder / "asked"
     async with quintain.connect(broker_url, session.token) as client:
-        caller = client._caller
+        caller = client._transport._rpc_client
         calls = [asyncio.create_task(client.invoke(f"q{number}")) for number in range(20)]
         async with asyncio.timeout(30):
             while not asked.exists() or asked.read_text().count("\n") < 10:
                 await asyncio.sleep(0.02)
-        lost = queue_of(caller)
-        await raw.queue_delete(lost)  # with it goes whatever was in it
+        lost = reply_queue_of(caller)
+        await raw_channel.queue_delete(lost)  # with it goes whatever was in it
         async with asyncio.timeout(60):
             answers = await asyncio.gather(*calls)
         assert [answer.raw_text for answer in answers] == [f"q{number}" for number in range(20)]
         assert sorted(answer.call_count for answer in answers) == list(range(1, 21))
         info = await client.get_info()
         assert (info.call_count, info.committed, info.running) == (20, 20, 0)
-        moved_to = queue_of(caller)
+        moved_to = reply_queue_of(caller)
         assert moved_to != lost
-        assert (caller.in_flight, caller.unmatched) == (0, 0)
+        assert (caller.in_flight, caller.unmatched_replies) == (0, 0)
     assert asked.read_text().count("\n") == 20
-    assert not await is_there(broker_url, lost)
-    assert not await is_there(broker_url, moved_to)
+    assert not await queue_exists(broker_url, lost)
+    assert not await queue_exists(broker_url, moved_to)
     # The library ends a connection's writer in a task of its own, which outlives the connection by a moment.
     async with asyncio.timeout(5):
         while asyncio.all_tasks() != tasks:
             await asyncio.sleep(0.01)
 
 
-class Behind:
+class ProxiedClient:
     """A caller behind a proxy, and a service that answers it; both on one bus, as in a worker."""
 
-    def __init__(self, proxy: Proxy, bus: RabbitBus) -> None:
+    def __init__(self, proxy: TcpProxy, bus: RabbitBus) -> None:
         self.proxy, self.bus = proxy, bus
-        self.caller = Caller(bus)
-        self.asked: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.rpc_client = RpcClient(bus)
+        self.requests: asyncio.Queue[Delivery] = asyncio.Queue()
 
     async def start(self) -> None:
-        async def take(delivery: Delivery) -> None:
+        async def on_delivery(delivery: Delivery) -> None:
             await delivery.ack()
-            self.asked.put_nowait(delivery)
+            self.requests.put_nowait(delivery)
 
         await self.bus.start()
         await self.bus.declare(METADATA_TOPOLOGY)
-        await self.bus.consume(METADATA_QUEUE, take, prefetch=10)
-        await self.caller.start()
+        await self.bus.consume(METADATA_QUEUE, on_delivery, prefetch=10)
+        await self.rpc_client.start()
 
 
 @pytest.fixture
-async def behind(broker_url: str) -> AsyncIterator[Behind]:
+async def proxied_client(broker_url: str) -> AsyncIterator[ProxiedClient]:
     parts = urlsplit(broker_url)
-    async with proxy_to(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
+    async with open_tcp_proxy(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
         netloc = f"{parts.username or 'guest'}:{parts.password or 'guest'}@127.0.0.1:{proxy.port}"
-        behind = Behind(proxy, RabbitBus(parts._replace(netloc=netloc).geturl(), "test"))
+        behind = ProxiedClient(proxy, RabbitBus(parts._replace(netloc=netloc).geturl(), "test"))
         await behind.start()
         yield behind
-        await behind.caller.close()
+        await behind.rpc_client.close()
         await behind.bus.close()
-    sweep(broker_url, [])
+    delete_protocol_queues(broker_url, [])
 
 
 @pytest.mark.parametrize(
@@ -126,20 +126,20 @@ async def behind(broker_url: str) -> AsyncIterator[Behind]:
     ids=["of another connection", "with other arguments"],
 )
 async def test_a_reply_queue_that_cannot_be_attached_to_again_is_left_for_a_fresh_one(
-    behind: Behind, raw: AbstractChannel, another: dict[str, object]
+    proxied_client: ProxiedClient, raw_channel: AbstractChannel, another: dict[str, object]
 ) -> None:
-    asking = asyncio.create_task(behind.caller.request(RELEASE, ReleaseCalls(request_ids=["r"]), {}))
+    asking = asyncio.create_task(proxied_client.rpc_client.call_route(RELEASE, ReleaseCalls(request_ids=["r"]), {}))
     async with asyncio.timeout(30):
-        first = await behind.asked.get()
-        taken = queue_of(behind.caller)
-        behind.proxy.refusing = True
-        behind.proxy.cut()
-        await raw.queue_delete(taken)
-        await raw.declare_queue(taken, **another)  # type: ignore[arg-type]
-        behind.proxy.refusing = False
-        while (again := await behind.asked.get()).reply_to == first.reply_to:
+        first = await proxied_client.requests.get()
+        taken = reply_queue_of(proxied_client.rpc_client)
+        proxied_client.proxy.refusing = True
+        proxied_client.proxy.drop_connections()
+        await raw_channel.queue_delete(taken)
+        await raw_channel.declare_queue(taken, **another)  # type: ignore[arg-type]
+        proxied_client.proxy.refusing = False
+        while (again := await proxied_client.requests.get()).reply_to == first.reply_to:
             pass  # its acknowledgement was lost with the connection
         assert again.correlation_id == first.correlation_id
-        assert again.reply_to == behind.caller.reply_key
-        await reply(behind.bus, again, CallsReleased(released=1))
+        assert again.reply_to == proxied_client.rpc_client.reply_key
+        await send_reply(proxied_client.bus, again, CallsReleased(released=1))
         assert (await asking).released == 1

@@ -13,26 +13,26 @@ import asyncpg
 import pytest
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.ledger import Outcome
+from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata import postgres, upkeep
-from quintain_metadata.ledger import Ledger
-from quintain_metadata.ledger_factory import open_ledger
-from quintain_metadata.ledger_url import shown
-from quintain_metadata.postgres import MOST_TRIES, numbered
-from quintain_metadata.records import Held, Moment
-from quintain_metadata.schema import VERSION
-from quintain_metadata.steps import Steps, lock, one, run
-from support.ledger_asks import (
+from quintain_metadata.ledger import postgres
+from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, acquire_lock, execute, fetch_one
+from quintain_metadata.ledger.factory import open_ledger
+from quintain_metadata.ledger.migrations import SCHEMA_VERSION
+from quintain_metadata.ledger.postgres import MAX_TRIES, number_placeholders
+from quintain_metadata.ledger.url import redacted_url
+from quintain_metadata.rules import targets
+from quintain_metadata.rules.calls import Deferred
+from support.ledger_operations import (
     admit,
-    assert_the_books_agree,
-    granted,
+    assert_ledger_consistent,
     info,
+    is_granted,
+    open_ledgers,
     open_session,
     register,
     reserve,
-    services_on,
     settle,
 )
 from support.servers.postgres_admin import PostgresUnderTest
@@ -46,7 +46,7 @@ SPENT_BEFORE = 200
 
 @pytest.fixture
 async def services(fresh_postgres_url: str) -> AsyncIterator[list[Ledger]]:
-    async with services_on(fresh_postgres_url, SERVICES) as ledgers:
+    async with open_ledgers(fresh_postgres_url, SERVICES) as ledgers:
         yield ledgers
 
 
@@ -76,10 +76,10 @@ async def test_three_services_grant_a_sessions_last_thousand_calls_to_sixty_four
             except BudgetExhausted:
                 told["refused"] += 1
                 continue
-            if granted(verdict):
+            if is_granted(verdict):
                 grants[request_id] += 1
-                await settle(ledger, session, request_id, f"attempt {number}", Outcome.RESULT)
-            told["granted" if granted(verdict) else "held" if isinstance(verdict, Held) else "replayed"] += 1
+                await settle(ledger, session, request_id, f"attempt {number}", AttemptOutcome.RESULT)
+            told["granted" if is_granted(verdict) else "held" if isinstance(verdict, Deferred) else "replayed"] += 1
 
     async def worker_lives() -> None:
         # On a slow machine the race outlasts a lease; a holder that has lapsed is taken over, which is another grant.
@@ -101,7 +101,7 @@ async def test_three_services_grant_a_sessions_last_thousand_calls_to_sixty_four
     assert told["refused"] >= len(fresh) - LAST_CALLS
     known = await info(services[1], session)
     assert (known.call_count, known.committed, known.running) == (SPENT_BEFORE + LAST_CALLS, LAST_CALLS, 0)
-    await assert_the_books_agree(services[2])
+    await assert_ledger_consistent(services[2])
 
 
 async def test_duplicates_admitted_through_two_services_at_once_are_granted_once(services: list[Ledger]) -> None:
@@ -110,10 +110,10 @@ async def test_duplicates_admitted_through_two_services_at_once_are_granted_once
         verdicts = await asyncio.gather(
             *(admit(services[way % 2], session, f"call {number}", f"attempt {number} {way}") for way in range(4))
         )
-        assert sorted(map(granted, verdicts)) == [False, False, False, True]
-        assert sum(isinstance(verdict, Held) and verdict.joined for verdict in verdicts) == 3
+        assert sorted(map(is_granted, verdicts)) == [False, False, False, True]
+        assert sum(isinstance(verdict, Deferred) and verdict.is_duplicate for verdict in verdicts) == 3
     assert (await info(services[0], session)).call_count == 50
-    await assert_the_books_agree(services[2])
+    await assert_ledger_consistent(services[2])
 
 
 async def test_an_attempt_that_asks_two_services_at_once_gets_one_grant_and_is_charged_once(
@@ -124,7 +124,7 @@ async def test_an_attempt_that_asks_two_services_at_once_gets_one_grant_and_is_c
         first, second = await asyncio.gather(
             *(admit(service, session, f"call {number}", f"attempt {number}") for service in services[:2])
         )
-        assert granted(first)
+        assert is_granted(first)
         assert first == second
     assert (await info(services[0], session)).call_count == 10
 
@@ -132,10 +132,10 @@ async def test_an_attempt_that_asks_two_services_at_once_gets_one_grant_and_is_c
 async def test_a_result_that_is_told_to_three_services_counts_once(services: list[Ledger]) -> None:
     session = await open_session(services[0], 5)
     for number in range(5):
-        assert granted(await admit(services[0], session, f"call {number}", f"attempt {number}"))
+        assert is_granted(await admit(services[0], session, f"call {number}", f"attempt {number}"))
     await asyncio.gather(
         *(
-            settle(service, session, f"call {number}", f"attempt {number}", Outcome.RESULT)
+            settle(service, session, f"call {number}", f"attempt {number}", AttemptOutcome.RESULT)
             for number in range(5)
             for service in services
         )
@@ -143,7 +143,7 @@ async def test_a_result_that_is_told_to_three_services_counts_once(services: lis
     known = await info(services[0], session)
     assert (known.call_count, known.committed) == (5, 5)
     assert known.token_usage == TokenUsage(input=15, output=10)
-    await assert_the_books_agree(services[0])
+    await assert_ledger_consistent(services[0])
 
 
 async def test_batches_that_overlap_in_opposite_order_are_all_reserved_and_no_call_twice(
@@ -158,24 +158,24 @@ async def test_batches_that_overlap_in_opposite_order_are_all_reserved_and_no_ca
     )
     assert sum(fresh) == 200
     assert (await info(services[0], session)).reserved == 200
-    await assert_the_books_agree(services[0])
+    await assert_ledger_consistent(services[0])
 
 
 async def test_operations_that_wait_for_one_another_in_a_circle_are_run_again(services: list[Ledger]) -> None:
     holding: set[str] = set()
     runs: Counter[str] = Counter()
 
-    def both(first: str, second: str) -> Steps[str]:
+    def both(first: str, second: str) -> SqlProgram[str]:
         runs[first] += 1
-        yield from lock(first)
+        yield from acquire_lock(first)
         holding.add(first)
         while len(holding) < 2:  # each has what the other wants; the server then undoes one of them
-            yield from run("SELECT pg_sleep(0.01)")
-        yield from lock(second)
+            yield from execute("SELECT pg_sleep(0.01)")
+        yield from acquire_lock(second)
         return first
 
     told = await asyncio.gather(
-        services[0].do(lambda _: both("left", "right")), services[1].do(lambda _: both("right", "left"))
+        services[0].transact(lambda _: both("left", "right")), services[1].transact(lambda _: both("right", "left"))
     )
     assert told == ["left", "right"]
     assert sorted(runs.values()) == [1, 2]
@@ -184,36 +184,36 @@ async def test_operations_that_wait_for_one_another_in_a_circle_are_run_again(se
 async def test_an_operation_that_is_always_undone_is_given_up_and_says_so(ledger: Ledger) -> None:
     runs = 0
 
-    def steps(_: Moment) -> Steps[None]:
+    def steps(_: Moment) -> SqlProgram[None]:
         nonlocal runs
         runs += 1
-        yield from run("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
+        yield from execute("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
 
     with pytest.raises(BudgetUnavailable, match="wait for one another"):
-        await ledger.do(steps)
-    assert runs == MOST_TRIES
+        await ledger.transact(steps)
+    assert runs == MAX_TRIES
 
 
 async def test_a_fault_undoes_its_operation(ledger: Ledger) -> None:
     session = await open_session(ledger, 1)
 
-    def steps(moment: Moment) -> Steps[None]:
-        yield from run("UPDATE session SET max_calls = 7 WHERE id = ?", session.session_id)
+    def steps(moment: Moment) -> SqlProgram[None]:
+        yield from execute("UPDATE session SET max_calls = 7 WHERE id = ?", session.session_id)
         raise BadRequest("no")
 
     with pytest.raises(BadRequest, match="^no$"):
-        await ledger.do(steps)
+        await ledger.transact(steps)
     assert (await info(ledger, session)).max_calls == 1
 
 
 async def test_what_the_schema_forbids_is_a_defect_and_undone(ledger: Ledger) -> None:
     session = await open_session(ledger, 1)
 
-    def overspend(_: Moment) -> Steps[None]:
-        yield from run("UPDATE session SET used = used + 2 WHERE id = ?", session.session_id)
+    def overspend(_: Moment) -> SqlProgram[None]:
+        yield from execute("UPDATE session SET used = used + 2 WHERE id = ?", session.session_id)
 
     with pytest.raises(AssertionError, match="invariant"):
-        await ledger.do(overspend)
+        await ledger.transact(overspend)
     assert (await info(ledger, session)).call_count == 0
 
 
@@ -225,32 +225,32 @@ async def test_a_text_that_postgresql_cannot_keep_is_a_bad_request(ledger: Ledge
 
 
 async def test_the_moment_and_now_are_on_the_servers_clock(ledger: Ledger, fresh_postgres_url: str) -> None:
-    def steps(moment: Moment) -> Steps[tuple[int, int]]:
-        row = yield from one("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)")
+    def steps(moment: Moment) -> SqlProgram[tuple[int, int]]:
+        row = yield from fetch_one("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)")
         assert row is not None
         return moment.now, int(row[0])
 
-    ledger.mourn_from(77)
-    assert await ledger.do(lambda moment: answer(moment.mourn_from)) == 77
+    ledger.suspend_lease_expiry_until(77)
+    assert await ledger.transact(lambda moment: answer(moment.lease_expiry_suspended_until)) == 77
     before = await ledger.now()
-    moment, during = await ledger.do(steps)
+    moment, during = await ledger.transact(steps)
     assert before <= moment <= during + 1 <= await ledger.now() + 1
 
 
-def answer(value: int) -> Steps[int]:
+def answer(value: int) -> SqlProgram[int]:
     yield from ()
     return value
 
 
 def test_only_parameters_are_numbered() -> None:
-    assert numbered("SELECT '?', a FROM b WHERE c = ? AND d IN (?, 'it''s ?')") == (
+    assert number_placeholders("SELECT '?', a FROM b WHERE c = ? AND d IN (?, 'it''s ?')") == (
         "SELECT '?', a FROM b WHERE c = $1 AND d IN ($2, 'it''s ?')"
     )
 
 
 async def test_every_commit_is_on_the_disk_before_it_is_answered(ledger: Ledger) -> None:
-    assert await ledger.do(lambda _: one("SHOW synchronous_commit")) == ("on",)
-    assert await ledger.do(lambda _: one("SHOW transaction_isolation")) == ("read committed",)
+    assert await ledger.transact(lambda _: fetch_one("SHOW synchronous_commit")) == ("on",)
+    assert await ledger.transact(lambda _: fetch_one("SHOW transaction_isolation")) == ("read committed",)
 
 
 # Starting: several at once, an older release, a database that is not ours to change.
@@ -260,9 +260,9 @@ async def test_many_services_that_start_at_once_migrate_once(fresh_postgres_url:
     ledgers = await asyncio.gather(*(open_ledger(fresh_postgres_url) for _ in range(8)))
     try:
         assert run_sql(fresh_postgres_url, "SELECT count(*) FROM ledger_version") == 1
-        assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == VERSION
+        assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == SCHEMA_VERSION
         await register(ledgers[0])
-        assert await ledgers[7].do(lambda _: upkeep.target_names()) == ["a"]
+        assert await ledgers[7].transact(lambda _: targets.target_names()) == ["a"]
     finally:
         await asyncio.gather(*(ledger.close() for ledger in ledgers))
 
@@ -277,15 +277,16 @@ async def test_a_ledger_that_is_opened_again_has_what_it_had(fresh_postgres_url:
 
 
 async def test_a_newer_schema_is_refused_and_left_as_it_is(services: list[Ledger], fresh_postgres_url: str) -> None:
-    run_sql(fresh_postgres_url, f"UPDATE ledger_version SET version = {VERSION + 1}")
+    run_sql(fresh_postgres_url, f"UPDATE ledger_version SET version = {SCHEMA_VERSION + 1}")
     with pytest.raises(ConfigError) as refusal:
         await open_ledger(fresh_postgres_url)
     address = urlsplit(fresh_postgres_url)
     assert refusal.value.message == (
         f"The ledger postgresql://{address.username}@{address.hostname}:{address.port}{address.path} has schema "
-        f"{VERSION + 1}, and this release knows {VERSION}: upgrade quintain, or use another QUINTAIN_LEDGER_URL"
+        f"{SCHEMA_VERSION + 1}, and this release knows {SCHEMA_VERSION}: upgrade quintain, or use another "
+        "QUINTAIN_LEDGER_URL"
     )
-    assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == VERSION + 1
+    assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == SCHEMA_VERSION + 1
 
 
 async def test_a_migration_that_fails_leaves_nothing(fresh_postgres_url: str) -> None:
@@ -295,17 +296,17 @@ async def test_a_migration_that_fails_leaves_nothing(fresh_postgres_url: str) ->
     assert run_sql(fresh_postgres_url, "SELECT to_regclass('session')") is None
 
 
-def changed(url: str, **parts: str) -> str:
+def with_url_parts(url: str, **parts: str) -> str:
     return urlsplit(url)._replace(**parts).geturl()
 
 
 async def test_what_the_operator_must_mend_is_said_without_the_password(fresh_postgres_url: str) -> None:
     address = urlsplit(fresh_postgres_url)
     port = address.port
-    wrong = changed(fresh_postgres_url, netloc=f"{address.username}:se-cret@{address.hostname}:{port}")
+    wrong = with_url_parts(fresh_postgres_url, netloc=f"{address.username}:se-cret@{address.hostname}:{port}")
     cases = {
         wrong: "refuses the login",
-        changed(fresh_postgres_url, path="/no_such_database"): "has no such database",
+        with_url_parts(fresh_postgres_url, path="/no_such_database"): "has no such database",
         f"{fresh_postgres_url}?sslmode=se-cret": "options in QUINTAIN_LEDGER_URL",
         f"postgresql://u:se-cret/x@{address.hostname}/db": "cannot be read",
     }
@@ -356,7 +357,7 @@ async def test_a_server_that_dies_in_the_middle_is_an_answer_and_is_used_again_w
                 said.add(unavailable.message.partition(" cannot be used")[0])
                 await asyncio.sleep(0.02)
                 continue  # the same attempt again: nobody knows whether it was granted
-            assert granted(verdict)
+            assert is_granted(verdict)
             answers["granted"] += 1
             granted_once.set()
             number += 1
@@ -375,9 +376,9 @@ async def test_a_server_that_dies_in_the_middle_is_an_answer_and_is_used_again_w
     stop = True
     await asyncio.gather(*clients)
     assert answers["unavailable"] > 0
-    assert said == {f"The ledger {shown(breakable_url)}"}
+    assert said == {f"The ledger {redacted_url(breakable_url)}"}
     assert (await info(ledger, session)).call_count == answers["granted"]
-    await assert_the_books_agree(ledger)
+    await assert_ledger_consistent(ledger)
     await ledger.close()
 
 
@@ -388,9 +389,9 @@ async def test_a_connection_cut_in_mid_operation_undoes_it_and_says_so(ledger: L
         " WHERE application_name = 'quintain-ledger' AND state = 'active' AND query LIKE '%pg_sleep%'"
     )
 
-    def steps(_: Moment) -> Steps[None]:
-        yield from run("UPDATE session SET max_calls = 7 WHERE id = ?", session.session_id)
-        yield from run("SELECT pg_sleep(60)")
+    def steps(_: Moment) -> SqlProgram[None]:
+        yield from execute("UPDATE session SET max_calls = 7 WHERE id = ?", session.session_id)
+        yield from execute("SELECT pg_sleep(60)")
 
     async def cut() -> None:
         while not await asyncio.to_thread(run_sql, fresh_postgres_url, cutting):
@@ -398,7 +399,7 @@ async def test_a_connection_cut_in_mid_operation_undoes_it_and_says_so(ledger: L
 
     cutter = asyncio.create_task(cut())
     with pytest.raises(BudgetUnavailable, match="cannot be used"):
-        await ledger.do(steps)
+        await ledger.transact(steps)
     await cutter
     assert (await info(ledger, session)).max_calls == 1
 
@@ -406,45 +407,45 @@ async def test_a_connection_cut_in_mid_operation_undoes_it_and_says_so(ledger: L
 async def test_an_operation_whose_caller_goes_away_is_undone_and_leaves_no_lock(services: list[Ledger]) -> None:
     holds = asyncio.Event()
 
-    def hold(_: Moment) -> Steps[None]:
-        yield from lock("left")
+    def hold(_: Moment) -> SqlProgram[None]:
+        yield from acquire_lock("left")
         holds.set()
-        yield from run("SELECT pg_sleep(60)")
+        yield from execute("SELECT pg_sleep(60)")
 
-    def take(_: Moment) -> Steps[bool]:
-        yield from lock("left")
+    def take(_: Moment) -> SqlProgram[bool]:
+        yield from acquire_lock("left")
         return True
 
-    holder = asyncio.create_task(services[0].do(hold))
+    holder = asyncio.create_task(services[0].transact(hold))
     await holds.wait()
     holder.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holder
-    assert await services[1].do(take)
+    assert await services[1].transact(take)
 
 
 async def test_a_closed_ledger_is_unavailable_and_closing_it_finishes_what_runs(fresh_postgres_url: str) -> None:
     ledger = await open_ledger(fresh_postgres_url)
     begun = asyncio.Event()
 
-    def steps(_: Moment) -> Steps[int]:
+    def steps(_: Moment) -> SqlProgram[int]:
         begun.set()
-        yield from run("SELECT pg_sleep(0.2)")
+        yield from execute("SELECT pg_sleep(0.2)")
         return 5
 
-    running = asyncio.create_task(ledger.do(steps))
+    running = asyncio.create_task(ledger.transact(steps))
     await begun.wait()
     await ledger.close()
     assert await running == 5
     with pytest.raises(BudgetUnavailable, match="closed"):
-        await ledger.do(steps)
+        await ledger.transact(steps)
     await ledger.close()
 
 
 async def test_a_ledger_that_is_not_committed_by_somebody_else_is_not_waited_for_without_end(
     fresh_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(postgres.SETTINGS, "statement_timeout", "300ms")
+    monkeypatch.setitem(postgres.SERVER_SETTINGS, "statement_timeout", "300ms")
     ledger = await open_ledger(fresh_postgres_url)
     session = await open_session(ledger, 1)
     theirs = await asyncpg.connect(fresh_postgres_url)
@@ -454,5 +455,5 @@ async def test_a_ledger_that_is_not_committed_by_somebody_else_is_not_waited_for
         with pytest.raises(BudgetUnavailable, match="takes too long"):
             await admit(ledger, session, "call", "attempt")
     await theirs.close()
-    assert granted(await admit(ledger, session, "call", "attempt"))
+    assert is_granted(await admit(ledger, session, "call", "attempt"))
     await ledger.close()

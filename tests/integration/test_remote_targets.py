@@ -12,26 +12,26 @@ from urllib.parse import urlsplit
 import pytest
 
 from quintain.bus.base import Bus, Envelope
-from quintain.caller import Question, understood
-from quintain.contracts.hosted import HOSTING_VERSION, AskLease, LeaseAnswer
+from quintain.contracts.remote_target import REMOTE_TARGET_VERSION, LeaseOpened, OpenLease
 from quintain.errors import BadRequest, ConfigError, NoAnswer, RemoteTargetError
-from quintain.remote.child_session import ChildTerms
+from quintain.remote.child_session import ChildSessionPolicy
+from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.factory import RemoteFactory, remote_factory
-from quintain.remote.lease import lease
-from quintain.remote.line import Line, opened
+from quintain.remote.lease import acquire_lease
 from quintain.routes import LEASE
+from quintain.rpc.client import RpcRequest, parse_reply
 from quintain.target import Event, ObservableEvent, scope_includes
-from quintain.target.vocabulary import OURS
+from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, Exchange
-from support.hosting import LoopThread, ThreadHost, thread_host
-from support.proxy import Proxy, proxy_to
-from support.standing import Controller, scripted
+from support.target_placements import Controller, scripted_target_class
+from support.tcp_proxy import TcpProxy, open_tcp_proxy
+from support.thread_host import LoopThread, ThreadHost, thread_host
 
 Emit = Callable[[Any], None]
 Send = Callable[[Any], Awaitable[Any]]
 
-Bot: Any = scripted("ours")
+Bot: Any = scripted_target_class("ours")
 
 
 @pytest.fixture
@@ -45,34 +45,34 @@ def timings(request: pytest.FixtureRequest) -> Timings:
 def host(broker_url: str, timings: Timings) -> Iterator[ThreadHost]:
     """A host of two slots."""
     with thread_host(broker_url, slots=2, timings=timings) as host:
-        host.serve(lambda: Bot(nothing))
+        host.serve(lambda: Bot(do_nothing))
         yield host
 
 
 @pytest.fixture
-def line(broker_url: str) -> Iterator[Line]:
-    line = opened(broker_url)
+def connection_thread(broker_url: str) -> Iterator[ConnectionThread]:
+    line = open_connection_thread(broker_url)
     yield line
     line.close()
 
 
 @pytest.fixture
-def remote(host: ThreadHost, line: Line, timings: Timings) -> Iterator[RemoteFactory]:
+def remote(host: ThreadHost, connection_thread: ConnectionThread, timings: Timings) -> Iterator[RemoteFactory]:
     """Instances of what the host serves, each leased when it is wanted."""
-    with RemoteFactory(host.name, ahead=0, line=line, timings=timings) as factory:
+    with RemoteFactory(host.name, prefetch=0, connection=connection_thread, timings=timings) as factory:
         yield factory
 
 
-async def nothing(target: Any, emit: Emit, send: Send) -> None: ...
+async def do_nothing(target: Any, emit: Emit, send: Send) -> None: ...
 
 
 def controller(answer: Callable[[Any], Awaitable[Any]] | None = None) -> Controller:
-    return Controller(OURS, answer)
+    return Controller(QUINTAIN_TYPES, answer)
 
 
-async def until(reached: Callable[[], bool], *, seconds: float = 20) -> None:
+async def wait_until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
-        while not reached():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -97,7 +97,7 @@ async def test_an_event_class_that_nobody_registered_is_refused_in_the_target(
     host.serve(lambda: Bot(script))
     one = controller()
     await one.drive(remote.create())
-    assert host.made[-1].notes == ["went on"]
+    assert host.instances[-1].notes == ["went on"]
     assert one.seen == []
 
 
@@ -112,7 +112,7 @@ async def test_what_a_factory_raises_is_raised_by_create_and_the_slot_is_free_ag
         with pytest.raises(KeyError, match="model") as caught:
             remote.create()
         assert "in broken" in "".join(caught.value.__notes__)
-    host.serve(lambda: Bot(nothing))
+    host.serve(lambda: Bot(do_nothing))
     await remote.create().teardown()
 
 
@@ -122,23 +122,27 @@ def test_what_is_no_target_is_an_error_that_says_what_it_lacks(host: ThreadHost,
         remote.create()
 
 
-def test_a_controller_of_another_version_is_told_both(host: ThreadHost, line: Line) -> None:
-    asked = AskLease(controller_id="c", version=HOSTING_VERSION + 1).to_wire()
-    question = Question(exchange=HOST, key=host.name, type=LEASE.key, body=asked, headers={}, deadline_seconds=20)
+def test_a_controller_of_another_version_is_told_both(host: ThreadHost, connection_thread: ConnectionThread) -> None:
+    asked = OpenLease(controller_id="c", version=REMOTE_TARGET_VERSION + 1).to_wire()
+    question = RpcRequest(exchange=HOST, key=host.name, type=LEASE.key, body=asked, headers={}, deadline_seconds=20)
     with pytest.raises(BadRequest, match=r"version 1 of hosting, the controller 2: install the same release"):
-        understood(line.call(line.caller.ask(question)), LeaseAnswer)
-    with RemoteFactory(host.name, ahead=0, line=line) as factory:
+        parse_reply(connection_thread.run_blocking(connection_thread.rpc_client.call(question)), LeaseOpened)
+    with RemoteFactory(host.name, prefetch=0, connection=connection_thread) as factory:
         assert factory.create().get_controllables()
 
 
-def test_without_a_host_nobody_waits_for_ever(line: Line) -> None:
+def test_without_a_host_nobody_waits_for_ever(connection_thread: ConnectionThread) -> None:
     with pytest.raises(NoAnswer, match=r"'nobody' within 1 s: start one with `quintain serve host"):
-        line.call(lease(line.bus, line.caller, "nobody", timeout_seconds=1))
+        connection_thread.run_blocking(
+            acquire_lease(connection_thread.bus, connection_thread.rpc_client, "nobody", timeout_seconds=1)
+        )
 
 
-def test_a_target_that_takes_no_session_is_given_none_and_its_slot_is_free_again(host: ThreadHost, line: Line) -> None:
-    terms = ChildTerms(targets=["model"], token="nobody's")
-    with RemoteFactory(host.name, ahead=0, line=line, child_session=terms) as factory:
+def test_a_target_that_takes_no_session_is_given_none_and_its_slot_is_free_again(
+    host: ThreadHost, connection_thread: ConnectionThread
+) -> None:
+    terms = ChildSessionPolicy(targets=["model"], token="nobody's")
+    with RemoteFactory(host.name, prefetch=0, connection=connection_thread, child_session=terms) as factory:
         for _ in range(3):  # there are two slots
             with pytest.raises(ConfigError, match="no configuration slot 'quintain_session'"):
                 factory.create()
@@ -154,7 +158,7 @@ async def test_an_answer_that_is_no_response_is_an_error_of_the_controllers_own(
     host: ThreadHost, remote: RemoteFactory
 ) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        await send(target.asks("a"))
+        await send(target.request_event("a"))
 
     async def answer(event: Any) -> Any:
         return "a text"
@@ -183,10 +187,12 @@ async def test_an_error_of_a_class_that_only_the_target_has_names_it_and_brings_
 # Leases.
 
 
-async def test_two_controllers_share_a_hosts_slots(host: ThreadHost, line: Line, broker_url: str) -> None:
+async def test_two_controllers_share_a_hosts_slots(
+    host: ThreadHost, connection_thread: ConnectionThread, broker_url: str
+) -> None:
     with (
-        RemoteFactory(host.name, ahead=0, line=line) as first,
-        remote_factory(host.name, ahead=0, url=broker_url) as second,
+        RemoteFactory(host.name, prefetch=0, connection=connection_thread) as first,
+        remote_factory(host.name, prefetch=0, url=broker_url) as second,
     ):
         one, two = first.create(), second.create()
         one.set_config("persona", "first")
@@ -195,35 +201,37 @@ async def test_two_controllers_share_a_hosts_slots(host: ThreadHost, line: Line,
         assert not waiting.done(), "both slots are taken"
         await one.teardown()
         three = await waiting
-        assert [each.persona for each in host.made] == ["first", "plain", "plain"]
+        assert [each.persona for each in host.instances] == ["first", "plain", "plain"]
         for target in (two, three):
             await target.teardown()
 
 
-async def test_leases_are_made_ahead_and_replaced(host: ThreadHost, line: Line) -> None:
-    with RemoteFactory(host.name, concurrency=1, line=line) as factory:
-        await until(lambda: len(host.made) == 1)
+async def test_leases_are_made_ahead_and_replaced(host: ThreadHost, connection_thread: ConnectionThread) -> None:
+    with RemoteFactory(host.name, concurrency=1, connection=connection_thread) as factory:
+        await wait_until(lambda: len(host.instances) == 1)
         await factory.create().teardown()
-        await until(lambda: len(host.made) == 2 and not factory._pool._ready.empty())
+        await wait_until(lambda: len(host.instances) == 2 and not factory._pool._ready.empty())
     # A factory that is closed leaves no lease behind: both slots can be had at once.
-    await until(lambda: host.made[1].torn_down)
-    with RemoteFactory(host.name, concurrency=2, line=line) as factory:
-        await until(lambda: len(host.made) == 4)
+    await wait_until(lambda: host.instances[1].torn_down)
+    with RemoteFactory(host.name, concurrency=2, connection=connection_thread) as factory:
+        await wait_until(lambda: len(host.instances) == 4)
 
 
-async def test_who_shares_a_pool_may_have_more_than_are_made_ahead(host: ThreadHost, line: Line) -> None:
-    with RemoteFactory(host.name, concurrency=1, line=line) as factory:
+async def test_who_shares_a_pool_may_have_more_than_are_made_ahead(
+    host: ThreadHost, connection_thread: ConnectionThread
+) -> None:
+    with RemoteFactory(host.name, concurrency=1, connection=connection_thread) as factory:
         one = factory.create()
         two = await asyncio.to_thread(factory.create)
-        assert len(host.made) == 2
+        assert len(host.instances) == 2
         for target in (one, two):
             await target.teardown()
 
 
 async def test_a_scope_by_names_includes_what_the_target_says(host: ThreadHost, remote: RemoteFactory) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.shows("by tools"))
-        await send(target.asks("by user"))
+        emit(target.observation_event("by tools"))
+        await send(target.request_event("by user"))
 
     host.serve(lambda: Bot(script))
     scope = remote.scope("tools")
@@ -242,7 +250,7 @@ async def test_instances_of_one_factory_have_the_same_tags(remote: RemoteFactory
 # What the broker makes of messages.
 
 
-class Doubled:
+class DuplicatingPublish:
     """A bus's `publish` that says everything twice."""
 
     def __init__(self, bus: Bus) -> None:
@@ -254,101 +262,105 @@ class Doubled:
         await self._publish(exchange, key, envelope, **more)
 
 
-async def talk(target: Any, emit: Emit, send: Send) -> None:
+async def two_branches(target: Any, emit: Emit, send: Send) -> None:
     """Two branches that say something, ask, and say what they were answered."""
 
     async def branch(name: str) -> None:
         for number in range(20):
-            emit(target.shows(f"{name}{number}"))
-            emit(target.shows((await send(target.asks(f"{name}?{number}"))).value))
+            emit(target.observation_event(f"{name}{number}"))
+            emit(target.observation_event((await send(target.request_event(f"{name}?{number}"))).value))
 
     await asyncio.gather(branch("a"), branch("b"))
 
 
-def of_branch(said: list[Any], name: str) -> list[Any]:
-    """What one branch of `talk` said, in order."""
-    return [text for text in said if text.lower().startswith(name)]
+def branch_contents(contents: list[Any], name: str) -> list[Any]:
+    """What one branch of `two_branches` said, in order."""
+    return [text for text in contents if text.lower().startswith(name)]
 
 
-def whole_talk(name: str) -> list[str]:
+def expected_contents(name: str) -> list[str]:
     """What that ought to be."""
     upper = name.upper()
     return [text for n in range(20) for text in (f"{name}{n}", f"{name}?{n}", f"{upper}?{n}")]
 
 
-async def test_what_is_delivered_twice_is_done_once(host: ThreadHost, line: Line, remote: RemoteFactory) -> None:
-    host.serve(lambda: Bot(talk))
-    Doubled(host.bus)
-    Doubled(line.bus)
+async def test_what_is_delivered_twice_is_done_once(
+    host: ThreadHost, connection_thread: ConnectionThread, remote: RemoteFactory
+) -> None:
+    host.serve(lambda: Bot(two_branches))
+    DuplicatingPublish(host.bus)
+    DuplicatingPublish(connection_thread.bus)
     target = remote.create()
     one = controller()
     await one.drive(target)
     for name in "ab":
-        assert of_branch(one.said(), name) == whole_talk(name)
+        assert branch_contents(one.contents(), name) == expected_contents(name)
     assert target.query("runs", since="lease") == "1"
 
 
-class Forgetful:
+class LosingPublish:
     """A bus's `publish` that loses the first of each kind of message, and says that it was sent."""
 
     def __init__(self, bus: Bus) -> None:
         self._publish = bus.publish
-        self.lost: list[str] = []
+        self.lost_types: list[str] = []
         bus.publish = self  # type: ignore[assignment, method-assign]
 
     async def __call__(self, exchange: Exchange, key: str, envelope: Envelope, **more: Any) -> None:
-        if envelope.type not in self.lost and envelope.type.startswith("run_"):
-            self.lost.append(envelope.type)
+        if envelope.type not in self.lost_types and envelope.type.startswith("run_"):
+            self.lost_types.append(envelope.type)
             return
         await self._publish(exchange, key, envelope, **more)
 
 
 @pytest.mark.parametrize("whose", ["host", "controller"])
-async def test_what_was_lost_is_said_again(host: ThreadHost, line: Line, remote: RemoteFactory, whose: str) -> None:
+async def test_what_was_lost_is_said_again(
+    host: ThreadHost, connection_thread: ConnectionThread, remote: RemoteFactory, whose: str
+) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         for number in range(5):
-            emit(target.shows(f"{number}"))
+            emit(target.observation_event(f"{number}"))
 
     host.serve(lambda: Bot(script))
-    forgetful = Forgetful(host.bus if whose == "host" else line.bus)
+    forgetful = LosingPublish(host.bus if whose == "host" else connection_thread.bus)
     one = controller()
     target = remote.create()
     async with asyncio.timeout(30):
         await one.drive(target)
         await one.drive(target)
-    assert forgetful.lost
-    assert one.said() == [f"{number}" for number in range(5)] * 2
+    assert forgetful.lost_types
+    assert one.contents() == [f"{number}" for number in range(5)] * 2
 
 
-class CutWire:
+class ProxiedBroker:
     """A way to the broker that can be cut, on a thread of its own: the test's loop may be blocked."""
 
     def __init__(self, url: str) -> None:
         self._thread = LoopThread("proxy")
-        self._context = proxy_to(urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 5672)
-        self._proxy: Proxy = self._thread.do(self._context.__aenter__())
+        self._context = open_tcp_proxy(urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 5672)
+        self._proxy: TcpProxy = self._thread.run(self._context.__aenter__())
         split = urlsplit(url)
         netloc = f"{split.username or 'guest'}:{split.password or 'guest'}@127.0.0.1:{self._proxy.port}"
         self.url = split._replace(netloc=netloc).geturl()
 
-    def cut(self) -> None:
-        self._thread.loop.call_soon_threadsafe(self._proxy.cut)
+    def drop_connections(self) -> None:
+        self._thread.loop.call_soon_threadsafe(self._proxy.drop_connections)
 
     def close(self) -> None:
-        self._thread.do(self._context.__aexit__(None, None, None))
+        self._thread.run(self._context.__aexit__(None, None, None))
         self._thread.close()
 
 
 @pytest.fixture
-def wire(broker_url: str) -> Iterator[CutWire]:
-    wire = CutWire(broker_url)
+def proxied_broker(broker_url: str) -> Iterator[ProxiedBroker]:
+    wire = ProxiedBroker(broker_url)
     yield wire
     wire.close()
 
 
 @pytest.mark.parametrize("whose", ["host", "controller"])
 async def test_a_connection_that_is_cut_in_a_run_loses_and_repeats_nothing(
-    broker_url: str, wire: CutWire, whose: str
+    broker_url: str, proxied_broker: ProxiedBroker, whose: str
 ) -> None:
     asked = 0
 
@@ -356,17 +368,17 @@ async def test_a_connection_that_is_cut_in_a_run_loses_and_repeats_nothing(
         nonlocal asked
         asked += 1
         if asked in {5, 20, 33}:
-            wire.cut()
-        return one.injects(event)
+            proxied_broker.drop_connections()
+        return one.injection(event)
 
     one = controller(answer)
-    urls = {"host": broker_url, "controller": broker_url, whose: wire.url}
-    with thread_host(urls["host"]) as host, remote_factory(host.name, ahead=0, url=urls["controller"]) as factory:
-        host.serve(lambda: Bot(talk))
+    urls = {"host": broker_url, "controller": broker_url, whose: proxied_broker.url}
+    with thread_host(urls["host"]) as host, remote_factory(host.name, prefetch=0, url=urls["controller"]) as factory:
+        host.serve(lambda: Bot(two_branches))
         async with asyncio.timeout(60):
             await one.drive(factory.create())
     for name in "ab":
-        assert of_branch(one.said(), name) == whole_talk(name)
+        assert branch_contents(one.contents(), name) == expected_contents(name)
     assert asked == 40
 
 
@@ -383,14 +395,14 @@ async def test_a_target_that_blocks_its_loop_keeps_its_lease_and_answers(
     host: ThreadHost, remote: RemoteFactory
 ) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.shows("before"))
+        emit(target.observation_event("before"))
         time.sleep(BLOCKED_SECONDS)  # the host's own heartbeats go on beside it
-        emit(target.shows("after"))
+        emit(target.observation_event("after"))
 
     host.serve(lambda: Bot(script))
     one = controller()
     await one.drive(remote.create())
-    assert one.said() == ["before", "after"]
+    assert one.contents() == ["before", "after"]
 
 
 @pytest.mark.parametrize("timings", [SHORT_LIVED], indirect=True)
@@ -398,7 +410,7 @@ async def test_a_controller_whose_loop_is_blocked_keeps_its_lease(host: ThreadHo
     target = remote.create()
     time.sleep(BLOCKED_SECONDS)
     target.set_config("persona", "patient")
-    assert host.made[-1].persona == "patient"
+    assert host.instances[-1].persona == "patient"
 
 
 async def test_an_emit_that_the_controller_refuses_ends_the_run_here_and_there(
@@ -406,7 +418,7 @@ async def test_an_emit_that_the_controller_refuses_ends_the_run_here_and_there(
 ) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         try:
-            emit(target.shows("refused"))
+            emit(target.observation_event("refused"))
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             target.notes = ["cancelled"]
@@ -421,4 +433,4 @@ async def test_an_emit_that_the_controller_refuses_ends_the_run_here_and_there(
         with pytest.raises(OSError, match="the disk is full"):
             await target.run(refuse, controller().send)
         await target.reset_ephemeral_state()
-    assert host.made[-1].notes == ["cancelled"]
+    assert host.instances[-1].notes == ["cancelled"]

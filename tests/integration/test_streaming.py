@@ -29,7 +29,9 @@ async def test_the_first_piece_comes_before_the_provider_has_finished(fleet: Mem
     loop = asyncio.get_running_loop()
     heard: list[tuple[float, Chunk]] = []
     async with fleet.client("slow") as client:
-        result = await client.send(InvokeRequest(question="?"), heard=lambda chunk: heard.append((loop.time(), chunk)))
+        result = await client.send(
+            InvokeRequest(question="?"), on_chunk=lambda chunk: heard.append((loop.time(), chunk))
+        )
         ended = loop.time()
     assert [chunk.seq for _, chunk in heard] == list(range(len(heard)))
     assert result.raw_text.startswith("".join(chunk.delta for _, chunk in heard))
@@ -37,7 +39,7 @@ async def test_the_first_piece_comes_before_the_provider_has_finished(fleet: Mem
 
 
 async def test_openais_client_streams_and_is_charged_once(fleet: MemoryFleet) -> None:
-    token = (await fleet.open("slow", 3)).token
+    token = (await fleet.open_session("slow", 3)).token
     loop = asyncio.get_running_loop()
     said: list[tuple[float, str]] = []
     async with openai.AsyncOpenAI(base_url=f"{fleet.gateway_url}/v1", api_key=token, max_retries=0) as client:

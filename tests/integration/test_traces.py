@@ -14,9 +14,9 @@ import pytest
 from quintain.contracts.token import public_id
 from support.command_line import command_line
 from support.evaluations import write_files
-from support.fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
-from support.otlp_receiver import Received, Receiver, otlp_receiver, tree
-from support.stranger import Stranger
+from support.otlp_receiver import OtlpReceiver, ReceivedSpan, format_tree, otlp_receiver
+from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.raw_client import RawAmqpClient
 
 CONFIG = """
 targets:
@@ -61,15 +61,15 @@ send quintain.invoke:sage  (quintain-command, producer)
 
 
 @pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
+def receiver() -> Iterator[OtlpReceiver]:
     with otlp_receiver() as receiver:
         yield receiver
 
 
 @pytest.fixture(scope="module")
-def fleet(broker_url: str, receiver: Receiver) -> Iterator[ProcessFleet]:
+def fleet(broker_url: str, receiver: OtlpReceiver) -> Iterator[ProcessFleet]:
     with process_fleet(broker_url, CONFIG, targets=["sage", "lame"]) as fleet:
-        fleet.extra.update(receiver.env)
+        fleet.extra_env.update(receiver.env)
         fleet.start_services("metadata", "worker")
         yield fleet
 
@@ -77,49 +77,51 @@ def fleet(broker_url: str, receiver: Receiver) -> Iterator[ProcessFleet]:
 @pytest.fixture(scope="module")
 def token(fleet: ProcessFleet) -> str:
     """A session's, opened as a stranger would."""
-    admin = Stranger(fleet.broker_url, ADMIN_TOKEN)
-    _, opened = admin.ask({"defaultTarget": "sage"}, key="open", exchange="quintain.metadata", kind="open")
+    admin = RawAmqpClient(fleet.broker_url, ADMIN_TOKEN)
+    _, opened = admin.call({"defaultTarget": "sage"}, key="open", exchange="quintain.metadata", kind="open")
     admin.close()
     return str(opened["token"])
 
 
 @pytest.fixture
-def stranger(fleet: ProcessFleet, token: str) -> Iterator[Stranger]:
-    stranger = Stranger(fleet.broker_url, token)
+def raw_client(fleet: ProcessFleet, token: str) -> Iterator[RawAmqpClient]:
+    stranger = RawAmqpClient(fleet.broker_url, token)
     yield stranger
     stranger.close()
 
 
-def new_spans(receiver: Receiver, before: int, *last: str) -> list[Received]:
+def new_spans(receiver: OtlpReceiver, before: int, *last: str) -> list[ReceivedSpan]:
     """What has arrived since, once spans of these names are among it."""
 
-    def reached(spans: list[Received]) -> bool:
+    def has_arrived(spans: list[ReceivedSpan]) -> bool:
         return set(last) <= {span.name for span in spans[before:]}
 
-    return receiver.until(reached)[before:]
+    return receiver.wait_for(has_arrived)[before:]
 
 
-def named(spans: list[Received], name: str) -> Received:
+def span_named(spans: list[ReceivedSpan], name: str) -> ReceivedSpan:
     [found] = [span for span in spans if span.name == name]
     return found
 
 
 def test_a_call_is_one_trace_from_the_evaluator_to_its_settle(
-    fleet: ProcessFleet, token: str, receiver: Receiver
+    fleet: ProcessFleet, token: str, receiver: OtlpReceiver
 ) -> None:
     before = len(receiver.spans)
     fleet.quintain("invoke", QUESTION, "--target", "sage", env={"QUINTAIN_SESSION_TOKEN": token})
     spans = new_spans(receiver, before, "ledger settle", "send quintain.reply", "send quintain.invoke:sage")
-    assert tree(spans) == CALL
+    assert format_tree(spans) == CALL
     assert CALL in (DOCS / "tracing.md").read_text()
     assert len({span.trace_id for span in spans}) == 1
 
-    call, chat = named(spans, CALLED), named(spans, "chat sage")
+    call, chat = span_named(spans, CALLED), span_named(spans, "chat sage")
     assert call.attributes["quintain.session.id"] == public_id(token)
-    assert call.attributes["quintain.request.id"] == named(spans, "ledger settle").attributes["quintain.request.id"]
+    assert (
+        call.attributes["quintain.request.id"] == span_named(spans, "ledger settle").attributes["quintain.request.id"]
+    )
     assert (call.attributes["messaging.system"], call.attributes["messaging.operation.type"]) == ("rabbitmq", "process")
-    assert named(spans, "admit").attributes["quintain.outcome"] == "granted"
-    assert named(spans, "settle").attributes["quintain.outcome"] == "result"
+    assert span_named(spans, "admit").attributes["quintain.outcome"] == "granted"
+    assert span_named(spans, "settle").attributes["quintain.outcome"] == "result"
     assert chat.attributes == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "mock",
@@ -129,39 +131,43 @@ def test_a_call_is_one_trace_from_the_evaluator_to_its_settle(
         "gen_ai.usage.output_tokens": 3,
         "quintain.target": "sage",
     }
-    wait = named(spans, "queue wait")
+    wait = span_named(spans, "queue wait")
     assert wait.starts_ns <= wait.ends_ns
     # Neither what was asked, nor what was answered, nor what opens the session.
     for secret in (QUESTION, "a secret answer", token):
         assert secret.encode() not in receiver.raw
 
 
-def test_every_try_at_a_provider_is_a_span_that_says_how_it_failed(stranger: Stranger, receiver: Receiver) -> None:
+def test_every_try_at_a_provider_is_a_span_that_says_how_it_failed(
+    raw_client: RawAmqpClient, receiver: OtlpReceiver
+) -> None:
     before = len(receiver.spans)
-    assert stranger.ask({"question": QUESTION}, key="lame", headers={"traceparent": THEIRS})[0] == "fault"
+    assert raw_client.call({"question": QUESTION}, key="lame", headers={"traceparent": THEIRS})[0] == "fault"
     spans = new_spans(receiver, before, "ledger settle", "send quintain.reply", "chat lame")
     tries = [span for span in spans if span.name == "chat lame"]
     assert [(span.failed, span.attributes["error.type"]) for span in tries] == [(True, "provider_error")] * 2
     assert [span.attributes["quintain.billing"] for span in tries] == ["billed"] * 2
-    assert not named(spans, "process quintain.invoke:lame:quintain.target.lame").failed
+    assert not span_named(spans, "process quintain.invoke:lame:quintain.target.lame").failed
 
 
-def test_a_call_for_the_default_target_is_routed_within_its_trace(stranger: Stranger, receiver: Receiver) -> None:
+def test_a_call_for_the_default_target_is_routed_within_its_trace(
+    raw_client: RawAmqpClient, receiver: OtlpReceiver
+) -> None:
     before = len(receiver.spans)
-    assert stranger.ask({"question": QUESTION}, headers={"traceparent": THEIRS})[0] == "result"
+    assert raw_client.call({"question": QUESTION}, headers={"traceparent": THEIRS})[0] == "result"
     routing = "process quintain.unrouted:quintain.metadata.unrouted"
     spans = new_spans(receiver, before, "ledger settle", "send quintain.reply", routing)
-    call = named(spans, CALLED)
-    assert [named(spans, routing).parent_id, call.parent_id] == ["cd" * 8] * 2
+    call = span_named(spans, CALLED)
+    assert [span_named(spans, routing).parent_id, call.parent_id] == ["cd" * 8] * 2
     assert {span.trace_id for span in spans} == {"ab" * 16}
 
 
 def test_a_gateway_takes_its_clients_trace_and_passes_it_on(
-    fleet: ProcessFleet, token: str, receiver: Receiver
+    fleet: ProcessFleet, token: str, receiver: OtlpReceiver
 ) -> None:
     gateway = fleet.start("serve", "gateway", "--port", "0")
-    gateway.until("ready  gateway")
-    found = re.search(r"url (\S+)", gateway.text())
+    gateway.wait_for_output("ready  gateway")
+    found = re.search(r"url (\S+)", gateway.read_output())
     assert found is not None
     before = len(receiver.spans)
     answer = httpx2.post(
@@ -172,25 +178,25 @@ def test_a_gateway_takes_its_clients_trace_and_passes_it_on(
     assert answer.status_code == 200
     spans = new_spans(receiver, before, "ledger settle", "send quintain.reply", "POST /v1/chat/completions")
     assert {span.trace_id for span in spans} == {"ab" * 16}
-    visit = named(spans, "POST /v1/chat/completions")
+    visit = span_named(spans, "POST /v1/chat/completions")
     assert (visit.kind, visit.parent_id, visit.attributes["http.response.status_code"]) == ("server", "cd" * 8, 200)
-    assert named(spans, "send quintain.invoke:sage").parent_id == visit.span_id
+    assert span_named(spans, "send quintain.invoke:sage").parent_id == visit.span_id
     assert gateway.stop() == 0
 
 
-def test_a_hostile_context_is_no_context(stranger: Stranger, receiver: Receiver) -> None:
+def test_a_hostile_context_is_no_context(raw_client: RawAmqpClient, receiver: OtlpReceiver) -> None:
     zeros = "00-" + "0" * 32 + "-" + "1" * 16 + "-01"
     for hostile in ("", "nonsense", zeros, f"{THEIRS}\n", THEIRS.upper(), "00-" * 20_000, 7, {"a": "table"}):
         before = len(receiver.spans)
-        assert stranger.ask({"question": QUESTION}, key="sage", headers={"traceparent": hostile})[0] == "result"
+        assert raw_client.call({"question": QUESTION}, key="sage", headers={"traceparent": hostile})[0] == "result"
         spans = new_spans(receiver, before, "ledger settle", "send quintain.reply", CALLED)
-        call = named(spans, CALLED)
+        call = span_named(spans, CALLED)
         assert call.parent_id == ""
         assert {span.trace_id for span in spans} == {call.trace_id}
         assert call.trace_id != "ab" * 16
 
 
-def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it(tmp_path: Path, receiver: Receiver) -> None:
+def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it(tmp_path: Path, receiver: OtlpReceiver) -> None:
     write_files(
         tmp_path,
         cases=2,
@@ -201,7 +207,7 @@ def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it(tmp_path: P
     with command_line(tmp_path, {**receiver.env, "QUINTAIN_TRACE_CONTENT": "true"}) as shell:
         shell.run("run", "eval.yaml", "--json")
     spans = new_spans(receiver, before, "run eval", "ledger settle")
-    run = named(spans, "run eval")
+    run = span_named(spans, "run eval")
     trials = [span for span in spans if span.name == "trial echo"]
     assert [trial.links for trial in trials] == [(run.span_id,)] * 2
     assert len({run.trace_id, *(trial.trace_id for trial in trials)}) == 3
@@ -214,7 +220,7 @@ def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it(tmp_path: P
     assert said == answered == {"q1", "q2"}
 
 
-def test_what_a_grader_asks_is_in_its_trials_trace(tmp_path: Path, receiver: Receiver) -> None:
+def test_what_a_grader_asks_is_in_its_trials_trace(tmp_path: Path, receiver: OtlpReceiver) -> None:
     program = json.dumps([sys.executable, "asks.py"])
     graders = f"[{{name: own, command: {program}}}, {{name: kept, function: 'looks:asks'}}]"
     write_files(
@@ -229,6 +235,6 @@ def test_what_a_grader_asks_is_in_its_trials_trace(tmp_path: Path, receiver: Rec
     with command_line(tmp_path, receiver.env) as shell:
         shell.run("run", "eval.yaml", "--json")
     spans = new_spans(receiver, before, "run eval", "ledger settle")
-    trial = named(spans, "trial echo")
+    trial = span_named(spans, "trial echo")
     asked = [span for span in spans if span.name == "POST /invoke" and span.kind == "server"]
     assert [(span.trace_id, span.parent_id) for span in asked] == [(trial.trace_id, trial.span_id)] * 2

@@ -20,14 +20,14 @@ from superred.core.types.event import Event, EventResponse
 from superred.core.types.security_domain import SecurityDomainTag
 
 from quintain.bus.connect import connect_bus
+from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.factory import RemoteFactory
-from quintain.remote.line import Line, opened
-from quintain.service import forgotten
+from quintain.rpc.server import delete_queues
 from quintain.superred import HostedTarget, RemoteTargetFactory
-from quintain.target.vocabulary import superred_vocabulary
+from quintain.target.type_registry import superred_types
 from quintain.topology import host_topology
 from quintain_host.host import Host
-from support.hosting import Create, ThreadHost
+from support.thread_host import Create, ThreadHost
 
 #: More than any of their tests has at once.
 SLOTS = 8
@@ -51,7 +51,7 @@ class ThreadHosts:
 
     def serve(self, create: Create, concurrency: int) -> tuple[str, Callable[[Create], Create]]:
         assert concurrency <= SLOTS
-        return self._host.name, lambda remote_create: lambda: self._host.leased(create, remote_create)
+        return self._host.name, lambda remote_create: lambda: self._host.lease_from(create, remote_create)
 
     def end_test(self) -> None:
         """Nothing: the leases of a Controller end with its tasks."""
@@ -63,8 +63,8 @@ class ThreadHosts:
 class ProcessHosts:
     """A process for each Controller's host."""
 
-    def __init__(self, url: str, line: Line) -> None:
-        self._url, self._line = url, line
+    def __init__(self, url: str, connection: ConnectionThread) -> None:
+        self._url, self._connection = url, connection
         self._made = 0
         self._running: dict[int, str] = {}
 
@@ -74,7 +74,7 @@ class ProcessHosts:
         child = os.fork()
         if child == 0:
             try:
-                asyncio.run(served(self._url, name, create, concurrency))
+                asyncio.run(serve_until_killed(self._url, name, create, concurrency))
             finally:
                 os._exit(0)
         self._running[child] = name
@@ -84,14 +84,14 @@ class ProcessHosts:
         for child, name in self._running.items():
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            self._line.call(forgotten(self._line.bus, host_topology(name)))
+            self._connection.run_blocking(delete_queues(self._connection.bus, host_topology(name)))
         self._running.clear()
 
     def close(self) -> None:
         self.end_test()
 
 
-async def served(url: str, name: str, create: Create, slots: int) -> None:
+async def serve_until_killed(url: str, name: str, create: Create, slots: int) -> None:
     """A host, until its process is killed."""
     bus = await connect_bus(url, "hosts", timeout_seconds=30)
     await Host(bus, name, create, slots).start()
@@ -103,16 +103,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def _line() -> Iterator[Line]:
-    line = opened(os.environ["QUINTAIN_BROKER_URL"])
+def _connection_thread() -> Iterator[ConnectionThread]:
+    line = open_connection_thread(os.environ["QUINTAIN_BROKER_URL"])
     yield line
     line.close()
 
 
 @pytest.fixture(scope="session")
-def _hosts(_line: Line, pytestconfig: pytest.Config) -> Iterator[Hosts]:
+def _hosts(_connection_thread: ConnectionThread, pytestconfig: pytest.Config) -> Iterator[Hosts]:
     url = os.environ["QUINTAIN_BROKER_URL"]
-    hosts: Hosts = ThreadHosts(url) if pytestconfig.option.host == "thread" else ProcessHosts(url, _line)
+    hosts: Hosts = ThreadHosts(url) if pytestconfig.option.host == "thread" else ProcessHosts(url, _connection_thread)
     yield hosts
     hosts.close()
 
@@ -121,7 +121,7 @@ def _hosts(_line: Line, pytestconfig: pytest.Config) -> Iterator[Hosts]:
 def _behind_rabbitmq(
     _persistence_off_by_default: None,
     _hosts: Hosts,
-    _line: Line,
+    _connection_thread: ConnectionThread,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> Iterator[None]:
@@ -137,18 +137,18 @@ def _behind_rabbitmq(
         remote = RemoteFactory(
             name,
             concurrency=local.concurrency,
-            ahead=0,
-            line=_line,
+            prefetch=0,
+            connection=_connection_thread,
             tags=[*self._naming_scope, *self._naming_read_only, *known],
-            vocabulary=superred_vocabulary().with_classes([*subclasses(Event), *subclasses(EventResponse)]),
-            kind=HostedTarget,
+            type_registry=superred_types().with_classes([*all_subclasses(Event), *all_subclasses(EventResponse)]),
+            target_class=HostedTarget,
         )
         remotes.append(remote)
         self._target_factory = RemoteTargetFactory(
             create=wrapped(remote.create), concurrency=remote.concurrency, remote=remote
         )
-        self._resolve_write_scope = learning(self._resolve_write_scope, remote.tags)
-        self._resolve_read_only = learning(self._resolve_read_only, remote.tags)
+        self._resolve_write_scope = with_learned_tags(self._resolve_write_scope, remote.tags)
+        self._resolve_read_only = with_learned_tags(self._resolve_read_only, remote.tags)
 
     monkeypatch.setattr(Controller, "__init__", init)
     yield
@@ -157,17 +157,17 @@ def _behind_rabbitmq(
     _hosts.end_test()
 
 
-def subclasses(kind: type) -> list[type]:
+def all_subclasses(kind: type) -> list[type]:
     """Every class beneath this one, those of the tests too."""
-    return [each for child in kind.__subclasses__() for each in (child, *subclasses(child))]
+    return [each for child in kind.__subclasses__() for each in (child, *all_subclasses(child))]
 
 
-def learning(resolver: Callable[[Any], Any], book: Any) -> Callable[[Any], Any]:
+def with_learned_tags(resolver: Callable[[Any], Any], tag_registry: Any) -> Callable[[Any], Any]:
     """A scope's resolver, whose tags are those that the remote side hands out."""
 
     def resolve(task: Any) -> Any:
         scope = resolver(task)
-        book.learn(scope)
+        tag_registry.learn(scope)
         return scope
 
     return resolve

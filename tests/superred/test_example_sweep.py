@@ -21,7 +21,7 @@ def test_the_examples_sweep_runs_over_two_hosts_and_leaves_superreds_tree(
     with command_line(tmp_path, env) as shell:
         hosts = [shell.start("serve", "host", "desk:Desk", "--name", "desk", "--slots", "2") for _ in range(2)]
         for host in hosts:
-            host.until(lambda one: "ready  host" in one.stderr)
+            host.wait_for(lambda one: "ready  host" in one.stderr)
         done = subprocess.run(
             [str(superred_environment.python), "sweep.py", "results"],
             cwd=tmp_path,

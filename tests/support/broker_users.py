@@ -21,7 +21,7 @@ DEFINITIONS: dict[str, Any] = json.loads(
 USERS = [user["name"] for user in DEFINITIONS["users"]]
 
 #: As the broker's own command does it; one of those takes a second, and there are two for each user.
-_MAKE = """
+_CREATE_USERS = """
 lists:foreach(fun({User, Configure, Write, Read}) ->
     case rabbit_auth_backend_internal:exists(User) of
         true -> ok;
@@ -44,13 +44,13 @@ class BrokerUsers:
         """The broker, for one of the users."""
         return f"amqp://{user}:{self.password}@{self.address}/{quote(self.vhost, safe='')}"
 
-    def may(self, user: str, act: str, *words: Any) -> bool:
+    def is_allowed(self, user: str, method: str, *args: Any) -> bool:
         """Whether the broker lets this user do this: a method of pika's channel."""
         with pika.BlockingConnection(pika.URLParameters(self.url(user))) as connection:
             channel = connection.channel()
             channel.confirm_delivery()
             try:
-                getattr(channel, act)(*words)
+                getattr(channel, method)(*args)
             except ChannelClosedByBroker as closed:
                 if closed.reply_code != 403:
                     raise
@@ -64,7 +64,7 @@ def broker_users(admin: BrokerAdmin, broker_url: str) -> BrokerUsers:
     admin.rabbitmqctl("add_vhost", made.vhost)
     rights = DEFINITIONS["permissions"]
     users = ", ".join(_erlang([one["user"], one["configure"], one["write"], one["read"]]) for one in rights)
-    program = _MAKE.replace("PASSWORD", PASSWORD).replace("VHOST", made.vhost).replace("USERS", users)
+    program = _CREATE_USERS.replace("PASSWORD", PASSWORD).replace("VHOST", made.vhost).replace("USERS", users)
     admin.rabbitmqctl("eval", program)
     return made
 

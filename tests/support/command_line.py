@@ -15,11 +15,11 @@ from pathlib import Path
 from quintain.settings import environment
 
 #: What of this machine's environment would change what a command does or shows.
-_FOREIGN = ("QUINTAIN_", "AGENTV_", "OPENAI_", "ANTHROPIC_", "PYTHONDONT")
-_SHOWING = frozenset({"CI", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "TTY_COMPATIBLE"})
+_REMOVED_PREFIXES = ("QUINTAIN_", "AGENTV_", "OPENAI_", "ANTHROPIC_", "PYTHONDONT")
+_REMOVED_VARIABLES = frozenset({"CI", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "TTY_COMPATIBLE"})
 
 #: How often a file or a process is looked at, in seconds.
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 def clean_environment() -> dict[str, str]:
@@ -27,15 +27,17 @@ def clean_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in environment().items()
-        if not name.startswith(_FOREIGN) and name not in _SHOWING and not name.lower().endswith("_proxy")
+        if not name.startswith(_REMOVED_PREFIXES)
+        and name not in _REMOVED_VARIABLES
+        and not name.lower().endswith("_proxy")
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandResult:
     """A command that ended: its exit code and its two outputs."""
 
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     code: int
     stdout: str
     stderr: str
@@ -43,21 +45,21 @@ class Ended:
     @property
     def json(self) -> dict[str, object]:
         """The one JSON object on stdout, beside which there must be nothing."""
-        said = json.loads(self.stdout)
-        assert isinstance(said, dict), self
+        parsed = json.loads(self.stdout)
+        assert isinstance(parsed, dict), self
         assert self.stdout.count("\n") == 1, f"more than one line of JSON: {self}"
-        return said
+        return parsed
 
 
-class Running:
+class RunningCommand:
     """A command that goes on, with its outputs in files, so that no pipe ever blocks it."""
 
-    def __init__(self, words: tuple[str, ...], env: Mapping[str, str], folder: Path, number: int) -> None:
-        self.words = words
+    def __init__(self, args: tuple[str, ...], env: Mapping[str, str], folder: Path, number: int) -> None:
+        self.args = args
         self._files = [folder / f".{number}-{stream}" for stream in ("stdout", "stderr")]
         with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
             self._popen = subprocess.Popen(
-                command_of(words), env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+                quintain_command(args), env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
             )
 
     @property
@@ -72,26 +74,26 @@ class Running:
     def stderr(self) -> str:
         return self._files[1].read_text(errors="replace")
 
-    def until(self, reached: Callable[[Running], bool], *, seconds: float = 30) -> None:
+    def wait_for(self, condition: Callable[[RunningCommand], bool], *, seconds: float = 30) -> None:
         """Wait until it has come this far; an end before that is a failure."""
         ends = time.monotonic() + seconds
-        while not reached(self):
-            assert self._popen.poll() is None or reached(self), f"it ended with {self._popen.returncode}: {self}"
+        while not condition(self):
+            assert self._popen.poll() is None or condition(self), f"it ended with {self._popen.returncode}: {self}"
             assert time.monotonic() < ends, f"not within {seconds} s: {self}"
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM, *, seconds: float = 30) -> Ended:
+    def stop(self, signal_number: signal.Signals = signal.SIGTERM, *, seconds: float = 30) -> CommandResult:
         """Send the signal and wait for the end."""
-        self._popen.send_signal(how)
-        return self.ended(seconds=seconds)
+        self._popen.send_signal(signal_number)
+        return self.wait(seconds=seconds)
 
-    def ended(self, *, seconds: float = 60) -> Ended:
+    def wait(self, *, seconds: float = 60) -> CommandResult:
         """Wait for its end."""
         try:
             code = self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it did not end within {seconds} s: {self}") from None
-        return Ended(self.words, code, self.stdout, self.stderr)
+        return CommandResult(self.args, code, self.stdout, self.stderr)
 
     def kill(self) -> None:
         """SIGKILL: no last word."""
@@ -99,7 +101,7 @@ class Running:
         self._popen.wait()
 
     def __repr__(self) -> str:
-        return f"Running({self.words}, stdout={self.stdout!r}, stderr={self.stderr!r})"
+        return f"Running({self.args}, stdout={self.stdout!r}, stderr={self.stderr!r})"
 
 
 @dataclass
@@ -108,12 +110,14 @@ class CommandLine:
 
     folder: Path
     env: dict[str, str]
-    _started: list[Running] = field(default_factory=list)
+    _started: list[RunningCommand] = field(default_factory=list)
 
-    def run(self, *words: str, code: int | None = 0, env: Mapping[str, str] | None = None, stdin: str = "") -> Ended:
+    def run(
+        self, *args: str, code: int | None = 0, env: Mapping[str, str] | None = None, stdin: str = ""
+    ) -> CommandResult:
         """Run a command to its end, with this exit code (None: any); an error is a sentence, never a traceback."""
         done = subprocess.run(
-            command_of(words),
+            quintain_command(args),
             env={**self.env, **(env or {})},
             cwd=self.folder,
             input=stdin,
@@ -122,18 +126,18 @@ class CommandLine:
             timeout=90,
             check=False,
         )
-        ended = Ended(words, done.returncode, done.stdout, done.stderr)
-        assert not any(line.startswith("Traceback") for line in done.stderr.splitlines()), f"{words}:\n{done.stderr}"
-        assert code in {None, ended.code}, ended
-        return ended
+        result = CommandResult(args, done.returncode, done.stdout, done.stderr)
+        assert not any(line.startswith("Traceback") for line in done.stderr.splitlines()), f"{args}:\n{done.stderr}"
+        assert code in {None, result.code}, result
+        return result
 
-    def start(self, *words: str, env: Mapping[str, str] | None = None) -> Running:
+    def start(self, *args: str, env: Mapping[str, str] | None = None) -> RunningCommand:
         """Start a command; it is ended with the test."""
-        running = Running(words, {**self.env, **(env or {})}, self.folder, len(self._started))
+        running = RunningCommand(args, {**self.env, **(env or {})}, self.folder, len(self._started))
         self._started.append(running)
         return running
 
-    def within(self, env: Mapping[str, str]) -> CommandLine:
+    def with_environment(self, env: Mapping[str, str]) -> CommandLine:
         """The same shell with more in its environment."""
         return CommandLine(self.folder, {**self.env, **env}, self._started)
 
@@ -143,9 +147,9 @@ class CommandLine:
             running.kill()
 
 
-def command_of(words: tuple[str, ...]) -> list[str]:
+def quintain_command(args: tuple[str, ...]) -> list[str]:
     """The command ``quintain`` with these words, as this interpreter runs it."""
-    return [sys.executable, "-m", "quintain_cli", *words]
+    return [sys.executable, "-m", "quintain_cli", *args]
 
 
 @contextlib.contextmanager

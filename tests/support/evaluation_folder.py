@@ -7,11 +7,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quintain_runner.doors import Doors
-from quintain_runner.evaluation import load_evaluation
-from quintain_runner.progress import Progress, Silent
-from quintain_runner.rows import Row
-from quintain_runner.run import RunSetup
+from quintain_runner.engine.run import RunSetup
+from quintain_runner.progress.display import NoProgressDisplay, ProgressDisplay
+from quintain_runner.results.row import Row
+from quintain_runner.spec.environment import GraderEnvironment
+from quintain_runner.spec.evaluation import load_evaluation
 from support.fake_client import FakeClient
 
 EXACT = {"name": "same", "builtin": "exact"}
@@ -39,7 +39,7 @@ def write_script(folder: Path, name: str, source: str) -> list[str]:
 
 
 @dataclass
-class Folder:
+class EvaluationFolder:
     """Where an evaluation stands, its results, and how it is run."""
 
     path: Path
@@ -48,7 +48,7 @@ class Folder:
     env: dict[str, str] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
     judge_targets: dict[str, str | None] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Silent)
+    progress: ProgressDisplay = field(default_factory=NoProgressDisplay)
     concurrency: int = 8
 
     @property
@@ -63,10 +63,10 @@ class Folder:
             targets=self.targets,
             output=self.output,
             client=self.client,
-            count_calls=self.client.count_calls,
-            doors=Doors("http://127.0.0.1:1/door"),
+            read_session_info=self.client.read_session_info,
+            grader_environment=GraderEnvironment("http://127.0.0.1:1/door"),
             judge_targets=self.judge_targets,
-            hidden=self.hidden,
+            hidden_variables=self.hidden,
             env=self.env,
             progress=self.progress,
             concurrency=self.concurrency,
@@ -77,6 +77,6 @@ class Folder:
         lines = (self.output / "results.jsonl").read_bytes().splitlines()
         return [Row.model_validate_json(line) for line in lines]
 
-    def by_case(self) -> dict[str, Row]:
+    def rows_by_case(self) -> dict[str, Row]:
         """The latest row of each case."""
         return {row.case_id: row for row in self.rows()}

@@ -35,7 +35,7 @@ def rows_of(output: Path) -> list[Json]:
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-def by_trial(output: Path) -> dict[tuple[str, str], Json]:
+def rows_by_trial(output: Path) -> dict[tuple[str, str], Json]:
     """The rows of a run by case and target, without what differs from run to run: how long it took."""
     rows = {(str(row["caseId"]), str(row["target"])): row for row in rows_of(output)}
     assert len(rows) == len(rows_of(output)), "no row twice"

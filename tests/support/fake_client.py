@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
-from quintain.contracts.metadata import Info, OpenSession, SessionOpened, SessionState
+from quintain.contracts.session import Info, OpenSession, SessionOpened, SessionState
 from quintain.errors import BudgetExhausted, Fault
 
 Answer = Callable[[InvokeRequest], Awaitable[str]]
@@ -20,10 +20,10 @@ async def echo(request: InvokeRequest) -> str:
 
 
 @dataclass
-class Child:
+class ChildSession:
     """A session that a grader was given."""
 
-    ask: OpenSession
+    request: OpenSession
     calls: int = 0
 
 
@@ -33,10 +33,10 @@ class FakeClient(Client):
     def __init__(self, answer: Answer = echo, *, max_calls: int = 1000, targets: tuple[str, ...] = ("bot",)) -> None:
         self.answer, self.max_calls, self.targets = answer, max_calls, targets
         self.used = 0
-        self.asked: list[InvokeRequest] = []
-        self.in_flight = self.most_in_flight = 0
-        self.children: dict[str, Child] = {}
-        self._settled: dict[str, Result | Fault] = {}
+        self.requests: list[InvokeRequest] = []
+        self.in_flight = self.max_in_flight = 0
+        self.children: dict[str, ChildSession] = {}
+        self._outcomes: dict[str, Result | Fault] = {}
         self._numbers = itertools.count(1)
 
     async def send(
@@ -44,37 +44,37 @@ class FakeClient(Client):
     ) -> Result:
         assert request_id is not None
         assert deadline_seconds > 0
-        if request_id not in self._settled:
-            self._settled[request_id] = await self._ask(request, request_id)
-        settled = self._settled[request_id]
-        if isinstance(settled, Fault):
-            raise settled
-        return settled
+        if request_id not in self._outcomes:
+            self._outcomes[request_id] = await self._call(request, request_id)
+        outcome = self._outcomes[request_id]
+        if isinstance(outcome, Fault):
+            raise outcome
+        return outcome
 
-    async def open_child(self, ask: OpenSession) -> SessionOpened:
+    async def open_child(self, request: OpenSession) -> SessionOpened:
         token = f"token-{next(self._numbers)}"
-        self.children[token] = Child(ask)
+        self.children[token] = ChildSession(request)
         return SessionOpened(session_id=token, token=token)
 
     async def get_info(self, *, per_target: bool = False) -> Info:
         return self._info(self.targets[0], self.max_calls, self.used)
 
-    async def count_calls(self, token: str) -> Info:
+    async def read_session_info(self, token: str) -> Info:
         child = self.children[token]
-        return self._info(child.ask.default_target, child.ask.max_calls or 0, child.calls, tokens=child.calls)
+        return self._info(child.request.default_target, child.request.max_calls or 0, child.calls, tokens=child.calls)
 
     def spend(self, token: str, calls: int) -> None:
         """A grader called: its session and this one are charged, one token for each call."""
         self.children[token].calls += calls
         self.used += calls
 
-    async def _ask(self, request: InvokeRequest, request_id: str) -> Result | Fault:
+    async def _call(self, request: InvokeRequest, request_id: str) -> Result | Fault:
         if self.used >= self.max_calls:
             raise BudgetExhausted(f"Max calls exceeded (limit: {self.max_calls})")
         self.used += 1
-        self.asked.append(request)
+        self.requests.append(request)
         self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             return self._result(request, await self.answer(request))
         except Fault as fault:

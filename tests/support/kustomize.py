@@ -24,39 +24,39 @@ WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet"}
 _LETTERS = str.maketrans("013ae", "ghkmt")
 
 
-class Refused(Exception):
+class UnsupportedKustomization(Exception):
     """Something the real kustomize may know and this one does not."""
 
 
 def render(folder: Path) -> list[Object]:
-    """The objects of this folder's kustomization. Raises `Refused`."""
-    objects, generated = _gathered(folder)
+    """The objects of this folder's kustomization. Raises `UnsupportedKustomization`."""
+    objects, generated = _collect(folder)
     for one in generated:
         _suffix(one, objects)
     return objects
 
 
-def _gathered(folder: Path) -> tuple[list[Object], list[Object]]:
+def _collect(folder: Path) -> tuple[list[Object], list[Object]]:
     """All objects, and those of them that were generated here or further down."""
-    (wanted,) = documents(folder / "kustomization.yaml")
-    only(wanted, KNOWN, folder)
-    generated = [_config_map(folder, each) for each in wanted.get("configMapGenerator", [])]
+    (kustomization,) = documents(folder / "kustomization.yaml")
+    require_known_keys(kustomization, KNOWN, folder)
+    generated = [_config_map(folder, each) for each in kustomization.get("configMapGenerator", [])]
     objects = list(generated)
-    for path in wanted.get("resources", []):
+    for path in kustomization.get("resources", []):
         more, made = _resource(folder, path)
         objects += more
         generated += made
-    for labels in wanted.get("labels", []):
-        only(labels, {"pairs", "includeTemplates"}, folder)
+    for labels in kustomization.get("labels", []):
+        require_known_keys(labels, {"pairs", "includeTemplates"}, folder)
         for one in objects:
             _label(one, labels["pairs"], templates=labels.get("includeTemplates", False))
-    for image in wanted.get("images", []):
-        only(image, {"name", "newName", "newTag"}, folder)
+    for image in kustomization.get("images", []):
+        require_known_keys(image, {"name", "newName", "newTag"}, folder)
         for container in (each for one in objects for each in containers(one)):
             _retag(container, image)
-    if "namespace" in wanted:
+    if "namespace" in kustomization:
         for one in objects:
-            one["metadata"]["name" if one["kind"] == "Namespace" else "namespace"] = wanted["namespace"]
+            one["metadata"]["name" if one["kind"] == "Namespace" else "namespace"] = kustomization["namespace"]
     return objects, generated
 
 
@@ -65,10 +65,10 @@ def documents(path: Path) -> list[Object]:
     return [each for each in yaml.safe_load_all(path.read_text()) if each is not None]
 
 
-def only(given: Object, known: set[str], where: Path) -> None:
-    """Raise `Refused` for a key that is not known."""
+def require_known_keys(given: Object, known: set[str], path: Path) -> None:
+    """Raise `UnsupportedKustomization` for a key that is not known."""
     if unknown := set(given) - known:
-        raise Refused(f"{where}: {', '.join(sorted(unknown))}: not known here; kustomize may know it")
+        raise UnsupportedKustomization(f"{path}: {', '.join(sorted(unknown))}: not known here; kustomize may know it")
 
 
 def containers(one: Object) -> list[Object]:
@@ -81,23 +81,23 @@ def containers(one: Object) -> list[Object]:
 
 def _resource(folder: Path, path: str) -> tuple[list[Object], list[Object]]:
     if (folder / path).is_dir():
-        return _gathered(folder / path)
-    return documents(inside(folder, path)), []
+        return _collect(folder / path)
+    return documents(file_inside(folder, path)), []
 
 
-def inside(folder: Path, path: str) -> Path:
-    """A file of this folder. Raises `Refused` for one of another, as kustomize does."""
+def file_inside(folder: Path, path: str) -> Path:
+    """A file of this folder. Raises `UnsupportedKustomization` for one of another, as kustomize does."""
     if folder.resolve() not in (folder / path).resolve().parents:
-        raise Refused(f"{folder}: {path}: kustomize takes no file from outside its folder")
+        raise UnsupportedKustomization(f"{folder}: {path}: kustomize takes no file from outside its folder")
     return folder / path
 
 
 def _label(one: Object, pairs: dict[str, str], *, templates: bool) -> None:
-    places = [one["metadata"]]
+    metadata_maps = [one["metadata"]]
     if templates and one["kind"] in WORKLOADS:
-        places.append(one["spec"]["template"]["metadata"])
-    for place in places:
-        place["labels"] = place.get("labels", {}) | pairs
+        metadata_maps.append(one["spec"]["template"]["metadata"])
+    for metadata in metadata_maps:
+        metadata["labels"] = metadata.get("labels", {}) | pairs
 
 
 def _retag(container: Object, image: Object) -> None:
@@ -106,27 +106,27 @@ def _retag(container: Object, image: Object) -> None:
         container["image"] = f"{image.get('newName', name)}:{image.get('newTag', tag or 'latest')}"
 
 
-def _config_map(folder: Path, wanted: Object) -> Object:
-    only(wanted, {"name", "files"}, folder)
-    data = {Path(path).name: inside(folder, path).read_text() for path in wanted["files"]}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": wanted["name"]}, "data": data}
+def _config_map(folder: Path, generator: Object) -> Object:
+    require_known_keys(generator, {"name", "files"}, folder)
+    data = {Path(path).name: file_inside(folder, path).read_text() for path in generator["files"]}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator["name"]}, "data": data}
 
 
 def _suffix(made: Object, objects: list[Object]) -> None:
     """Give a generated object a name that changes with its content, wherever a volume names it."""
-    plain = made["metadata"]["name"]
+    name = made["metadata"]["name"]
     hashed = {"kind": made["kind"], "name": "", "data": made["data"]}
     text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     for sign in "<>&":  # as Go writes JSON
         text = text.replace(sign, f"\\u{ord(sign):04x}")
-    made["metadata"]["name"] = f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:10].translate(_LETTERS)}"
+    made["metadata"]["name"] = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10].translate(_LETTERS)}"
     for one in objects:
         if one["kind"] in WORKLOADS:
             for volume in one["spec"]["template"]["spec"].get("volumes", []):
-                if volume.get("configMap", {}).get("name") == plain:
+                if volume.get("configMap", {}).get("name") == name:
                     volume["configMap"]["name"] = made["metadata"]["name"]
 
 
-def same(objects: list[Object]) -> dict[tuple[str, str, str], Object]:
+def by_identity(objects: list[Object]) -> dict[tuple[str, str, str], Object]:
     """Objects by kind, group and name: their order means nothing."""
     return {(each["apiVersion"], each["kind"], each["metadata"]["name"]): copy.deepcopy(each) for each in objects}

@@ -10,9 +10,9 @@ from pathlib import Path
 from quintain.client.client import Client
 from quintain.client.connect import connect
 from quintain.config import load_config
-from quintain.contracts.metadata import OpenSession, SessionOpened
-from quintain_cli.up import Fleet, FleetPlan, fleet
-from quintain_gateway.limits import Limits
+from quintain.contracts.session import OpenSession, SessionOpened
+from quintain_cli.fleet.embedded import Fleet, FleetPlan, run_fleet
+from quintain_gateway.http.limits import GatewayLimits
 
 ADMIN_TOKEN = "the admin token of a test"
 
@@ -25,13 +25,13 @@ class MemoryFleet:
     def gateway_url(self) -> str:
         return self.running.gateway_url
 
-    async def open(self, default_target: str, max_calls: int = 50, **more: object) -> SessionOpened:
-        ask = {"default_target": default_target, "max_calls": max_calls, **more}
-        return await self.running.open(OpenSession.model_validate(ask))
+    async def open_session(self, default_target: str, max_calls: int = 50, **options: object) -> SessionOpened:
+        fields = {"default_target": default_target, "max_calls": max_calls, **options}
+        return await self.running.open_session(OpenSession.model_validate(fields))
 
     @contextlib.asynccontextmanager
-    async def client(self, default_target: str, max_calls: int = 50, **more: object) -> AsyncIterator[Client]:
-        session = await self.open(default_target, max_calls, **more)
+    async def client(self, default_target: str, max_calls: int = 50, **options: object) -> AsyncIterator[Client]:
+        session = await self.open_session(default_target, max_calls, **options)
         async with connect(self.running.broker_url, session.token, memory=self.running.memory) as client:
             yield client
 
@@ -43,7 +43,7 @@ async def memory_fleet(
     env: dict[str, str] | None = None,
     *,
     broker_url: str = "memory://",
-    limits: Limits | None = None,
+    limits: GatewayLimits | None = None,
 ) -> AsyncIterator[MemoryFleet]:
     path = folder / "quintain.yaml"
     path.write_text(config)
@@ -53,7 +53,7 @@ async def memory_fleet(
         broker_url=broker_url,
         ledger_url="sqlite://",
         admin_token=ADMIN_TOKEN,
-        limits=limits or Limits(),
+        limits=limits or GatewayLimits(),
     )
-    async with fleet(plan) as running:
+    async with run_fleet(plan) as running:
         yield MemoryFleet(running)

@@ -12,11 +12,11 @@ from pathlib import Path
 import yaml
 
 from quintain.config import load_config
-from quintain_cli.compose import connected, worker
-from quintain_gateway.limits import Limits
-from support.fleet import sweep
+from quintain_cli.fleet.bootstrap import open_bus, run_worker
+from quintain_gateway.http.limits import GatewayLimits
 from support.memory_fleet import MemoryFleet, memory_fleet
 from support.model_server import ModelServer, model_server
+from support.process_fleet import delete_protocol_queues
 
 TARGETS = """
 targets:
@@ -49,7 +49,7 @@ class ModelFleet:
 
     async def token(self, max_calls: int = 50, **more: object) -> str:
         """A new session's, with echo as its default."""
-        return (await self.fleet.open("echo", max_calls, **more)).token
+        return (await self.fleet.open_session("echo", max_calls, **more)).token
 
     @contextlib.asynccontextmanager
     async def worker(self, targets: str) -> AsyncIterator[None]:
@@ -58,15 +58,15 @@ class ModelFleet:
         path.write_text(targets)
         running = self.fleet.running
         async with (
-            connected(running.broker_url, "another worker", running.memory) as bus,
-            worker(bus, load_config(path), {}, grace_seconds=5),
+            open_bus(running.broker_url, "another worker", running.memory) as bus,
+            run_worker(bus, load_config(path), {}, grace_seconds=5),
         ):
             yield
 
 
 @contextlib.asynccontextmanager
 async def model_fleet(
-    folder: Path, *, broker_url: str = "memory://", limits: Limits | None = None, more: tuple[str, ...] = ()
+    folder: Path, *, broker_url: str = "memory://", limits: GatewayLimits | None = None, more: tuple[str, ...] = ()
 ) -> AsyncIterator[ModelFleet]:
     """The fleet; ``more`` are the names of targets that other workers will bring."""
     async with model_server() as provider:
@@ -74,8 +74,8 @@ async def model_fleet(
         names = [*yaml.safe_load(config)["targets"], *more]
         over_rabbit = not broker_url.startswith("memory")
         if over_rabbit:
-            await asyncio.to_thread(sweep, broker_url, names)
+            await asyncio.to_thread(delete_protocol_queues, broker_url, names)
         async with memory_fleet(folder, config, broker_url=broker_url, limits=limits) as fleet:
             yield ModelFleet(fleet, provider, folder)
         if over_rabbit:
-            await asyncio.to_thread(sweep, broker_url, names)
+            await asyncio.to_thread(delete_protocol_queues, broker_url, names)

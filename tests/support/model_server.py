@@ -11,7 +11,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class ScriptedResponse:
     """How one request is answered.
 
     ``stall`` never answers; ``close_after`` closes after so many bytes of the answer, headers included;
@@ -34,15 +34,15 @@ class Script:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Streamed:
+class StreamedResponse:
     """How one request is answered by server-sent events, each sent by itself.
 
-    ``sent`` of them are, or all; ``then`` the body ends as it should, the connection closes in the middle of the
+    ``event_count`` of them are, or all; ``then`` the body ends as it should, the connection closes in the middle of the
     body, or nothing more comes. An unframed body has no length and no chunks: its end is the connection's.
     """
 
     events: Sequence[bytes]
-    sent: int | None = None
+    event_count: int | None = None
     then: Literal["end", "close", "stall"] = "end"
     framed: bool = True
 
@@ -52,13 +52,13 @@ class Streamed:
         framing = "transfer-encoding: chunked" if self.framed else "connection: close"
         return f"HTTP/1.1 200 Scripted\r\ncontent-type: text/event-stream\r\n{framing}\r\n\r\n".encode()
 
-    def frame(self, piece: bytes) -> bytes:
+    def frame(self, data: bytes) -> bytes:
         """A piece of the body, or its end where it is empty, as it goes over the wire."""
-        return f"{len(piece):x}\r\n".encode() + piece + b"\r\n" if self.framed else piece
+        return f"{len(data):x}\r\n".encode() + data + b"\r\n" if self.framed else data
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ReceivedRequest:
     """One request as it came."""
 
     method: str
@@ -74,14 +74,14 @@ class Asked:
 
 
 class ModelServer:
-    """Answers requests by `scripts`, the last one for ever, or by `script_for` where that is set; keeps what it was
+    """Answers requests by `responses`, the last one for ever, or by `response_for` where that is set; keeps what it was
     asked."""
 
     def __init__(self) -> None:
-        self.scripts: list[Script | Streamed] = []
+        self.responses: list[ScriptedResponse | StreamedResponse] = []
         #: Chooses by what is asked: one server that misbehaves to some and not to others.
-        self.script_for: Callable[[Asked], Script] | None = None
-        self.asked: list[Asked] = []
+        self.response_for: Callable[[ReceivedRequest], ScriptedResponse] | None = None
+        self.requests: list[ReceivedRequest] = []
         self.connections = 0
         #: Set when a request has come in whole.
         self.arrived = asyncio.Event()
@@ -89,9 +89,9 @@ class ModelServer:
         self.disconnected = asyncio.Event()
         self.url = ""
 
-    def reply(self, *scripts: Script | Streamed) -> None:
+    def set_responses(self, *responses: ScriptedResponse | StreamedResponse) -> None:
         """Answer the next requests so, one script each."""
-        self.scripts = list(scripts)
+        self.responses = list(responses)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until it ends."""
@@ -106,33 +106,35 @@ class ModelServer:
                 await writer.wait_closed()
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        asked = await _read_request(reader)
-        self.asked.append(asked)
+        request = await _read_request(reader)
+        self.requests.append(request)
         self.arrived.set()
-        script = self._next(asked)
-        if isinstance(script, Streamed):
-            return await self._stream(script, reader, writer)
-        if script.stall:
+        response = self._next_response(request)
+        if isinstance(response, StreamedResponse):
+            return await self._stream(response, reader, writer)
+        if response.stall:
             return await self._stall(reader)
-        answer = script.as_bytes()
-        if script.trickle_seconds:
-            await _trickle(answer, script.trickle_seconds, reader, writer)
+        answer = response.as_bytes()
+        if response.trickle_seconds:
+            await _trickle(answer, response.trickle_seconds, reader, writer)
             return False
-        writer.write(answer if script.close_after is None else answer[: script.close_after])
+        writer.write(answer if response.close_after is None else answer[: response.close_after])
         await writer.drain()
-        return script.close_after is None
+        return response.close_after is None
 
-    async def _stream(self, script: Streamed, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        writer.write(script.head)
-        for event in script.events[: script.sent]:
-            writer.write(script.frame(event))
+    async def _stream(
+        self, response: StreamedResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        writer.write(response.head)
+        for event in response.events[: response.event_count]:
+            writer.write(response.frame(event))
             await writer.drain()
-        if script.then == "stall":
+        if response.then == "stall":
             return await self._stall(reader)
-        if script.then == "end":
-            writer.write(script.frame(b""))
+        if response.then == "end":
+            writer.write(response.frame(b""))
             await writer.drain()
-        return script.then == "end" and script.framed
+        return response.then == "end" and response.framed
 
     async def _stall(self, reader: asyncio.StreamReader) -> bool:
         # A client that waits sends nothing more; the read ends when it goes away.
@@ -140,18 +142,18 @@ class ModelServer:
         self.disconnected.set()
         return False
 
-    def _next(self, asked: Asked) -> Script | Streamed:
-        if self.script_for is not None:
-            return self.script_for(asked)
-        return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+    def _next_response(self, request: ReceivedRequest) -> ScriptedResponse | StreamedResponse:
+        if self.response_for is not None:
+            return self.response_for(request)
+        return self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
 
 
 async def _trickle(answer: bytes, seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """The head at once, the body byte by byte, until all is sent or the client has gone."""
     head, _, body = answer.partition(b"\r\n\r\n")
     writer.write(head + b"\r\n\r\n")
-    for at in range(len(body)):
-        writer.write(body[at : at + 1])
+    for index in range(len(body)):
+        writer.write(body[index : index + 1])
         await writer.drain()
         with suppress(TimeoutError):
             # A client that still reads sends nothing; this ends early when it goes away.
@@ -159,13 +161,13 @@ async def _trickle(answer: bytes, seconds: float, reader: asyncio.StreamReader, 
             return
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Asked:
+async def _read_request(reader: asyncio.StreamReader) -> ReceivedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     method, path, _ = head[0].split(" ", 2)
     pairs = (line.split(":", 1) for line in head[1:] if line)
     headers = {name.lower(): value.strip() for name, value in pairs}
     raw = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Asked(method=method, path=path, headers=headers, raw=raw)
+    return ReceivedRequest(method=method, path=path, headers=headers, raw=raw)
 
 
 @asynccontextmanager

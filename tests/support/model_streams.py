@@ -26,26 +26,26 @@ def event(data: object, name: str | None = None) -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
-def chat_events(pieces: Sequence[str]) -> list[bytes]:
+def chat_events(parts: Sequence[str]) -> list[bytes]:
     """A chat completion: role, text, reason, then the usage that ``stream_options`` ask for, then the end."""
     deltas: list[dict[str, object]] = [{"role": "assistant", "content": "", "refusal": None}]
-    deltas += [{"content": piece} for piece in pieces]
+    deltas += [{"content": part} for part in parts]
     return _chat(deltas, "stop")
 
 
 def chat_call_events(calls: Sequence[StreamedCall]) -> list[bytes]:
     """A chat completion that calls tools: what is known of a call comes first, its arguments after it."""
     deltas: list[dict[str, object]] = [{"role": "assistant", "content": None}]
-    for index, (call_id, name, pieces) in enumerate(calls):
+    for index, (call_id, name, parts) in enumerate(calls):
         function = {"name": name, "arguments": ""}
         deltas.append({"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]})
-        deltas += [{"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in pieces]
+        deltas += [{"tool_calls": [{"index": index, "function": {"arguments": part}}]} for part in parts]
     return _chat(deltas, "tool_calls")
 
 
-def chat_refusal_events(pieces: Sequence[str]) -> list[bytes]:
+def chat_refusal_events(parts: Sequence[str]) -> list[bytes]:
     """A chat completion that refuses: the refusal comes in place of text."""
-    return _chat([{"role": "assistant", "content": None}, *({"refusal": piece} for piece in pieces)], "stop")
+    return _chat([{"role": "assistant", "content": None}, *({"refusal": part} for part in parts)], "stop")
 
 
 def _chat(deltas: Sequence[dict[str, object]], reason: str) -> list[bytes]:
@@ -56,13 +56,13 @@ def _chat(deltas: Sequence[dict[str, object]], reason: str) -> list[bytes]:
     def choice(delta: dict[str, object], finish_reason: str | None = None) -> list[dict[str, object]]:
         return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]
 
-    said = [chunk(choice(delta)) for delta in deltas]
-    return [*said, chunk(choice({}, reason)), chunk([], CHAT_USAGE), event("[DONE]")]
+    chunks = [chunk(choice(delta)) for delta in deltas]
+    return [*chunks, chunk(choice({}, reason)), chunk([], CHAT_USAGE), event("[DONE]")]
 
 
-def anthropic_events(pieces: Sequence[str]) -> list[bytes]:
+def anthropic_events(parts: Sequence[str]) -> list[bytes]:
     """A message of Anthropic's with one block of text."""
-    deltas = [{"type": "text_delta", "text": piece} for piece in pieces]
+    deltas = [{"type": "text_delta", "text": part} for part in parts]
     return _anthropic([({"type": "text", "text": ""}, deltas)], "end_turn")
 
 
@@ -71,9 +71,9 @@ def anthropic_call_events(calls: Sequence[StreamedCall]) -> list[bytes]:
     blocks = [
         (
             {"type": "tool_use", "id": call_id, "name": name, "input": {}},
-            [{"type": "input_json_delta", "partial_json": piece} for piece in ("", *pieces)],
+            [{"type": "input_json_delta", "partial_json": part} for part in ("", *parts)],
         )
-        for call_id, name, pieces in calls
+        for call_id, name, parts in calls
     ]
     return _anthropic(blocks, "tool_use")
 
@@ -98,44 +98,44 @@ def _anthropic(blocks: Sequence[tuple[dict[str, object], list[dict[str, str]]]],
     return [*events, _named("message_delta", delta=ending, usage={"output_tokens": 9}), _named("message_stop")]
 
 
-def responses_events(pieces: Sequence[str]) -> list[bytes]:
+def responses_events(parts: Sequence[str]) -> list[bytes]:
     """An answer of the Responses API with one message."""
-    text = "".join(pieces)
+    text = "".join(parts)
     item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "in_progress", "content": []}
     at = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
     part = {"type": "output_text", "text": text, "annotations": []}
     done = {**item, "status": "completed", "content": [part]}
-    said: list[tuple[str, dict[str, object]]] = [
+    events: list[tuple[str, dict[str, object]]] = [
         ("response.output_item.added", {"output_index": 0, "item": item}),
         ("response.content_part.added", {**at, "part": {**part, "text": ""}}),
-        *(("response.output_text.delta", {**at, "delta": piece, "logprobs": []}) for piece in pieces),
+        *(("response.output_text.delta", {**at, "delta": text_part, "logprobs": []}) for text_part in parts),
         ("response.output_text.done", {**at, "text": text, "logprobs": []}),
         ("response.content_part.done", {**at, "part": part}),
         ("response.output_item.done", {"output_index": 0, "item": done}),
     ]
-    return _responses(said, [done])
+    return _responses(events, [done])
 
 
 def responses_call_events(calls: Sequence[StreamedCall]) -> list[bytes]:
     """An answer of the Responses API that calls tools, one item each."""
-    said: list[tuple[str, dict[str, object]]] = []
+    events: list[tuple[str, dict[str, object]]] = []
     output: list[dict[str, object]] = []
-    for index, (call_id, name, pieces) in enumerate(calls):
-        whole = "".join(pieces)
+    for index, (call_id, name, parts) in enumerate(calls):
+        whole = "".join(parts)
         item = {"type": "function_call", "id": f"fc_{index}", "call_id": call_id, "name": name}
         at = {"item_id": f"fc_{index}", "output_index": index}
         output.append({**item, "arguments": whole, "status": "completed"})
-        said += [
+        events += [
             ("response.output_item.added", {"output_index": index, "item": {**item, "arguments": ""}}),
-            *(("response.function_call_arguments.delta", {**at, "delta": piece}) for piece in pieces),
+            *(("response.function_call_arguments.delta", {**at, "delta": part}) for part in parts),
             ("response.function_call_arguments.done", {**at, "name": name, "arguments": whole}),
             ("response.output_item.done", {"output_index": index, "item": output[-1]}),
         ]
-    return _responses(said, output)
+    return _responses(events, output)
 
 
-def _responses(said: Sequence[tuple[str, dict[str, object]]], output: list[dict[str, object]]) -> list[bytes]:
-    begun: dict[str, object] = {
+def _responses(events: Sequence[tuple[str, dict[str, object]]], output: list[dict[str, object]]) -> list[bytes]:
+    started: dict[str, object] = {
         "id": "resp_1",
         "object": "response",
         "created_at": 1,
@@ -153,18 +153,18 @@ def _responses(said: Sequence[tuple[str, dict[str, object]]], output: list[dict[
         "input_tokens_details": {"cached_tokens": 4},
         "output_tokens_details": {"reasoning_tokens": 3},
     }
-    completed = {**begun, "status": "completed", "output": output, "usage": usage}
-    told = [
-        ("response.created", {"response": begun}),
-        ("response.in_progress", {"response": begun}),
-        *said,
+    completed = {**started, "status": "completed", "output": output, "usage": usage}
+    all_events = [
+        ("response.created", {"response": started}),
+        ("response.in_progress", {"response": started}),
+        *events,
         ("response.completed", {"response": completed}),
     ]
-    return list(_numbered(told))
+    return list(_numbered(all_events))
 
 
-def _numbered(told: Sequence[tuple[str, dict[str, object]]]) -> Iterator[bytes]:
-    for number, (name, data) in enumerate(told):
+def _numbered(events: Sequence[tuple[str, dict[str, object]]]) -> Iterator[bytes]:
+    for number, (name, data) in enumerate(events):
         yield _named(name, sequence_number=number, **data)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from quintain.config import AnthropicTarget, OpenAITarget
-from quintain_worker.port import Provider
-from quintain_worker.providers.build import Surroundings, build_provider
+from quintain_worker.providers.factory import ProviderContext, build_provider
+from quintain_worker.providers.provider import Provider
 from support.model_streams import (
     CHAT_USAGE,
     StreamedCall,
@@ -41,10 +41,10 @@ class Wire:
     call_events: Callable[[Sequence[StreamedCall]], list[bytes]]
     error: Callable[[str], bytes]
 
-    def provider(self, url: str, **says: object) -> Provider:
+    def provider(self, url: str, **options: object) -> Provider:
         """A provider that reaches the server at this URL, with a key."""
-        target = self.target(url, **{"api_key": SecretStr(KEY), "model": "some-open-model", **says})
-        return build_provider("it", target, Surroundings(Path.cwd(), {}))
+        target = self.target(url, **{"api_key": SecretStr(KEY), "model": "some-open-model", **options})
+        return build_provider("it", target, ProviderContext(Path.cwd(), {}))
 
 
 def chat_answer(text: str) -> dict[str, object]:
@@ -61,24 +61,26 @@ def chat_answer(text: str) -> dict[str, object]:
 
 def chat_calls(calls: Sequence[tuple[str, str, str]]) -> dict[str, object]:
     """A chat completion that calls tools."""
-    said = [
+    tool_calls = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         for call_id, name, arguments in calls
     ]
-    message = {"role": "assistant", "content": None, "tool_calls": said}
+    message = {"role": "assistant", "content": None, "tool_calls": tool_calls}
     return chat_answer("") | {"choices": [{"index": 0, "finish_reason": "tool_calls", "message": message}]}
 
 
 def responses_answer(text: str) -> dict[str, object]:
     """An answer of the Responses API."""
-    said = {"type": "output_text", "text": text, "annotations": []}
+    content = {"type": "output_text", "text": text, "annotations": []}
     return {
         "id": "resp_1",
         "object": "response",
         "created_at": 1,
         "model": "served-2026-01-01",
         "status": "completed",
-        "output": [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [said]}],
+        "output": [
+            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [content]}
+        ],
         "usage": {
             "input_tokens": 21,
             "output_tokens": 9,
@@ -94,11 +96,11 @@ def responses_answer(text: str) -> dict[str, object]:
 
 def responses_calls(calls: Sequence[tuple[str, str, str]]) -> dict[str, object]:
     """An answer of the Responses API that calls tools."""
-    said = [
+    function_calls = [
         {"type": "function_call", "id": f"fc_{index}", "call_id": call_id, "name": name, "arguments": arguments}
         for index, (call_id, name, arguments) in enumerate(calls)
     ]
-    return responses_answer("") | {"output": said}
+    return responses_answer("") | {"output": function_calls}
 
 
 def anthropic_answer(text: str) -> dict[str, object]:
@@ -117,11 +119,11 @@ def anthropic_answer(text: str) -> dict[str, object]:
 
 def anthropic_calls(calls: Sequence[tuple[str, str, str]]) -> dict[str, object]:
     """A message of Anthropic's that calls tools: arguments are objects there."""
-    said = [
+    content = [
         {"type": "tool_use", "id": call_id, "name": name, "input": json.loads(arguments)}
         for call_id, name, arguments in calls
     ]
-    return anthropic_answer("") | {"content": said, "stop_reason": "tool_use"}
+    return anthropic_answer("") | {"content": content, "stop_reason": "tool_use"}
 
 
 def _chat_error(message: str) -> bytes:
@@ -129,24 +131,24 @@ def _chat_error(message: str) -> bytes:
 
 
 def _responses_error(message: str) -> bytes:
-    said = {"type": "error", "code": "server_error", "message": message, "param": None, "sequence_number": 9}
-    return event(said, "error")
+    data = {"type": "error", "code": "server_error", "message": message, "param": None, "sequence_number": 9}
+    return event(data, "error")
 
 
 def _anthropic_error(message: str) -> bytes:
     return event({"type": "error", "error": {"type": "overloaded_error", "message": message}}, "error")
 
 
-def _chat(url: str, **says: object) -> OpenAITarget:
-    return OpenAITarget.model_validate({"provider": "openai", "base_url": f"{url}/v1", **says})
+def _chat(url: str, **options: object) -> OpenAITarget:
+    return OpenAITarget.model_validate({"provider": "openai", "base_url": f"{url}/v1", **options})
 
 
-def _responses(url: str, **says: object) -> OpenAITarget:
-    return _chat(url, api="responses", **says)
+def _responses(url: str, **options: object) -> OpenAITarget:
+    return _chat(url, api="responses", **options)
 
 
-def _anthropic(url: str, **says: object) -> AnthropicTarget:
-    return AnthropicTarget.model_validate({"provider": "anthropic", "base_url": url, **says})
+def _anthropic(url: str, **options: object) -> AnthropicTarget:
+    return AnthropicTarget.model_validate({"provider": "anthropic", "base_url": url, **options})
 
 
 CHAT = Wire("chat", _chat, chat_answer, chat_calls, chat_events, chat_call_events, _chat_error)

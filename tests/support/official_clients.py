@@ -13,28 +13,30 @@ import openai
 
 
 @dataclass
-class Sent:
+class SentRequests:
     """The requests that a client sent."""
 
     requests: list[httpx2.Request] = field(default_factory=list)
 
-    async def note(self, request: httpx2.Request) -> None:
+    async def record(self, request: httpx2.Request) -> None:
         self.requests.append(request)
 
 
 @contextlib.asynccontextmanager
-async def openai_at(url: str, token: str, **more: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, Sent]]:
+async def openai_client(url: str, token: str, **options: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, SentRequests]]:
     """OpenAI's client."""
-    sent = Sent()
-    http = httpx2.AsyncClient(event_hooks={"request": [sent.note]}, timeout=30)
-    async with openai.AsyncOpenAI(api_key=token, base_url=f"{url}/v1", http_client=http, **more) as client:
+    sent = SentRequests()
+    http = httpx2.AsyncClient(event_hooks={"request": [sent.record]}, timeout=30)
+    async with openai.AsyncOpenAI(api_key=token, base_url=f"{url}/v1", http_client=http, **options) as client:
         yield client, sent
 
 
 @contextlib.asynccontextmanager
-async def anthropic_at(url: str, token: str, **more: Any) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, Sent]]:
+async def anthropic_client(
+    url: str, token: str, **options: Any
+) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, SentRequests]]:
     """Anthropic's client."""
-    sent = Sent()
-    http = httpx2.AsyncClient(event_hooks={"request": [sent.note]}, timeout=30)
-    async with anthropic.AsyncAnthropic(api_key=token, base_url=url, http_client=http, **more) as client:
+    sent = SentRequests()
+    http = httpx2.AsyncClient(event_hooks={"request": [sent.record]}, timeout=30)
+    async with anthropic.AsyncAnthropic(api_key=token, base_url=url, http_client=http, **options) as client:
         yield client, sent

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import apsw
 
-from quintain.contracts.metadata import SessionOpened
+from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
-from quintain_metadata.postgres_schema import TUNING
-from quintain_metadata.schema import MIGRATIONS
+from quintain_metadata.ledger.migrations import MIGRATIONS
+from quintain_metadata.ledger.postgres import POSTGRES_STATEMENTS
 from support.servers.postgres_sql import run_sql
 
 #: Behind every lease and every deadline that is written here: an hour from now.
@@ -52,14 +52,14 @@ def old_postgres(url: str, version: int) -> Iterator[Store]:
         return run_sql(url, statement)
 
     for number, statements in enumerate(MIGRATIONS[:version], start=1):
-        for statement in (*statements, *TUNING.get(number, ())):
+        for statement in (*statements, *POSTGRES_STATEMENTS.get(number, ())):
             run(statement)
     run("CREATE TABLE ledger_version (version bigint NOT NULL)")
     run(f"INSERT INTO ledger_version VALUES ({version})")
     yield Store(url, run, lambda value: f"'\\x{value.hex()}'")
 
 
-def written(store: Store) -> SessionOpened:
+def insert_session(store: Store) -> SessionOpened:
     """A session of target ``a`` with a call of every kind and 6 of 10 calls left, as every release could write them."""
     token = SessionToken.mint()
     store.run(
@@ -70,21 +70,21 @@ def written(store: Store) -> SessionOpened:
     store.run(
         "INSERT INTO target (name, provider, max_concurrency, registered_at) VALUES ('a', 'mock', 64, 0)",
     )
-    kept = '{"error":"it broke","code":"provider_error","status":502,"charged":true}'
+    fault_json = '{"error":"it broke","code":"provider_error","status":502,"charged":true}'
     for name, attempts, fault in (
         ("reserved", 0, None),
         ("running", 1, None),
-        ("committed", 1, kept),
-        ("inDoubt", 1, kept),
+        ("committed", 1, fault_json),
+        ("inDoubt", 1, fault_json),
         ("refunded", 1, None),
         ("released", 0, None),
     ):
         body = "" if name == "reserved" else "body"  # nobody knows yet what will be asked
-        holder = f"'attempt {name}', 'w1'" if attempts else "NULL, NULL"
+        attempt_columns = f"'attempt {name}', 'w1'" if attempts else "NULL, NULL"
         store.run(
             "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
             f" deadline, call_count, fault, created_at, updated_at) VALUES ('{token.id}', '{name}', '{body}', 'a',"
-            f" '{name}', {attempts}, {holder}, {LATER}, 1, {'NULL' if fault is None else repr(fault)}, 0, 0)"
+            f" '{name}', {attempts}, {attempt_columns}, {LATER}, 1, {'NULL' if fault is None else repr(fault)}, 0, 0)"
         )
         if attempts:
             state = {"running": "running", "refunded": "proven"}.get(name, "unproven")

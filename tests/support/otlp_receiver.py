@@ -17,7 +17,7 @@ Value = str | int | float | bool | list[str] | None
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedSpan:
     """One span as it arrived. Ids are hexadecimal, moments nanoseconds since the epoch."""
 
     service: str
@@ -33,13 +33,13 @@ class Received:
     attributes: Mapping[str, Value]
 
 
-class Receiver:
+class OtlpReceiver:
     """What has arrived so far."""
 
     def __init__(self) -> None:
         self.url = ""
         self._bodies: list[bytes] = []
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
 
     @property
     def env(self) -> dict[str, str]:
@@ -47,40 +47,40 @@ class Receiver:
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": self.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
 
     def add(self, body: bytes) -> None:
-        with self._news:
+        with self._changed:
             self._bodies.append(body)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     @property
     def raw(self) -> bytes:
         """All that arrived, as bytes, to look for what must not be in it."""
-        with self._news:
+        with self._changed:
             return b"".join(self._bodies)
 
     @property
-    def spans(self) -> list[Received]:
-        with self._news:
-            return [span for body in self._bodies for span in spans_of(body)]
+    def spans(self) -> list[ReceivedSpan]:
+        with self._changed:
+            return [span for body in self._bodies for span in parse_spans(body)]
 
-    def until(self, reached: Callable[[list[Received]], bool], *, seconds: float = 20) -> list[Received]:
+    def wait_for(self, condition: Callable[[list[ReceivedSpan]], bool], *, seconds: float = 20) -> list[ReceivedSpan]:
         """Wait until what has arrived is enough."""
-        with self._news:
-            come = self._news.wait_for(lambda: reached(self.spans), seconds)
-            assert come, f"not within {seconds} s:\n{tree(self.spans)}"
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: condition(self.spans), seconds)
+            assert arrived, f"not within {seconds} s:\n{format_tree(self.spans)}"
             return self.spans
 
 
-def spans_of(body: bytes) -> Iterator[Received]:
+def parse_spans(body: bytes) -> Iterator[ReceivedSpan]:
     request = ExportTraceServiceRequest.FromString(body)
     for resource in request.resource_spans:
-        about = {pair.key: value_of(pair.value) for pair in resource.resource.attributes}
+        resource_attributes = {pair.key: attribute_value(pair.value) for pair in resource.resource.attributes}
         for scope in resource.scope_spans:
             for span in scope.spans:
-                yield received(str(about["service.name"]), span)
+                yield to_received_span(str(resource_attributes["service.name"]), span)
 
 
-def received(service: str, span: Span) -> Received:
-    return Received(
+def to_received_span(service: str, span: Span) -> ReceivedSpan:
+    return ReceivedSpan(
         service=service,
         name=span.name,
         kind=Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower(),
@@ -91,36 +91,36 @@ def received(service: str, span: Span) -> Received:
         failed=span.status.code == Status.STATUS_CODE_ERROR,
         starts_ns=span.start_time_unix_nano,
         ends_ns=span.end_time_unix_nano,
-        attributes={pair.key: value_of(pair.value) for pair in span.attributes},
+        attributes={pair.key: attribute_value(pair.value) for pair in span.attributes},
     )
 
 
-def value_of(value: AnyValue) -> Value:
-    which = value.WhichOneof("value")
-    if which == "array_value":
+def attribute_value(value: AnyValue) -> Value:
+    field_name = value.WhichOneof("value")
+    if field_name == "array_value":
         return [one.string_value for one in value.array_value.values]
-    return getattr(value, which) if which else None
+    return getattr(value, field_name) if field_name else None
 
 
-def tree(spans: list[Received]) -> str:
+def format_tree(spans: list[ReceivedSpan]) -> str:
     """The spans as people draw them: each beneath its parent, in the order in which they began."""
     known = {span.span_id for span in spans}
     lines: list[str] = []
 
-    def draw(parent: str, depth: int) -> None:
-        here = [span for span in spans if (span.parent_id if span.parent_id in known else "") == parent]
-        for span in sorted(here, key=lambda one: one.starts_ns):
+    def add_lines(parent: str, depth: int) -> None:
+        children = [span for span in spans if (span.parent_id if span.parent_id in known else "") == parent]
+        for span in sorted(children, key=lambda one: one.starts_ns):
             lines.append(f"{'  ' * depth}{span.name}  ({span.service}, {span.kind})")
-            draw(span.span_id, depth + 1)
+            add_lines(span.span_id, depth + 1)
 
-    draw("", 0)
+    add_lines("", 0)
     return "\n".join(lines)
 
 
 @contextlib.contextmanager
-def otlp_receiver() -> Iterator[Receiver]:
+def otlp_receiver() -> Iterator[OtlpReceiver]:
     """A receiver on a free port of the loopback."""
-    receiver = Receiver()
+    receiver = OtlpReceiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

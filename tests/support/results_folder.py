@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.analysis import analyse
-from quintain_runner.board import Board
-from quintain_runner.columns import columns_of
-from quintain_runner.cost import Cost
-from quintain_runner.evaluation import load_evaluation
-from quintain_runner.record import Findings, begin_record, identity_of, write_record
-from quintain_runner.report import RunReport, read_report
-from quintain_runner.results import kept_in
-from quintain_runner.rows import GraderRow, Row, RowError, Status
-from quintain_runner.summary import summarize
+from quintain_runner.cost.run_cost import Cost
+from quintain_runner.progress.state import ProgressState
+from quintain_runner.report.run_record import RunFindings, identity_of, open_record, write_record
+from quintain_runner.report.run_report import RunReport, read_report
+from quintain_runner.report.summary import summarize
+from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
+from quintain_runner.results.store import read_resume_state
+from quintain_runner.spec.evaluation import load_evaluation
+from quintain_runner.statistics.analysis import analyse
+from quintain_runner.statistics.frame import build_frames
 from support.evaluation_folder import EXACT, cases, write_evaluation
 
 
-def graded(case_id: str, score: float, *, target: str = "bot", repeat: int = 1, output: str = "answer") -> Row:
+def graded_row(case_id: str, score: float, *, target: str = "bot", repeat: int = 1, output: str = "answer") -> Row:
     """A row that one grader, ``same``, scored; it passes from a half on."""
     return Row(
         case_id=case_id,
         target=target,
         repeat=repeat,
-        status=Status.GRADED,
+        status=RowStatus.GRADED,
         output=output,
         score=score,
         graders={"same": GraderRow(score=score, passed=score >= 0.5)},
@@ -35,7 +35,7 @@ def graded(case_id: str, score: float, *, target: str = "bot", repeat: int = 1, 
     )
 
 
-def errored(case_id: str, *, target: str = "bot", repeat: int = 1, status: Status = Status.ERROR) -> Row:
+def errored_row(case_id: str, *, target: str = "bot", repeat: int = 1, status: RowStatus = RowStatus.ERROR) -> Row:
     """A row without a score."""
     error = RowError(code="provider_error", error="it broke")
     return Row(case_id=case_id, target=target, repeat=repeat, status=status, error=error, calls=1)
@@ -55,12 +55,12 @@ def write_results(
     """Write the folder, and give its report. ``dataset`` is the hash of what was asked."""
     folder.mkdir(parents=True)
     evaluation = load_evaluation(write_evaluation(folder, cases(1), list(graders), repeats=repeats, threshold=0.5))
-    record = begin_record(folder, evaluation, targets, identity_of(evaluation, dataset))
+    record = open_record(folder, evaluation, targets, identity_of(evaluation, dataset))
     (folder / "results.jsonl").write_text("".join(f"{row.model_dump_json(by_alias=True)}\n" for row in rows))
     count = len({row.case_id for row in rows})
-    board = Board(targets, cases=count, repeats=repeats, kept=kept_in(folder))
-    board.budget.told(board.calls_in_rows, 100)
-    summary = summarize(board, threshold=0.5, parked=False, results=folder / "results.jsonl")
-    findings = Findings(analysis=analyse(columns_of(rows, targets, repeats=repeats)), cost=cost)
+    board = ProgressState(targets, cases=count, repeats=repeats, resume_state=read_resume_state(folder))
+    board.budget.update(board.calls_in_rows, 100)
+    summary = summarize(board, threshold=0.5, is_budget_spent=False, results=folder / "results.jsonl")
+    findings = RunFindings(analysis=analyse(build_frames(rows, targets, repeats=repeats)), cost=cost)
     write_record(folder, record, summary, ended=ended, findings=findings if ended else None)
     return read_report(folder)

@@ -10,7 +10,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.contracts.invoke import Chunk, OutputMessage, Result, ToolCall
 from quintain.errors import Fault
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_HEADER, CHUNK_TYPE
-from quintain.service import reply
+from quintain.rpc.server import send_reply
 from quintain.topology import REPLY, target_queue, target_topology
 
 
@@ -24,29 +24,29 @@ class ScriptedWorker:
     """Serves the target scripted: every call is answered by these pieces, and then this."""
 
     def __init__(self) -> None:
-        self.pieces: Sequence[Chunk | bytes] = ()
-        self.end: Result | Fault = result_of("")
-        self.listened: list[bool] = []
+        self.chunks: Sequence[Chunk | bytes] = ()
+        self.reply: Result | Fault = result_of("")
+        self.accepts_chunks: list[bool] = []
 
 
 @contextlib.asynccontextmanager
 async def scripted_worker(memory: MemoryBroker) -> AsyncIterator[ScriptedWorker]:
     """The worker, at work until the end."""
-    bus, script = memory.connect(), ScriptedWorker()
+    bus, scripted = memory.connect(), ScriptedWorker()
 
     async def handle(delivery: Delivery) -> None:
-        script.listened.append(delivery.headers.get(ACCEPT_HEADER) == ACCEPT_CHUNKS)
-        for piece in script.pieces:
-            body = piece if isinstance(piece, bytes) else piece.to_wire()
-            said = Envelope(body=body, type=CHUNK_TYPE, correlation_id=delivery.correlation_id, persistent=False)
-            await bus.publish(REPLY, delivery.reply_to or "", said)
-        await reply(bus, delivery, script.end)
+        scripted.accepts_chunks.append(delivery.headers.get(ACCEPT_HEADER) == ACCEPT_CHUNKS)
+        for chunk in scripted.chunks:
+            body = chunk if isinstance(chunk, bytes) else chunk.to_wire()
+            envelope = Envelope(body=body, type=CHUNK_TYPE, correlation_id=delivery.correlation_id, persistent=False)
+            await bus.publish(REPLY, delivery.reply_to or "", envelope)
+        await send_reply(bus, delivery, scripted.reply)
         await delivery.ack()
 
     await bus.declare(target_topology("scripted"))
     consumer = await bus.consume(target_queue("scripted"), handle, prefetch=10)
     try:
-        yield script
+        yield scripted
     finally:
         await consumer.drain(1)
         await bus.close()

@@ -44,11 +44,11 @@ class SuperredEnvironment:
     source: Path
 
     def pytest(
-        self, words: Sequence[str], folder: Path, *, env: Mapping[str, str], seconds: float
+        self, args: Sequence[str], folder: Path, *, env: Mapping[str, str], seconds: float
     ) -> subprocess.CompletedProcess[str]:
         """pytest in that environment, to its end."""
         return subprocess.run(
-            [str(self.python), "-m", "pytest", "-p", "no:cacheprovider", *words],
+            [str(self.python), "-m", "pytest", "-p", "no:cacheprovider", *args],
             cwd=folder,
             # litellm would fetch its price map from the network.
             env={**clean_environment(), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **env},
@@ -63,47 +63,45 @@ def find_superred_environment() -> SuperredEnvironment:
     """The environment; made, where there is none that fits. Two that want one wait for each other."""
     home = REPOSITORY / ".venv" / "superred"
     home.parent.mkdir(exist_ok=True)
-    stamp, recipe = home / ".ready", recipe_of(REPOSITORY / "pyproject.toml")
+    stamp, recipe = home / ".ready", recipe_hash(REPOSITORY / "pyproject.toml")
     with (home.parent / "superred.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != recipe:
-            make(home)
+            create_environment(home)
             stamp.write_text(recipe)
     return SuperredEnvironment(home / "bin" / "python", home / "source" / SUPERRED.replace("==", "-"))
 
 
-def recipe_of(pyproject: Path) -> str:
+def recipe_hash(pyproject: Path) -> str:
     """What the environment is made of, in short."""
     project = tomllib.loads(pyproject.read_text())["project"]
     needs = [project["dependencies"], project["optional-dependencies"], SUPERRED, CHATBOT, TOOLS, sys.version]
     return hashlib.sha256(json.dumps(needs).encode()).hexdigest()
 
 
-def make(home: Path) -> None:
+def create_environment(home: Path) -> None:
     """Make the environment in this folder."""
     shutil.rmtree(home, ignore_errors=True)
-    run([sys.executable, "-m", "venv", str(home)], "making an environment for superred")
+    run_step([sys.executable, "-m", "venv", str(home)], "making an environment for superred")
     pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = home / "source"
-    run(
+    run_step(
         [*pip, "download", "--no-deps", "--no-binary", "superred", "--dest", str(source), SUPERRED],
         f"downloading the source of {SUPERRED}",
     )
     with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
         archive.extractall(source, filter="data")
-    run(
+    run_step(
         [*pip, "install", SUPERRED, CHATBOT, *TOOLS, "--editable", f"{REPOSITORY}[cli,postgres,superred]"],
         f"installing {SUPERRED}",
     )
 
 
-def run(words: list[str], doing: str) -> None:
+def run_step(args: list[str], description: str) -> None:
     """Run a step of the making; says what it needs where it fails."""
-    done = subprocess.run(
-        words, env=environment(), capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
-    )
+    done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     if done.returncode != 0:
         raise AssertionError(
-            f"{doing} failed: these tests need PyPI (or an index that PIP_INDEX_URL names) the first time.\n"
+            f"{description} failed: these tests need PyPI (or an index that PIP_INDEX_URL names) the first time.\n"
             f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
         )

@@ -13,16 +13,16 @@ from quintain.topology import CANCEL, INVOKE, LEDGER, METADATA, METADATA_TOPOLOG
 
 
 @dataclass(frozen=True)
-class Tapped:
-    """One message as it was on the wire; ``headers`` has AMQP's own properties too. ``answers``: what was asked under
-    its correlation id."""
+class TappedMessage:
+    """One message as it was on the wire; ``headers`` has AMQP's own properties too. ``request_type``: what was asked
+    under its correlation id."""
 
     exchange: str
     key: str
-    kind: str
+    amqp_type: str
     headers: dict[str, object]
     body: bytes
-    answers: str
+    request_type: str
 
 
 class WireTap:
@@ -42,31 +42,33 @@ class WireTap:
             if route.exchange in {METADATA, LEDGER}:
                 self._channel.queue_bind(self._queue, route.exchange.name, route.key)
 
-    def hear_replies(self, *keys: str) -> None:
+    def bind_reply_keys(self, *keys: str) -> None:
         """Hear the replies under these keys too, from now on."""
         for key in keys:
             self._channel.queue_bind(self._queue, REPLY.name, key)
 
-    def drain(self) -> list[Tapped]:
+    def drain(self) -> list[TappedMessage]:
         """What has come so far."""
-        heard: list[Tapped] = []
-        asked: dict[str, str] = {}
+        messages: list[TappedMessage] = []
+        request_types: dict[str, str] = {}
         while True:
             method, properties, body = self._channel.basic_get(self._queue, auto_ack=True)
             if method is None or properties is None:
                 break
-            own = {"reply_to": properties.reply_to, "correlation_id": properties.correlation_id}
-            told = {
+            amqp_headers = {"reply_to": properties.reply_to, "correlation_id": properties.correlation_id}
+            application_headers = {
                 name: int(value) if isinstance(value, int) else value
                 for name, value in (properties.headers or {}).items()
             }
-            headers = {**told, **{name: value for name, value in own.items() if value}}
-            one = Tapped(method.exchange, method.routing_key, properties.type, headers, body, "")
+            headers = {**application_headers, **{name: value for name, value in amqp_headers.items() if value}}
+            message = TappedMessage(method.exchange, method.routing_key, properties.type, headers, body, "")
             if properties.reply_to:
-                asked[properties.correlation_id] = properties.type
-            heard.append(one)
+                request_types[properties.correlation_id] = properties.type
+            messages.append(message)
         # A copy of an answer may overtake that of its question.
-        return [replace(one, answers=asked.get(str(one.headers.get("correlation_id")), "")) for one in heard]
+        return [
+            replace(one, request_type=request_types.get(str(one.headers.get("correlation_id")), "")) for one in messages
+        ]
 
     def close(self) -> None:
         """Listen no more; the queue goes with the connection."""

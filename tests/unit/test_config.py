@@ -76,7 +76,7 @@ def test_loading_needs_no_environment_and_names_every_variable_once(file: Path) 
 """,
     )
     # gpt4o names no key, so it stands for the vendor's own variable.
-    assert config.references == ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "MODEL", "HOST")
+    assert config.variable_names == ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "MODEL", "HOST")
 
 
 def test_resolving_puts_values_in_whole_within_a_text_and_by_default(file: Path) -> None:
@@ -99,7 +99,7 @@ targets:
     assert isinstance(unresolved, OpenAITarget)
     assert (unresolved.max_concurrency, unresolved.api, unresolved.judge_target) == (64, "chat", None)
 
-    it = config.resolved({"KEY": "the-key", "HOST": "h", "PORT": " ", "AT_ONCE": "3"}).targets["it"]
+    it = config.resolve({"KEY": "the-key", "HOST": "h", "PORT": " ", "AT_ONCE": "3"}).targets["it"]
     assert isinstance(it, OpenAITarget)
     assert (it.model, it.base_url, it.max_concurrency) == ("gpt-4o", "http://h:80/v1", 3)
     assert (it.timeout_seconds, it.api, it.judge_target) == (2.5, "responses", "it")
@@ -109,7 +109,7 @@ targets:
 
 def test_a_value_is_never_searched_for_further_references(file: Path) -> None:
     config = load(file, "targets: {it: {provider: mock, response: '${{ A }}'}}")
-    it = config.resolved({"A": "${{ B }}", "B": "no"}).targets["it"]
+    it = config.resolve({"A": "${{ B }}", "B": "no"}).targets["it"]
     assert isinstance(it, MockTarget)
     assert it.response == "${{ B }}"
 
@@ -121,7 +121,7 @@ def test_all_missing_variables_are_named_in_one_error_each_with_its_place(file: 
         "  b: {provider: command, command: [x, '${{ EMPTY }}']}\n  c: {provider: mock, response: '${{ OK }}'}\n",
     )
     with pytest.raises(ConfigError) as caught:
-        config.resolved({"EMPTY": " ", "OK": "1"})
+        config.resolve({"EMPTY": " ", "OK": "1"})
     assert caught.value.message.splitlines() == [
         f"{file}: targets.a.model: the environment variable MODEL is not set",
         f"{file}: targets.a.api_key: the environment variable OPENAI_API_KEY is not set",
@@ -132,10 +132,10 @@ def test_all_missing_variables_are_named_in_one_error_each_with_its_place(file: 
 def test_a_value_that_does_not_fit_is_refused_when_resolved_and_not_shown(file: Path) -> None:
     config = load(file, "targets: {it: {provider: mock, max_tries: '${{ TRIES }}', judge_target: '${{ JUDGE }}'}}")
     with pytest.raises(ConfigError, match=r"targets\.it\.max_tries: Input should be a valid integer") as bad:
-        config.resolved({"TRIES": "canary", "JUDGE": "it"})
+        config.resolve({"TRIES": "canary", "JUDGE": "it"})
     assert "canary" not in bad.value.message
     with pytest.raises(ConfigError, match=r"targets\.it\.judge_target: no target is named") as nobody:
-        config.resolved({"TRIES": "3", "JUDGE": "canary"})
+        config.resolve({"TRIES": "3", "JUDGE": "canary"})
     assert "canary" not in nobody.value.message
 
 
@@ -148,7 +148,7 @@ targets:
   b: {provider: command, command: [curl, '-H', 'X: ${{ KEY }}'], env: {TOKEN: '${{ KEY }}'}}
   c: {provider: anthropic, model: m}
 """,
-    ).resolved({"KEY": "canary", "ANTHROPIC_API_KEY": "canary"})
+    ).resolve({"KEY": "canary", "ANTHROPIC_API_KEY": "canary"})
     for shown in (
         repr(config),
         str(config.targets["a"]),
@@ -173,14 +173,14 @@ def test_agentvs_list_of_targets_is_a_map_of_them(file: Path) -> None:
         file, "targets:\n- {name: b, provider: mock}\n- {name: a, provider: mock, judge_target: b, delay_ms: 5}\n"
     )
     assert list(config.targets) == ["b", "a"]
-    assert config.targets["a"] == MockTarget(provider="mock", judge_target="b", delay_ms=5).as_written(
+    assert config.targets["a"] == MockTarget(provider="mock", judge_target="b", delay_ms=5).with_raw(
         {"provider": "mock", "judge_target": "b", "delay_ms": 5}
     )
 
 
 def test_references_are_welcome_wherever_a_value_is(file: Path) -> None:
     config = load(file, "targets: {a: {provider: python, callable: '${{ MODULE }}:run', max_concurrency: '${{ N }}'}}")
-    a = config.resolved({"MODULE": "bots.first", "N": "2"}).targets["a"]
+    a = config.resolve({"MODULE": "bots.first", "N": "2"}).targets["a"]
     assert isinstance(a, PythonTarget)
     assert (a.callable, a.max_concurrency) == ("bots.first:run", 2)
 
@@ -188,10 +188,10 @@ def test_references_are_welcome_wherever_a_value_is(file: Path) -> None:
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 def test_a_vendors_key_is_not_asked_for_where_another_host_is_named(file: Path, provider: str) -> None:
     there = load(file, f"targets: {{it: {{provider: {provider}, model: m, base_url: 'http://h'}}}}")
-    assert there.references == ()
-    assert there.resolved({}).targets["it"].api_key is None  # type: ignore[union-attr]
+    assert there.variable_names == ()
+    assert there.resolve({}).targets["it"].api_key is None  # type: ignore[union-attr]
     at_home = load(file, f"targets: {{it: {{provider: {provider}, model: m}}}}")
-    assert at_home.references == (f"{provider.upper()}_API_KEY",)
+    assert at_home.variable_names == (f"{provider.upper()}_API_KEY",)
 
 
 def test_anchors_and_merged_keys_are_plain_yaml(file: Path) -> None:

@@ -18,158 +18,158 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quintain.bus.base import Envelope
-from quintain.caller import Question, understood
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.errors import Fault
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.rpc.client import RpcRequest, parse_reply
 from quintain.topology import CANCEL, DEAD, INVOKE, LEDGER, METADATA, REPLY
-from support import honest
-from support.hostile import HEADER_VALUES, Delivered, bodies, deliveries, json_of
-from support.ledger_stand_in import Evaluator, grant, soon, stand_in
-from support.promise import fed_and_answered, feed
-from support.watched_fleet import ADMIN_TOKEN, REPLY_KEY, Watch, WatchedFleet, serving, watched_fleet
+from support import valid_messages
+from support.delivery_checks import deliver, deliver_and_check
+from support.fake_ledger_service import FakeEvaluator, fake_ledger_service, grant, next_item
+from support.hostile_messages import HEADER_VALUES, HostileMessage, bodies, deliveries, to_json
+from support.observed_fleet import ADMIN_TOKEN, REPLY_KEY, DeliveryLog, ObservedFleet, observed_fleet, observed_worker
 
 fuzz = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
-ASKED_BY_THE_ADMINISTRATOR = {"open", "amend", "list", "show"}
+ADMIN_OPERATIONS = {"open", "amend", "list", "show"}
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[WatchedFleet]:
-    with watched_fleet() as fleet:
+def fleet() -> Iterator[ObservedFleet]:
+    with observed_fleet() as fleet:
         yield fleet
 
 
 @fuzz
-@given(data=st.data(), message=st.sampled_from([honest.QUESTION, honest.CONVERSATION]))
-def test_a_targets_queue(fleet: WatchedFleet, data: st.DataObject, message: object) -> None:
+@given(data=st.data(), message=st.sampled_from([valid_messages.QUESTION, valid_messages.CONVERSATION]))
+def test_a_targets_queue(fleet: ObservedFleet, data: st.DataObject, message: object) -> None:
     told = {TOKEN_HEADER: fleet.session.token, REQUEST_ID_HEADER: data.draw(st.sampled_from(["r1", "r2", "r3"]))}
-    delivered = data.draw(deliveries(message, honest=told, reply_to=REPLY_KEY))
-    fed_and_answered(fleet, INVOKE, "a", delivered, correlated=True)
+    delivered = data.draw(deliveries(message, valid_headers=told, reply_to=REPLY_KEY))
+    deliver_and_check(fleet, INVOKE, "a", delivered, needs_correlation_id=True)
     Result.from_wire(fleet.run(fleet.invoke()))
 
 
 @fuzz
 @given(data=st.data(), key=st.sampled_from(["", "", "nobody"]))
-def test_the_queue_of_what_was_not_routed(fleet: WatchedFleet, data: st.DataObject, key: str) -> None:
+def test_the_queue_of_what_was_not_routed(fleet: ObservedFleet, data: st.DataObject, key: str) -> None:
     told = {TOKEN_HEADER: fleet.session.token}
-    message = data.draw(st.sampled_from([honest.QUESTION, honest.CONVERSATION]))
-    delivered = data.draw(deliveries(message, honest=told, reply_to=REPLY_KEY))
-    fed_and_answered(fleet, INVOKE, key, delivered, correlated=True)
+    message = data.draw(st.sampled_from([valid_messages.QUESTION, valid_messages.CONVERSATION]))
+    delivered = data.draw(deliveries(message, valid_headers=told, reply_to=REPLY_KEY))
+    deliver_and_check(fleet, INVOKE, key, delivered, needs_correlation_id=True)
     Result.from_wire(fleet.run(fleet.invoke("")))
 
 
 @fuzz
-@given(data=st.data(), operation=st.sampled_from(sorted(honest.operations(""))))
-def test_the_operations(fleet: WatchedFleet, data: st.DataObject, operation: str) -> None:
-    token = ADMIN_TOKEN if operation in ASKED_BY_THE_ADMINISTRATOR else fleet.session.token
-    message = honest.operations(fleet.other.session_id)[operation]
-    delivered = data.draw(deliveries(message, honest={TOKEN_HEADER: token}, reply_to=REPLY_KEY))
-    fed_and_answered(fleet, METADATA, operation, delivered)
+@given(data=st.data(), operation=st.sampled_from(sorted(valid_messages.operations(""))))
+def test_the_operations(fleet: ObservedFleet, data: st.DataObject, operation: str) -> None:
+    token = ADMIN_TOKEN if operation in ADMIN_OPERATIONS else fleet.session.token
+    message = valid_messages.operations(fleet.other_session.session_id)[operation]
+    delivered = data.draw(deliveries(message, valid_headers={TOKEN_HEADER: token}, reply_to=REPLY_KEY))
+    deliver_and_check(fleet, METADATA, operation, delivered)
 
 
 @fuzz
 @given(data=st.data(), key=st.sampled_from(["register", "heartbeat", "admit", "admit"]))
-def test_the_workers_own_operations(fleet: WatchedFleet, data: st.DataObject, key: str) -> None:
-    messages = {"register": honest.REGISTER, "heartbeat": honest.HEARTBEAT}
-    message = messages.get(key, honest.admits(fleet.session.token))
-    delivered = data.draw(deliveries(message, honest={}, reply_to=REPLY_KEY))
-    fed_and_answered(fleet, LEDGER, key, delivered)
+def test_the_workers_own_operations(fleet: ObservedFleet, data: st.DataObject, key: str) -> None:
+    messages = {"register": valid_messages.REGISTER, "heartbeat": valid_messages.HEARTBEAT}
+    message = messages.get(key, valid_messages.admit_batch(fleet.session.token))
+    delivered = data.draw(deliveries(message, valid_headers={}, reply_to=REPLY_KEY))
+    deliver_and_check(fleet, LEDGER, key, delivered)
 
 
 @fuzz
 @given(data=st.data())
-def test_the_settles(fleet: WatchedFleet, data: st.DataObject) -> None:
+def test_the_settles(fleet: ObservedFleet, data: st.DataObject) -> None:
     before = fleet.run(fleet.info())
-    message = honest.settles(fleet.session.session_id)
-    assert feed(fleet, LEDGER, "settle", data.draw(deliveries(message, honest={}, reply_to=REPLY_KEY))) == []
+    message = valid_messages.settle_batch(fleet.session.session_id)
+    assert deliver(fleet, LEDGER, "settle", data.draw(deliveries(message, valid_headers={}, reply_to=REPLY_KEY))) == []
     assert fleet.run(fleet.info()) == before
 
 
 @fuzz
 @given(data=st.data())
-def test_the_dead_letters(fleet: WatchedFleet, data: st.DataObject) -> None:
+def test_the_dead_letters(fleet: ObservedFleet, data: st.DataObject) -> None:
     told = {TOKEN_HEADER: fleet.session.token, "x-first-death-reason": "expired"}
-    delivered = data.draw(deliveries(honest.QUESTION, honest=told, reply_to=REPLY_KEY))
-    fed_and_answered(fleet, DEAD, "a", delivered, correlated=True, internal=True)
+    delivered = data.draw(deliveries(valid_messages.QUESTION, valid_headers=told, reply_to=REPLY_KEY))
+    deliver_and_check(fleet, DEAD, "a", delivered, needs_correlation_id=True, allow_internal=True)
 
 
 @fuzz
 @given(data=st.data())
-def test_the_answers_to_a_worker(fleet: WatchedFleet, data: st.DataObject) -> None:
-    key = fleet.worker._caller.reply_key
-    message = honest.admitted("t")
-    delivered = Delivered(
-        body=data.draw(st.one_of(bodies(message), st.just(json_of(message)))),
+def test_the_answers_to_a_worker(fleet: ObservedFleet, data: st.DataObject) -> None:
+    key = fleet.worker._rpc_client.reply_key
+    message = valid_messages.admit_reply("t")
+    delivered = HostileMessage(
+        body=data.draw(st.one_of(bodies(message), st.just(to_json(message)))),
         headers={"x": data.draw(HEADER_VALUES)},
         type=data.draw(st.sampled_from(["result", "result", "result", "fault", "chunk", ""])),
         correlation_id=data.draw(st.sampled_from(["admit", "admit", "admit", "another", "", None])),
     )
-    assert feed(fleet, REPLY, key, delivered) == []
+    assert deliver(fleet, REPLY, key, delivered) == []
     Result.from_wire(fleet.run(fleet.invoke()))
 
 
 @fuzz
 @given(data=st.data())
-def test_the_cancellations(fleet: WatchedFleet, data: st.DataObject) -> None:
-    message = honest.taken_back(fleet.session.session_id)
-    assert feed(fleet, CANCEL, "", data.draw(deliveries(message, honest={}, reply_to=REPLY_KEY))) == []
+def test_the_cancellations(fleet: ObservedFleet, data: st.DataObject) -> None:
+    message = valid_messages.cancel_broadcast(fleet.session.session_id)
+    assert deliver(fleet, CANCEL, "", data.draw(deliveries(message, valid_headers={}, reply_to=REPLY_KEY))) == []
     Result.from_wire(fleet.run(fleet.invoke()))
 
 
 @fuzz
 @given(data=st.data())
 def test_the_answers_about_a_call_that_waits(data: st.DataObject) -> None:
-    told = data.draw(bodies(honest.admitted("@"), keeping=("attemptId",)))
-    asyncio.run(_told(told))
+    told = data.draw(bodies(valid_messages.admit_reply("@"), protected_keys=("attemptId",)))
+    asyncio.run(_send_admit_reply(told))
 
 
-async def _told(body: bytes) -> None:
+async def _send_admit_reply(body: bytes) -> None:
     """Hold a worker's admit, give it this answer, then a good one: its caller hears one answer, whichever it was."""
-    watch = Watch()
-    async with stand_in(lambda _: None) as ledger, serving(ledger.memory, watch):
-        asker = Evaluator(ledger.bus, "a")
+    watch = DeliveryLog()
+    async with fake_ledger_service(lambda _: None) as ledger, observed_worker(ledger.memory, watch):
+        asker = FakeEvaluator(ledger.bus, "a")
         await asker.start()
-        await asker.ask()
-        admit = await soon(ledger.admits)
+        await asker.send_request()
+        admit = await next_item(ledger.admits)
         assert ledger._last_admit is not None
         key = ledger._last_admit.reply_to or ""
-        wire = body.replace(b'"@"', json_of(admit.attempt_id))
+        wire = body.replace(b'"@"', to_json(admit.attempt_id))
         await ledger.bus.publish(REPLY, key, Envelope(body=wire, type="result", correlation_id="admit"))
-        await ledger.tell(grant(admit))
-        reply = await soon(asker.replies)
+        await ledger.answer_last_admit(grant(admit))
+        reply = await next_item(asker.replies)
         kind = FaultReply if reply.type == "fault" else Result
         kind.from_wire(reply.body)
         while watch.running:
             await asyncio.sleep(0)
         assert asker.replies.empty()
-        assert watch.escaped == []
+        assert watch.unhandled_errors == []
 
 
 @fuzz
-@given(data=st.data(), message=st.sampled_from([honest.RESULT, honest.FAULT]))
-def test_the_answers_to_a_caller(fleet: WatchedFleet, data: st.DataObject, message: object) -> None:
-    body = data.draw(st.one_of(bodies(message), st.just(json_of(message))))
+@given(data=st.data(), message=st.sampled_from([valid_messages.RESULT, valid_messages.FAULT]))
+def test_the_answers_to_a_caller(fleet: ObservedFleet, data: st.DataObject, message: object) -> None:
+    body = data.draw(st.one_of(bodies(message), st.just(to_json(message))))
     types = data.draw(st.lists(st.sampled_from(["result", "fault", "progress", "chunk", ""]), max_size=3))
-    fleet.run(_heard(fleet, [*types, "fault"], body))
+    fleet.run(_send_reply(fleet, [*types, "fault"], body))
 
 
-async def _heard(fleet: WatchedFleet, types: list[str], body: bytes) -> None:
+async def _send_reply(fleet: ObservedFleet, types: list[str], body: bytes) -> None:
     """Ask where nobody answers, and answer in their stead: it ends with a result, or with a typed fault."""
     subscribed: list[str] = []
 
-    async def answer_instead() -> None:
-        while not fleet.caller._pending:
+    async def answer_for_service() -> None:
+        while not fleet.rpc_client._pending:
             await asyncio.sleep(0)
-        subscribed.extend(fleet.caller._pending)
+        subscribed.extend(fleet.rpc_client._pending)
         for kind in types:
             envelope = Envelope(body=body, type=kind, correlation_id=subscribed[0])
-            await fleet.stranger.publish(REPLY, fleet.caller.reply_key, envelope)
+            await fleet.publisher_bus.publish(REPLY, fleet.rpc_client.reply_key, envelope)
 
-    question = Question(exchange=REPLY, key=REPLY_KEY, type="x", body=b"", headers={}, deadline_seconds=10)
-    reply, _ = await asyncio.gather(fleet.caller.ask(question), answer_instead())
+    question = RpcRequest(exchange=REPLY, key=REPLY_KEY, type="x", body=b"", headers={}, deadline_seconds=10)
+    reply, _ = await asyncio.gather(fleet.rpc_client.call(question), answer_for_service())
     with contextlib.suppress(Fault):
-        assert understood(reply, Result).to_wire()
-    await fleet.quiet()
-    assert fleet.caller.in_flight == 0
-    assert fleet.lost == []
+        assert parse_reply(reply, Result).to_wire()
+    await fleet.wait_until_idle()
+    assert fleet.rpc_client.in_flight == 0
+    assert fleet.loop_errors == []

@@ -1,1 +1,1 @@
-"""The kinds of provider, one module each, behind the port of `quintain_worker.port`."""
+"""Providers: how a worker calls each kind of target."""

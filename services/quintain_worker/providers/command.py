@@ -1,4 +1,4 @@
-"""A program as a target: started once per call, with its files in a private folder of that call."""
+"""The command provider: starts a program for each call, with its files in a temporary folder."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from quintain.process import (
     TooMuchOutput,
     run_program,
 )
-from quintain_worker.port import Answer, Billing, Heard, ProviderFailure
-from quintain_worker.providers.build import Surroundings
-from quintain_worker.providers.conversation import refuse_settings, turns_of
-from quintain_worker.providers.printed import printed_answer
+from quintain_worker.providers.conversation import refuse_settings, text_messages
+from quintain_worker.providers.factory import ProviderContext
+from quintain_worker.providers.output_json import parse_output
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 
 #: An answer may be this large, in bytes.
-MOST_BYTES = 8 * 1024 * 1024
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 #: This much of a failed program's stderr is quoted, in characters.
-_QUOTED = 300
+_MAX_QUOTED_LENGTH = 300
 
 
-def command_provider(name: str, target: CommandTarget, surroundings: Surroundings) -> CommandProvider:
+def command_provider(name: str, target: CommandTarget, context: ProviderContext) -> CommandProvider:
     """The provider of this target."""
-    return CommandProvider(name, target, surroundings)
+    return CommandProvider(name, target, context)
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _CallFiles:
     """One call's folder and what is in it."""
 
     folder: Path
@@ -55,7 +55,7 @@ class _Call:
         self.path("prompt_file").write_text(self.prompt, encoding="utf-8", errors="surrogatepass")
         self.path("system_prompt_file").write_text(self.system_prompt, encoding="utf-8", errors="surrogatepass")
 
-    def fill(self, argument: str, names: tuple[str, ...]) -> str:
+    def fill_placeholders(self, argument: str, names: tuple[str, ...]) -> str:
         for name in names:
             argument = argument.replace(f"{{{name}}}", str(self.path(name)))
         return argument
@@ -66,86 +66,92 @@ class CommandProvider:
     prompt in ``{system_prompt_file}``, or else before the prompt; the answer in ``{output_file}``, or else on stdout.
     """
 
-    def __init__(self, name: str, target: CommandTarget, surroundings: Surroundings) -> None:
+    def __init__(self, name: str, target: CommandTarget, context: ProviderContext) -> None:
         self._name, self._target = name, target
-        self._cwd = surroundings.folder / (target.cwd or ".")
-        self._env: Mapping[str, str] = {**surroundings.env, **target.env}
-        whole = "\n".join(target.command)
-        self._uses = tuple(name for name in PLACEHOLDERS if f"{{{name}}}" in whole)
+        self._cwd = context.folder / (target.cwd or ".")
+        self._env: Mapping[str, str] = {**context.env, **target.env}
+        command_line = "\n".join(target.command)
+        self._placeholders = tuple(name for name in PLACEHOLDERS if f"{{{name}}}" in command_line)
 
-    async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
         """The program's answer, within the timeout; nobody hears it before: what a program prints is an answer only
         once the program has ended well. Raises `ProviderFailure`.
         """
-        refuse_settings(request.settings, honoured=(), who=f"{self._name}, a command,")
-        prompt, system_prompt = _prompts(request, apart="system_prompt_file" in self._uses)
+        refuse_settings(request.settings, supported=(), provider=f"{self._name}, a command,")
+        prompt, system_prompt = _prompts(request, separate_system="system_prompt_file" in self._placeholders)
         with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:
-            call = _Call(Path(folder), prompt, system_prompt)
+            files = _CallFiles(Path(folder), prompt, system_prompt)
             # Here and now: a thread, cut off by a cancel, would write into a folder that is being cleared.
-            call.write()
-            finished = await self._run(call, timeout_seconds)
+            files.write()
+            finished = await self._run(files, timeout_seconds)
             if finished.exit_code != 0:
-                quoted = finished.stderr.decode(errors="replace").strip()[-_QUOTED:]
+                quoted = finished.stderr.decode(errors="replace").strip()[-_MAX_QUOTED_LENGTH:]
                 raise self._failure(f"exit code {finished.exit_code}: {quoted}")
-            said = finished.stdout
-            if "output_file" in self._uses:
-                said = await asyncio.to_thread(self._read, call.path("output_file"))
-        text = said.decode(errors="replace")
-        return Answer(text=text) if self._target.output_format == "text" else self._printed(text)
+            output = finished.stdout
+            if "output_file" in self._placeholders:
+                output = await asyncio.to_thread(self._read_output_file, files.path("output_file"))
+        text = output.decode(errors="replace")
+        return ProviderAnswer(text=text) if self._target.output_format == "text" else self._parse_output(text)
 
     async def close(self) -> None:
         """Nothing is held between calls."""
 
-    async def _run(self, call: _Call, timeout_seconds: float) -> Finished:
+    async def _run(self, files: _CallFiles, timeout_seconds: float) -> Finished:
         program = Program(
-            argv=[call.fill(argument, self._uses) for argument in self._target.command], cwd=self._cwd, env=self._env
+            argv=[files.fill_placeholders(argument, self._placeholders) for argument in self._target.command],
+            cwd=self._cwd,
+            env=self._env,
         )
-        stdin = b"" if "prompt_file" in self._uses else call.prompt.encode(errors="surrogatepass")
+        stdin = b"" if "prompt_file" in self._placeholders else files.prompt.encode(errors="surrogatepass")
         try:
-            return await run_program(program, stdin=stdin, stdout_limit=MOST_BYTES, timeout_seconds=timeout_seconds)
+            return await run_program(
+                program, stdin=stdin, stdout_limit=MAX_ANSWER_BYTES, timeout_seconds=timeout_seconds
+            )
         except ProgramTimedOut:
             failure = TimedOut(f"{self._name}: the program did not end within {timeout_seconds:g} s")
             raise ProviderFailure(failure, Billing.UNKNOWN) from None
         except TooMuchOutput:
-            raise self._too_large() from None
+            raise self._too_large_failure() from None
         except CannotStart as error:
-            raise self._cannot_start(error) from None
+            raise self._start_failure(error) from None
 
-    def _read(self, path: Path) -> bytes:
+    def _read_output_file(self, path: Path) -> bytes:
         if not path.is_file():
             raise self._failure("exit code 0, and no {output_file} was written")
         with path.open("rb") as file:
-            said = file.read(MOST_BYTES + 1)
-        if len(said) > MOST_BYTES:
-            raise self._too_large()
-        return said
+            output = file.read(MAX_ANSWER_BYTES + 1)
+        if len(output) > MAX_ANSWER_BYTES:
+            raise self._too_large_failure()
+        return output
 
-    def _printed(self, text: str) -> Answer:
+    def _parse_output(self, text: str) -> ProviderAnswer:
         try:
-            return printed_answer(text)
+            return parse_output(text)
         except ValueError as error:
             raise self._failure(f"exit code 0, and the answer cannot be used: {error}") from None
 
-    def _failure(self, what: str) -> ProviderFailure:
-        return ProviderFailure(ProviderFailed(f"{self._name}: {what}", charged=True), Billing.BILLED)
+    def _failure(self, message: str) -> ProviderFailure:
+        return ProviderFailure(ProviderFailed(f"{self._name}: {message}", charged=True), Billing.BILLED)
 
-    def _too_large(self) -> ProviderFailure:
-        failure = ReplyTooLarge(f"{self._name}: the answer is larger than {MOST_BYTES // 1024**2} MiB")
+    def _too_large_failure(self) -> ProviderFailure:
+        failure = ReplyTooLarge(f"{self._name}: the answer is larger than {MAX_ANSWER_BYTES // 1024**2} MiB")
         return ProviderFailure(failure, Billing.BILLED)
 
-    def _cannot_start(self, error: CannotStart) -> ProviderFailure:
-        what = f"{self._name}: {self._target.command[0]} cannot be started: {error.reason}"
+    def _start_failure(self, error: CannotStart) -> ProviderFailure:
+        message = f"{self._name}: {self._target.command[0]} cannot be started: {error.reason}"
         if isinstance(error, (ProgramNotFound, ProgramNotExecutable)):
-            return ProviderFailure(TargetUnavailable(what), Billing.UNBILLED)
+            return ProviderFailure(TargetUnavailable(message), Billing.UNBILLED)
         # The machine is short of something: memory, processes, open files.
-        return ProviderFailure(ProviderFailed(what, charged=False), Billing.UNBILLED, again=True)
+        return ProviderFailure(ProviderFailed(message, charged=False), Billing.UNBILLED, retryable=True)
 
 
-def _prompts(request: InvokeRequest, *, apart: bool) -> tuple[str, str]:
+def _prompts(request: InvokeRequest, *, separate_system: bool) -> tuple[str, str]:
     """The prompt and the system prompt: one question as it is, several turns as ``role: text`` each."""
-    turns = turns_of(request)
-    system = "\n\n".join(turn.text for turn in turns if turn.role == "system") if apart else ""
-    shown = [turn for turn in turns if not (apart and turn.role == "system")]
-    if len(shown) == 1:
-        return shown[0].text, system
-    return "\n\n".join(f"{turn.role}: {turn.text}" for turn in shown), system
+    turns = text_messages(request)
+    system = "\n\n".join(turn.text for turn in turns if turn.role == "system") if separate_system else ""
+    prompt_turns = [turn for turn in turns if not (separate_system and turn.role == "system")]
+    if len(prompt_turns) == 1:
+        return prompt_turns[0].text, system
+    return "\n\n".join(f"{turn.role}: {turn.text}" for turn in prompt_turns), system

@@ -1,4 +1,4 @@
-"""A request's conversation, each message with the field it came from; as plain text for providers that take text."""
+"""A request's conversation, each message with its field name, and as plain text for providers that take only text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.errors import BadRequest
-from quintain_worker.port import Billing, ProviderFailure
+from quintain_worker.providers.provider import Billing, ProviderFailure
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TextMessage:
     """One message: the request's field, who speaks, and the text in its parts."""
 
     field: str
@@ -24,42 +24,42 @@ class Turn:
         return "".join(self.texts)
 
 
-def placed(request: InvokeRequest) -> list[tuple[str, ChatMessage]]:
+def messages_with_fields(request: InvokeRequest) -> list[tuple[str, ChatMessage]]:
     """The conversation, the system prompt first, each message with the request's field."""
     fields = ["systemPrompt"] if request.system_prompt else []
     fields += [f"messages[{index}]" for index in range(len(request.messages or []))] or ["question"]
     return list(zip(fields, request.conversation(), strict=True))
 
 
-def turns_of(request: InvokeRequest) -> list[Turn]:
+def text_messages(request: InvokeRequest) -> list[TextMessage]:
     """The conversation as text. Raises `ProviderFailure` for what is not text."""
-    return [_turn(field, message) for field, message in placed(request)]
+    return [_text_message(field, message) for field, message in messages_with_fields(request)]
 
 
-def refuse_settings(settings: InvokeSettings | None, *, honoured: Iterable[str], who: str) -> None:
+def refuse_settings(settings: InvokeSettings | None, *, supported: Iterable[str], provider: str) -> None:
     """Raise `ProviderFailure`, naming the field, where a setting is asked for that is not among the honoured."""
     if settings is None:
         return
-    known = frozenset(honoured)
+    known = frozenset(supported)
     for name, field in InvokeSettings.model_fields.items():
         if name not in known and getattr(settings, name) is not None:
-            raise refusal(f"settings.{field.alias or name}", f"{who} does not take it; leave it out")
+            raise refusal(f"settings.{field.alias or name}", f"{provider} does not take it; leave it out")
 
 
-def refusal(field: str, what: str) -> ProviderFailure:
+def refusal(field: str, reason: str) -> ProviderFailure:
     """The request asks for what this provider cannot do; nothing was sent."""
-    return ProviderFailure(BadRequest(f"{field}: {what}"), Billing.UNBILLED)
+    return ProviderFailure(BadRequest(f"{field}: {reason}"), Billing.UNBILLED)
 
 
-def _turn(field: str, message: ChatMessage) -> Turn:
+def _text_message(field: str, message: ChatMessage) -> TextMessage:
     if message.tool_calls:
         raise refusal(f"{field}.toolCalls", "this target takes text only")
     if isinstance(message.content, str):
-        return Turn(field, message.role, (message.content,))
+        return TextMessage(field, message.role, (message.content,))
     texts: list[str] = []
     for index, part in enumerate(message.content):
         text = part.get("text")
         if part.get("type", "text") != "text" or not isinstance(text, str):
             raise refusal(f"{field}.content[{index}]", "this target takes text parts only")
         texts.append(text)
-    return Turn(field, message.role, tuple(texts))
+    return TextMessage(field, message.role, tuple(texts))

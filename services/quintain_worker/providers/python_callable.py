@@ -1,4 +1,4 @@
-"""A Python function as a target: it takes the request and returns the answer, in this very process."""
+"""The Python provider: calls a function with the request, in the worker's process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from quintain.config import PythonTarget
 from quintain.config.callables import load_callable
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ProviderFailed, TimedOut
-from quintain_worker.port import Answer, Billing, Heard, ProviderFailure
-from quintain_worker.providers.build import Surroundings
+from quintain_worker.providers.factory import ProviderContext
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 
 AnswerFunction = Callable[[InvokeRequest], object]
 
 
-def python_provider(name: str, target: PythonTarget, surroundings: Surroundings) -> PythonProvider:
+def python_provider(name: str, target: PythonTarget, context: ProviderContext) -> PythonProvider:
     """The provider of this target. Raises `ConfigError` where its function cannot be had."""
-    function = _load(f"targets.{name}.callable", target.callable, surroundings.folder)
+    function = _load_function(f"targets.{name}.callable", target.callable, context.folder)
     return PythonProvider(name, function, threads=target.max_concurrency)
 
 
@@ -37,13 +37,15 @@ class PythonProvider:
         # Not the loop's own threads: those are few, and shared with everything else.
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=f"target-{name}")
 
-    async def answer(self, request: InvokeRequest, *, timeout_seconds: float, heard: Heard | None = None) -> Answer:
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
         """What the function returns, within the timeout. Raises `ProviderFailure`."""
         try:
             async with asyncio.timeout(timeout_seconds) as deadline:
-                said = await self._call(request)
-                if isinstance(said, AsyncGenerator):
-                    said = await self._gathered(said, heard)
+                answer = await self._call(request)
+                if isinstance(answer, AsyncGenerator):
+                    answer = await self._join_chunks(answer, on_text)
         except ProviderFailure:
             raise
         except (Exception, SystemExit) as error:
@@ -52,11 +54,11 @@ class PythonProvider:
                 failure = TimedOut(f"{self._name}: the deadline passed while the function ran")
                 raise ProviderFailure(failure, Billing.UNKNOWN) from None
             raise self._failure(f"the function raised {type(error).__name__}") from error
-        if isinstance(said, str):
-            return Answer(text=said)
-        if isinstance(said, Answer):
-            return said
-        raise self._failure(f"the function returned {type(said).__name__}, not str or Answer")
+        if isinstance(answer, str):
+            return ProviderAnswer(text=answer)
+        if isinstance(answer, ProviderAnswer):
+            return answer
+        raise self._failure(f"the function returned {type(answer).__name__}, not str or ProviderAnswer")
 
     async def close(self) -> None:
         """Start no more threads; those that run are not waited for."""
@@ -66,26 +68,26 @@ class PythonProvider:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(request)
         loop = asyncio.get_running_loop()
-        said = await loop.run_in_executor(self._threads, self._function, request)
-        return await said if inspect.isawaitable(said) else said
+        answer = await loop.run_in_executor(self._threads, self._function, request)
+        return await answer if inspect.isawaitable(answer) else answer
 
-    async def _gathered(self, pieces: AsyncGenerator[object], heard: Heard | None) -> str:
+    async def _join_chunks(self, chunks: AsyncGenerator[object], on_text: OnText | None) -> str:
         texts: list[str] = []
-        async with aclosing(pieces):
-            async for piece in pieces:
-                if not isinstance(piece, str):
-                    raise self._failure(f"the function yielded {type(piece).__name__}, not str")
-                texts.append(piece)
-                if heard is not None and piece:
-                    heard(piece)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if not isinstance(chunk, str):
+                    raise self._failure(f"the function yielded {type(chunk).__name__}, not str")
+                texts.append(chunk)
+                if on_text is not None and chunk:
+                    on_text(chunk)
         return "".join(texts)
 
-    def _failure(self, what: str) -> ProviderFailure:
-        return ProviderFailure(ProviderFailed(f"{self._name}: {what}", charged=True), Billing.BILLED)
+    def _failure(self, message: str) -> ProviderFailure:
+        return ProviderFailure(ProviderFailed(f"{self._name}: {message}", charged=True), Billing.BILLED)
 
 
-def _load(place: str, path: str, folder: Path) -> AnswerFunction:
+def _load_function(field: str, path: str, folder: Path) -> AnswerFunction:
     try:
         return load_callable(path, folder)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error.message}") from error
+        raise ConfigError(f"{field}: {error.message}") from error

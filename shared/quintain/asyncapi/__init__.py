@@ -1,5 +1,4 @@
-"""The wire as an AsyncAPI 3 document, made from the routes, the topology and the contracts that are on the wire.
+"""Builds the AsyncAPI 3 document of the AMQP interface from the routes, the topology and the message contracts.
 
-Nothing is written twice: a route, a queue or a field that changes is changed here too. What the document says is what
-the services do; a client does the opposite.
+The document describes what the services do (receive a request, send a reply); a client does the opposite.
 """

@@ -1,4 +1,4 @@
-"""Where messages go: exchanges with their keys, and the queues behind them, as the topology declares them."""
+"""AsyncAPI channels: exchanges with their routing keys, and the queues bound to them, from the topology."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from quintain.asyncapi.headers import TARGET_NAME, Node
 from quintain.asyncapi.messages import (
+    CANCEL_BROADCAST,
     CHUNK,
     FAULT,
-    HEARS,
     PROGRESS,
-    SAYS,
-    TAKEN_BACK,
-    Spoken,
-    answers,
-    ask_of,
-    result_of,
+    RUN_INPUT,
+    RUN_OUTPUT,
+    MessageDefinition,
+    has_reply,
+    request_message,
+    result_message,
 )
 from quintain.routes import INVOKE, LEASE, ROUTES, Route
 from quintain.topology import (
@@ -53,10 +53,10 @@ PARAMETERS = {
 
 def channel_of(route: Route[Any, Any]) -> str:
     """The name of the channel on which a route is asked."""
-    exchange = route.exchange.name.removeprefix("quintain.")
+    exchange_name = route.exchange.name.removeprefix("quintain.")
     if route is INVOKE or route is LEASE:
-        return exchange
-    return "lease" if route.exchange is HOST else f"{exchange}.{route.key}"
+        return exchange_name
+    return "lease" if route.exchange is HOST else f"{exchange_name}.{route.key}"
 
 
 def address_of(route: Route[Any, Any]) -> str:
@@ -68,22 +68,22 @@ def address_of(route: Route[Any, Any]) -> str:
 
 def channels() -> Node:
     """Every channel, by name."""
-    found: Node = {}
+    channels_by_name: Node = {}
     for route in ROUTES:
-        node = found.setdefault(channel_of(route), _exchange(route.exchange, address_of(route)))
-        node["messages"] |= _refs([ask_of(route)])
-    found["lease"]["messages"] |= _refs([HEARS])
-    spoken_back = (*(result_of(route) for route in ROUTES if answers(route)), FAULT, CHUNK, PROGRESS)
-    found["reply"] = _exchange(REPLY, None, spoken_back)
-    found["cancel"] = _exchange(CANCEL, None, [TAKEN_BACK])
-    found["run"] = _exchange(RUN, "{run}", [SAYS])
-    return found | queues()
+        node = channels_by_name.setdefault(channel_of(route), _exchange(route.exchange, address_of(route)))
+        node["messages"] |= _refs([request_message(route)])
+    channels_by_name["lease"]["messages"] |= _refs([RUN_INPUT])
+    reply_messages = (*(result_message(route) for route in ROUTES if has_reply(route)), FAULT, CHUNK, PROGRESS)
+    channels_by_name["reply"] = _exchange(REPLY, None, reply_messages)
+    channels_by_name["cancel"] = _exchange(CANCEL, None, [CANCEL_BROADCAST])
+    channels_by_name["run"] = _exchange(RUN, "{run}", [RUN_OUTPUT])
+    return channels_by_name | queues()
 
 
 def queues() -> Node:
     """Every queue, by ``queue.`` and its name: what it is declared with, and what is bound to it."""
-    everything = METADATA_TOPOLOGY
-    for more in (
+    topology = METADATA_TOPOLOGY
+    for part in (
         target_topology("{target}"),
         reply_topology("quintain.reply.{user}.{reply}", "{reply}"),
         cancel_topology("{worker}"),
@@ -92,18 +92,18 @@ def queues() -> Node:
         lease_topology("{lease}"),
         run_topology("{run}"),
     ):
-        everything += more
-    return {f"queue.{queue.name.translate(_NO_BRACES)}": _queue(queue, everything) for queue in everything.queues}
+        topology += part
+    return {f"queue.{queue.name.translate(_NO_BRACES)}": _queue(queue, topology) for queue in topology.queues}
 
 
 _NO_BRACES = str.maketrans("", "", "{}")
 
 
-def _exchange(exchange: Exchange, address: str | None, spoken: Iterable[Spoken] = ()) -> Node:
+def _exchange(exchange: Exchange, address: str | None, messages: Iterable[MessageDefinition] = ()) -> Node:
     binding = {"name": exchange.name, "type": exchange.kind, "durable": True, "autoDelete": False}
     return {
         "address": address,
-        "messages": _refs(spoken),
+        "messages": _refs(messages),
         **_parameters(address or ""),
         "bindings": {"amqp": {"is": "routingKey", "exchange": binding, **_VERSION}},
         **({"x-arguments": exchange.arguments} if exchange.arguments else {}),
@@ -112,26 +112,28 @@ def _exchange(exchange: Exchange, address: str | None, spoken: Iterable[Spoken] 
 
 def _queue(queue: Queue, topology: Topology) -> Node:
     binding = {"name": queue.name, "durable": True, "exclusive": False, "autoDelete": False}
-    bound = [
-        {"exchange": one.exchange.name, "routingKey": one.key}
-        for one in topology.bindings
-        if one.queue.name == queue.name
+    bindings = [
+        {"exchange": item.exchange.name, "routingKey": item.key}
+        for item in topology.bindings
+        if item.queue.name == queue.name
     ]
     return {
         "address": queue.name,
         **_parameters(queue.name),
         "bindings": {"amqp": {"is": "queue", "queue": binding, **_VERSION}},
         "x-arguments": queue.arguments,
-        "x-bound-to": bound,
+        "x-bound-to": bindings,
     }
 
 
 def _parameters(address: str) -> Node:
-    named = {name: {"description": words} for name, words in PARAMETERS.items() if f"{{{name}}}" in address}
-    if "target" in named:
-        named["target"] = {"description": f"{PARAMETERS['target']}: {TARGET_NAME['pattern']}"}
-    return {"parameters": named} if named else {}
+    parameters = {
+        name: {"description": description} for name, description in PARAMETERS.items() if f"{{{name}}}" in address
+    }
+    if "target" in parameters:
+        parameters["target"] = {"description": f"{PARAMETERS['target']}: {TARGET_NAME['pattern']}"}
+    return {"parameters": parameters} if parameters else {}
 
 
-def _refs(spoken: Iterable[Spoken]) -> Node:
-    return {one.name: {"$ref": f"#/components/messages/{one.name}"} for one in spoken}
+def _refs(messages: Iterable[MessageDefinition]) -> Node:
+    return {message.name: {"$ref": f"#/components/messages/{message.name}"} for message in messages}

@@ -1,4 +1,4 @@
-"""The document put together: channels, operations with their replies, messages, schemas."""
+"""Assembles the AsyncAPI document from channels, operations with their replies, messages and schemas."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Literal
 from quintain.asyncapi.channels import channel_of, channels
 from quintain.asyncapi.headers import Node
 from quintain.asyncapi.messages import (
+    CANCEL_BROADCAST,
     CHUNK,
     FAULT,
-    HEARS,
+    MESSAGES,
     PROGRESS,
-    SAYS,
-    SPOKEN,
-    TAKEN_BACK,
-    Spoken,
-    answers,
-    ask_of,
-    result_of,
-    schemas,
+    RUN_INPUT,
+    RUN_OUTPUT,
+    MessageDefinition,
+    body_schemas,
+    has_reply,
+    request_message,
+    result_message,
 )
 from quintain.routes import INVOKE, ROUTES, Route
 
@@ -53,40 +53,43 @@ def asyncapi_document() -> Node:
         },
         "channels": channels(),
         "operations": _operations(),
-        "components": {"messages": {one.name: one.node() for one in SPOKEN}, "schemas": schemas(SPOKEN)},
+        "components": {
+            "messages": {message.name: message.to_message_object() for message in MESSAGES},
+            "schemas": body_schemas(MESSAGES),
+        },
     }
 
 
 def _operations() -> Node:
     return {
-        **{route.name: _answered(route) for route in ROUTES},
-        "run_hears": _operation("receive", "lease", [HEARS]),
-        "run_says": _operation("send", "run", [SAYS]),
-        "take_back": _operation("send", "cancel", [TAKEN_BACK]),
+        **{route.name: _route_operation(route) for route in ROUTES},
+        "run_hears": _operation("receive", "lease", [RUN_INPUT]),
+        "run_says": _operation("send", "run", [RUN_OUTPUT]),
+        "take_back": _operation("send", "cancel", [CANCEL_BROADCAST]),
     }
 
 
-def _answered(route: Route[Any, Any]) -> Node:
-    node = _operation("receive", channel_of(route), [ask_of(route)])
-    lasts = {"deliveryMode": 2} if route is INVOKE else {}
-    node["bindings"] = {"amqp": {**lasts, "mandatory": True, "ack": True, "bindingVersion": "0.3.0"}}
-    if answers(route):
-        spoken = (result_of(route), FAULT, *((CHUNK, PROGRESS) if route is INVOKE else ()))
+def _route_operation(route: Route[Any, Any]) -> Node:
+    node = _operation("receive", channel_of(route), [request_message(route)])
+    persistent = {"deliveryMode": 2} if route is INVOKE else {}
+    node["bindings"] = {"amqp": {**persistent, "mandatory": True, "ack": True, "bindingVersion": "0.3.0"}}
+    if has_reply(route):
+        reply_messages = (result_message(route), FAULT, *((CHUNK, PROGRESS) if route is INVOKE else ()))
         node["reply"] = {
             "address": {"location": "$message.header#/reply_to"},
             "channel": {"$ref": "#/channels/reply"},
-            "messages": _refs("reply", spoken),
+            "messages": _refs("reply", reply_messages),
         }
     return node
 
 
-def _operation(action: Literal["send", "receive"], channel: str, spoken: Iterable[Spoken]) -> Node:
+def _operation(action: Literal["send", "receive"], channel: str, messages: Iterable[MessageDefinition]) -> Node:
     return {
         "action": action,
         "channel": {"$ref": f"#/channels/{channel}"},
-        "messages": _refs(channel, spoken),
+        "messages": _refs(channel, messages),
     }
 
 
-def _refs(channel: str, spoken: Iterable[Spoken]) -> list[Node]:
-    return [{"$ref": f"#/channels/{channel}/messages/{one.name}"} for one in spoken]
+def _refs(channel: str, messages: Iterable[MessageDefinition]) -> list[Node]:
+    return [{"$ref": f"#/channels/{channel}/messages/{message.name}"} for message in messages]

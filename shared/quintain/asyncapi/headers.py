@@ -1,25 +1,25 @@
-"""The headers of each kind of message, as JSON schemas: the application's own, and AMQP's properties by their names.
+"""JSON schemas of each message's headers: the application's own headers, and AMQP properties under their own names.
 
-AsyncAPI has no place of their own for the properties, and its expressions for a reply's address and a correlation id
-look among the headers.
+AsyncAPI has no separate place for AMQP properties, and its expressions for a reply address and a correlation id refer
+to headers.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from quintain.contracts.names import TARGET_NAME_PATTERN
+from quintain.contracts.strings import TARGET_NAME_PATTERN
 from quintain.routes import (
     ACCEPT_HEADER,
     DEADLINE_HEADER,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
-    PUBLISHED_HEADER,
+    PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
     ROUTED_HEADER,
     TOKEN_HEADER,
 )
-from quintain.telemetry.context import TRACEPARENT_HEADER
+from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 
 Node = dict[str, Any]
 
@@ -40,39 +40,39 @@ _CALL: Node = {
     DEADLINE_HEADER: {**_NUMBER, "description": "Milliseconds since the epoch, at most 25 minutes ahead"},
     PROTOCOL_HEADER: {**_NUMBER, "description": "The version of the wire", "default": PROTOCOL_VERSION},
     ACCEPT_HEADER: {"type": "string", "description": "What else is wanted, separated by commas: chunk"},
-    PUBLISHED_HEADER: {"type": "integer", "description": "When it was published, in milliseconds since the epoch"},
+    PUBLISHED_AT_HEADER: {"type": "integer", "description": "When it was published, in milliseconds since the epoch"},
     ROUTED_HEADER: {"type": "integer", "description": "The metadata service has routed it"},
     TRACEPARENT_HEADER: _TRACEPARENT,
 }
 
 
-def call_headers() -> Node:
+def invoke_headers() -> Node:
     """Of an invoke request."""
-    return _object(_CALL | _asking(), TOKEN_HEADER, "reply_to", "correlation_id")
+    return _object(_CALL | _reply_properties(), TOKEN_HEADER, "reply_to", "correlation_id")
 
 
 def operation_headers() -> Node:
     """Of what a token opens."""
     own = {TOKEN_HEADER: _TOKEN, TRACEPARENT_HEADER: _TRACEPARENT}
-    return _object(own | _asking(), TOKEN_HEADER, "reply_to", "correlation_id")
+    return _object(own | _reply_properties(), TOKEN_HEADER, "reply_to", "correlation_id")
 
 
-def question_headers() -> Node:
+def service_request_headers() -> Node:
     """Of what the services ask each other: the broker's permissions are all the right it takes."""
-    return _object({TRACEPARENT_HEADER: _TRACEPARENT} | _asking(), "reply_to", "correlation_id")
+    return _object({TRACEPARENT_HEADER: _TRACEPARENT} | _reply_properties(), "reply_to", "correlation_id")
 
 
-def notice_headers() -> Node:
+def one_way_headers() -> Node:
     """Of what nobody answers."""
     return _object({})
 
 
-def answer_headers() -> Node:
+def reply_headers() -> Node:
     """Of every answer; the request's id is there where a call is answered."""
     return _object({REQUEST_ID_HEADER: _REQUEST_ID, "correlation_id": CORRELATION_ID}, "correlation_id")
 
 
-def _asking() -> Node:
+def _reply_properties() -> Node:
     return {"reply_to": REPLY_TO, "correlation_id": CORRELATION_ID}
 
 

@@ -1,4 +1,4 @@
-"""Every message: of which type, with which headers, and which contract is its body."""
+"""AsyncAPI messages: the AMQP type, headers and body schema of every message."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pydantic.json_schema import models_json_schema
 
 from quintain.asyncapi.headers import (
     Node,
-    answer_headers,
-    call_headers,
-    notice_headers,
+    invoke_headers,
+    one_way_headers,
     operation_headers,
-    question_headers,
+    reply_headers,
+    service_request_headers,
 )
-from quintain.contracts.hosted import RUN_HEARS, RUN_SAYS, RunHears, RunSays
 from quintain.contracts.invoke import Chunk, FaultReply, Progress
-from quintain.contracts.ledger import CallsTakenBack
+from quintain.contracts.ledger import CancelBroadcast
 from quintain.contracts.message import Message
+from quintain.contracts.remote_target import RUN_INPUT_TYPE, RUN_OUTPUT_TYPE, RunInput, RunOutput
 from quintain.routes import CHUNK_TYPE, INVOKE, PROGRESS_TYPE, ROUTES, Route
 from quintain.topology import METADATA
 
@@ -28,69 +28,69 @@ _REF = "#/components/schemas/{model}"
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """One kind of message. ``kind`` is AMQP's property ``type``, which says how the body is to be read."""
+class MessageDefinition:
+    """One kind of message. ``amqp_type`` is AMQP's property ``type``, which says how the body is to be read."""
 
     name: str
-    kind: str
+    amqp_type: str
     body: type[Message]
     headers: Node
 
-    def node(self) -> Node:
+    def to_message_object(self) -> Node:
         """The message object."""
-        said = (self.body.__doc__ or "").split("\n\n")[0].split()
-        asked_or_answered = "correlation_id" in self.headers["properties"]
+        summary_words = (self.body.__doc__ or "").split("\n\n")[0].split()
+        has_correlation_id = "correlation_id" in self.headers["properties"]
         return {
             "name": self.name,
             "contentType": "application/json",
-            "summary": " ".join(said),
-            **({"correlationId": {"location": "$message.header#/correlation_id"}} if asked_or_answered else {}),
+            "summary": " ".join(summary_words),
+            **({"correlationId": {"location": "$message.header#/correlation_id"}} if has_correlation_id else {}),
             "headers": self.headers,
             "payload": {"$ref": _REF.format(model=self.body.__name__)},
-            "bindings": {"amqp": {"messageType": self.kind, "bindingVersion": "0.3.0"}},
+            "bindings": {"amqp": {"messageType": self.amqp_type, "bindingVersion": "0.3.0"}},
         }
 
 
-def ask_of(route: Route[Any, Any]) -> Spoken:
+def request_message(route: Route[Any, Any]) -> MessageDefinition:
     """The question of a route. The kind is what its messages carry: on ``quintain.invoke`` the key is a target's."""
     if route is INVOKE:
-        headers = call_headers()
-    elif not answers(route):
-        headers = notice_headers()
+        headers = invoke_headers()
+    elif not has_reply(route):
+        headers = one_way_headers()
     else:
-        headers = operation_headers() if route.exchange is METADATA else question_headers()
-    return Spoken(f"{route.name}.ask", route.key or route.name, route.asks, headers)
+        headers = operation_headers() if route.exchange is METADATA else service_request_headers()
+    return MessageDefinition(f"{route.name}.ask", route.key or route.name, route.request_type, headers)
 
 
-def result_of(route: Route[Any, Any]) -> Spoken:
+def result_message(route: Route[Any, Any]) -> MessageDefinition:
     """The answer of a route that has one."""
-    return Spoken(f"{route.name}.result", "result", route.answers, answer_headers())
+    return MessageDefinition(f"{route.name}.result", "result", route.reply_type, reply_headers())
 
 
-def answers(route: Route[Any, Any]) -> bool:
+def has_reply(route: Route[Any, Any]) -> bool:
     """Whether anybody answers."""
-    return route.answers is not Message
+    return route.reply_type is not Message
 
 
-FAULT = Spoken("fault", "fault", FaultReply, answer_headers())
-CHUNK = Spoken("chunk", CHUNK_TYPE, Chunk, answer_headers())
-PROGRESS = Spoken("progress", PROGRESS_TYPE, Progress, answer_headers())
-TAKEN_BACK = Spoken("calls_taken_back", "cancel", CallsTakenBack, notice_headers())
-SAYS = Spoken(RUN_SAYS, RUN_SAYS, RunSays, notice_headers())
-HEARS = Spoken(RUN_HEARS, RUN_HEARS, RunHears, notice_headers())
+FAULT = MessageDefinition("fault", "fault", FaultReply, reply_headers())
+CHUNK = MessageDefinition("chunk", CHUNK_TYPE, Chunk, reply_headers())
+PROGRESS = MessageDefinition("progress", PROGRESS_TYPE, Progress, reply_headers())
+CANCEL_BROADCAST = MessageDefinition("calls_taken_back", "cancel", CancelBroadcast, one_way_headers())
+RUN_OUTPUT = MessageDefinition(RUN_OUTPUT_TYPE, RUN_OUTPUT_TYPE, RunOutput, one_way_headers())
+RUN_INPUT = MessageDefinition(RUN_INPUT_TYPE, RUN_INPUT_TYPE, RunInput, one_way_headers())
 
 #: Everything that is said.
-SPOKEN: tuple[Spoken, ...] = (
-    *(ask_of(route) for route in ROUTES),
-    *(result_of(route) for route in ROUTES if answers(route)),
-    *(FAULT, CHUNK, PROGRESS, TAKEN_BACK, SAYS, HEARS),
+MESSAGES: tuple[MessageDefinition, ...] = (
+    *(request_message(route) for route in ROUTES),
+    *(result_message(route) for route in ROUTES if has_reply(route)),
+    *(FAULT, CHUNK, PROGRESS, CANCEL_BROADCAST, RUN_OUTPUT, RUN_INPUT),
 )
 
 
-def schemas(spoken: Iterable[Spoken]) -> Node:
+def body_schemas(messages: Iterable[MessageDefinition]) -> Node:
     """The schemas of their bodies, with all they are made of. ``null`` is as good as absent; unknown keys are
     ignored."""
-    models = dict.fromkeys(one.body for one in spoken)
+    models = dict.fromkeys(message.body for message in messages)
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
-    found: Node = definitions["$defs"]
-    return found
+    definitions_by_name: Node = definitions["$defs"]
+    return definitions_by_name

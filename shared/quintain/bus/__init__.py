@@ -1,1 +1,1 @@
-"""How it is carried: one promise (`base`), kept in memory (`memory`) and over RabbitMQ (`rabbit`)."""
+"""The message bus: its interface (`base`) and its transports: RabbitMQ, in-memory, and a socket pair."""

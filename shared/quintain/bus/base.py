@@ -1,15 +1,14 @@
-"""The promise of a bus: declare, publish with a confirm, consume with acknowledgements. Two transports keep it, and a
-pipe to the one in memory.
+"""The interface of a message bus: declare, publish with confirms, consume with acknowledgements.
 
-What a caller may rely on, over all of them alike (one suite proves it):
+All transports guarantee the following; tests/conformance runs one suite against each of them.
 
-- `Bus.publish` returns when the broker has the message, and raises otherwise: `Unroutable` where nothing is
-  bound, `QueueFull` where the queue refused it, `BrokerUnavailable` when the timeout passes. While a connection
-  is being rebuilt it waits, and tries again: a message may arrive twice, it is never silently lost.
-- Handlers run in the bus's own task group and outlive the connection they came by. What a handler leaves
-  unsettled is delivered again. Settling a delivery of a lost connection does nothing: it will come again.
-- A consumer is restored after a reconnect, and after its queue was deleted. Where messages may have been lost with
-  the queue, whoever asked to be told is told.
+- `Bus.publish` returns once the broker has confirmed the message. It raises `Unroutable` if nothing is bound,
+  `QueueFull` if the queue rejected it, and `BrokerUnavailable` after the timeout. While the connection is down it
+  waits and retries: a message may be delivered twice, but is never lost silently.
+- Handlers run in the bus's own tasks and keep running when the connection is lost. A delivery that a handler does not
+  settle is redelivered. Settling a delivery of a lost connection has no effect, because it will be redelivered.
+- A consumer is restored after a reconnect and after its queue was deleted. If messages may have been lost with the
+  queue, the consumer's ``on_queue_lost`` callback is called.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ HeaderValue = str | int | float | bool | None
 PUBLISH_TIMEOUT_SECONDS = 30.0
 
 #: How long an exchange that only its owner may declare is waited for, in seconds.
-OWNER_SECONDS = 30.0
+EXCHANGE_WAIT_SECONDS = 30.0
 
 #: How long the deletion of a queue may take where the caller names no time, in seconds.
 DELETE_TIMEOUT_SECONDS = 5.0
@@ -80,7 +79,7 @@ class Delivery(Protocol):
 Handler = Callable[[Delivery], Awaitable[None]]
 
 #: Told that messages may have been lost with a queue; it returns at once and raises nothing.
-Lost = Callable[[], None]
+OnQueueLost = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +89,20 @@ class Subscription:
     queue: Queue
     handler: Handler
     prefetch: int
-    lost: Lost | None = None
+    on_queue_lost: OnQueueLost | None = None
 
 
 class Consumer(Protocol):
     """A queue being consumed."""
 
     @property
-    def live(self) -> bool:
+    def active(self) -> bool:
         """Whether the broker delivers to it right now."""
 
     async def cancel(self) -> None:
         """Take no more; what was taken runs on."""
 
-    async def drain(self, timeout: float) -> bool:
+    async def drain(self, timeout_seconds: float) -> bool:
         """Cancel, and wait for the running handlers; False when some were still running, and were cancelled."""
 
 
@@ -122,12 +121,12 @@ class Bus(Protocol):
     def reconnects(self) -> int:
         """How often a connection was lost and made again."""
 
-    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
-        """Make these exist; where they are ``kept``, declared again by itself whenever the connection is rebuilt.
+    async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
+        """Make these exist; where they are ``redeclare``, declared again by itself whenever the connection is rebuilt.
 
         An exchange that is there already is taken as it is, whoever made it. One that is not, and that this user may
-        not declare, is waited for (`BrokerRefused` after `OWNER_SECONDS`): the service that owns it declares it.
-        Raises `BrokerRefused`, `BrokerUnavailable`.
+        not declare, is waited for (`BrokerRefused` after `EXCHANGE_WAIT_SECONDS`): the service that owns it declares
+        it. Raises `BrokerRefused`, `BrokerUnavailable`.
         """
 
     async def publish(
@@ -136,19 +135,21 @@ class Bus(Protocol):
         key: str,
         envelope: Envelope,
         *,
-        timeout: float = PUBLISH_TIMEOUT_SECONDS,
+        timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS,
     ) -> None:
         """Publish, mandatory and confirmed. Raises `Unroutable`, `QueueFull`, `BrokerUnavailable`."""
 
-    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int, lost: Lost | None = None) -> Consumer:
+    async def consume(
+        self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
+    ) -> Consumer:
         """Hand the queue's messages to the handler, at most ``prefetch`` at once; the queue must be declared.
 
-        ``lost`` is called when the queue was found gone (deleted, expired, lost by the broker), or when attaching
-        to it again keeps failing although the connection stands. The consumer lives on and goes on trying; it may
-        be told more than once, and of nothing before it was attached for the first time.
+        ``on_queue_lost`` is called when the queue was found gone (deleted, expired, lost by the broker), or when
+        attaching to it again keeps failing although the connection stands. The consumer lives on and goes on trying;
+        it may be told more than once, and of nothing before it was attached for the first time.
         """
 
-    async def delete(self, queue: Queue, *, timeout: float = DELETE_TIMEOUT_SECONDS) -> None:
+    async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
         """Delete a queue with what it holds, and declare it no more; its consumer must be cancelled. One that is
         not there is no error. Raises `BrokerUnavailable` after the timeout (seconds): it is declared no more all
         the same."""

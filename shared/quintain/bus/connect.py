@@ -1,4 +1,4 @@
-"""From a URL to a bus: ``amqp://`` and ``amqps://`` are RabbitMQ; ``memory://`` needs a broker of this process."""
+"""Connects a bus from a URL: ``amqp://`` and ``amqps://`` to RabbitMQ, ``memory://`` to a broker in this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The memory transport: the bus's promise kept in one process, for a laptop, a demo, a test. Public.
+"""The in-memory transport: a bus within one process, for local runs, demos and tests. Public.
 
-`MemoryBroker` is the broker, `MemoryBus` one connection to it. It is not a broker for production and grows no
-features that RabbitMQ lacks; ``tests/conformance`` holds both transports to the same behaviour.
+`MemoryBroker` is the broker and `MemoryBus` one connection to it. It is not meant for production and has no feature
+that RabbitMQ lacks; tests/conformance checks that it behaves as the RabbitMQ transport does.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from quintain.bus.base import (
     Consumer,
     Envelope,
     Handler,
-    Lost,
+    OnQueueLost,
     Subscription,
 )
-from quintain.bus.memory_consumer import MemoryConsumer
-from quintain.bus.memory_queue import MemoryQueue, Stored
+from quintain.bus.memory_queue import MemoryConsumer, MemoryQueue, QueuedMessage
 from quintain.errors import BrokerUnavailable, BusError, QueueFull, Unroutable
 from quintain.topology import Exchange, Queue, Topology
 
@@ -43,22 +42,22 @@ class MemoryBroker:
             self._bindings.setdefault(exchange.name, [])
         for queue in topology.queues:
             if queue.name not in self._queues:
-                self._queues[queue.name] = MemoryQueue(queue, self._bury, self._remove)
-                self._queues[queue.name].watch_use()
+                self._queues[queue.name] = MemoryQueue(queue, self._dead_letter, self._remove)
+                self._queues[queue.name].start_expiry_timer()
         for binding in topology.bindings:
-            bound = (binding.queue.name, binding.key)
-            if bound not in self._bindings[binding.exchange.name]:
-                self._bindings[binding.exchange.name].append(bound)
+            binding_key = (binding.queue.name, binding.key)
+            if binding_key not in self._bindings[binding.exchange.name]:
+                self._bindings[binding.exchange.name].append(binding_key)
 
     def publish(self, exchange: str, key: str, envelope: Envelope) -> None:
         """Route to every bound queue, or to none. Raises `Unroutable`, `QueueFull`."""
-        queues, through = self._route(exchange, key)
+        queues, exchange_name = self._route(exchange, key)
         if not queues:
             raise Unroutable(f"Nothing is bound to {exchange} for {key!r}")
-        if any(queue.full for queue in queues):
+        if any(queue.is_full for queue in queues):
             raise QueueFull(f"A queue of {exchange} for {key!r} is full")
         for queue in queues:
-            queue.put(envelope, through, key, dict(envelope.headers))
+            queue.put(envelope, exchange_name, key, dict(envelope.headers))
 
     def queue(self, name: str) -> MemoryQueue:
         """The queue of this name. Raises `BusError` where none is."""
@@ -69,9 +68,9 @@ class MemoryBroker:
     def delete_queue(self, name: str) -> None:
         """Delete a queue with what it holds; its consumers are told."""
         queue = self.queue(name)
-        takers, queue.takers = queue.takers, deque()
-        for taker in takers:
-            taker.lost(with_queue=True)
+        consumers, queue.consumers = queue.consumers, deque()
+        for consumer in consumers:
+            consumer.on_connection_lost(queue_deleted=True)
         self._remove(queue)
 
     def has_queue(self, name: str) -> bool:
@@ -87,36 +86,36 @@ class MemoryBroker:
         exchange = self._exchanges.get(name)
         if exchange is None:
             raise BusError(f"There is no exchange {name}")
-        hits = {
+        matches = {
             queue: self._queues[queue]
             for queue, bound_key in self._bindings[name]
             if queue in self._queues and (exchange.kind == "fanout" or bound_key == key)
         }
-        if not hits and exchange.alternate is not None:
+        if not matches and exchange.alternate is not None:
             return self._route(exchange.alternate, key)
-        return list(hits.values()), name
+        return list(matches.values()), name
 
-    def _bury(self, queue: MemoryQueue, stored: Stored, reason: str) -> None:
+    def _dead_letter(self, queue: MemoryQueue, message: QueuedMessage, reason: str) -> None:
         if queue.spec.dead_letter_exchange is None:
             return
-        headers = dict(stored.headers)
+        headers = dict(message.headers)
         headers.setdefault("x-first-death-reason", reason)
         headers.setdefault("x-first-death-queue", queue.spec.name)
-        headers.setdefault("x-first-death-exchange", stored.exchange)
-        for grave in self._route(queue.spec.dead_letter_exchange, stored.key)[0]:
-            bare = Envelope(
-                body=stored.envelope.body,
-                type=stored.envelope.type,
-                correlation_id=stored.envelope.correlation_id,
-                reply_to=stored.envelope.reply_to,
+        headers.setdefault("x-first-death-exchange", message.exchange)
+        for dead_letter_queue in self._route(queue.spec.dead_letter_exchange, message.key)[0]:
+            dead_letter = Envelope(
+                body=message.envelope.body,
+                type=message.envelope.type,
+                correlation_id=message.envelope.correlation_id,
+                reply_to=message.envelope.reply_to,
             )
-            grave.put(bare, queue.spec.dead_letter_exchange, stored.key, headers)
+            dead_letter_queue.put(dead_letter, queue.spec.dead_letter_exchange, message.key, headers)
 
     def _remove(self, queue: MemoryQueue) -> None:
         queue.close()
         self._queues.pop(queue.spec.name, None)
-        for bound in self._bindings.values():
-            bound[:] = [one for one in bound if one[0] != queue.spec.name]
+        for bindings in self._bindings.values():
+            bindings[:] = [binding for binding in bindings if binding[0] != queue.spec.name]
 
 
 class MemoryBus:
@@ -125,7 +124,7 @@ class MemoryBus:
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
         self.user = "guest"
-        self._declared = Topology()
+        self._redeclared_topology = Topology()
         self._consumers: set[MemoryConsumer] = set()
         self._closed = False
         self.reconnects = 0
@@ -134,13 +133,13 @@ class MemoryBus:
     def connected(self) -> bool:
         return not self._closed
 
-    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
-        if kept:
-            self._declared += topology
+    async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
+        if redeclare:
+            self._redeclared_topology += topology
         self._broker.declare(topology)
 
     async def publish(
-        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout: float = PUBLISH_TIMEOUT_SECONDS
+        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
         if self._closed:
             raise BrokerUnavailable("This connection is closed")
@@ -148,40 +147,42 @@ class MemoryBus:
         await asyncio.sleep(0)
         self._broker.publish(exchange.name, key, envelope)
 
-    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int, lost: Lost | None = None) -> Consumer:
+    async def consume(
+        self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
+    ) -> Consumer:
         if self._closed:
             raise BrokerUnavailable("This connection is closed")
         consumer = MemoryConsumer(
             self._broker,
-            Subscription(queue, handler, prefetch, lost),
-            self._declare_again,
+            Subscription(queue, handler, prefetch, on_queue_lost),
+            self._redeclare,
             self._consumers.discard,
         )
         self._consumers.add(consumer)
         consumer.attach()
         return consumer
 
-    async def delete(self, queue: Queue, *, timeout: float = DELETE_TIMEOUT_SECONDS) -> None:
-        self._declared = self._declared.without(queue)
+    async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
+        self._redeclared_topology = self._redeclared_topology.without(queue)
         if self._closed:
             raise BrokerUnavailable("This connection is closed")
         await asyncio.sleep(0)
         if self._broker.has_queue(queue.name):
             self._broker.delete_queue(queue.name)
 
-    def cut(self) -> None:
+    def drop_connection(self) -> None:
         """Lose the connection, as a broken network does: for tests."""
         self.reconnects += 1
         for consumer in list(self._consumers):
-            consumer.lost()
+            consumer.on_connection_lost()
 
     async def close(self) -> None:
         self._closed = True
         for consumer in list(self._consumers):
             await consumer.drain(0)
 
-    def _declare_again(self) -> None:
+    def _redeclare(self) -> None:
         # Looked for before they are made again.
         for consumer in list(self._consumers):
-            consumer.look()
-        self._broker.declare(self._declared)
+            consumer.report_lost_queue()
+        self._broker.declare(self._redeclared_topology)

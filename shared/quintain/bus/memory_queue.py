@@ -1,7 +1,7 @@
-"""One queue of the memory transport: RabbitMQ's semantics, and no feature that RabbitMQ lacks.
+"""Queues, deliveries and consumers of the in-memory transport, with RabbitMQ's semantics.
 
-Head-only expiry, redelivery with a count, a delivery limit, reject-publish, dead lettering with the headers that
-RabbitMQ writes, and removal when unused. Everything here is synchronous: it runs on the one event loop.
+Messages expire at the head of the queue only. Redelivery, delivery limit, ``reject-publish``, dead lettering (with
+RabbitMQ's headers) and queue expiry are implemented. The queue itself is synchronous and runs on one event loop.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quintain.bus.base import Envelope
-from quintain.topology import Queue
+from quintain.bus.base import Envelope, Subscription
+from quintain.bus.handler_tasks import HandlerTasks
+from quintain.topology import Queue, Topology
 
 
 @dataclass(slots=True, eq=False)
-class Stored:
+class QueuedMessage:
     """A message in a queue. ``expires_at`` is in the loop's seconds, None for never."""
 
     envelope: Envelope
@@ -25,20 +26,20 @@ class Stored:
     key: str
     expires_at: float | None
     headers: Mapping[str, object]
-    returns: int = 0
+    return_count: int = 0
 
 
-class Taker(Protocol):
+class QueueConsumer(Protocol):
     """Who takes messages from a queue."""
 
     @property
-    def free(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether it may take another one."""
 
-    def take(self, queue: MemoryQueue, stored: Stored) -> None:
+    def deliver(self, queue: MemoryQueue, message: QueuedMessage) -> None:
         """Take this message; it is the taker's until it settles it."""
 
-    def lost(self, *, with_queue: bool = False) -> None:
+    def on_connection_lost(self, *, queue_deleted: bool = False) -> None:
         """Hear that the connection went, or the queue itself."""
 
 
@@ -48,94 +49,252 @@ class MemoryQueue:
 
     spec: Queue
     #: What to do with a message that ends here: (message, reason) as RabbitMQ names them.
-    bury: Callable[[MemoryQueue, Stored, str], None]
+    dead_letter: Callable[[MemoryQueue, QueuedMessage, str], None]
     #: What to do when it has been unused for its ``expires_ms``.
-    vanish: Callable[[MemoryQueue], None]
-    ready: deque[Stored] = field(default_factory=deque)
-    takers: deque[Taker] = field(default_factory=deque)
-    _head_timer: asyncio.TimerHandle | None = None
-    _unused_timer: asyncio.TimerHandle | None = None
+    on_expired: Callable[[MemoryQueue], None]
+    ready: deque[QueuedMessage] = field(default_factory=deque)
+    consumers: deque[QueueConsumer] = field(default_factory=deque)
+    _head_expiry_timer: asyncio.TimerHandle | None = None
+    _queue_expiry_timer: asyncio.TimerHandle | None = None
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether a publish is refused."""
         return self.spec.max_length is not None and len(self.ready) >= self.spec.max_length
 
     def put(self, envelope: Envelope, exchange: str, key: str, headers: Mapping[str, object]) -> None:
         """Take a message at the end."""
-        limits = [ms for ms in (envelope.expiration_ms, self.spec.message_ttl_ms) if ms is not None]
-        expires_at = asyncio.get_running_loop().time() + min(limits) / 1000 if limits else None
-        self.ready.append(Stored(envelope, exchange, key, expires_at, headers))
-        self.pump()
+        ttls_ms = [ms for ms in (envelope.expiration_ms, self.spec.message_ttl_ms) if ms is not None]
+        expires_at = asyncio.get_running_loop().time() + min(ttls_ms) / 1000 if ttls_ms else None
+        self.ready.append(QueuedMessage(envelope, exchange, key, expires_at, headers))
+        self.deliver_ready()
 
-    def give_back(self, stored: Stored) -> None:
+    def requeue(self, message: QueuedMessage) -> None:
         """Take a message back at the head; past the delivery limit it is dead."""
-        stored.returns += 1
-        if self.spec.delivery_limit is not None and stored.returns > self.spec.delivery_limit:
-            self.bury(self, stored, "delivery_limit")
+        message.return_count += 1
+        if self.spec.delivery_limit is not None and message.return_count > self.spec.delivery_limit:
+            self.dead_letter(self, message, "delivery_limit")
         else:
-            self.ready.appendleft(stored)
-        self.pump()
+            self.ready.appendleft(message)
+        self.deliver_ready()
 
-    def attach(self, taker: Taker) -> None:
+    def attach(self, consumer: QueueConsumer) -> None:
         """Deliver to this taker, too."""
-        self.takers.append(taker)
-        if self._unused_timer is not None:
-            self._unused_timer.cancel()
-            self._unused_timer = None
-        self.pump()
+        self.consumers.append(consumer)
+        if self._queue_expiry_timer is not None:
+            self._queue_expiry_timer.cancel()
+            self._queue_expiry_timer = None
+        self.deliver_ready()
 
-    def detach(self, taker: Taker) -> None:
+    def detach(self, consumer: QueueConsumer) -> None:
         """Deliver to this taker no more."""
-        if taker in self.takers:
-            self.takers.remove(taker)
-        if not self.takers:
-            self.watch_use()
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+        if not self.consumers:
+            self.start_expiry_timer()
 
-    def watch_use(self) -> None:
+    def start_expiry_timer(self) -> None:
         """Start the clock of an unused queue."""
-        if self.spec.expires_ms is not None and self._unused_timer is None:
+        if self.spec.expires_ms is not None and self._queue_expiry_timer is None:
             loop = asyncio.get_running_loop()
-            self._unused_timer = loop.call_later(self.spec.expires_ms / 1000, self.vanish, self)
+            self._queue_expiry_timer = loop.call_later(self.spec.expires_ms / 1000, self.on_expired, self)
 
-    def pump(self) -> None:
+    def deliver_ready(self) -> None:
         """Deliver what can be delivered, in turn; drop what has expired at the head."""
         while self.ready:
             if self._head_expired():
-                self.bury(self, self.ready.popleft(), "expired")
+                self.dead_letter(self, self.ready.popleft(), "expired")
                 continue
-            taker = self._next_taker()
-            if taker is None:
-                self._watch_head()
+            consumer = self._next_consumer()
+            if consumer is None:
+                self._start_head_expiry_timer()
                 break
-            taker.take(self, self.ready.popleft())
+            consumer.deliver(self, self.ready.popleft())
 
     def close(self) -> None:
         """Stop the timers."""
-        for timer in (self._head_timer, self._unused_timer):
+        for timer in (self._head_expiry_timer, self._queue_expiry_timer):
             if timer is not None:
                 timer.cancel()
 
-    def _next_taker(self) -> Taker | None:
-        for _ in range(len(self.takers)):
-            self.takers.rotate(-1)
-            if self.takers[-1].free:
-                return self.takers[-1]
+    def _next_consumer(self) -> QueueConsumer | None:
+        for _ in range(len(self.consumers)):
+            self.consumers.rotate(-1)
+            if self.consumers[-1].has_capacity:
+                return self.consumers[-1]
         return None
 
     def _head_expired(self) -> bool:
         expires_at = self.ready[0].expires_at
         return expires_at is not None and expires_at <= asyncio.get_running_loop().time()
 
-    def _watch_head(self) -> None:
+    def _start_head_expiry_timer(self) -> None:
         """Look again when the head expires: a timer set for a head before it does no harm, and looks again too."""
         expires_at = self.ready[0].expires_at
-        if expires_at is None or (self._head_timer is not None and self._head_timer.when() <= expires_at):
+        if expires_at is None or (self._head_expiry_timer is not None and self._head_expiry_timer.when() <= expires_at):
             return
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        self._head_timer = asyncio.get_running_loop().call_at(expires_at, self._on_head_timer)
+        if self._head_expiry_timer is not None:
+            self._head_expiry_timer.cancel()
+        self._head_expiry_timer = asyncio.get_running_loop().call_at(expires_at, self._on_head_expired)
 
-    def _on_head_timer(self) -> None:
-        self._head_timer = None
-        self.pump()
+    def _on_head_expired(self) -> None:
+        self._head_expiry_timer = None
+        self.deliver_ready()
+
+
+class QueueRegistry(Protocol):
+    """The broker, as far as a consumer goes."""
+
+    def declare(self, topology: Topology) -> None:
+        """Make these exist."""
+
+    def queue(self, name: str) -> MemoryQueue:
+        """The queue of this name."""
+
+    def has_queue(self, name: str) -> bool:
+        """Whether there is one."""
+
+
+@dataclass(slots=True, eq=False)
+class MemoryDelivery:
+    """A message that arrived over the memory transport."""
+
+    _message: QueuedMessage
+    _queue: MemoryQueue
+    _consumer: MemoryConsumer
+    _connection_number: int
+
+    @property
+    def body(self) -> bytes:
+        return self._message.envelope.body
+
+    @property
+    def type(self) -> str:
+        return self._message.envelope.type
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self._message.envelope.correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        return self._message.envelope.reply_to
+
+    @property
+    def headers(self) -> Mapping[str, object]:
+        return self._message.headers
+
+    @property
+    def expiration_ms(self) -> int | None:
+        return self._message.envelope.expiration_ms
+
+    @property
+    def exchange(self) -> str:
+        return self._message.exchange
+
+    @property
+    def routing_key(self) -> str:
+        return self._message.key
+
+    @property
+    def redelivered(self) -> bool:
+        return self._message.return_count > 0
+
+    async def ack(self) -> None:
+        if self._consumer.settle(self._message, self._connection_number):
+            self._queue.deliver_ready()
+
+    async def requeue(self) -> None:
+        if self._consumer.settle(self._message, self._connection_number):
+            self._queue.requeue(self._message)
+
+    async def dead_letter(self) -> None:
+        if self._consumer.settle(self._message, self._connection_number):
+            self._queue.dead_letter(self._queue, self._message, "rejected")
+            self._queue.deliver_ready()
+
+
+@dataclass(slots=True, eq=False)
+class MemoryConsumer:
+    """A queue being consumed over the memory transport."""
+
+    _broker: QueueRegistry
+    _subscription: Subscription
+    #: Makes exist again what its bus declared.
+    _redeclare: Callable[[], None]
+    _on_drained: Callable[[MemoryConsumer], None]
+    _tasks: HandlerTasks = field(default_factory=HandlerTasks)
+    _unsettled: dict[QueuedMessage, MemoryQueue] = field(default_factory=dict)
+    _queue: MemoryQueue | None = None
+    _connection_number: int = 0
+    _cancelled: bool = False
+    #: Whether it was attached, and nothing has been said of its queue's loss since.
+    _loss_reportable: bool = False
+    _queue_lost: bool = False
+
+    @property
+    def has_capacity(self) -> bool:
+        return len(self._unsettled) < self._subscription.prefetch
+
+    @property
+    def active(self) -> bool:
+        return self._queue is not None
+
+    def attach(self) -> None:
+        """Begin, or begin again."""
+        queue = self._subscription.queue
+        self._redeclare()
+        self._broker.declare(Topology(queues=(queue,)))
+        self._queue, self._loss_reportable, self._queue_lost = self._broker.queue(queue.name), True, False
+        self._queue.attach(self)
+
+    def deliver(self, queue: MemoryQueue, message: QueuedMessage) -> None:
+        self._unsettled[message] = queue
+        self._tasks.start(self._subscription.handler, MemoryDelivery(message, queue, self, self._connection_number))
+
+    def settle(self, message: QueuedMessage, connection_number: int) -> bool:
+        """Whether this settles it: not when the connection it came by is gone."""
+        return connection_number == self._connection_number and self._unsettled.pop(message, None) is not None
+
+    def on_connection_lost(self, *, queue_deleted: bool = False) -> None:
+        """The connection or the queue went away: what was not settled comes again, the handlers run on."""
+        self._detach()
+        self._queue_lost = self._queue_lost or queue_deleted
+        self._connection_number += 1
+        unsettled, self._unsettled = self._unsettled, {}
+        for message, queue in reversed(unsettled.items()):
+            queue.requeue(message)
+        if not self._cancelled:
+            asyncio.get_running_loop().call_soon(self._reattach)
+
+    async def cancel(self) -> None:
+        self._cancelled = True
+        self._detach()
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        await self.cancel()
+        finished = await self._tasks.finish(timeout_seconds)
+        self.on_connection_lost()
+        self._on_drained(self)
+        return finished
+
+    def report_lost_queue(self) -> None:
+        """Say so where the queue is gone: once until it is attached to again."""
+        queue_missing = self._queue_lost or not self._broker.has_queue(self._subscription.queue.name)
+        if (
+            queue_missing
+            and self._loss_reportable
+            and not self._cancelled
+            and self._subscription.on_queue_lost is not None
+        ):
+            self._loss_reportable = False
+            self._subscription.on_queue_lost()
+
+    def _reattach(self) -> None:
+        if not self._cancelled and not self.active:
+            self.attach()
+
+    def _detach(self) -> None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.detach(self)

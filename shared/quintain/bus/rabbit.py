@@ -1,8 +1,7 @@
-"""The RabbitMQ transport: the bus's promise kept over AMQP 0-9-1, with aio-pika for the wire only.
+"""The RabbitMQ transport: `Bus` over AMQP 0-9-1, on aio-pika.
 
-Two connections, one for publishing and one for consuming, so that back-pressure on the one never stops the
-other. Each consumer is a supervised task of its own: it declares, consumes, and begins again when its channel,
-its connection or its queue is gone.
+It uses two connections, one to publish and one to consume, so that flow control on one does not block the other. Each
+consumer is a supervised task that declares, consumes, and restarts when its channel, connection or queue is lost.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from quintain.bus.base import (
     Consumer,
     Envelope,
     Handler,
-    Lost,
+    OnQueueLost,
     Subscription,
 )
-from quintain.bus.broker_url import user_of
+from quintain.bus.broker_url import url_user
+from quintain.bus.rabbit_connection import RETRY_SECONDS, RabbitConnection, translate_errors
 from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
-from quintain.bus.rabbit_link import PAUSE_SECONDS, RabbitLink, in_our_words
-from quintain.bus.rabbit_message import properties_of
+from quintain.bus.rabbit_message import to_amqp_properties
 from quintain.errors import BrokerUnavailable, BusError, Unroutable
 from quintain.topology import Exchange, Queue, Topology
 
@@ -37,63 +36,65 @@ class RabbitBus:
     """The bus over one RabbitMQ, kept connected."""
 
     def __init__(self, url: str, name: str = "client") -> None:
-        self.user = user_of(url)
-        self._publishing = RabbitLink(url, f"{name} publishing")
-        self._consuming = RabbitLink(url, f"{name} consuming")
+        self.user = url_user(url)
+        self._publish_connection = RabbitConnection(url, f"{name} publishing")
+        self._consume_connection = RabbitConnection(url, f"{name} consuming")
         self._channel: aiormq.Channel | None = None
-        self._opening = asyncio.Lock()
+        self._channel_lock = asyncio.Lock()
         self._consumers: set[RabbitConsumer] = set()
-        self._declarations = Declarations(self._consuming, self._consumers)
+        self._declarations = Declarations(self._consume_connection, self._consumers)
 
     @property
     def connected(self) -> bool:
-        return self._publishing.up and self._consuming.up
+        return self._publish_connection.is_open and self._consume_connection.is_open
 
     @property
     def reconnects(self) -> int:
-        return self._publishing.reconnects + self._consuming.reconnects
+        return self._publish_connection.reconnects + self._consume_connection.reconnects
 
-    async def start(self, timeout: float = PUBLISH_TIMEOUT_SECONDS) -> None:
+    async def start(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> None:
         """Connect; raises `BrokerUnavailable` after the timeout (seconds), `BrokerRefused`."""
-        self._publishing.start()
-        self._consuming.start()
+        self._publish_connection.start()
+        self._consume_connection.start()
         try:
-            await self._publishing.connection(timeout)
-            await self._consuming.connection(timeout)
+            await self._publish_connection.wait_connection(timeout_seconds)
+            await self._consume_connection.wait_connection(timeout_seconds)
         except BusError:
             await self.close()
             raise
 
-    async def declare(self, topology: Topology, *, kept: bool = True) -> None:
-        await self._declarations.declare(topology, kept=kept)
+    async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
+        await self._declarations.declare(topology, redeclare=redeclare)
 
-    async def delete(self, queue: Queue, *, timeout: float = DELETE_TIMEOUT_SECONDS) -> None:
-        await self._declarations.delete(queue, timeout)
+    async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
+        await self._declarations.delete(queue, timeout_seconds)
 
     async def publish(
-        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout: float = PUBLISH_TIMEOUT_SECONDS
+        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout_seconds):
                 try:
-                    await self._publish_once(exchange, key, envelope, timeout)
+                    await self._publish_once(exchange, key, envelope, timeout_seconds)
                 except BrokerUnavailable:
-                    await self._publish_again(exchange, key, envelope, timeout)
+                    await self._republish(exchange, key, envelope, timeout_seconds)
         except TimeoutError:
             raise BrokerUnavailable(
-                f"publishing to {exchange.name} for {key!r}: not confirmed within {timeout:.1f} s"
+                f"publishing to {exchange.name} for {key!r}: not confirmed within {timeout_seconds:.1f} s"
             ) from None
 
-    async def consume(self, queue: Queue, handler: Handler, *, prefetch: int, lost: Lost | None = None) -> Consumer:
+    async def consume(
+        self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
+    ) -> Consumer:
         consumer = RabbitConsumer(
-            self._consuming,
-            self._declarations.declare_again,
-            Subscription(queue, handler, prefetch, lost),
+            self._consume_connection,
+            self._declarations.redeclare_all,
+            Subscription(queue, handler, prefetch, on_queue_lost),
             self._consumers.discard,
         )
         self._consumers.add(consumer)
         try:
-            await consumer.started()
+            await consumer.wait_attached()
         except BaseException:
             await consumer.drain(0)
             raise
@@ -102,40 +103,40 @@ class RabbitBus:
     async def close(self) -> None:
         for consumer in list(self._consumers):
             await consumer.drain(0)
-        await self._publishing.close()
-        await self._consuming.close()
+        await self._publish_connection.close()
+        await self._consume_connection.close()
 
-    async def _publish_again(self, exchange: Exchange, key: str, envelope: Envelope, timeout: float) -> None:
+    async def _republish(self, exchange: Exchange, key: str, envelope: Envelope, timeout_seconds: float) -> None:
         """Whether a publish without its confirm arrived is not known: it goes out again, and may arrive twice."""
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(PAUSE_SECONDS)
+            retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(RETRY_SECONDS)
         ):
             with attempt:
                 try:
-                    await self._publish_once(exchange, key, envelope, timeout)
-                except Unroutable as returned:
-                    returned.arrived_before = True
+                    await self._publish_once(exchange, key, envelope, timeout_seconds)
+                except Unroutable as unroutable:
+                    unroutable.maybe_delivered_before = True
                     raise
 
-    async def _publish_once(self, exchange: Exchange, key: str, envelope: Envelope, timeout: float) -> None:
+    async def _publish_once(self, exchange: Exchange, key: str, envelope: Envelope, timeout_seconds: float) -> None:
         channel = self._channel
         if channel is None or channel.is_closed:
-            channel = await self._open_channel(timeout)
-        with in_our_words(f"publishing to {exchange.name} for {key!r}"):
+            channel = await self._open_channel(timeout_seconds)
+        with translate_errors(f"publishing to {exchange.name} for {key!r}"):
             await channel.basic_publish(
                 envelope.body,
                 exchange=exchange.name,
                 routing_key=key,
-                properties=properties_of(envelope),
+                properties=to_amqp_properties(envelope),
                 mandatory=True,
                 wait=False,
             )
 
-    async def _open_channel(self, timeout: float) -> aiormq.Channel:
-        async with self._opening:
+    async def _open_channel(self, timeout_seconds: float) -> aiormq.Channel:
+        async with self._channel_lock:
             if self._channel is None or self._channel.is_closed:
-                opened = await self._publishing.channel(timeout)
-                underlay = await opened.get_underlay_channel()
+                pika_channel = await self._publish_connection.open_channel(timeout_seconds)
+                underlay = await pika_channel.get_underlay_channel()
                 assert isinstance(underlay, aiormq.Channel)
                 self._channel = underlay
             return self._channel

@@ -1,4 +1,4 @@
-"""Messages at the edge of aio-pika: what arrives as a `Delivery`, what leaves as AMQP properties."""
+"""Converts between aiormq messages and the bus's `Delivery` and `Envelope`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
 from quintain.bus.base import Envelope
-from quintain.bus.rabbit_link import LOST
+from quintain.bus.rabbit_connection import CONNECTION_ERRORS
 
 log = logging.getLogger(__name__)
 
@@ -62,30 +62,30 @@ class RabbitDelivery:
         return bool(self._message.redelivered)
 
     async def ack(self) -> None:
-        await self._settle(self._channel.basic_ack(self._tag, wait=False))
+        await self._settle(self._channel.basic_ack(self._delivery_tag, wait=False))
 
     async def requeue(self) -> None:
-        await self._settle(self._channel.basic_nack(self._tag, requeue=True, wait=False))
+        await self._settle(self._channel.basic_nack(self._delivery_tag, requeue=True, wait=False))
 
     async def dead_letter(self) -> None:
-        await self._settle(self._channel.basic_nack(self._tag, requeue=False, wait=False))
+        await self._settle(self._channel.basic_nack(self._delivery_tag, requeue=False, wait=False))
 
     @property
     def _properties(self) -> Basic.Properties:
         return self._message.header.properties
 
     @property
-    def _tag(self) -> int:
+    def _delivery_tag(self) -> int:
         return self._message.delivery_tag or 0
 
-    async def _settle(self, settling: Awaitable[None]) -> None:
+    async def _settle(self, settlement: Awaitable[None]) -> None:
         try:
-            await settling
-        except LOST:
+            await settlement
+        except CONNECTION_ERRORS:
             log.debug("A delivery of a lost connection was not settled: it will come again")
 
 
-def properties_of(envelope: Envelope) -> Basic.Properties:
+def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
     """The AMQP properties of an envelope. ``message_id`` is new at each publish: the library matches returned
     messages by it, and a repeated one would confirm the wrong publish."""
     return Basic.Properties(

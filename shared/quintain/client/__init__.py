@@ -1,1 +1,1 @@
-"""The SDK: an evaluator's side of the bus. `Client` speaks with a session's token, `Admin` with the admin's."""
+"""The SDK: `Client` for one session (with its token) and `Admin` for administration (with the admin token)."""

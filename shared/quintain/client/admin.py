@@ -1,15 +1,16 @@
-"""The administrator's client, with the admin token: sessions over AMQP or HTTP; targets and workers over AMQP."""
+"""The administration client: sessions over AMQP or HTTP, targets and workers over AMQP."""
 
 from __future__ import annotations
 
 from pydantic import ValidationError
 
-from quintain.client.transport import ANSWER_SECONDS, Transport
-from quintain.contracts import metadata, operating
+from quintain.client.transport import OPERATION_TIMEOUT_SECONDS, Transport
+from quintain.contracts import admin
+from quintain.contracts import session as session_messages
 from quintain.contracts.discovery import ListTargets, TargetList
-from quintain.contracts.message import explain
+from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest
-from quintain.routes import AMEND, DRAIN, LIST, OPEN, PAUSE, RESUME, SHOW, TARGETS, WORKERS, Answer, Ask, Route
+from quintain.routes import AMEND, DRAIN, LIST, OPEN, PAUSE, RESUME, SHOW, TARGETS, WORKERS, ReplyT, RequestT, Route
 
 
 class Admin:
@@ -18,48 +19,48 @@ class Admin:
     ``timeout_seconds`` bounds each of them.
     """
 
-    def __init__(self, transport: Transport, *, timeout_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, transport: Transport, *, timeout_seconds: float = OPERATION_TIMEOUT_SECONDS) -> None:
         self._transport, self._timeout_seconds = transport, timeout_seconds
 
-    async def open(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
+    async def open(self, request: session_messages.OpenSession) -> session_messages.SessionOpened:
         """Open a session; its token is in the answer and nowhere else."""
-        return await self._request(OPEN, ask)
+        return await self._call(OPEN, request)
 
-    async def amend(self, ask: metadata.AmendSession) -> metadata.Info:
+    async def amend(self, request: session_messages.AmendSession) -> session_messages.Info:
         """Change a session's limit or state."""
-        return await self._request(AMEND, ask)
+        return await self._call(AMEND, request)
 
-    async def list(self, ask: metadata.ListSessions) -> metadata.SessionList:
+    async def list(self, request: session_messages.ListSessions) -> session_messages.SessionList:
         """One page of sessions, newest first."""
-        return await self._request(LIST, ask)
+        return await self._call(LIST, request)
 
-    async def show(self, session_id: str) -> metadata.Info:
+    async def show(self, session_id: str) -> session_messages.Info:
         """One session and its counters. Raises `BadRequest` where there is no such session."""
         try:
-            ask = metadata.ShowSession(session_id=session_id)
+            request = session_messages.ShowSession(session_id=session_id)
         except ValidationError as error:
-            raise BadRequest(explain(error)) from None
-        return await self._request(SHOW, ask)
+            raise BadRequest(describe_validation_error(error)) from None
+        return await self._call(SHOW, request)
 
     async def targets(self) -> TargetList:
         """Every registered target. Only over a broker, as all that follow."""
-        return await self._request(TARGETS, ListTargets())
+        return await self._call(TARGETS, ListTargets())
 
-    async def pause(self, target: str, for_seconds: float) -> operating.TargetPause:
+    async def pause(self, target: str, duration_seconds: float) -> admin.TargetPause:
         """Have no worker of the fleet call a target for so many seconds. Raises `UnknownTarget`."""
-        return await self._request(PAUSE, operating.PauseTarget(target=target, for_seconds=for_seconds))
+        return await self._call(PAUSE, admin.PauseTarget(target=target, for_seconds=duration_seconds))
 
-    async def resume(self, target: str) -> operating.TargetPause:
+    async def resume(self, target: str) -> admin.TargetPause:
         """End a target's pause, its provider's too. Raises `UnknownTarget`."""
-        return await self._request(RESUME, operating.ResumeTarget(target=target))
+        return await self._call(RESUME, admin.ResumeTarget(target=target))
 
-    async def workers(self) -> operating.WorkerList:
+    async def workers(self) -> admin.WorkerList:
         """Every worker that lives, and those that were asked to drain."""
-        return await self._request(WORKERS, operating.ListWorkers())
+        return await self._call(WORKERS, admin.ListWorkers())
 
-    async def drain(self, worker_id: str) -> operating.WorkerList:
+    async def drain(self, worker_id: str) -> admin.WorkerList:
         """Ask a worker to drain: all living processes of its id. Raises `BadRequest` where none can be asked."""
-        return await self._request(DRAIN, operating.DrainWorker(worker_id=worker_id))
+        return await self._call(DRAIN, admin.DrainWorker(worker_id=worker_id))
 
-    async def _request(self, route: Route[Ask, Answer], ask: Ask) -> Answer:
-        return await self._transport.request(route, ask, timeout_seconds=self._timeout_seconds)
+    async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
+        return await self._transport.call_route(route, request, timeout_seconds=self._timeout_seconds)

@@ -15,13 +15,19 @@ from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Delivery
-from quintain.caller import Caller, Question, understood
 from quintain.client.cancellation import CancellationQueue
-from quintain.client.transport import ANSWER_SECONDS, GRACE_SECONDS, BatchItem, InvokeCall, expired, unspent
+from quintain.client.transport import (
+    OPERATION_TIMEOUT_SECONDS,
+    REPLY_GRACE_SECONDS,
+    BatchItem,
+    InvokeCall,
+    expired_fault,
+    is_uncharged,
+)
 from quintain.clock import Clock
 from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
-from quintain.contracts.metadata import CancelCalls, ReleaseCalls, ReserveCalls
-from quintain.contracts.names import TARGET_NAME_PATTERN
+from quintain.contracts.session import CancelCalls, ReleaseCalls, ReserveCalls
+from quintain.contracts.strings import TARGET_NAME_PATTERN
 from quintain.contracts.token import public_id
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault, NoAnswer, Overloaded, QueueFull
 from quintain.routes import (
@@ -35,16 +41,17 @@ from quintain.routes import (
     PROGRESS_TYPE,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
-    PUBLISHED_HEADER,
+    PUBLISHED_AT_HEADER,
     RELEASE,
     REQUEST_ID_HEADER,
     RESERVE,
     TOKEN_HEADER,
-    Answer,
-    Ask,
+    ReplyT,
+    RequestT,
     Route,
 )
-from quintain.telemetry import conventions
+from quintain.rpc.client import RpcClient, RpcRequest, parse_reply
+from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
 
 log = logging.getLogger(__name__)
@@ -53,9 +60,9 @@ log = logging.getLogger(__name__)
 class AmqpTransport:
     """One token's calls over a caller that others may share. ``clock`` is the metadata service's, shared as well."""
 
-    def __init__(self, caller: Caller, token: str, clock: Clock | None = None) -> None:
+    def __init__(self, rpc_client: RpcClient, token: str, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
-        self._caller, self._token = caller, token
+        self._rpc_client, self._token = rpc_client, token
         self._session_id = public_id(token)
         self._cancellations = CancellationQueue(self._cancel)
 
@@ -83,38 +90,42 @@ class AmqpTransport:
         ids = [secrets.token_urlsafe(16) for _ in items]
         reservation = ReserveCalls(request_ids=ids, deadline=self.clock.deadline_ms(deadline_seconds))
         try:
-            await self._answered(RESERVE, reservation)
+            await self._call_operation(RESERVE, reservation)
             calls = zip(items, ids, strict=True)
-            ended = await asyncio.gather(*(self._item(item, name, deadline_seconds) for item, name in calls))
-            await self._release([name for name, item in zip(ids, ended, strict=True) if unspent(item)])
+            results = await asyncio.gather(
+                *(self._invoke_item(item, request_id, deadline_seconds) for item, request_id in calls)
+            )
+            await self._release_quietly([name for name, item in zip(ids, results, strict=True) if is_uncharged(item)])
         except asyncio.CancelledError:
             self.cancel_later(ids)
             raise
-        return list(ended)
+        return list(results)
 
-    async def request(self, route: Route[Ask, Answer], ask: Ask, *, timeout_seconds: float) -> Answer:
+    async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
         """As `Transport.request`; raises `NoAnswer` where nobody answers in time."""
-        return await self._caller.request(route, ask, {TOKEN_HEADER: self._token}, timeout_seconds=timeout_seconds)
+        return await self._rpc_client.call_route(
+            route, request, {TOKEN_HEADER: self._token}, timeout_seconds=timeout_seconds
+        )
 
-    async def _answered(self, route: Route[Ask, Answer], ask: Ask) -> Answer:
+    async def _call_operation(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         try:
-            return await self.request(route, ask, timeout_seconds=ANSWER_SECONDS)
-        except NoAnswer as silence:
-            raise BudgetUnavailable(silence.message) from None
+            return await self.call_route(route, request, timeout_seconds=OPERATION_TIMEOUT_SECONDS)
+        except NoAnswer as error:
+            raise BudgetUnavailable(error.message) from None
 
     async def _cancel(self, request_ids: Sequence[str]) -> None:
-        await self._answered(CANCEL, CancelCalls(request_ids=list(request_ids)))
+        await self._call_operation(CANCEL, CancelCalls(request_ids=list(request_ids)))
 
-    async def _release(self, request_ids: Sequence[str]) -> None:
+    async def _release_quietly(self, request_ids: Sequence[str]) -> None:
         if not request_ids:
             return
         try:
-            await self._answered(RELEASE, ReleaseCalls(request_ids=list(request_ids)))
+            await self._call_operation(RELEASE, ReleaseCalls(request_ids=list(request_ids)))
         except (Fault, BusError) as error:
             # The answers are there: what is not given back now ends with its deadline.
             log.warning("%d reservations could not be given back: %s", len(request_ids), error.message)
 
-    async def _item(self, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float) -> BatchItem:
+    async def _invoke_item(self, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float) -> BatchItem:
         if isinstance(item, Fault):
             return BatchItem(None, item)
         call = InvokeCall(request=item, request_id=request_id, deadline_seconds=deadline_seconds)
@@ -122,29 +133,29 @@ class AmqpTransport:
             return BatchItem(await self._invoke(call, request_id), None)
         except Fault as fault:
             return BatchItem(None, fault)
-        except BusError as lost:
+        except BusError as error:
             # One item that could not be carried loses neither the others nor their reservations.
-            return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {lost.message}"))
+            return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {error.message}"))
 
     async def _invoke(self, call: InvokeCall, request_id: str) -> Result:
-        question = self._question(call, request_id)
-        opening = partial(conventions.sent, question.exchange.name, question.key, request_id=request_id)
+        rpc_request = self._rpc_request(call, request_id)
+        span_start = partial(semconv.publish_span, rpc_request.exchange.name, rpc_request.key, request_id=request_id)
         try:
             with (
-                span(opening),
-                logs.about(request_id=request_id, session_id=self._session_id, target=question.key),
+                span(span_start),
+                logs.log_context(request_id=request_id, session_id=self._session_id, target=rpc_request.key),
             ):
-                return understood(await self._caller.ask(question, partial(_take_interim, call)), Result)
+                return parse_reply(await self._rpc_client.call(rpc_request, partial(_dispatch_partial, call)), Result)
         except QueueFull:
             raise Overloaded("The target's queue is full", retry_after_ms=1000) from None
         except NoAnswer:
-            raise expired(call.deadline_seconds) from None
+            raise expired_fault(call.deadline_seconds) from None
 
-    def _question(self, call: InvokeCall, request_id: str) -> Question:
-        accepts = _accepts(call)
-        return Question(
+    def _rpc_request(self, call: InvokeCall, request_id: str) -> RpcRequest:
+        accept = _accept_header(call)
+        return RpcRequest(
             exchange=INVOKE.exchange,
-            key=routing_key(call.request),
+            key=invoke_routing_key(call.request),
             type=INVOKE.name,
             body=call.request.to_wire(),
             headers={
@@ -152,22 +163,22 @@ class AmqpTransport:
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: self.clock.deadline_ms(call.deadline_seconds),
                 PROTOCOL_HEADER: PROTOCOL_VERSION,
-                PUBLISHED_HEADER: self.clock.now_ms(),
-                **({ACCEPT_HEADER: accepts} if accepts else {}),
+                PUBLISHED_AT_HEADER: self.clock.now_ms(),
+                **({ACCEPT_HEADER: accept} if accept else {}),
             },
-            deadline_seconds=call.deadline_seconds + GRACE_SECONDS,
+            deadline_seconds=call.deadline_seconds + REPLY_GRACE_SECONDS,
             # The fleet's own answer to an expired call comes first: the client only waits longer than that.
             expires_seconds=call.deadline_seconds,
         )
 
 
-def _accepts(call: InvokeCall) -> str:
+def _accept_header(call: InvokeCall) -> str:
     """The value of the request's header that asks for messages before the final one."""
     callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
     return ", ".join(name for name, callback in callbacks.items() if callback is not None)
 
 
-def _take_interim(call: InvokeCall, delivery: Delivery) -> None:
+def _dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:
     """Pass on a message before the final one. One that cannot be read is dropped: the whole answer follows."""
     with contextlib.suppress(BadRequest):
         if delivery.type == CHUNK_TYPE and call.on_chunk is not None:
@@ -176,10 +187,10 @@ def _take_interim(call: InvokeCall, delivery: Delivery) -> None:
             call.on_progress(Progress.from_wire(delivery.body))
 
 
-def routing_key(request: InvokeRequest) -> str:
+def invoke_routing_key(request: InvokeRequest) -> str:
     """Where to publish a request: its target's name, or empty, and the metadata service decides.
 
     What cannot be a target's name is not put on the wire as an address: the answer is `UnknownTarget` all the same.
     """
-    name = request.names
+    name = request.requested_target
     return name if name is not None and re.fullmatch(TARGET_NAME_PATTERN, name) else ""

@@ -11,10 +11,10 @@ from quintain.errors import QuintainError
 log = logging.getLogger(__name__)
 
 #: How long one message of cancellations may take, and how long `CancellationQueue.close` waits, in seconds.
-CANCEL_SECONDS = 5.0
+CANCEL_TIMEOUT_SECONDS = 5.0
 
 #: At most so many calls are cancelled with one message.
-MOST_AT_ONCE = 1000
+MAX_BATCH = 1000
 
 
 class CancellationQueue:
@@ -22,34 +22,34 @@ class CancellationQueue:
 
     def __init__(self, cancel: Callable[[Sequence[str]], Awaitable[object]]) -> None:
         self._cancel = cancel
-        self._waiting: list[str] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._request_ids: list[str] = []
+        self._send_task: asyncio.Task[None] | None = None
         self._closed = False
 
     def add(self, request_ids: Sequence[str]) -> None:
         """Cancel these soon. After `close` nothing happens: the calls end with their deadlines."""
         if self._closed:
             return
-        self._waiting += request_ids
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._send(), name="cancel calls")
+        self._request_ids += request_ids
+        if self._send_task is None or self._send_task.done():
+            self._send_task = asyncio.get_running_loop().create_task(self._send(), name="cancel calls")
 
     async def close(self) -> None:
-        """Wait up to `CANCEL_SECONDS` for what is under way, and cancel nothing from then on."""
+        """Wait up to `CANCEL_TIMEOUT_SECONDS` for what is under way, and cancel nothing from then on."""
         self._closed = True
-        if self._sending is None:
+        if self._send_task is None:
             return
         try:
-            await asyncio.wait([self._sending], timeout=CANCEL_SECONDS)
+            await asyncio.wait([self._send_task], timeout=CANCEL_TIMEOUT_SECONDS)
         finally:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+            self._send_task.cancel()
+            await asyncio.gather(self._send_task, return_exceptions=True)
 
     async def _send(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+        while self._request_ids:
+            batch, self._request_ids = self._request_ids[:MAX_BATCH], self._request_ids[MAX_BATCH:]
             try:
-                async with asyncio.timeout(CANCEL_SECONDS):
+                async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
                     await self._cancel(batch)
             except (QuintainError, TimeoutError) as error:
                 log.info("%d calls were not taken back; their deadlines end them: %s", len(batch), error)

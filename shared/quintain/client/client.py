@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from pydantic import ValidationError
 
 from quintain.client.transport import (
-    ANSWER_SECONDS,
     DEFAULT_DEADLINE_SECONDS,
+    OPERATION_TIMEOUT_SECONDS,
     BatchItem,
     InvokeCall,
     OnChunk,
     OnProgress,
     Transport,
 )
-from quintain.contracts import metadata
+from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
-from quintain.contracts.message import explain
+from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, NoAnswer
-from quintain.routes import CANCEL, INFO, OPEN, RELEASE, RESERVE, Answer, Ask, Route
+from quintain.routes import CANCEL, INFO, OPEN, RELEASE, RESERVE, ReplyT, RequestT, Route
 
 #: One item of a batch: a request, its fields, or a question alone.
 BatchRequest = InvokeRequest | Mapping[str, object] | str
@@ -60,12 +60,12 @@ class Client:
 
             result = await client.invoke("What is the capital of France?", target="judge")
         """
-        turns = None if messages is None else list(messages)
+        message_list = None if messages is None else list(messages)
         fields = {"question": question, "target": target, "system_prompt": system_prompt, "settings": settings}
         try:
-            request = InvokeRequest.model_validate({**fields, "messages": turns})
+            request = InvokeRequest.model_validate({**fields, "messages": message_list})
         except ValidationError as error:
-            raise BadRequest(explain(error)) from None
+            raise BadRequest(describe_validation_error(error)) from None
         return await self.send(request)
 
     async def send(
@@ -74,16 +74,16 @@ class Client:
         *,
         request_id: str | None = None,
         deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
-        heard: OnChunk | None = None,
-        progress: OnProgress | None = None,
-        taken_back: bool | None = None,
+        on_chunk: OnChunk | None = None,
+        on_progress: OnProgress | None = None,
+        cancel_with_task: bool | None = None,
     ) -> Result:
         """Invoke with a whole request. The same ``request_id`` is the same call: charged once, answered alike.
 
-        ``heard`` is called with the answer's pieces as they come; a piece of a higher attempt voids those before it.
-        ``progress`` is called every 10 s while the call runs. Over HTTP there is neither (`ConfigError`). A task
-        cancelled here cancels its call (``taken_back``), unless the caller named the ``request_id``: under that the
-        call can be asked for again, so it goes on, and `cancel` ends it.
+        ``on_chunk`` is called with the answer's pieces as they come; a piece of a higher attempt voids those before it.
+        ``on_progress`` is called every 10 s while the call runs. Over HTTP there is neither (`ConfigError`). A task
+        cancelled here cancels its call (``cancel_with_task``), unless the caller named the ``request_id``: under that
+        the call can be asked for again, so it goes on, and `cancel` ends it.
 
         Raises a `Fault`: `Expired` where nobody answered in time, `Overloaded` where the queue is full.
         """
@@ -91,9 +91,9 @@ class Client:
             request=request,
             request_id=request_id,
             deadline_seconds=deadline_seconds,
-            on_chunk=heard,
-            on_progress=progress,
-            cancel_with_task=not request_id if taken_back is None else taken_back,
+            on_chunk=on_chunk,
+            on_progress=on_progress,
+            cancel_with_task=not request_id if cancel_with_task is None else cancel_with_task,
         )
         return await self._transport.invoke(call)
 
@@ -109,33 +109,33 @@ class Client:
         """
         if isinstance(requests, str):
             raise BadRequest("requests: a batch is a list of requests, and this is one text")
-        items = [_request_of(item) for item in requests]
+        items = [_parse_item(item) for item in requests]
         return await self._transport.invoke_batch(items, deadline_seconds=deadline_seconds)
 
     async def reserve(self, calls: int, *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS) -> list[str]:
         """Reserve so many calls, all or none (`BudgetExhausted`); returns their request ids. Only over a broker."""
         ids = [secrets.token_urlsafe(16) for _ in range(calls)]
         try:
-            await self.reserve_these(ids, deadline_seconds=deadline_seconds)
+            await self.reserve_ids(ids, deadline_seconds=deadline_seconds)
         except asyncio.CancelledError:
             # Nobody will ever know these ids: a reservation under way is given back.
             self._transport.cancel_later(ids)
             raise
         return ids
 
-    async def reserve_these(
+    async def reserve_ids(
         self, request_ids: Sequence[str], *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
     ) -> int:
         """Reserve these calls, all or none (`BudgetExhausted`); returns how many are new: one already known costs
         nothing. Only over a broker."""
         deadline = self._transport.clock.deadline_ms(deadline_seconds)
-        ask = metadata.ReserveCalls(request_ids=list(request_ids), deadline=deadline)
-        return (await self._request(RESERVE, ask)).granted
+        request = session_messages.ReserveCalls(request_ids=list(request_ids), deadline=deadline)
+        return (await self._call(RESERVE, request)).granted
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Give back reservations that were not used. Only over a broker."""
         if request_ids:
-            await self._request(RELEASE, metadata.ReleaseCalls(request_ids=list(request_ids)))
+            await self._call(RELEASE, session_messages.ReleaseCalls(request_ids=list(request_ids)))
 
     async def cancel(self, request_ids: Sequence[str]) -> int:
         """Cancel these calls: what waits is refused uncharged, what runs is aborted, what is only reserved is given
@@ -143,24 +143,24 @@ class Client:
         broker."""
         if not request_ids:
             return 0
-        return (await self._request(CANCEL, metadata.CancelCalls(request_ids=list(request_ids)))).cancelled
+        return (await self._call(CANCEL, session_messages.CancelCalls(request_ids=list(request_ids)))).cancelled
 
-    async def get_info(self, *, per_target: bool = False) -> metadata.Info:
+    async def get_info(self, *, per_target: bool = False) -> session_messages.Info:
         """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
-        return await self._request(INFO, metadata.AskInfo(per_target=per_target))
+        return await self._call(INFO, session_messages.GetInfo(per_target=per_target))
 
-    async def open_child(self, ask: metadata.OpenSession) -> metadata.SessionOpened:
+    async def open_child(self, request: session_messages.OpenSession) -> session_messages.SessionOpened:
         """Open a session that may only narrow this one and draws on its budget."""
-        return await self._request(OPEN, ask)
+        return await self._call(OPEN, request)
 
-    async def _request(self, route: Route[Ask, Answer], ask: Ask) -> Answer:
+    async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         try:
-            return await self._transport.request(route, ask, timeout_seconds=ANSWER_SECONDS)
-        except NoAnswer as silence:
-            raise BudgetUnavailable(silence.message) from None
+            return await self._transport.call_route(route, request, timeout_seconds=OPERATION_TIMEOUT_SECONDS)
+        except NoAnswer as error:
+            raise BudgetUnavailable(error.message) from None
 
 
-def _request_of(item: object) -> InvokeRequest | Fault:
+def _parse_item(item: object) -> InvokeRequest | Fault:
     """An item of a batch as a request, or why it is none."""
     if isinstance(item, InvokeRequest):
         return item
@@ -168,4 +168,4 @@ def _request_of(item: object) -> InvokeRequest | Fault:
     try:
         return InvokeRequest.model_validate(dict(fields) if isinstance(fields, Mapping) else fields)
     except ValidationError as error:
-        return BadRequest(explain(error))
+        return BadRequest(describe_validation_error(error))

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
-from quintain.caller import Caller
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.transport import Transport
 from quintain.errors import ConfigError
+from quintain.rpc.client import RpcClient
 from quintain.settings import environment, read_settings
 
 
@@ -45,17 +45,17 @@ async def connect(
     settings = read_settings(environment())
     token = token or settings.require_session_token()
     url = url or ("memory://" if memory is not None else settings.require_fleet_url())
-    opening = _transport(url, token, memory, timeout_seconds, traceparent=settings.traceparent)
-    async with opening as transport, proven(transport) as client:
+    transport_context = _open_transport(url, token, memory, timeout_seconds, traceparent=settings.traceparent)
+    async with transport_context as transport, verified_client(transport) as client:
         yield client
 
 
 @contextlib.asynccontextmanager
-async def proven(transport: Transport) -> AsyncIterator[Client]:
+async def verified_client(transport: Transport) -> AsyncIterator[Client]:
     """A session's client over this transport. Raises `Unauthorized`, `BudgetUnavailable`."""
     client = Client(transport)
     # The first answer proves the token and has the metadata service's time, by which deadlines are set.
-    transport.clock.learn((await client.get_info()).now)
+    transport.clock.synchronize((await client.get_info()).now)
     try:
         yield client
     finally:
@@ -67,41 +67,41 @@ async def connect_admin(
     url: str, token: str, *, memory: MemoryBroker | None = None, timeout_seconds: float = 30.0
 ) -> AsyncIterator[Admin]:
     """The administrator's client, over AMQP or HTTP. Raises `BrokerUnavailable`, `BrokerRefused`, `ConfigError`."""
-    async with _transport(url, token, memory, timeout_seconds) as transport:
+    async with _open_transport(url, token, memory, timeout_seconds) as transport:
         yield Admin(transport, timeout_seconds=timeout_seconds)
 
 
 @contextlib.asynccontextmanager
-async def _transport(
+async def _open_transport(
     url: str, token: str, memory: MemoryBroker | None, timeout_seconds: float, *, traceparent: str | None = None
 ) -> AsyncIterator[Transport]:
     """The transport that the URL names, on a connection of its own."""
     if url.lower().startswith(("http://", "https://")):
         try:
             http = importlib.import_module("quintain.client.http_transport")
-        except ModuleNotFoundError as missing:
-            if missing.name != "httpx2":
+        except ModuleNotFoundError as error:
+            if error.name != "httpx2":
                 raise
             raise ConfigError(
                 "A gateway is spoken to over HTTP, and that needs: pip install 'quintain[http]'"
             ) from None
-        async with http.http_transport(url, token, traceparent=traceparent) as transport:
+        async with http.open_http_transport(url, token, traceparent=traceparent) as transport:
             yield transport
     else:
-        async with calling(url, memory=memory, timeout_seconds=timeout_seconds) as caller:
-            yield AmqpTransport(caller, token)
+        async with connect_rpc(url, memory=memory, timeout_seconds=timeout_seconds) as rpc_client:
+            yield AmqpTransport(rpc_client, token)
 
 
 @contextlib.asynccontextmanager
-async def calling(
+async def connect_rpc(
     url: str, *, memory: MemoryBroker | None = None, timeout_seconds: float = 30.0
-) -> AsyncIterator[Caller]:
+) -> AsyncIterator[RpcClient]:
     """A caller on a connection of its own, both closed at the end."""
     bus: Bus = await connect_bus(url, memory=memory, timeout_seconds=timeout_seconds)
-    caller = Caller(bus)
+    rpc_client = RpcClient(bus)
     try:
-        await caller.start()
-        yield caller
+        await rpc_client.start()
+        yield rpc_client
     finally:
-        await caller.close()
+        await rpc_client.close()
         await bus.close()

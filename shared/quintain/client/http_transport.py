@@ -19,9 +19,9 @@ from urllib.parse import quote, urlencode
 import httpx2
 from pydantic import JsonValue
 
-from quintain.client.transport import GRACE_SECONDS, BatchItem, InvokeCall, expired
+from quintain.client.transport import REPLY_GRACE_SECONDS, BatchItem, InvokeCall, expired_fault
 from quintain.clock import Clock
-from quintain.contracts import metadata
+from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import FaultReply, InvokeRequest, JsonObject, Result
 from quintain.contracts.message import Message
 from quintain.errors import (
@@ -34,69 +34,71 @@ from quintain.errors import (
     InternalFault,
     NoAnswer,
 )
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, Answer, Ask, Route
-from quintain.telemetry.conventions import asked_over_http
-from quintain.telemetry.spans import context_headers, span, traceparent
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ReplyT, RequestT, Route
+from quintain.telemetry.semconv import http_client_span
+from quintain.telemetry.spans import context_headers, current_traceparent, span
 
 #: How long a connection may take to open, in seconds; after that the call's own deadline bounds everything.
-CONNECT_SECONDS = 10.0
+CONNECT_TIMEOUT_SECONDS = 10.0
 
 #: More calls than this at the same time wait for a connection. A gateway holds a thousand, of all its clients.
-MOST_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 
 #: An idle connection is used again for so long, in seconds: less than a gateway keeps it, so that none is asked
 #: on which has just been closed.
 KEEPALIVE_SECONDS = 15.0
 
-MOST_PORT = 65535
+MAX_PORT = 65535
 
 
-class _Items(Message):
+class _BatchReply(Message):
     """The answers of a batch: results, and faults beside an empty ``output``."""
 
     responses: list[JsonObject]
 
 
 class HttpConnection:
-    """The connections to one gateway, for any number of tokens. Use it as `http_connection` gives it."""
+    """The connections to one gateway, for any number of tokens. Use it as `open_http_connection` gives it."""
 
-    def __init__(self, http: httpx2.AsyncClient, place: str) -> None:
+    def __init__(self, http: httpx2.AsyncClient, address: str) -> None:
         self._http = http
         #: The gateway's address, to show.
-        self.place = place
+        self.address = address
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
-        answers: type[Answer],
+        reply_type: type[ReplyT],
         *,
         timeout_seconds: float,
         headers: Mapping[str, str],
         body: bytes | None = None,
-    ) -> Answer:
+    ) -> ReplyT:
         """The answer. Raises the `Fault` that came instead, `NoAnswer`, or `GatewayUnavailable`."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 response = await self._http.request(method, path, content=body, headers=headers)
         except TimeoutError:
-            raise NoAnswer(f"{self.place} did not answer within {timeout_seconds:.1f} s") from None
+            raise NoAnswer(f"{self.address} did not answer within {timeout_seconds:.1f} s") from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
             raise GatewayUnavailable(
-                f"No gateway answers at {self.place} ({_why(error)}): does `quintain serve gateway` run there?"
+                f"No gateway answers at {self.address} ({_error_reason(error)}): does `quintain serve gateway` run "
+                "there?"
             ) from None
         except httpx2.TransportError as error:
             raise GatewayUnavailable(
-                f"The connection to {self.place} was lost before the answer came ({_why(error)}); whether a call "
+                f"The connection to {self.address} was lost before the answer came ({_error_reason(error)}); whether "
+                "a call "
                 "was charged, `info` says, and the same request id asks for the same call"
             ) from None
         if not response.is_success:
             raise self._fault(response)
         try:
-            return answers.from_wire(response.content)
-        except BadRequest as unreadable:
+            return reply_type.from_wire(response.content)
+        except BadRequest as decode_error:
             raise InternalFault(
-                f"The answer of {self.place} cannot be read ({unreadable.message})", charged=True
+                f"The answer of {self.address} cannot be read ({decode_error.message})", charged=True
             ) from None
 
     def _fault(self, response: httpx2.Response) -> Fault | GatewayUnavailable:
@@ -104,13 +106,13 @@ class HttpConnection:
             reply = FaultReply.from_wire(response.content)
         except BadRequest:
             return GatewayUnavailable(
-                f"{self.place} answered {response.status_code}, and not as a gateway does: is it one? "
+                f"{self.address} answered {response.status_code}, and not as a gateway does: is it one? "
                 "(QUINTAIN_GATEWAY_URL)"
             )
         if reply.code not in FAULTS and reply.status < InternalFault.status:
             # What HTTP alone can get wrong (a path, a method) is the request's own mistake like any other.
             reply = reply.model_copy(update={"code": BadRequest.code})
-        return reply.raised()
+        return reply.to_fault()
 
 
 class HttpTransport:
@@ -150,86 +152,86 @@ class HttpTransport:
         (`PayloadTooLarge`)."""
         # What cannot be read has its place in the batch all the same, and its reservation, as over AMQP.
         body = b",".join(b"null" if isinstance(item, Fault) else item.to_wire() for item in items)
-        answer = await self._post("/invokeBatch", b'{"requests":[%s]}' % body, _Items, {}, deadline_seconds)
+        answer = await self._post("/invokeBatch", b'{"requests":[%s]}' % body, _BatchReply, {}, deadline_seconds)
         return [
-            BatchItem(None, item) if isinstance(item, Fault) else _item(response)
+            BatchItem(None, item) if isinstance(item, Fault) else _batch_item(response)
             for item, response in zip(items, answer.responses, strict=True)
         ]
 
-    async def request(self, route: Route[Ask, Answer], ask: Ask, *, timeout_seconds: float) -> Answer:
+    async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
         """As `Transport.request`; raises `BudgetUnavailable` where the gateway does not answer in time."""
-        method, path = _resource(ask)
-        body = ask.to_wire() if method in {"POST", "PATCH"} else None
+        method, path = _method_and_path(request)
+        body = request.to_wire() if method in {"POST", "PATCH"} else None
         try:
-            return await self._connection.ask(
-                method, path, route.answers, timeout_seconds=timeout_seconds, headers=self._authorization, body=body
+            return await self._connection.request(
+                method, path, route.reply_type, timeout_seconds=timeout_seconds, headers=self._authorization, body=body
             )
-        except NoAnswer as silence:
-            raise BudgetUnavailable(silence.message) from None
+        except NoAnswer as error:
+            raise BudgetUnavailable(error.message) from None
 
     async def _post(
-        self, path: str, body: bytes, answers: type[Answer], headers: dict[str, str], deadline_seconds: float
-    ) -> Answer:
+        self, path: str, body: bytes, reply_type: type[ReplyT], headers: dict[str, str], deadline_seconds: float
+    ) -> ReplyT:
         deadline = self.clock.deadline_ms(deadline_seconds)
         try:
-            opening = asked_over_http("POST", path, request_id=headers.get(REQUEST_ID_HEADER))
-            with span(opening, parent=self._traceparent if traceparent() is None else None):
-                return await self._connection.ask(
+            span_start = http_client_span("POST", path, request_id=headers.get(REQUEST_ID_HEADER))
+            with span(span_start, parent=self._traceparent if current_traceparent() is None else None):
+                return await self._connection.request(
                     "POST",
                     path,
-                    answers,
+                    reply_type,
                     # The fleet's own answer to an expired call comes first: the client only waits longer than that.
-                    timeout_seconds=deadline_seconds + GRACE_SECONDS,
+                    timeout_seconds=deadline_seconds + REPLY_GRACE_SECONDS,
                     headers={**self._authorization, **headers, DEADLINE_HEADER: str(deadline), **context_headers()},
                     body=body,
                 )
         except NoAnswer:
-            raise expired(deadline_seconds) from None
+            raise expired_fault(deadline_seconds) from None
 
 
 @contextlib.asynccontextmanager
-async def http_transport(url: str, token: str, *, traceparent: str | None = None) -> AsyncIterator[HttpTransport]:
+async def open_http_transport(url: str, token: str, *, traceparent: str | None = None) -> AsyncIterator[HttpTransport]:
     """A transport on connections of its own, closed at the end. Raises `ConfigError` where the URL is no gateway's or
     the token cannot be sent."""
-    async with http_connection(url) as connection:
+    async with open_http_connection(url) as connection:
         yield HttpTransport(connection, token, traceparent=traceparent)
 
 
 @contextlib.asynccontextmanager
-async def http_connection(url: str) -> AsyncIterator[HttpConnection]:
+async def open_http_connection(url: str) -> AsyncIterator[HttpConnection]:
     """Connections to the gateway at this base URL, closed at the end; certificates are always verified.
 
     Raises `ConfigError` where the URL is no gateway's.
     """
     try:
-        where = httpx2.URL(url)
+        base_url = httpx2.URL(url)
     except httpx2.InvalidURL as error:
         raise ConfigError(f"QUINTAIN_GATEWAY_URL cannot be used: {error}") from None
-    if where.scheme not in {"http", "https"} or not where.host or (where.port or 0) > MOST_PORT:
+    if base_url.scheme not in {"http", "https"} or not base_url.host or (base_url.port or 0) > MAX_PORT:
         raise ConfigError("QUINTAIN_GATEWAY_URL is no address of a gateway: give one such as http://127.0.0.1:8787")
-    if where.query or where.fragment:
+    if base_url.query or base_url.fragment:
         raise ConfigError("QUINTAIN_GATEWAY_URL has more than an address and a path: give it without ? and #")
     async with httpx2.AsyncClient(
-        base_url=where,
+        base_url=base_url,
         headers={"User-Agent": f"quintain/{importlib.metadata.version('quintain')}"},
-        timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+        timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
         limits=httpx2.Limits(
-            max_connections=MOST_CONNECTIONS,
-            max_keepalive_connections=MOST_CONNECTIONS,
+            max_connections=MAX_CONNECTIONS,
+            max_keepalive_connections=MAX_CONNECTIONS,
             keepalive_expiry=KEEPALIVE_SECONDS,
         ),
         # A redirect would take the token elsewhere.
         follow_redirects=False,
     ) as http:
-        yield HttpConnection(http, _shown(where))
+        yield HttpConnection(http, _without_userinfo(base_url))
 
 
-def _shown(url: httpx2.URL) -> str:
+def _without_userinfo(url: httpx2.URL) -> str:
     """The address for people, without what may be secret in it."""
     return str(url.copy_with(userinfo=b"")).rstrip("/")
 
 
-def _why(error: httpx2.TransportError) -> str:
+def _error_reason(error: httpx2.TransportError) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -238,21 +240,23 @@ def _why(error: httpx2.TransportError) -> str:
     return str(error) or type(error).__name__
 
 
-def _resource(ask: Message) -> tuple[str, str]:
+def _method_and_path(request: Message) -> tuple[str, str]:
     """The method and the path of an operation. Raises `ConfigError` where the gateway has none for it."""
-    match ask:
-        case metadata.AskInfo():
-            return "GET", "/info?perTarget=true" if ask.per_target else "/info"
-        case metadata.OpenSession():
+    match request:
+        case session_messages.GetInfo():
+            return "GET", "/info?perTarget=true" if request.per_target else "/info"
+        case session_messages.OpenSession():
             return "POST", "/sessions"
-        case metadata.AmendSession():
-            return "PATCH", _session_path(ask.session_id)
-        case metadata.ShowSession():
-            return "GET", _session_path(ask.session_id)
-        case metadata.ListSessions():
-            query = urlencode(json.loads(ask.to_wire()))
+        case session_messages.AmendSession():
+            return "PATCH", _session_path(request.session_id)
+        case session_messages.ShowSession():
+            return "GET", _session_path(request.session_id)
+        case session_messages.ListSessions():
+            query = urlencode(json.loads(request.to_wire()))
             return "GET", f"/sessions?{query}" if query else "/sessions"
-    raise ConfigError(f"A gateway has no operation {type(ask).__name__}: connect to the broker (QUINTAIN_BROKER_URL)")
+    raise ConfigError(
+        f"A gateway has no operation {type(request).__name__}: connect to the broker (QUINTAIN_BROKER_URL)"
+    )
 
 
 def _session_path(session_id: str) -> str:
@@ -262,8 +266,8 @@ def _session_path(session_id: str) -> str:
     return f"/sessions/{quote(session_id)}"
 
 
-def _item(answer: dict[str, JsonValue]) -> BatchItem:
+def _batch_item(answer: dict[str, JsonValue]) -> BatchItem:
     body = json.dumps(answer)
     if "error" in answer:
-        return BatchItem(None, FaultReply.from_wire(body).raised())
+        return BatchItem(None, FaultReply.from_wire(body).to_fault())
     return BatchItem(Result.from_wire(body), None)

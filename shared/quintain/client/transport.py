@@ -12,16 +12,16 @@ from typing import Protocol
 from quintain.clock import Clock
 from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
 from quintain.errors import Expired, Fault
-from quintain.routes import Answer, Ask, Route
+from quintain.routes import ReplyT, RequestT, Route
 
 #: A call's deadline where the caller names none, in seconds.
 DEFAULT_DEADLINE_SECONDS = 600.0
 
 #: A client waits this much longer than the deadline, so that the fleet's own answer arrives first, in seconds.
-GRACE_SECONDS = 2.0
+REPLY_GRACE_SECONDS = 2.0
 
 #: How long the metadata service may take to answer an operation, in seconds.
-ANSWER_SECONDS = 30.0
+OPERATION_TIMEOUT_SECONDS = 30.0
 
 #: Called with each piece of an answer as it comes.
 OnChunk = Callable[[Chunk], None]
@@ -70,7 +70,7 @@ class Transport(Protocol):
         Raises `BudgetExhausted` where the budget does not suffice for all, and what else `invoke` raises.
         """
 
-    async def request(self, route: Route[Ask, Answer], ask: Ask, *, timeout_seconds: float) -> Answer:
+    async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
         """Ask the metadata service.
 
         Raises the `Fault` it answers with, `NoAnswer` or `BudgetUnavailable` where it does not answer in time, and
@@ -84,11 +84,11 @@ class Transport(Protocol):
         """Finish the cancellations that are under way: a few seconds at most."""
 
 
-def expired(deadline_seconds: float) -> Expired:
+def expired_fault(deadline_seconds: float) -> Expired:
     """The fault of a call that nobody answered within its deadline."""
     return Expired(f"No answer within {deadline_seconds:.0f} s; whether it was charged, `info` says", charged=True)
 
 
-def unspent(item: BatchItem) -> bool:
+def is_uncharged(item: BatchItem) -> bool:
     """Whether an item of a batch was not charged, so that its reservation is to be given back."""
     return item.fault is not None and not item.fault.charged

@@ -1,11 +1,11 @@
-"""The configuration file ``quintain.yaml``: which targets there are, and how each is reached (``protocol.md`` §7).
+"""The configuration file ``quintain.yaml``: the targets and how each is reached (``protocol.md`` §7).
 
-Reading a file touches no environment; `Config.resolved` puts the environment's values in.
+Loading a file does not read the environment; `Config.resolve` substitutes environment variables.
 """
 
 from __future__ import annotations
 
-from quintain.config.loading import Config, find_config, load_config
+from quintain.config.loader import Config, find_config, load_config
 from quintain.config.targets import (
     AnthropicTarget,
     CommandTarget,

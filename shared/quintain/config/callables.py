@@ -1,4 +1,4 @@
-"""What an operator names as ``module:name``: imported as a script beside the configuration would import it."""
+"""Imports a callable given as ``module:name``, with modules next to the configuration file importable."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from quintain.errors import ConfigError
 
 
-def load_callable(path: str, folder: Path, *, kind: str = "function") -> Callable[..., Any]:
+def load_callable(reference: str, folder: Path, *, kind: str = "function") -> Callable[..., Any]:
     """The callable of ``module:name``, its module looked for in this folder first. Raises `ConfigError`."""
-    module_name, _, name = path.partition(":")
+    module_name, _, name = reference.partition(":")
     # As Python does for a script: the folder comes first, and stays, as the module may import its neighbours.
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -22,7 +22,7 @@ def load_callable(path: str, folder: Path, *, kind: str = "function") -> Callabl
     except Exception as error:
         # A module may raise anything while it is imported.
         raise ConfigError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
-    found: Callable[..., Any] | None = getattr(module, name, None)
-    if found is None or not callable(found):
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if function is None or not callable(function):
         raise ConfigError(f"{module_name} has no {kind} {name}")
-    return found
+    return function

@@ -1,13 +1,12 @@
-"""The JSON schema of a configuration, for editors that complete it: what the models say, and the file's short forms.
-Pure."""
+"""The JSON schema of the configuration file, for editors, derived from the target models. No I/O."""
 
 from __future__ import annotations
 
 from pydantic import JsonValue
 from pydantic.json_schema import models_json_schema
 
-from quintain.config.targets import KINDS
-from quintain.contracts.names import TARGET_NAME_PATTERN
+from quintain.config.targets import TARGET_MODELS
+from quintain.contracts.strings import TARGET_NAME_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -22,11 +21,11 @@ Schema = dict[str, JsonValue]
 
 def config_schema() -> Schema:
     """The schema of ``quintain.yaml``: targets as a map, or as AgentV's list of ``{name: …}``."""
-    _, whole = models_json_schema([(model, "validation") for model in KINDS.values()])
-    definitions: dict[str, Schema] = whole["$defs"]
-    kinds = {model.__name__ for model in KINDS.values()}
-    models = {name: _model(definition, is_target=name in kinds) for name, definition in definitions.items()}
-    named = {f"Named{name}": _with_name(models[name]) for name in sorted(kinds)}
+    _, schema = models_json_schema([(model, "validation") for model in TARGET_MODELS.values()])
+    definitions: dict[str, Schema] = schema["$defs"]
+    kinds = {model.__name__ for model in TARGET_MODELS.values()}
+    models = {name: _model_schema(definition, is_target=name in kinds) for name, definition in definitions.items()}
+    named = {f"Named{name}": _with_name_property(models[name]) for name in sorted(kinds)}
     return {
         "$schema": DIALECT,
         "title": "A configuration of quintain",
@@ -41,9 +40,9 @@ def config_schema() -> Schema:
                         "type": "object",
                         "minProperties": 1,
                         "propertyNames": {"pattern": TARGET_NAME_PATTERN},
-                        "additionalProperties": {"oneOf": _references(sorted(kinds))},
+                        "additionalProperties": {"oneOf": _refs_to(sorted(kinds))},
                     },
-                    {"type": "array", "minItems": 1, "items": {"oneOf": _references(sorted(named))}},
+                    {"type": "array", "minItems": 1, "items": {"oneOf": _refs_to(sorted(named))}},
                 ],
             }
         },
@@ -51,32 +50,36 @@ def config_schema() -> Schema:
     }
 
 
-def _references(names: list[str]) -> list[JsonValue]:
+def _refs_to(names: list[str]) -> list[JsonValue]:
     return [{"$ref": f"#/$defs/{name}"} for name in names]
 
 
-def _model(definition: Schema, *, is_target: bool) -> Schema:
+def _model_schema(definition: Schema, *, is_target: bool) -> Schema:
     properties = definition.get("properties")
     assert isinstance(properties, dict), "a model has properties"
     return {
         **definition,
         "properties": {
-            name: value if is_target and name == "provider" else _SECRET if name == "api_key" else _or_reference(value)
+            name: value
+            if is_target and name == "provider"
+            else _SECRET
+            if name == "api_key"
+            else _allow_reference(value)
             for name, value in properties.items()
         },
     }
 
 
-def _or_reference(value: JsonValue) -> JsonValue:
+def _allow_reference(value: JsonValue) -> JsonValue:
     """Where a value is no text already, a reference may stand for it too."""
     if not isinstance(value, dict) or value.get("type") in {"string", "array", "object"} or "$ref" in value:
         return value
     outer: Schema = {key: value[key] for key in ("title", "description", "default") if key in value}
-    inner: Schema = {key: one for key, one in value.items() if key not in outer}
+    inner: Schema = {key: item for key, item in value.items() if key not in outer}
     return {**outer, "anyOf": [inner, _REFERENCE]}
 
 
-def _with_name(model: Schema) -> Schema:
+def _with_name_property(model: Schema) -> Schema:
     properties, required = model["properties"], model.get("required", [])
     assert isinstance(properties, dict), "a model has properties"
     assert isinstance(required, list), "what is required is a list"

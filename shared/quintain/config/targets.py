@@ -1,6 +1,6 @@
-"""The kinds of target that a configuration may name: one frozen model per provider.
+"""The target models of the configuration file: one frozen pydantic model per provider.
 
-Printed or dumped, a target that came from a file shows what the file says: references, never their values.
+The repr and the dump of a target that was loaded from a file show its references, not their values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pydantic import (
 )
 
 from quintain.config.references import holds_reference, without_references
-from quintain.contracts.ledger import MOST_CONCURRENCY, TargetCard
-from quintain.contracts.names import TargetName
+from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
+from quintain.contracts.strings import TargetName
 
 #: What a program's arguments may hold; each becomes the path of a file made for one call.
 PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
 
 #: Context key of a validation before the environment's values are in.
-UNRESOLVED = "unresolved"
+UNRESOLVED_CONTEXT_KEY = "unresolved"
 
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
 
@@ -40,9 +40,9 @@ Positive = Annotated[int, Field(gt=0)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
 
 
-def _waits(value: object, info: ValidationInfo) -> bool:
+def _is_unresolved(value: object, info: ValidationInfo) -> bool:
     """Whether this value is known only once the environment's values are in."""
-    return bool(info.context and info.context.get(UNRESOLVED)) and holds_reference(value)
+    return bool(info.context and info.context.get(UNRESOLVED_CONTEXT_KEY)) and holds_reference(value)
 
 
 class _Strict(BaseModel):
@@ -62,36 +62,34 @@ class _Target(_Strict):
     attempt, ``max_concurrency`` holds over all workers."""
 
     judge_target: TargetName | None = None
-    max_concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)] = 64
+    max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 64
     timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
     price: TargetPrice | None = None
 
-    _written: dict[str, object] | None = PrivateAttr(default=None)
+    _raw: dict[str, object] | None = PrivateAttr(default=None)
 
-    def as_written(self, written: dict[str, object]) -> Self:
+    def with_raw(self, raw: dict[str, object]) -> Self:
         """This target, showing what the file says wherever it is printed or dumped."""
-        self._written = written
+        self._raw = raw
         return self
 
     def __repr_args__(self) -> list[tuple[str | None, object]]:
-        return list(super().__repr_args__() if self._written is None else self._written.items())
+        return list(super().__repr_args__() if self._raw is None else self._raw.items())
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        whole: dict[str, object] = dump(self) if self._written is None else dict(self._written)
-        return whole
+        fields: dict[str, object] = dump(self) if self._raw is None else dict(self._raw)
+        return fields
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _unknown_until_resolved(
-        cls, value: object, validate: ValidatorFunctionWrapHandler, info: ValidationInfo
-    ) -> object:
+    def _defer_unresolved(cls, value: object, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
         # What a reference will hold is judged when it is resolved; until then the default stands.
         try:
             return validate(value)
         except ValidationError:
-            if not _waits(value, info):
+            if not _is_unresolved(value, info):
                 raise
         field = cls.model_fields[str(info.field_name)]
         return value if field.is_required() else field.get_default(call_default_factory=True)
@@ -105,8 +103,8 @@ class _ModelTarget(_Target):
 
     @field_validator("base_url")
     @classmethod
-    def _is_a_plain_url(cls, url: str | None, info: ValidationInfo) -> str | None:
-        if url is None or _waits(url, info):
+    def _check_base_url(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None or _is_unresolved(url, info):
             return url
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -142,21 +140,21 @@ class CommandTarget(_Target):
 
     @field_validator("command", mode="before")
     @classmethod
-    def _is_a_list(cls, command: object) -> object:
+    def _check_is_list(cls, command: object) -> object:
         if isinstance(command, str):
-            mend = 'a list, not a text, as no shell reads it; write ["program", "argument"]'
-            raise ValueError(mend)  # noqa: TRY004 -- pydantic reports ValueErrors as mistakes
+            message = 'a list, not a text, as no shell reads it; write ["program", "argument"]'
+            raise ValueError(message)  # noqa: TRY004 -- pydantic reports ValueErrors as mistakes
         return command
 
     @field_validator("command")
     @classmethod
-    def _placeholders_are_known(cls, command: list[str]) -> list[str]:
+    def _check_placeholders(cls, command: list[str]) -> list[str]:
         if not command[0].strip():
             raise ValueError("its first item is the program, and is empty")
         for argument in command:
             for name in _PLACEHOLDER.findall(without_references(argument)):
                 if name not in PLACEHOLDERS:
-                    known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+                    known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
                     raise ValueError(f"unknown placeholder {{{name}}}; known: {known}")
         return command
 
@@ -169,8 +167,8 @@ class PythonTarget(_Target):
 
     @field_validator("callable")
     @classmethod
-    def _names_a_function(cls, name: str, info: ValidationInfo) -> str:
-        if _waits(name, info):
+    def _check_callable(cls, name: str, info: ValidationInfo) -> str:
+        if _is_unresolved(name, info):
             return name
         module, _, function = name.partition(":")
         if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
@@ -220,12 +218,12 @@ class TargetTarget(_Target):
     child_session: TargetChildSession | None = None
 
 
-_Kind = OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget | TargetTarget
+_AnyTarget = OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget | TargetTarget
 
-TargetConfig = Annotated[_Kind, Field(discriminator="provider")]
+TargetConfig = Annotated[_AnyTarget, Field(discriminator="provider")]
 
 #: The model of each provider kind, by what ``provider`` says.
-KINDS: dict[str, type[_Kind]] = {
+TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "anthropic": AnthropicTarget,
     "command": CommandTarget,
     "mock": MockTarget,
@@ -235,7 +233,7 @@ KINDS: dict[str, type[_Kind]] = {
 }
 
 #: The model of each part of a target that is a map of its own, by its key.
-PARTS: dict[str, type[BaseModel]] = {
+NESTED_MODELS: dict[str, type[BaseModel]] = {
     "child_session": TargetChildSession,
     "price": TargetPrice,
     "token_usage": MockUsage,

@@ -1,4 +1,4 @@
-"""Reading a YAML file strictly: plain data only, no key twice, and every mistake with its line."""
+"""Reads a YAML file strictly: plain data only, no duplicate keys, errors with line numbers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def read_yaml(path: Path) -> tuple[object, list[str]]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        mistakes = [] if node is None else list(_key_mistakes(node, ()))
-        return yaml.safe_load(text), mistakes
+        key_errors = [] if node is None else list(_duplicate_key_errors(node, ()))
+        return yaml.safe_load(text), key_errors
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{path}: {_where(error)}not YAML: {error.problem}") from None
+        raise ConfigError(f"{path}: {_error_position(error)}not YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:
         # A date that no calendar has is a ValueError of the loader's.
         raise ConfigError(f"{path}: not YAML: {error}") from None
@@ -34,18 +34,18 @@ def read_yaml(path: Path) -> tuple[object, list[str]]:
         raise ConfigError(f"{path}: nested too deeply, or an anchor holds itself") from None
 
 
-def _where(error: yaml.MarkedYAMLError) -> str:
+def _error_position(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     return "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
 
 
-def _key_mistakes(node: yaml.Node, around: tuple[int, ...]) -> Iterator[str]:
-    if id(node) in around:
+def _duplicate_key_errors(node: yaml.Node, ancestors: tuple[int, ...]) -> Iterator[str]:
+    if id(node) in ancestors:
         raise RecursionError
-    within = (*around, id(node))
+    path_ids = (*ancestors, id(node))
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _key_mistakes(item, within)
+            yield from _duplicate_key_errors(item, path_ids)
     elif isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -53,4 +53,4 @@ def _key_mistakes(node: yaml.Node, around: tuple[int, ...]) -> Iterator[str]:
                 if key.value in seen:
                     yield f"line {key.start_mark.line + 1}: the key {key.value!r} is given twice"
                 seen.add(key.value)
-            yield from _key_mistakes(value, within)
+            yield from _duplicate_key_errors(value, path_ids)

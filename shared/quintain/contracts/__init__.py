@@ -1,1 +1,1 @@
-"""What is said: frozen pydantic models, camelCase on the wire, with no I/O. One module per conversation."""
+"""The messages on the wire: frozen pydantic models, camelCase in JSON, no I/O. One module per conversation."""

@@ -1,6 +1,6 @@
-"""Who is there: what every service says of itself when it is asked over ``quintain.discovery``.
+"""Messages of service discovery over ``quintain.discovery``, and the list of registered targets.
 
-Times are said as how long ago, or for how long, because every machine has a clock of its own.
+Times are durations relative to now, because the clocks of different machines differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from quintain.contracts.message import Message
-from quintain.contracts.names import Id, TargetName, Text
+from quintain.contracts.strings import Id, TargetName, Text
 
 Count = Annotated[int, Field(ge=0)]
 

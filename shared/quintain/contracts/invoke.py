@@ -1,4 +1,4 @@
-"""Asking a target, and what it answers (``protocol.md`` §2 and §3)."""
+"""Invoke request and result, streamed chunks, progress and faults (``protocol.md`` §2 and §3)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class InvokeRequest(Message):
     metadata: dict[str, str] | None = None
 
     @model_validator(mode="after")
-    def _asks_something(self) -> Self:
+    def _check_question_and_target(self) -> Self:
         if not self.question and not self.messages:
             raise ValueError("Missing required field: question")
         if self.question and self.messages:
@@ -70,7 +70,7 @@ class InvokeRequest(Message):
         return self
 
     @property
-    def names(self) -> str | None:
+    def requested_target(self) -> str | None:
         """The target this body names, in whichever spelling, or None."""
         return self.target if self.target is not None else self.provider
 
@@ -96,14 +96,14 @@ class TokenUsage(Message):
         if self is NO_TOKENS:
             return other
 
-        def both(a: int | None, b: int | None) -> int | None:
+        def add_optional(a: int | None, b: int | None) -> int | None:
             return None if a is None and b is None else (a or 0) + (b or 0)
 
         return TokenUsage(
             input=self.input + other.input,
             output=self.output + other.output,
-            cached=both(self.cached, other.cached),
-            reasoning=both(self.reasoning, other.reasoning),
+            cached=add_optional(self.cached, other.cached),
+            reasoning=add_optional(self.reasoning, other.reasoning),
         )
 
 
@@ -156,7 +156,7 @@ class Result(Message):
 
 
 class FaultReply(Message):
-    """Why there is no result, as it travels; `raised` is the same as an exception."""
+    """Why there is no result, as it travels; `to_fault` is the same as an exception."""
 
     error: str
     code: str
@@ -167,7 +167,7 @@ class FaultReply(Message):
     available_targets: list[str] | None = None
 
     @classmethod
-    def of(cls, fault: errors.Fault) -> Self:
+    def from_fault(cls, fault: errors.Fault) -> Self:
         """The fault as it travels."""
         return cls(
             error=fault.message,
@@ -179,10 +179,10 @@ class FaultReply(Message):
             available_targets=None if fault.available_targets is None else list(fault.available_targets),
         )
 
-    def raised(self) -> errors.Fault:
+    def to_fault(self) -> errors.Fault:
         """The typed exception; a code this version does not know is an `InternalFault` with its sentence."""
-        kind = errors.FAULTS.get(self.code, errors.InternalFault)
-        fault = kind(
+        fault_type = errors.FAULTS.get(self.code, errors.InternalFault)
+        fault = fault_type(
             self.error,
             charged=self.charged,
             retry_after_ms=self.retry_after_ms,
@@ -192,7 +192,7 @@ class FaultReply(Message):
         return fault
 
 
-def text_of(content: str | list[dict[str, Any]]) -> str:
+def content_text(content: str | list[dict[str, Any]]) -> str:
     """The text of a message's content; parts without text add nothing."""
     if isinstance(content, str):
         return content

@@ -1,12 +1,12 @@
-"""The workers' own operations on ``quintain.ledger``, batched: register, heartbeat, admit, settle.
+"""Messages between workers and the metadata service on ``quintain.ledger``: register, heartbeat, admit, settle.
 
-Version 1 of the wire leaves these to the workers and the metadata service of one release.
+These are not part of the public protocol: workers and metadata service must be of one release.
 
-- ``register`` and ``heartbeat`` renew the worker's lease. ``admit`` is idempotent and repeated while it is lost:
-  the same ``attemptId`` gets the same grant. Its items are answered one by one, each when it is decided, over as
-  many answers as that takes; an item that must wait (another worker holds the call, the target is at its limit)
-  is answered when it may go on.
-- ``settle`` is published into a quorum queue with a confirm and never answered.
+- ``register`` and ``heartbeat`` renew the worker's lease. ``admit`` is idempotent and resent until it is answered: the
+  same ``attemptId`` gets the same grant. Items of a batch are answered individually, in one or more replies, as soon
+  as each is decided; an item that must wait (another worker holds the call, the target is at its limit) is answered
+  when it is admitted.
+- ``settle`` is published to a quorum queue with a publisher confirm and has no reply.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pydantic import Field
 
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.names import Id, RequestId, TargetName, Text
+from quintain.contracts.strings import Id, RequestId, TargetName, Text
 
 #: A target is called so often at once at most.
-MOST_CONCURRENCY = 10_000
+MAX_CONCURRENCY = 10_000
 
 #: A moment, in milliseconds since the epoch, as every reader of JSON has whole numbers.
 Milliseconds = Annotated[int, Field(ge=0, lt=2**53)]
@@ -34,18 +34,18 @@ class TargetCard(Message):
     provider: Text
     model: Text | None = None
     judge_target: TargetName | None = None
-    max_concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)]
+    max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
 
 
-class Drain(StrEnum):
+class DrainState(StrEnum):
     """How far a worker is with draining, in the order in which it goes; it never goes back."""
 
     #: Nobody drains it: it is a part of `quintain up` or `quintain run`, or of a release that could not.
-    UNABLE = "unable"
+    UNSUPPORTED = "unable"
     #: It drains when it is asked.
-    ABLE = "able"
+    SUPPORTED = "able"
     #: An administrator has asked; the worker hears of it with its next heartbeat.
-    ASKED = "asked"
+    REQUESTED = "asked"
     #: It takes no more calls, and finishes what it runs.
     DRAINING = "draining"
     #: It runs nothing any more, and ends: its last word.
@@ -60,7 +60,7 @@ class Register(Message):
     incarnation: Id
     targets: list[TargetCard]
     sole: bool | None = None
-    drain: Drain | None = None
+    drain: DrainState | None = None
 
 
 class CallKey(Message):
@@ -70,7 +70,7 @@ class CallKey(Message):
     request_id: RequestId
 
 
-class CallsTakenBack(Message):
+class CancelBroadcast(Message):
     """What goes to every worker over ``quintain.cancel``: whoever runs one of these calls aborts it."""
 
     calls: list[CallKey]
@@ -83,7 +83,7 @@ class Heartbeat(Message):
     worker_id: Id
     incarnation: Id
     pauses: dict[TargetName, Annotated[int, Field(ge=0)]] | None = None
-    drain: Drain | None = None
+    drain: DrainState | None = None
 
 
 class LeaseRenewed(Message):
@@ -143,7 +143,7 @@ class Admission(Message):
     fault: FaultReply | None = None
 
 
-class AdmitAnswer(Message):
+class AdmitReply(Message):
     """The items decided so far; ``held`` are the attempts that were heard and must wait."""
 
     items: list[Admission]
@@ -151,7 +151,7 @@ class AdmitAnswer(Message):
     now: Milliseconds
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """What became of an attempt, in the worker's words."""
 
     #: A result: the call is committed.
@@ -161,7 +161,7 @@ class Outcome(StrEnum):
     #: Proven unbilled: the call is given back.
     REFUND = "refund"
     #: It may have reached the provider, and nobody knows what came of it: charged and shown.
-    DOUBT = "doubt"
+    IN_DOUBT = "doubt"
     #: The worker gave up waiting for its grant; should the grant come, it is void.
     NEVER_SENT = "never_sent"
 
@@ -173,7 +173,7 @@ class Settle(Message):
     session_id: Id
     request_id: RequestId
     attempt_id: Id
-    outcome: Outcome
+    outcome: AttemptOutcome
     reply: Result | None = None
     fault: FaultReply | None = None
     token_usage: TokenUsage | None = None

@@ -1,4 +1,4 @@
-"""The base of everything said: frozen, camelCase on the wire, ``null`` means absent, unknown keys ignored."""
+"""The base class of all wire messages: frozen, camelCase in JSON, ``null`` equals absent, unknown keys ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticSerializationError
 
-from quintain.contracts.names import shown
+from quintain.contracts.strings import shorten
 from quintain.errors import BadRequest
 
 
@@ -41,10 +41,10 @@ class Message(BaseModel):
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
-            raise BadRequest(explain(error)) from None
+            raise BadRequest(describe_validation_error(error)) from None
 
     @classmethod
-    def trusted(cls, **fields: object) -> Self:
+    def unchecked(cls, **fields: object) -> Self:
         """The message of these fields, all of them, unchecked: what pydantic's ``model_construct`` does, in a third of
         the time, for what is made by the thousand from values that were read before."""
         message = cls.__new__(cls)
@@ -55,14 +55,14 @@ class Message(BaseModel):
         return message
 
 
-def explain(error: ValidationError) -> str:
+def describe_validation_error(error: ValidationError) -> str:
     """The first mistake of a validation as one sentence: where, and what; never the value itself."""
     first = error.errors(include_url=False, include_input=False)[0]
     # A part of it may be a key that the caller chose.
-    where = shown(".".join(str(part) for part in first["loc"]))
+    location = shorten(".".join(str(part) for part in first["loc"]))
     if first["type"] == "json_invalid":
         return f"The body is not JSON: {first['ctx']['error']}"
     if first["type"] == "missing":
-        return f"Missing required field: {where}"
-    what = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {what}" if where else what
+        return f"Missing required field: {location}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{location}: {message}" if location else message

@@ -1,8 +1,8 @@
-"""The session token: ``qtn_<kind>_<id, 12>_<secret, 43>_<checksum, 6>``.
+"""Session tokens: ``qtn_<kind>_<id, 12>_<secret, 43>_<checksum, 6>``.
 
-The prefix is for secret scanners, the id may be shown, the secret (43 base-62 digits, over 256 bits) never is.
-The checksum (CRC-32 of all before it, in base 62) lets anyone refuse junk with no I/O; it proves nothing. Only
-the SHA-256 of the whole token is stored: a random 256-bit secret needs no slow hash.
+The prefix lets secret scanners find tokens. The id may be shown; the secret (43 base-62 digits, over 256 bits) must
+not. The checksum (CRC-32 of everything before it, in base 62) rejects malformed tokens without I/O and authenticates
+nothing. Only the SHA-256 of the whole token is stored: a random 256-bit secret needs no slow hash.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Self
 from quintain.errors import Unauthorized
 
 #: The checksums of so many tokens are proven once: all calls of a session carry the same one.
-MOST_REMEMBERED = 64
+VERIFIED_CACHE_SIZE = 64
 
-_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_SHAPE = re.compile(r"(qtn_([a-z]{2,8})_([0-9A-Za-z]{12})_[0-9A-Za-z]{43}_)([0-9A-Za-z]{6})")
+_BASE62_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_TOKEN_PATTERN = re.compile(r"(qtn_([a-z]{2,8})_([0-9A-Za-z]{12})_[0-9A-Za-z]{43}_)([0-9A-Za-z]{6})")
 
 
 class SessionToken:
@@ -46,7 +46,7 @@ class SessionToken:
 
         Raises `Unauthorized`, with the one sentence every refusal has.
         """
-        return cls(*_proven(text or ""))
+        return cls(*_verify(text or ""))
 
     @property
     def sha256(self) -> bytes:
@@ -57,18 +57,18 @@ class SessionToken:
         return f"SessionToken(qtn_{self.kind}_{self.id}_…)"
 
 
-@functools.lru_cache(maxsize=MOST_REMEMBERED)
-def _proven(text: str) -> tuple[str, str, str]:
-    shape = _SHAPE.fullmatch(text)
-    if shape is None or not hmac.compare_digest(_checksum(shape[1]), shape[4]):
+@functools.lru_cache(maxsize=VERIFIED_CACHE_SIZE)
+def _verify(text: str) -> tuple[str, str, str]:
+    match = _TOKEN_PATTERN.fullmatch(text)
+    if match is None or not hmac.compare_digest(_checksum(match[1]), match[4]):
         raise Unauthorized
-    return shape[2], shape[3], shape[0]
+    return match[2], match[3], match[0]
 
 
 def public_id(text: object) -> str | None:
     """The id in what is offered as a token, to be shown; None where it is shaped otherwise. It proves nothing."""
-    shape = _SHAPE.fullmatch(text) if isinstance(text, str) else None
-    return None if shape is None else shape[3]
+    match = _TOKEN_PATTERN.fullmatch(text) if isinstance(text, str) else None
+    return None if match is None else match[3]
 
 
 def digest(secret: str) -> bytes:
@@ -76,23 +76,23 @@ def digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-def same_secret(offered: str, expected_digest: bytes) -> bool:
+def same_secret(secret: str, expected_digest: bytes) -> bool:
     """Whether the offered secret is the one of this digest, in constant time."""
-    return hmac.compare_digest(digest(offered), expected_digest)
+    return hmac.compare_digest(digest(secret), expected_digest)
 
 
-def mask(text: str) -> str:
+def mask_tokens(text: str) -> str:
     """The text with the secret part of every token in it taken out."""
     return re.sub(r"(qtn_[a-z]{2,8}_[0-9A-Za-z]{12}_)[0-9A-Za-z_]+", r"\1…", text)
 
 
 def _random(length: int) -> str:
-    return "".join(secrets.choice(_DIGITS) for _ in range(length))
+    return "".join(secrets.choice(_BASE62_DIGITS) for _ in range(length))
 
 
 def _checksum(head: str) -> str:
     number, digits = zlib.crc32(head.encode()), ""
     for _ in range(6):
         number, digit = divmod(number, 62)
-        digits = _DIGITS[digit] + digits
+        digits = _BASE62_DIGITS[digit] + digits
     return digits

@@ -1,4 +1,4 @@
-"""The controlling side of hosted targets: leases, runs, and a Target that is somewhere else.
+"""The controller side of hosted targets: leases, runs, and a `Target` whose instance runs on another host.
 
-The connection lives on a thread of its own: a controller's loop may be blocked by the very call that waits for it.
+The connection runs on a thread of its own, because synchronous calls may block the controller's event loop.
 """

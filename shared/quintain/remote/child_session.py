@@ -1,7 +1,7 @@
-"""A session for the agent under test: a child of its caller's, so that what it calls is under the same budget.
+"""Child sessions for the agent under test, charged to the budget of the caller's session.
 
-A child only narrows: it calls the targets that its terms name, so many times, and every call counts in its parent too.
-It is closed when what it was opened for is over, and what it has still in the queue is refused then.
+A child session may only narrow its parent: it may call the listed targets, up to a maximum number of calls, and each
+call counts in the parent too. Closing it rejects its calls that are still queued.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quintain.caller import Caller
-from quintain.contracts.metadata import AskInfo, CloseSession, OpenSession
-from quintain.contracts.token import mask
+from quintain.contracts.session import CloseSession, GetInfo, OpenSession
+from quintain.contracts.token import mask_tokens
 from quintain.errors import QuintainError
 from quintain.routes import CLOSE, INFO, OPEN, TOKEN_HEADER
+from quintain.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildTerms:
+class ChildSessionPolicy:
     """What an agent may call: these targets, the first by default, so many times in all.
 
     ``token`` is the parent session's, for a controller: ``QUINTAIN_SESSION_TOKEN`` where it is not given.
@@ -46,11 +46,11 @@ class ChildSession:
 
     async def close(self) -> None:
         """End it for ever. Never raises, but for a cancellation: what cannot be closed ends with its parent."""
-        await self._owner.end(self)
+        await self._owner.close_session(self)
 
-    def masked(self, text: str) -> str:
+    def mask_token(self, text: str) -> str:
         """The text without this session's secret, whoever wrote it there."""
-        return text.replace(self.token, mask(self.token))
+        return text.replace(self.token, mask_tokens(self.token))
 
     def __repr__(self) -> str:
         return f"ChildSession({self.session_id})"
@@ -59,39 +59,39 @@ class ChildSession:
 class ChildSessions:
     """The children of one session, on these terms; each is closed by itself, or all of them here."""
 
-    def __init__(self, caller: Caller, token: str, terms: ChildTerms) -> None:
-        self._caller, self._parent, self._terms = caller, token, terms
-        self._open: set[ChildSession] = set()
+    def __init__(self, rpc_client: RpcClient, token: str, policy: ChildSessionPolicy) -> None:
+        self._rpc_client, self._parent_token, self._policy = rpc_client, token, policy
+        self._open_sessions: set[ChildSession] = set()
 
     async def open(self, *, expires_in_seconds: float | None = None) -> ChildSession:
         """Open one. Raises the `Fault` that the metadata service answers with, such as `ForbiddenTarget`, and
         `BusError`."""
-        headers = {TOKEN_HEADER: self._parent}
-        parent = await self._caller.request(INFO, AskInfo(), headers, timeout_seconds=OPEN_SECONDS)
-        ask = OpenSession(
-            default_target=self._terms.targets[0],
-            allowed_targets=list(self._terms.targets),
+        headers = {TOKEN_HEADER: self._parent_token}
+        parent = await self._rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=OPEN_SECONDS)
+        request = OpenSession(
+            default_target=self._policy.targets[0],
+            allowed_targets=list(self._policy.targets),
             # To ask for more than the parent has would be refused, and a small parent is no mistake of anybody's.
-            max_calls=min(self._terms.max_calls, parent.max_calls),
+            max_calls=min(self._policy.max_calls, parent.max_calls),
             expires_in_seconds=expires_in_seconds,
         )
-        opened = await self._caller.request(OPEN, ask, headers, timeout_seconds=OPEN_SECONDS)
+        opened = await self._rpc_client.call_route(OPEN, request, headers, timeout_seconds=OPEN_SECONDS)
         child = ChildSession(self, opened.session_id, opened.token)
-        self._open.add(child)
+        self._open_sessions.add(child)
         return child
 
-    async def end(self, child: ChildSession) -> None:
+    async def close_session(self, child: ChildSession) -> None:
         """Close one, once. Never raises, but for a cancellation."""
-        if child not in self._open:
+        if child not in self._open_sessions:
             return
-        self._open.discard(child)
+        self._open_sessions.discard(child)
         headers = {TOKEN_HEADER: child.token}
         try:
-            await self._caller.request(CLOSE, CloseSession(), headers, timeout_seconds=CLOSE_SECONDS)
+            await self._rpc_client.call_route(CLOSE, CloseSession(), headers, timeout_seconds=CLOSE_SECONDS)
         except QuintainError as error:
             log.warning("Session %s of an agent could not be closed: %s", child.session_id, error.message)
 
-    async def close(self) -> None:
+    async def close_all(self) -> None:
         """Close all that are open still."""
-        for child in list(self._open):
-            await self.end(child)
+        for child in list(self._open_sessions):
+            await self.close_session(child)

@@ -1,18 +1,18 @@
-"""From a hosted target's name to fresh instances of it, as if it were here."""
+"""Creates instances of a hosted target by name, through leases."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from quintain.remote.child_session import ChildSessions, ChildTerms
-from quintain.remote.line import Line, opened
-from quintain.remote.pool import Pool
+from quintain.remote.child_session import ChildSessionPolicy, ChildSessions
+from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
+from quintain.remote.lease_pool import LeasePool
 from quintain.remote.target import RemoteTarget
 from quintain.settings import environment, read_settings
-from quintain.target.codec import Codec, tags_of
-from quintain.target.tags import TagBook
-from quintain.target.vocabulary import OURS, Vocabulary
+from quintain.target.codec import Codec, domain_tags
+from quintain.target.tag_registry import TagRegistry
+from quintain.target.type_registry import QUINTAIN_TYPES, TypeRegistry
 from quintain.timings import Timings
 
 
@@ -24,67 +24,67 @@ class RemoteFactory:
         name: str,
         *,
         concurrency: int = 1,
-        ahead: int | None = None,
+        prefetch: int | None = None,
         url: str | None = None,
-        line: Line | None = None,
+        connection: ConnectionThread | None = None,
         tags: Iterable[Any] = (),
-        vocabulary: Vocabulary = OURS,
-        kind: type[RemoteTarget] = RemoteTarget,
-        child_session: ChildTerms | None = None,
+        type_registry: TypeRegistry = QUINTAIN_TYPES,
+        target_class: type[RemoteTarget] = RemoteTarget,
+        child_session: ChildSessionPolicy | None = None,
         timings: Timings | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self.concurrency = concurrency
-        self.tags = TagBook(vocabulary.tag, tags)
-        self._codec = Codec(vocabulary, self.tags)
-        self._kind = kind
+        self.tags = TagRegistry(type_registry.tag, tags)
+        self._codec = Codec(type_registry, self.tags)
+        self._target_class = target_class
         # A line that was given is its giver's: to share with other factories, and to close.
-        self._own_line = line is None
+        self._owns_connection = connection is None
         settings = read_settings(environment())
         parent = None if child_session is None else child_session.token or settings.require_session_token()
-        self._line = line or opened(url or settings.require_broker_url())
+        self._connection = connection or open_connection_thread(url or settings.require_broker_url())
         self._sessions: ChildSessions | None = None
         if child_session is not None and parent is not None:
-            self._sessions = ChildSessions(self._line.caller, parent, child_session)
-        most_ahead = concurrency if ahead is None else ahead
-        self._pool = Pool(self._line, name, most_ahead, timings=timings or settings.timings)
+            self._sessions = ChildSessions(self._connection.rpc_client, parent, child_session)
+        most_ahead = concurrency if prefetch is None else prefetch
+        self._pool = LeasePool(self._connection, name, most_ahead, timings=timings or settings.timings)
         self._pool.fill()
-        self._by_name: dict[str, Any] | None = None
+        self._tags_by_name: dict[str, Any] | None = None
 
     def create(self) -> Any:
         """A fresh instance, from the leases made ahead. Raises what the target's own factory raised, and `NoAnswer`
         where no host has a free slot in time; with ``child_session`` also `ConfigError` and a `Fault`."""
-        target = self._leased()
+        target = self._lease_target()
         if self._sessions is not None:
             try:
                 target.open_session(self._sessions)
             except BaseException:
-                self._line.call(target.teardown())
+                self._connection.run_blocking(target.teardown())
                 raise
         return target
 
     def scope(self, *names: str) -> frozenset[Any]:
         """The tags of these names, as a scope; no package of the target's is needed here. Raises `ValueError`."""
-        if self._by_name is None:
-            target = self._leased()
-            self._by_name = {tag.name: tag for tag in tags_of(target.security_domain)}
-            self._line.call(target.teardown())
-        unknown = [name for name in names if name not in self._by_name]
+        if self._tags_by_name is None:
+            target = self._lease_target()
+            self._tags_by_name = {tag.name: tag for tag in domain_tags(target.security_domain)}
+            self._connection.run_blocking(target.teardown())
+        unknown = [name for name in names if name not in self._tags_by_name]
         if unknown:
-            raise ValueError(f"No tag is named {', '.join(unknown)}; there are {', '.join(self._by_name)}")
-        return frozenset(self._by_name[name] for name in names)
+            raise ValueError(f"No tag is named {', '.join(unknown)}; there are {', '.join(self._tags_by_name)}")
+        return frozenset(self._tags_by_name[name] for name in names)
 
-    def _leased(self) -> RemoteTarget:
-        return self._kind(self._line, self._pool.take(), self._codec, self._pool.give_back)
+    def _lease_target(self) -> RemoteTarget:
+        return self._target_class(self._connection, self._pool.acquire(), self._codec, self._pool.release)
 
     def close(self) -> None:
         """Give the leases up and close the connection, where it is this factory's own."""
         self._pool.close()
         if self._sessions is not None:
-            self._line.call(self._sessions.close())
-        if self._own_line:
-            self._line.close()
+            self._connection.run_blocking(self._sessions.close_all())
+        if self._owns_connection:
+            self._connection.close()
 
     def __enter__(self) -> RemoteFactory:
         return self
@@ -94,15 +94,17 @@ class RemoteFactory:
 
 
 def remote_factory(
-    name: str, *, concurrency: int = 1, url: str | None = None, events: Iterable[type] = (), **more: Any
+    name: str, *, concurrency: int = 1, url: str | None = None, events: Iterable[type] = (), **options: Any
 ) -> RemoteFactory:
     """A hosted target's factory: `create()` gives a fresh instance, wherever its host runs.
 
-    ``url`` is the broker's, ``QUINTAIN_BROKER_URL`` where it is not given; ``line`` an open connection to share with
-    other factories. ``events`` are event and response classes of your own. ``tags`` are those that a scope here is
-    made of, where it was not made by `RemoteFactory.scope`. ``ahead`` is how many leases are kept ready, as many as
+    ``url`` is the broker's, ``QUINTAIN_BROKER_URL`` where it is not given; ``connection`` an open connection to share
+    with other factories. ``events`` are event and response classes of your own. ``tags`` are those that a scope here is
+    made of, where it was not made by `RemoteFactory.scope`. ``prefetch`` is how many leases are kept ready, as many as
     run at once where nothing is said; with 0 each is made when it is wanted, and `create` waits for it.
     ``child_session`` gives each instance a session to call models with, under ``QUINTAIN_SESSION_TOKEN``'s.
     Raises `BrokerUnavailable`, `BrokerRefused`.
     """
-    return RemoteFactory(name, concurrency=concurrency, url=url, vocabulary=OURS.with_classes(events), **more)
+    return RemoteFactory(
+        name, concurrency=concurrency, url=url, type_registry=QUINTAIN_TYPES.with_classes(events), **options
+    )

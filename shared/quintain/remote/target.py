@@ -1,7 +1,7 @@
-"""A Target that is somewhere else: the interface over a lease, in either vocabulary.
+"""`RemoteTarget`: the `Target` interface over a lease, with quintain's or superred's types.
 
-What is plain in process is plain here: `set_config` and `query` block until they are answered, errors keep their
-class, events keep their ids. What is not the interface does not cross: an attribute of the target's own is refused.
+`set_config` and `query` block until they are answered, exceptions keep their class, and events keep their ids. Only the
+`Target` interface is available: other attributes raise `AttributeError`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from quintain.contracts.hosted import Descriptor
-from quintain.contracts.text import whole
+from quintain.contracts.remote_target import TargetDescriptor
+from quintain.contracts.strings import replace_surrogates
 from quintain.errors import ConfigError, HostLost
 from quintain.remote.child_session import ChildSession, ChildSessions
+from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import RemoteLease
-from quintain.remote.line import Line
-from quintain.remote.performing import RemoteRun
-from quintain.remote.run import Ear
+from quintain.remote.run_channel import RunOutputQueue
+from quintain.remote.run_driver import RunDriver
 from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN
 from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
 
 
 class RemoteTarget:
-    """A leased instance, as a Target. ``released`` is called when its lease is over."""
+    """A leased instance, as a Target. ``on_released`` is called when its lease is over."""
 
-    def __init__(self, line: Line, lease: RemoteLease, codec: Codec, released: Callable[[RemoteLease], None]) -> None:
-        self._line, self._lease, self._codec, self._released = line, lease, codec, released
-        self._descriptor: Descriptor | None = lease.descriptor
-        self._ear = Ear(lease.bus)
+    def __init__(
+        self, connection: ConnectionThread, lease: RemoteLease, codec: Codec, on_released: Callable[[RemoteLease], None]
+    ) -> None:
+        self._connection, self._lease, self._codec, self._on_released = connection, lease, codec, on_released
+        self._descriptor: TargetDescriptor | None = lease.descriptor
+        self._output_queue = RunOutputQueue(lease.bus)
         self._session: ChildSession | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -41,17 +43,17 @@ class RemoteTarget:
     @property
     def config_specs(self) -> list[Any]:
         """The slots a task may fill."""
-        return self._codec.config_specs(self._described())
+        return self._codec.config_specs(self._get_descriptor())
 
     @property
     def query_specs(self) -> list[Any]:
         """The questions an evaluator may ask."""
-        return self._codec.query_specs(self._described())
+        return self._codec.query_specs(self._get_descriptor())
 
     @property
     def security_domain(self) -> Any:
         """The forest of tags, as the very objects that scopes here are made of."""
-        return self._codec.domain(self._described())
+        return self._codec.domain(self._get_descriptor())
 
     def open_session(self, sessions: ChildSessions) -> None:
         """Open a session that the target's agent calls models with, until teardown. Raises `ConfigError` where the
@@ -61,68 +63,70 @@ class RemoteTarget:
                 f"A session was to be given to target {self._lease.name!r}, which declares no configuration slot "
                 f"{SESSION_SLOT!r} to take it: declare one, or leave child_session out"
             )
-        self._session = self._line.call(sessions.open())
+        self._session = self._connection.run_blocking(sessions.open())
         self.set_config(SESSION_SLOT, self._session.token)
 
     def set_config(self, name: str, value: str) -> None:
         """Fill a slot; what the target raises is raised here."""
         self._descriptor = None
-        self._line.call(self._lease.ask(SET_CONFIG, name=name, value=text(value, f"the value of {name!r}")))
+        self._connection.run_blocking(
+            self._lease.call(SET_CONFIG, name=name, value=to_wire_text(value, f"the value of {name!r}"))
+        )
 
     def query(self, name: str, **params: str) -> str:
         """Ask after a run; what the target raises is raised here."""
         self._descriptor = None
-        asked = {key: text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
-        return self._line.call(self._lease.ask(QUERY, name=name, params=asked)).value or ""
+        wire_params = {key: to_wire_text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
+        return self._connection.run_blocking(self._lease.call(QUERY, name=name, params=wire_params)).value or ""
 
     def get_controllables(self) -> list[Any]:
         """The points where values may be injected, as configured by now."""
-        return [self._codec.controllable(each) for each in self._described().controllables]
+        return [self._codec.controllable(controllable) for controllable in self._get_descriptor().controllables]
 
     def get_observables(self) -> list[Any]:
         """What is to be known before a run, as configured by now."""
-        return self._codec.observables(self._described())
+        return self._codec.observables(self._get_descriptor())
 
     async def run(self, emit: Callable[[Any], None], send_event: Callable[[Any], Any]) -> None:
         """One run. Raises what the target raised, and `HostLost` where the host has gone."""
         self._descriptor = None
-        if self._lease.gone:
-            raise self._lease.loss()
-        await RemoteRun(self._line, self._lease, self._ear, self._codec, emit, send_event).perform()
+        if self._lease.ended:
+            raise self._lease.host_lost_error()
+        await RunDriver(self._connection, self._lease, self._output_queue, self._codec, emit, send_event).run()
 
     async def reset_ephemeral_state(self) -> None:
         """Clear what belonged to the run; at once where the host has gone."""
-        if not self._lease.gone:
+        if not self._lease.ended:
             with contextlib.suppress(HostLost):
-                await self._line.on_line(self._lease.ask(RESET))
+                await self._connection.run(self._lease.call(RESET))
 
     async def teardown(self) -> None:
         """End the lease; at once where the host has gone."""
         try:
-            if not self._lease.gone:
+            if not self._lease.ended:
                 with contextlib.suppress(HostLost):
-                    await self._line.on_line(self._lease.ask(TEARDOWN))
+                    await self._connection.run(self._lease.call(TEARDOWN))
         finally:
             with contextlib.suppress(HostLost):
-                await self._line.on_line(self._let_go())
-            self._released(self._lease)
+                await self._connection.run(self._release())
+            self._on_released(self._lease)
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         """On the line."""
         if self._session is not None:
             await self._session.close()
-        await self._ear.close()
-        await self._lease.give_up()
+        await self._output_queue.close()
+        await self._lease.stop_renewing()
 
-    def _described(self) -> Descriptor:
+    def _get_descriptor(self) -> TargetDescriptor:
         if self._descriptor is None:
-            self._descriptor = self._line.call(self._lease.ask(DESCRIBE)).descriptor
+            self._descriptor = self._connection.run_blocking(self._lease.call(DESCRIBE)).descriptor
         assert self._descriptor is not None, "a description answers a describe"
         return self._descriptor
 
 
-def text(value: object, what: str) -> str:
+def to_wire_text(value: object, description: str) -> str:
     """The value as it can be carried. Raises `TypeError` where it is no text."""
     if not isinstance(value, str):
-        raise TypeError(f"{what} is a {type(value).__name__}: a target's values are text")
-    return whole(value)
+        raise TypeError(f"{description} is a {type(value).__name__}: a target's values are text")
+    return replace_surrogates(value)

@@ -1,8 +1,8 @@
-"""Targets under test: the interface that superred published, with types of our own, so that superred is not needed.
+"""Targets under test: superred's published `Target` interface with types of our own, so superred is not required.
 
-A Target is the AI system under test. Whoever attacks or evaluates it configures it, runs it, answers the events it
-sends and asks it afterwards; `quintain_host` hosts one, and `quintain.remote` drives it from another machine. A class
-written for superred is hosted as it is: everything here goes by the names of classes and fields, which are the same.
+A target is the AI system under test. A controller configures it, runs it, answers its events and queries it afterwards.
+`quintain_host` hosts targets; `quintain.remote` drives them from another machine. Classes written for superred work
+unchanged, because class and field names are the same.
 """
 
 from quintain.target.domain import Scope, SecurityDomain, SecurityDomainTag, scope_includes
@@ -18,7 +18,7 @@ from quintain.target.events import (
     ObservableEvent,
 )
 from quintain.target.interface import Target
-from quintain.target.surface import (
+from quintain.target.specs import (
     SESSION_SLOT,
     ConfigSpec,
     Controllable,

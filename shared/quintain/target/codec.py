@@ -1,7 +1,6 @@
-"""A target's objects ⇄ messages, in either vocabulary. Pure.
+"""Converts between a target's objects (quintain's or superred's) and wire messages. No I/O.
 
-An event keeps its id, its time and its own domain; a decoded tag is the one its side holds (`tags`). Contents come
-out as superred's files would have them.
+An event keeps its id, time and security domain; a decoded tag is the object that this side has registered.
 """
 
 from __future__ import annotations
@@ -11,33 +10,41 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from quintain.contracts import hosted as wire
-from quintain.contracts.text import whole
-from quintain.target.tags import TagBook, path_of
-from quintain.target.text import from_json_text, to_json_text
-from quintain.target.vocabulary import Vocabulary
+from quintain.contracts import remote_target as wire
+from quintain.contracts.strings import replace_surrogates
+from quintain.target.serialization import from_json_text, to_json_text
+from quintain.target.tag_registry import TagRegistry, tag_path
+from quintain.target.type_registry import TypeRegistry
 
 #: The fields of events and responses that have a place of their own on the wire.
-_TEXTS = frozenset({"request", "answer", "value"})
-_OWN = _TEXTS | {"event_id", "timestamp", "security_domain", "event", "controllable", "observable", "content"}
+_TEXT_FIELDS = frozenset({"request", "answer", "value"})
+_WIRE_FIELDS = _TEXT_FIELDS | {
+    "event_id",
+    "timestamp",
+    "security_domain",
+    "event",
+    "controllable",
+    "observable",
+    "content",
+}
 
 
 class Codec:
     """One side's translation: its vocabulary, and the tags it holds."""
 
-    def __init__(self, vocabulary: Vocabulary, tags: TagBook | None = None) -> None:
-        self.vocabulary = vocabulary
-        self.tags = TagBook(vocabulary.tag) if tags is None else tags
+    def __init__(self, type_registry: TypeRegistry, tags: TagRegistry | None = None) -> None:
+        self.type_registry = type_registry
+        self.tags = TagRegistry(type_registry.tag) if tags is None else tags
 
     # What a target exposes.
 
-    def describe(self, target: Any) -> wire.Descriptor:
+    def describe(self, target: Any) -> wire.TargetDescriptor:
         """Everything a target exposes, as it is configured now."""
-        return wire.Descriptor(
+        return wire.TargetDescriptor(
             target_class=type(target).__name__,
-            tags=[path_of(tag) for tag in tags_of(target.security_domain)],
+            tags=[tag_path(tag) for tag in domain_tags(target.security_domain)],
             config_specs=[
-                wire.WireConfigSpec(name=spec.name, domain=path_of(spec.security_domain), description=spec.description)
+                wire.WireConfigSpec(name=spec.name, domain=tag_path(spec.security_domain), description=spec.description)
                 for spec in target.config_specs
             ],
             query_specs=[
@@ -57,97 +64,118 @@ class Codec:
             ],
         )
 
-    def domain(self, said: wire.Descriptor) -> Any:
+    def domain(self, descriptor: wire.TargetDescriptor) -> Any:
         """The security domain of a descriptor, in this side's own tags."""
-        return self.vocabulary.domain([self.tags.tag(path) for path in said.tags])
+        return self.type_registry.domain([self.tags.get(path) for path in descriptor.tags])
 
-    def config_specs(self, said: wire.Descriptor) -> list[Any]:
+    def config_specs(self, descriptor: wire.TargetDescriptor) -> list[Any]:
         """The slots of a descriptor."""
-        make = self.vocabulary.config_spec
-        return [make(spec.name, self.tags.tag(spec.domain), spec.description) for spec in said.config_specs]
+        make = self.type_registry.config_spec
+        return [make(spec.name, self.tags.get(spec.domain), spec.description) for spec in descriptor.config_specs]
 
-    def query_specs(self, said: wire.Descriptor) -> list[Any]:
+    def query_specs(self, descriptor: wire.TargetDescriptor) -> list[Any]:
         """The questions of a descriptor."""
-        param, make = self.vocabulary.query_param, self.vocabulary.query_spec
+        param, make = self.type_registry.query_param, self.type_registry.query_spec
         return [
-            make(spec.name, spec.description, [param(each.name, each.description) for each in spec.params])
-            for spec in said.query_specs
+            make(
+                spec.name,
+                spec.description,
+                [param(wire_param.name, wire_param.description) for wire_param in spec.params],
+            )
+            for spec in descriptor.query_specs
         ]
 
-    def observables(self, said: wire.Descriptor) -> list[Any]:
+    def observables(self, descriptor: wire.TargetDescriptor) -> list[Any]:
         """What is to be seen, of a descriptor."""
-        make = self.vocabulary.observable_value
-        return [make(self.observable(each.observable), from_json_text(each.content)) for each in said.observables]
+        make = self.type_registry.observable_value
+        return [
+            make(self.observable(wire_value.observable), from_json_text(wire_value.content))
+            for wire_value in descriptor.observables
+        ]
 
-    def controllable(self, said: wire.WireControllable) -> Any:
+    def controllable(self, wire_controllable: wire.WireControllable) -> Any:
         """A controllable."""
-        domain = self.tags.tag(said.domain)
-        return self.vocabulary.controllable(said.name, domain, whole(said.description), said.value_type)
+        domain = self.tags.get(wire_controllable.domain)
+        return self.type_registry.controllable(
+            wire_controllable.name,
+            domain,
+            replace_surrogates(wire_controllable.description),
+            wire_controllable.value_type,
+        )
 
-    def observable(self, said: wire.WireObservable) -> Any:
+    def observable(self, wire_observable: wire.WireObservable) -> Any:
         """An observable."""
-        return self.vocabulary.observable(said.name, self.tags.tag(said.domain), said.description, said.observable_type)
+        return self.type_registry.observable(
+            wire_observable.name,
+            self.tags.get(wire_observable.domain),
+            wire_observable.description,
+            wire_observable.observable_type,
+        )
 
     # What is said in a run.
 
-    def event(self, said: wire.WireEvent, *, timestamp: datetime) -> Any:
+    def event(self, wire_event: wire.WireEvent, *, timestamp: datetime) -> Any:
         """The event, under this side's time. Raises `TypeError` for a class nobody registered here."""
-        kind = self.vocabulary.events.get(said.kind)
-        if kind is None:
-            raise TypeError(f"Event type {said.kind!r} is not registered here: pass it to remote_factory(events=[…])")
+        event_type = self.type_registry.events.get(wire_event.kind)
+        if event_type is None:
+            raise TypeError(
+                f"Event type {wire_event.kind!r} is not registered here: pass it to remote_factory(events=[…])"
+            )
         fields: dict[str, Any] = {
-            "event_id": said.event_id,
+            "event_id": wire_event.event_id,
             "timestamp": timestamp,
-            "security_domain": None if said.domain is None else self.tags.tag(said.domain),
-            "controllable": None if said.controllable is None else self.controllable(said.controllable),
-            "observable": None if said.observable is None else self.observable(said.observable),
-            "request": said.request,
-            "answer": said.answer,
-            "content": None if said.content is None else from_json_text(said.content),
-            **_read_extra(said.extra),
+            "security_domain": None if wire_event.domain is None else self.tags.get(wire_event.domain),
+            "controllable": None if wire_event.controllable is None else self.controllable(wire_event.controllable),
+            "observable": None if wire_event.observable is None else self.observable(wire_event.observable),
+            "request": wire_event.request,
+            "answer": wire_event.answer,
+            "content": None if wire_event.content is None else from_json_text(wire_event.content),
+            **_read_extra(wire_event.extra),
         }
-        return kind(**_wanted(kind, fields))
+        return event_type(**_constructor_fields(event_type, fields))
 
-    def response(self, said: wire.WireResponse, event: Any) -> Any:
+    def response(self, wire_response: wire.WireResponse, event: Any) -> Any:
         """The response to this very event, with its very controllable.
 
         Raises `TypeError` for a class that is neither known here nor among the event's own ``response_types``.
         """
         own_kinds = {each.__name__: each for each in type(event).response_types}
-        kind = own_kinds.get(said.kind) or self.vocabulary.responses.get(said.kind)
-        if kind is None:
+        response_type = own_kinds.get(wire_response.kind) or self.type_registry.responses.get(wire_response.kind)
+        if response_type is None:
             raise TypeError(
-                f"Response type {said.kind!r} is unknown to the target: "
+                f"Response type {wire_response.kind!r} is unknown to the target: "
                 f"name it in {type(event).__name__}.response_types"
             )
-        named = None if said.controllable is None else self.controllable(said.controllable)
-        own = getattr(event, "controllable", None)
+        named_controllable = (
+            None if wire_response.controllable is None else self.controllable(wire_response.controllable)
+        )
+        own_controllable = getattr(event, "controllable", None)
         fields = {
             "event": event,
-            "controllable": own if named == own else named,
-            "value": said.value,
-            **_read_extra(said.extra),
+            "controllable": own_controllable if named_controllable == own_controllable else named_controllable,
+            "value": wire_response.value,
+            **_read_extra(wire_response.extra),
         }
-        return kind(**_wanted(kind, fields))
+        return response_type(**_constructor_fields(response_type, fields))
 
 
-def write_controllable(each: Any) -> wire.WireControllable:
+def write_controllable(controllable: Any) -> wire.WireControllable:
     """A controllable as it travels."""
     return wire.WireControllable(
-        name=each.name,
-        domain=path_of(each.security_domain),
-        description=whole(each.description),
-        value_type=each.value_type,
+        name=controllable.name,
+        domain=tag_path(controllable.security_domain),
+        description=replace_surrogates(controllable.description),
+        value_type=controllable.value_type,
     )
 
 
-def write_observable(each: Any) -> wire.WireObservable:
+def write_observable(observable: Any) -> wire.WireObservable:
     """An observable as it travels."""
     return wire.WireObservable(
-        name=each.name,
-        domain=path_of(each.security_domain),
-        description=whole(each.description),
-        observable_type=each.observable_type,
+        name=observable.name,
+        domain=tag_path(observable.security_domain),
+        description=replace_surrogates(observable.description),
+        observable_type=observable.observable_type,
     )
 
 
@@ -158,11 +186,11 @@ def write_event(event: Any) -> wire.WireEvent:
         kind=type(event).__name__,
         event_id=event.event_id,
         at=event.timestamp.timestamp(),
-        domain=None if domain is None else path_of(domain),
-        controllable=_if_there(event, "controllable", write_controllable),
-        observable=_if_there(event, "observable", write_observable),
-        request=_text(event, "request"),
-        answer=_text(event, "answer"),
+        domain=None if domain is None else tag_path(domain),
+        controllable=_write_if_present(event, "controllable", write_controllable),
+        observable=_write_if_present(event, "observable", write_observable),
+        request=_text_attribute(event, "request"),
+        answer=_text_attribute(event, "answer"),
         content=to_json_text(event.content) if hasattr(event, "content") else None,
         extra=_write_extra(event),
     )
@@ -177,20 +205,20 @@ def write_response(response: Any) -> wire.WireResponse:
         raise TypeError(f"An event is answered with an EventResponse, not with a {type(response).__name__}")
     return wire.WireResponse(
         kind=type(response).__name__,
-        controllable=_if_there(response, "controllable", write_controllable),
-        value=_text(response, "value"),
+        controllable=_write_if_present(response, "controllable", write_controllable),
+        value=_text_attribute(response, "value"),
         extra=_write_extra(response),
     )
 
 
-def _if_there(owner: Any, name: str, write: Callable[[Any], Any]) -> Any:
+def _write_if_present(owner: Any, name: str, write: Callable[[Any], Any]) -> Any:
     value = getattr(owner, name, None)
     return None if value is None else write(value)
 
 
-def _text(owner: Any, name: str) -> str | None:
+def _text_attribute(owner: Any, name: str) -> str | None:
     value = getattr(owner, name, None)
-    return whole(value) if isinstance(value, str) else None
+    return replace_surrogates(value) if isinstance(value, str) else None
 
 
 def _write_extra(owner: Any) -> dict[str, str] | None:
@@ -199,7 +227,7 @@ def _write_extra(owner: Any) -> dict[str, str] | None:
     further = {
         name: value
         for name, value in own.items()
-        if name not in _OWN or (name in _TEXTS and value is not None and not isinstance(value, str))
+        if name not in _WIRE_FIELDS or (name in _TEXT_FIELDS and value is not None and not isinstance(value, str))
     }
     return {name: to_json_text(value) for name, value in further.items()} or None
 
@@ -208,11 +236,11 @@ def _read_extra(extra: dict[str, str] | None) -> dict[str, object]:
     return {name: from_json_text(text) for name, text in (extra or {}).items()}
 
 
-def _wanted(kind: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(kind) if field.init}
+def _constructor_fields(cls: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(cls) if field.init}
     return {name: value for name, value in fields.items() if name in names}
 
 
-def tags_of(domain: Any) -> list[Any]:
+def domain_tags(domain: Any) -> list[Any]:
     """A domain's tags in the order given: superred's keeps them in a private map, and shows the roots alone."""
     return list(domain.tags) if hasattr(domain, "tags") else list(vars(domain)["_tags"].values())

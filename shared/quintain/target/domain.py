@@ -1,7 +1,7 @@
-"""Security domains: a forest of tags, drawn by the target, over everything it exposes.
+"""Security domains: a forest of tags that a target defines over everything it exposes.
 
-A tag includes its descendants. Tags are compared by identity here, as superred compares them: two tags of one name,
-built apart, are two tags. So a decoder must hand out the tags its side already holds (`quintain.target.codec`).
+A tag includes its descendants. Tags are compared by identity, as in superred, so a decoder must return the tags that
+its side already holds (`quintain.target.tag_registry`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class SecurityDomainTag:
 
     def includes(self, other: SecurityDomainTag) -> bool:
         """Whether ``other`` is this tag or lies beneath it."""
-        return any(tag is self for tag in upwards(other))
+        return any(tag is self for tag in ancestors(other))
 
 
-def upwards(tag: SecurityDomainTag) -> Iterator[SecurityDomainTag]:
+def ancestors(tag: SecurityDomainTag) -> Iterator[SecurityDomainTag]:
     """The tag, its parent, and so on to the root."""
     current: SecurityDomainTag | None = tag
     while current is not None:
@@ -39,9 +39,9 @@ class SecurityDomain:
 
     def __init__(self, tags: Sequence[SecurityDomainTag]) -> None:
         names = [tag.name for tag in tags]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise ValueError(f"Two tags share a name: {', '.join(sorted(twice))}")
+        duplicates = {name for name in names if names.count(name) > 1}
+        if duplicates:
+            raise ValueError(f"Two tags share a name: {', '.join(sorted(duplicates))}")
         for tag in tags:
             if tag.parent is not None and tag.parent.name not in names:
                 raise ValueError(f"Tag {tag.name!r} lies in {tag.parent.name!r}, which is not in the domain")
@@ -62,15 +62,15 @@ class SecurityDomain:
 
         Exponential in the width of the forest.
         """
-        return _across(self._antichains(root) for root in self.roots)
+        return _combine(self._antichains(root) for root in self.roots)
 
     def _antichains(self, node: SecurityDomainTag) -> list[frozenset[SecurityDomainTag]]:
-        beneath = [tag for tag in self._tags if tag.parent is not None and tag.parent.name == node.name]
-        return [*_across(self._antichains(child) for child in beneath), frozenset({node})]
+        children = [tag for tag in self._tags if tag.parent is not None and tag.parent.name == node.name]
+        return [*_combine(self._antichains(child) for child in children), frozenset({node})]
 
 
-def _across(trees: Iterator[list[frozenset[SecurityDomainTag]]]) -> list[frozenset[SecurityDomainTag]]:
-    return [frozenset().union(*choice) for choice in product(*trees)]
+def _combine(trees: Iterator[list[frozenset[SecurityDomainTag]]]) -> list[frozenset[SecurityDomainTag]]:
+    return [frozenset().union(*combination) for combination in product(*trees)]
 
 
 #: What an attacker may touch: everything that one of these tags includes.
@@ -79,4 +79,4 @@ Scope = frozenset[SecurityDomainTag]
 
 def scope_includes(scope: Scope, tag: SecurityDomainTag) -> bool:
     """Whether one of the scope's tags includes this one; an empty scope includes nothing."""
-    return any(each.includes(tag) for each in scope)
+    return any(scope_tag.includes(tag) for scope_tag in scope)

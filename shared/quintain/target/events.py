@@ -1,7 +1,7 @@
-"""What a running target says: one-way observations, and events that wait for a response.
+"""Events of a running target: one-way observations, and events that await a response.
 
-An event carries its own id and time; a response carries the very event it answers. Timestamps are naive local time,
-as superred writes them.
+An event has its own id and timestamp; a response refers to the event it answers. Timestamps are naive local time, as
+in superred.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from quintain.target.domain import SecurityDomainTag
-from quintain.target.surface import Controllable, Observable
+from quintain.target.specs import Controllable, Observable
 
 
 def _now() -> datetime:

@@ -1,4 +1,4 @@
-"""The Target interface, as superred published it. Implement it, host it with ``quintain serve host``."""
+"""The `Target` interface, as published by superred. Implement it and host it with ``quintain serve host``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from quintain.target.domain import SecurityDomain
 from quintain.target.events import EventHandler, EventResponseHandler
-from quintain.target.surface import ConfigSpec, Controllable, ObservableValue, QuerySpec
+from quintain.target.specs import ConfigSpec, Controllable, ObservableValue, QuerySpec
 
 
 class Target(ABC):

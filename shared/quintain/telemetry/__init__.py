@@ -1,8 +1,7 @@
-"""Traces: the one place that knows OpenTelemetry, its conventions, and what to do without it.
+"""Tracing with OpenTelemetry, the only package that imports it.
 
-`spans` is the seam, `conventions` says how a span is named and what it tells, `export` sends spans away. Where the
-library is missing, or nobody set it up, a span costs nothing worth naming, and the context that came along is passed on
-all the same: whoever traces on both sides of us finds one trace.
+`spans` creates spans, `semconv` defines their names and attributes, `export` sends them. Without the library, or
+without an exporter, spans cost almost nothing and an incoming trace context is still propagated.
 """
 
 from typing import TYPE_CHECKING
@@ -10,15 +9,15 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain.telemetry.export import exporting
+    from quintain.telemetry.export import export_spans
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain.telemetry.export": ("exporting",),
+            "quintain.telemetry.export": ("export_spans",),
         },
     )
 
 __all__ = [
-    "exporting",
+    "export_spans",
 ]

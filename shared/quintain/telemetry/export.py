@@ -1,4 +1,4 @@
-"""Sending spans away over OTLP/HTTP, as the standard ``OTEL_*`` variables say; off where they say nothing."""
+"""Exports spans over OTLP/HTTP as the standard ``OTEL_*`` variables configure it; off by default."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ else:
 log = logging.getLogger(__name__)
 
 #: How long the last spans of a process may take to be sent.
-LAST_SECONDS = 3.0
+SHUTDOWN_TIMEOUT_SECONDS = 3.0
 
 
 @contextlib.contextmanager
-def exporting(service: str, settings: TraceSettings) -> Iterator[None]:
+def export_spans(service: str, settings: TraceSettings) -> Iterator[None]:
     """Send the spans made inside as those of this service, where the settings name a receiver; the last of them go at
-    the end. A receiver that is away costs spans and `LAST_SECONDS`, never calls."""
+    the end. A receiver that is away costs spans and `SHUTDOWN_TIMEOUT_SECONDS`, never calls."""
     if not settings.export:
         yield
         return
@@ -46,12 +46,12 @@ def exporting(service: str, settings: TraceSettings) -> Iterator[None]:
         yield
     finally:
         # It tries for as long as it would while the service runs: nobody waits for that.
-        ending = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
-        ending.start()
-        ending.join(LAST_SECONDS)
+        shutdown_thread = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        shutdown_thread.start()
+        shutdown_thread.join(SHUTDOWN_TIMEOUT_SECONDS)
 
 
 def _resource(service: str, settings: TraceSettings) -> dict[str, str]:
     # What is named here would win over the operator's own OTEL_SERVICE_NAME.
-    name = {} if settings.service_named else {"service.name": f"quintain-{service}"}
+    name = {} if settings.has_service_name else {"service.name": f"quintain-{service}"}
     return {**name, "service.version": importlib.metadata.version("quintain")}

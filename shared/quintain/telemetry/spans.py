@@ -1,7 +1,7 @@
-"""Spans: begun, told what is worth knowing, ended; and the context that travels with what is sent.
+"""Creates spans and propagates the trace context of messages.
 
-Without the library, or where nobody set it up, nothing is recorded and what came is passed on as it is. Errors are told
-by their kind alone: an error's words may quote a model.
+Without OpenTelemetry, or without a configured provider, nothing is recorded and an incoming context is passed on
+unchanged. Errors are recorded by type only, because an error message may quote a model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from quintain.errors import Fault
-from quintain.telemetry.context import TRACEPARENT_HEADER, trace_id_in, traceparent_in
-from quintain.telemetry.conventions import ERROR_TYPE, Kind, Opening, Value
+from quintain.telemetry.semconv import ERROR_TYPE, AttributeValue, SpanKind, SpanStart
+from quintain.telemetry.trace_context import TRACEPARENT_HEADER, trace_id_of, valid_traceparent
 
 try:
     from opentelemetry import trace
@@ -28,7 +28,7 @@ else:
     _INSTALLED = True
 
 #: What came with the work at hand, for a process that records nothing.
-_passed_on: ContextVar[str | None] = ContextVar("quintain_traceparent", default=None)
+_incoming_traceparent: ContextVar[str | None] = ContextVar("quintain_traceparent", default=None)
 
 
 class Span:
@@ -40,7 +40,7 @@ class Span:
         self._span = span
 
     @property
-    def recorded(self) -> bool:
+    def is_recording(self) -> bool:
         """Whether anybody will see it: what is costly to tell need not be told otherwise."""
         return self._span is not None and self._span.is_recording()
 
@@ -49,112 +49,114 @@ class Span:
         if self._span is not None:
             self._span.update_name(name)
 
-    def tell(self, attributes: Mapping[str, Value]) -> None:
+    def set_attributes(self, attributes: Mapping[str, AttributeValue]) -> None:
         """Add what became known."""
         if self._span is not None:
             self._span.set_attributes(attributes)
 
-    def fail(self, error_type: str) -> None:
+    def set_error(self, error_type: str) -> None:
         """It ended with an error of this kind."""
         if self._span is not None:
             self._span.set_attribute(ERROR_TYPE, error_type)
             self._span.set_status(trace.StatusCode.ERROR)
 
 
-_UNRECORDED = Span()
+_NO_OP_SPAN = Span()
 
 
-class _Nothing(contextlib.AbstractContextManager[Span]):
+class _NoOpContext(contextlib.AbstractContextManager[Span]):
     """The span of nobody, for as many as want it at once."""
 
     def __enter__(self) -> Span:
-        return _UNRECORDED
+        return _NO_OP_SPAN
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
-_NOTHING = _Nothing()
+_NO_OP_CONTEXT = _NoOpContext()
 
 
 def span(
-    opening: Opening | Callable[[], Opening], *, parent: object = None, apart: bool = False
+    start: SpanStart | Callable[[], SpanStart], *, parent: object = None, new_trace: bool = False
 ) -> contextlib.AbstractContextManager[Span, bool | None]:
     """A span around what is done inside; an exception that passes through is told by its kind.
 
-    ``opening`` may be what makes it: where nobody records, nothing is made.
+    ``start`` may be what makes it: where nobody records, nothing is made.
     ``parent`` is the header that came with the work; without a usable one the span belongs to what is under way here.
-    ``apart`` begins a trace of its own, linked to what is under way.
+    ``new_trace`` begins a trace of its own, linked to what is under way.
     """
-    came = None if parent is None else traceparent_in(parent)
+    incoming = None if parent is None else valid_traceparent(parent)
     tracer = _tracer()
     if tracer is None:
-        return _NOTHING if came is None else _passing_on(came)
-    context = Context() if apart else None if came is None else _context_of(came)
-    return _recorded(tracer, opening if isinstance(opening, Opening) else opening(), context, apart=apart)
+        return _NO_OP_CONTEXT if incoming is None else _propagate_only(incoming)
+    context = Context() if new_trace else None if incoming is None else _otel_context(incoming)
+    return _recording_span(tracer, start if isinstance(start, SpanStart) else start(), context, new_trace=new_trace)
 
 
 @contextlib.contextmanager
-def _recorded(tracer: Any, opening: Opening, context: Any, *, apart: bool) -> Iterator[Span]:
+def _recording_span(tracer: Any, start: SpanStart, context: Any, *, new_trace: bool) -> Iterator[Span]:
     current = trace.get_current_span().get_span_context()
-    links = [trace.Link(current)] if apart and current.is_valid else None
-    kind = trace.SpanKind[opening.kind.name]
-    begun = tracer.start_span(opening.name, context=context, kind=kind, attributes=opening.attributes, links=links)
-    with trace.use_span(begun, end_on_exit=True, record_exception=False, set_status_on_exception=False):
-        one = Span(begun)
+    links = [trace.Link(current)] if new_trace and current.is_valid else None
+    kind = trace.SpanKind[start.kind.name]
+    otel_span = tracer.start_span(start.name, context=context, kind=kind, attributes=start.attributes, links=links)
+    with trace.use_span(otel_span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        wrapped = Span(otel_span)
         try:
-            yield one
+            yield wrapped
         except BaseException as error:
-            one.fail(error_type_of(error))
+            wrapped.set_error(error_type_of(error))
             raise
 
 
-def joining(opening: Opening, parent: object) -> contextlib.AbstractContextManager[Span, bool | None]:
+def span_in_trace(start: SpanStart, parent: object) -> contextlib.AbstractContextManager[Span, bool | None]:
     """A span of the trace that came with the work; where none came, none is begun."""
-    if traceparent_in(parent) is None:
-        return _NOTHING
-    return span(opening, parent=parent)
+    if valid_traceparent(parent) is None:
+        return _NO_OP_CONTEXT
+    return span(start, parent=parent)
 
 
-def past(opening: Opening, *, seconds: float, parent: object = None, failed: str | None = None) -> None:
+def record_finished_span(
+    start: SpanStart, *, duration_seconds: float, parent: object = None, error_type: str | None = None
+) -> None:
     """A span that ends now and began so many seconds ago: of what is known only afterwards."""
-    came = traceparent_in(parent)
+    incoming = valid_traceparent(parent)
     tracer = _tracer()
     if tracer is None:
         return
     now = time.time_ns()
-    kind = trace.SpanKind[opening.kind.name]
-    begun = tracer.start_span(
-        opening.name,
-        context=None if came is None else _context_of(came),
+    kind = trace.SpanKind[start.kind.name]
+    otel_span = tracer.start_span(
+        start.name,
+        context=None if incoming is None else _otel_context(incoming),
         kind=kind,
-        attributes=opening.attributes,
-        start_time=now - int(seconds * 1e9),
+        attributes=start.attributes,
+        start_time=now - int(duration_seconds * 1e9),
     )
-    if failed is not None:
-        Span(begun).fail(failed)
-    begun.end(now)
+    if error_type is not None:
+        Span(otel_span).set_error(error_type)
+    otel_span.end(now)
 
 
-def traceparent() -> str | None:
+def current_traceparent() -> str | None:
     """The context of what is under way, for a header of what is sent; None where there is none."""
     if _INSTALLED:
-        at = trace.get_current_span().get_span_context()
-        if at.is_valid:
-            return f"00-{at.trace_id:032x}-{at.span_id:016x}-{at.trace_flags:02x}"
-    return _passed_on.get()
+        span_context = trace.get_current_span().get_span_context()
+        if span_context.is_valid:
+            return f"00-{span_context.trace_id:032x}-{span_context.span_id:016x}-{span_context.trace_flags:02x}"
+    return _incoming_traceparent.get()
 
 
 def context_headers() -> dict[str, str]:
-    """The headers of `traceparent`: one, or none."""
-    at = traceparent()
-    return {} if at is None else {TRACEPARENT_HEADER: at}
+    """The headers of `current_traceparent`: one, or none."""
+    header = current_traceparent()
+    return {} if header is None else {TRACEPARENT_HEADER: header}
 
 
-def trace_id() -> str | None:
+def current_trace_id() -> str | None:
     """The id of the trace that is under way, for a line of a log."""
-    at = traceparent()
-    return None if at is None else trace_id_in(at)
+    header = current_traceparent()
+    return None if header is None else trace_id_of(header)
 
 
 def error_type_of(error: BaseException) -> str:
@@ -166,16 +168,16 @@ def error_type_of(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _passing_on(came: str) -> Iterator[Span]:
-    token = _passed_on.set(came)
+def _propagate_only(incoming: str) -> Iterator[Span]:
+    token = _incoming_traceparent.set(incoming)
     try:
-        yield _UNRECORDED
+        yield _NO_OP_SPAN
     finally:
-        _passed_on.reset(token)
+        _incoming_traceparent.reset(token)
 
 
-def _context_of(came: str) -> Any:
-    return TraceContextTextMapPropagator().extract({TRACEPARENT_HEADER: came})
+def _otel_context(incoming: str) -> Any:
+    return TraceContextTextMapPropagator().extract({TRACEPARENT_HEADER: incoming})
 
 
 def _tracer() -> Any:
@@ -203,4 +205,13 @@ def _tracer_of(provider: Any) -> Any:
     return provider.get_tracer("quintain")
 
 
-__all__ = ["Kind", "Span", "context_headers", "joining", "past", "span", "trace_id", "traceparent"]
+__all__ = [
+    "Span",
+    "SpanKind",
+    "context_headers",
+    "current_trace_id",
+    "current_traceparent",
+    "record_finished_span",
+    "span",
+    "span_in_trace",
+]

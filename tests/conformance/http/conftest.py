@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from quintain.settings import MEMORY_URL
+from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet, model_fleet
-from support.visitor import Visitor, visiting
 
 
 @pytest.fixture(scope="module", params=["memory", pytest.param("rabbit", marks=pytest.mark.broker)])
@@ -27,7 +27,7 @@ async def fleet(bus_url: str, tmp_path_factory: pytest.TempPathFactory) -> Async
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def door(fleet: ModelFleet) -> AsyncIterator[Visitor]:
+async def gateway_client(fleet: ModelFleet) -> AsyncIterator[GatewayClient]:
     """A session of five calls."""
-    async with visiting(fleet.url, await fleet.token(5)) as visitor:
+    async with open_gateway_client(fleet.url, await fleet.token(5)) as visitor:
         yield visitor

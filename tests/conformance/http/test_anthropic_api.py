@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from quintain.contracts.token import SessionToken
+from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
-from support.model_server import Script, Streamed
+from support.model_server import ScriptedResponse, StreamedResponse
 from support.model_wires import ANTHROPIC, CHAT
-from support.official_clients import Sent, anthropic_at
-from support.visitor import Visitor, visiting
+from support.official_clients import SentRequests, anthropic_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,30 +30,32 @@ PIXEL = "iVBORw0KGgo="
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def official(fleet: ModelFleet, door: Visitor) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, Sent]]:
+async def official_client(
+    fleet: ModelFleet, gateway_client: GatewayClient
+) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, SentRequests]]:
     """The official client of the same session."""
-    async with anthropic_at(fleet.url, door.token) as client:
+    async with anthropic_client(fleet.url, gateway_client.token) as client:
         yield client
 
 
 @pytest.fixture
-def client(official: tuple[anthropic.AsyncAnthropic, Sent]) -> anthropic.AsyncAnthropic:
-    return official[0]
+def client(official_client: tuple[anthropic.AsyncAnthropic, SentRequests]) -> anthropic.AsyncAnthropic:
+    return official_client[0]
 
 
 @pytest.fixture
-def sent(official: tuple[anthropic.AsyncAnthropic, Sent]) -> Sent:
-    return official[1]
+def sent(official_client: tuple[anthropic.AsyncAnthropic, SentRequests]) -> SentRequests:
+    return official_client[1]
 
 
 # Models.
 
 
 async def test_the_models_are_the_targets_that_the_session_may_call(
-    client: anthropic.AsyncAnthropic, door: Visitor
+    client: anthropic.AsyncAnthropic, gateway_client: GatewayClient
 ) -> None:
     page = await client.models.list()
-    told = (await door.http.get("/info")).json()["availableTargets"]
+    told = (await gateway_client.http.get("/info")).json()["availableTargets"]
     assert [one.id for one in page.data] == told
     assert (page.has_more, page.first_id, page.last_id) == (False, told[0], told[-1])
     assert [one.id async for one in client.models.list()] == told
@@ -63,11 +65,11 @@ async def test_the_models_are_the_targets_that_the_session_may_call(
     with pytest.raises(anthropic.NotFoundError, match="no such target"):
         await client.models.retrieve("nobody")
     # Whoever does not say that it is Anthropic's is answered as OpenAI's.
-    assert (await door.http.get("/v1/models")).json()["object"] == "list"
+    assert (await gateway_client.http.get("/v1/models")).json()["object"] == "list"
 
 
 async def test_a_key_that_opens_nothing_is_refused_in_anthropics_words(fleet: ModelFleet) -> None:
-    async with anthropic_at(fleet.url, SessionToken.mint().text) as (nobody, _):
+    async with anthropic_client(fleet.url, SessionToken.mint().text) as (nobody, _):
         with pytest.raises(anthropic.AuthenticationError) as caught:
             await nobody.models.list()
     assert caught.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
@@ -109,10 +111,10 @@ async def test_an_answer_without_words_has_no_block(client: anthropic.AsyncAnthr
 @pytest.mark.parametrize("prefix", ["", "/run/42"])
 async def test_the_token_comes_as_a_key_or_as_a_bearer_behind_any_prefix(fleet: ModelFleet, prefix: str) -> None:
     token = await fleet.token()
-    async with anthropic_at(fleet.url + prefix, token) as (client, sent):
+    async with anthropic_client(fleet.url + prefix, token) as (client, sent):
         assert (await client.messages.create(**ASK)).content[0].to_dict()["text"] == "Hello there"
         assert sent.requests[0].headers["authorization"] == f"Bearer {token}"
-    async with visiting(fleet.url + prefix) as other:
+    async with open_gateway_client(fleet.url + prefix) as other:
         response = await other.http.post("/v1/messages", json=ASK, headers={"x-api-key": token})
         assert (response.status_code, response.json()["content"][0]["text"]) == (200, "Hello there")
         metrics = (await other.http.get(f"{fleet.url}/metrics")).text
@@ -150,7 +152,7 @@ CONVERSATION: Any = [
 async def test_what_a_client_sends_reaches_openais_provider(
     fleet: ModelFleet, client: anthropic.AsyncAnthropic
 ) -> None:
-    fleet.provider.reply(Script(body=CHAT.answer("It rains")))
+    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("It rains")))
     answer = await client.messages.create(
         model="model",
         max_tokens=77,
@@ -163,7 +165,7 @@ async def test_what_a_client_sends_reaches_openais_provider(
     )
     assert (answer.content[0].to_dict()["text"], answer.model) == ("It rains", "served-2026-01-01")
     assert (answer.usage.input_tokens, answer.usage.cache_read_input_tokens, answer.usage.output_tokens) == (17, 4, 9)
-    said = fleet.provider.asked[-1].body
+    said = fleet.provider.requests[-1].body
     got: Any = said["messages"]
     assert [message["role"] for message in got] == ["system", "user", "assistant", "tool", "tool", "user"]
     assert got[0]["content"] == "Be brief."
@@ -193,12 +195,12 @@ async def test_what_a_client_sends_reaches_openais_provider(
 async def test_what_a_client_sends_reaches_anthropics_provider_as_it_was_sent(
     fleet: ModelFleet, client: anthropic.AsyncAnthropic
 ) -> None:
-    fleet.provider.reply(Script(body=ANTHROPIC.answer("It rains")))
+    fleet.provider.set_responses(ScriptedResponse(body=ANTHROPIC.answer("It rains")))
     await client.messages.create(
         model="claude", max_tokens=77, system="Be brief.", messages=CONVERSATION, tools=[WEATHER],
         tool_choice={"type": "any"}, output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
     )  # fmt: skip
-    said: Any = fleet.provider.asked[-1].body
+    said: Any = fleet.provider.requests[-1].body
     assert said["max_tokens"] == 77
     assert "Be brief." in json.dumps(said["system"])
     # That API takes several turns of the user's for one.
@@ -215,8 +217,8 @@ async def test_what_a_client_sends_reaches_anthropics_provider_as_it_was_sent(
 async def test_the_tools_that_a_model_wants_called_come_back(
     fleet: ModelFleet, client: anthropic.AsyncAnthropic
 ) -> None:
-    fleet.provider.reply(
-        Script(body=CHAT.calls([("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "no json")]))
+    fleet.provider.set_responses(
+        ScriptedResponse(body=CHAT.calls([("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "no json")]))
     )
     answer = await client.messages.create(**{**ASK, "model": "model"}, tools=[WEATHER])
     assert answer.stop_reason == "tool_use"
@@ -252,14 +254,16 @@ async def test_what_is_not_carried_is_tolerated_and_named(client: anthropic.Asyn
     ]
 
 
-async def test_a_retry_under_the_same_key_is_the_same_call(door: Visitor, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_retry_under_the_same_key_is_the_same_call(
+    gateway_client: GatewayClient, client: anthropic.AsyncAnthropic
+) -> None:
     under: Any = {**ASK, "extra_headers": {"Idempotency-Key": "mine"}}
     answers = [await client.messages.create(**under) for _ in range(3)]
     assert {answer.id for answer in answers} == {"msg_mine"}
     with pytest.raises(anthropic.ConflictError) as conflict:
         await client.messages.create(**{**under, "system": "Be brief."})
     assert conflict.value.body["error"]["code"] == "request_conflict"  # type: ignore[index]
-    assert await door.count() == 1
+    assert await gateway_client.read_call_count() == 1
 
 
 # Refusals.
@@ -271,18 +275,18 @@ async def test_every_refusal_is_the_clients_own_exception(fleet: ModelFleet, cli
     assert unknown.value.type == "invalid_request_error"
     assert unknown.value.request_id
     assert "Unknown target 'nope'. Available: broken, claude" in str(unknown.value)
-    async with anthropic_at(fleet.url, SessionToken.mint().text) as (nobody, _):
+    async with anthropic_client(fleet.url, SessionToken.mint().text) as (nobody, _):
         with pytest.raises(anthropic.AuthenticationError) as unauthorized:
             await nobody.messages.create(**ASK)
     assert unauthorized.value.type == "authentication_error"
-    async with anthropic_at(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
+    async with anthropic_client(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
         with pytest.raises(anthropic.PermissionDeniedError) as forbidden:
             await narrow.messages.create(**{**ASK, "model": "fixed"})
     assert forbidden.value.type == "permission_error"
 
 
 async def test_a_spent_budget_is_402_and_no_client_repeats_it(fleet: ModelFleet) -> None:
-    async with anthropic_at(fleet.url, await fleet.token(1)) as (client, sent):
+    async with anthropic_client(fleet.url, await fleet.token(1)) as (client, sent):
         await client.messages.create(**ASK)
         for stream in (False, True):
             before = len(sent.requests)
@@ -294,12 +298,14 @@ async def test_a_spent_budget_is_402_and_no_client_repeats_it(fleet: ModelFleet)
             assert len(sent.requests) == before + 1
 
 
-async def test_a_charged_failure_is_not_repeated(door: Visitor, client: anthropic.AsyncAnthropic, sent: Sent) -> None:
+async def test_a_charged_failure_is_not_repeated(
+    gateway_client: GatewayClient, client: anthropic.AsyncAnthropic, sent: SentRequests
+) -> None:
     with pytest.raises(anthropic.InternalServerError) as failed:
         await client.messages.create(**{**ASK, "model": "broken"})
     assert (failed.value.status_code, failed.value.type) == (502, "api_error")
     assert failed.value.body["error"]["charged"] is True  # type: ignore[index]
-    assert (await door.count(), len(sent.requests)) == (1, 1)
+    assert (await gateway_client.read_call_count(), len(sent.requests)) == (1, 1)
 
 
 def _content(*blocks: object) -> dict[str, object]:
@@ -353,33 +359,33 @@ BAD: list[tuple[object, str | None]] = [
 ]
 
 
-async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(door: Visitor) -> None:
+async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(gateway_client: GatewayClient) -> None:
     for body, field in BAD:
-        status, answer = await door.post("/v1/messages", body)
+        status, answer = await gateway_client.post("/v1/messages", body)
         said = f"{str(body)[:200]} is answered {answer}"
         assert status == 400, said
         assert (answer.keys(), answer["type"]) == ({"type", "error"}, "error"), said
         error = answer["error"]
         assert (error["type"], error["code"], error["charged"]) == ("invalid_request_error", "bad_request", False), said
         assert field is None or field in error["message"], said
-    assert await door.count() == 0
+    assert await gateway_client.read_call_count() == 0
 
 
-async def test_a_body_over_the_limit_is_413(door: Visitor) -> None:
-    status, answer = await door.post("/v1/messages", {**ASK, "system": "x" * 1024 * 1024})
+async def test_a_body_over_the_limit_is_413(gateway_client: GatewayClient) -> None:
+    status, answer = await gateway_client.post("/v1/messages", {**ASK, "system": "x" * 1024 * 1024})
     assert (status, answer["error"]["type"]) == (413, "request_too_large")
-    assert await door.count() == 0
+    assert await gateway_client.read_call_count() == 0
 
 
 async def test_who_has_no_token_hears_nothing_about_the_body(fleet: ModelFleet) -> None:
     for headers in ({}, {"x-api-key": "x"}, {"x-api-key": SessionToken.mint().text}):
-        async with visiting(fleet.url) as nobody:
+        async with open_gateway_client(fleet.url) as nobody:
             response = await nobody.http.post("/v1/messages", content=b"{", headers=headers)
         assert (response.status_code, response.json()["error"]["message"]) == (401, "Unauthorized")
 
 
-async def test_another_method_is_405(door: Visitor) -> None:
-    response = await door.http.get("/v1/messages")
+async def test_another_method_is_405(gateway_client: GatewayClient) -> None:
+    response = await gateway_client.http.get("/v1/messages")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert response.json()["type"] == "error"
 
@@ -409,7 +415,7 @@ async def test_a_stream_says_piece_by_piece_what_the_whole_says(client: anthropi
 async def test_tool_calls_are_streamed(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
     calls = [("c1", "weather", ['{"city"', ': "Paris"}']), ("c2", "weather", ["{}"])]
     ask: Any = {**ASK, "model": "model", "tools": [WEATHER]}
-    fleet.provider.reply(Streamed(events=CHAT.call_events(calls)))
+    fleet.provider.set_responses(StreamedResponse(events=CHAT.call_events(calls)))
     async with client.messages.stream(**ask) as stream:
         answer = await stream.get_final_message()
     assert answer.stop_reason == "tool_use"
@@ -422,7 +428,9 @@ async def test_the_first_token_comes_before_the_provider_has_finished(
     fleet: ModelFleet, client: anthropic.AsyncAnthropic
 ) -> None:
     fleet.provider.disconnected.clear()
-    fleet.provider.reply(Streamed(events=ANTHROPIC.events(["The ", "first ", "words"]), sent=4, then="stall"))
+    fleet.provider.set_responses(
+        StreamedResponse(events=ANTHROPIC.events(["The ", "first ", "words"]), event_count=4, then="stall")
+    )
     async with client.messages.stream(**{**ASK, "model": "claude"}) as stream:
         async for text in stream.text_stream:
             assert "The first words".startswith(text)
@@ -443,11 +451,11 @@ async def test_what_fails_before_a_stream_has_begun_has_its_status(
 
 
 async def test_what_fails_within_a_stream_ends_it_with_an_error(
-    fleet: ModelFleet, door: Visitor, client: anthropic.AsyncAnthropic
+    fleet: ModelFleet, gateway_client: GatewayClient, client: anthropic.AsyncAnthropic
 ) -> None:
-    fleet.provider.reply(
-        Streamed(events=CHAT.events(["The ", "first ", "words"]), sent=3, then="close"),
-        Script(status=400, body={"error": {"message": "no", "type": "invalid_request_error"}}),
+    fleet.provider.set_responses(
+        StreamedResponse(events=CHAT.events(["The ", "first ", "words"]), event_count=3, then="close"),
+        ScriptedResponse(status=400, body={"error": {"message": "no", "type": "invalid_request_error"}}),
     )
     said = ""
     with pytest.raises(anthropic.APIStatusError) as failed:
@@ -458,4 +466,4 @@ async def test_what_fails_within_a_stream_ends_it_with_an_error(
     assert "The first words".startswith(said)
     assert failed.value.body["type"] == "error"  # type: ignore[index]
     assert failed.value.body["error"]["charged"] is True  # type: ignore[index]
-    assert await door.count() == 1
+    assert await gateway_client.read_call_count() == 1

@@ -14,9 +14,9 @@ import quintain
 from quintain.client.admin import Admin
 from quintain.client.client import Client
 from quintain.client.connect import connect, connect_admin
-from quintain.contracts.metadata import AmendSession, ListSessions, OpenSession, SessionState
+from quintain.contracts.session import AmendSession, ListSessions, OpenSession, SessionState
 from quintain.contracts.token import SessionToken
-from quintain_gateway.limits import Limits
+from quintain_gateway.http.limits import GatewayLimits
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = """
@@ -27,49 +27,49 @@ targets:
   slow: {provider: mock, delay_ms: 3000}
 """
 
-Opened = Callable[..., AbstractAsyncContextManager[Client]]
+OpenClient = Callable[..., AbstractAsyncContextManager[Client]]
 
 
 @pytest.fixture(params=["bus", "http"])
-def way(request: pytest.FixtureRequest) -> str:
+def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
-    async with memory_fleet(tmp_path, CONFIG, limits=Limits(grace_seconds=0)) as fleet:
+    async with memory_fleet(tmp_path, CONFIG, limits=GatewayLimits(grace_seconds=0)) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def opened(fleet: MemoryFleet, way: str) -> Opened:
+def open_client(fleet: MemoryFleet, transport: str) -> OpenClient:
     """A new session's client, by its default target and its limit."""
 
     @contextlib.asynccontextmanager
     async def opened(target: str = "echo", max_calls: int = 50, **more: object) -> AsyncIterator[Client]:
-        token = (await fleet.open(target, max_calls, **more)).token
-        async with reached(fleet, way, token) as client:
+        token = (await fleet.open_session(target, max_calls, **more)).token
+        async with connect_over(fleet, transport, token) as client:
             yield client
 
     return opened
 
 
-def reached(fleet: MemoryFleet, way: str, token: str) -> AbstractAsyncContextManager[Client]:
-    if way == "http":
+def connect_over(fleet: MemoryFleet, transport: str, token: str) -> AbstractAsyncContextManager[Client]:
+    if transport == "http":
         return connect(fleet.gateway_url, token)
     return connect("memory://", token, memory=fleet.running.memory)
 
 
 @pytest.fixture
-async def admin(fleet: MemoryFleet, way: str) -> AsyncIterator[Admin]:
-    url = fleet.gateway_url if way == "http" else "memory://"
+async def admin(fleet: MemoryFleet, transport: str) -> AsyncIterator[Admin]:
+    url = fleet.gateway_url if transport == "http" else "memory://"
     async with connect_admin(url, ADMIN_TOKEN, memory=fleet.running.memory) as admin:
         yield admin
 
 
 @pytest.mark.parametrize("only", ["reserve", "cancel", "targets"])
 async def test_what_a_gateway_has_no_operation_for_says_so(fleet: MemoryFleet, only: str) -> None:
-    token = (await fleet.open("echo")).token
+    token = (await fleet.open_session("echo")).token
     async with connect(fleet.gateway_url, token) as client, connect_admin(fleet.gateway_url, ADMIN_TOKEN) as admin:
         calls = {"reserve": lambda: client.reserve(1), "cancel": lambda: client.cancel(["x"]), "targets": admin.targets}
         with pytest.raises(quintain.ConfigError, match="QUINTAIN_BROKER_URL"):
@@ -77,14 +77,14 @@ async def test_what_a_gateway_has_no_operation_for_says_so(fleet: MemoryFleet, o
 
 
 async def test_over_http_an_answer_comes_whole(fleet: MemoryFleet) -> None:
-    token = (await fleet.open("echo")).token
+    token = (await fleet.open_session("echo")).token
     async with connect(fleet.gateway_url, token) as client:
         with pytest.raises(quintain.ConfigError, match="connect to the broker"):
-            await client.send(quintain.InvokeRequest(question="x"), heard=print)
+            await client.send(quintain.InvokeRequest(question="x"), on_chunk=print)
 
 
-async def test_an_invoke_is_a_result(opened: Opened) -> None:
-    async with opened("judge") as target:
+async def test_an_invoke_is_a_result(open_client: OpenClient) -> None:
+    async with open_client("judge") as target:
         result = await target.invoke("What is the capital of France?", system_prompt="Be brief.")
     assert (result.raw_text, result.target, result.attempts) == ("Paris", "judge", 1)
     assert result.output == [quintain.contracts.invoke.OutputMessage(content="Paris")]
@@ -93,20 +93,20 @@ async def test_an_invoke_is_a_result(opened: Opened) -> None:
     assert result.duration_ms >= 0
 
 
-async def test_a_conversation_and_a_target_are_carried(opened: Opened) -> None:
+async def test_a_conversation_and_a_target_are_carried(open_client: OpenClient) -> None:
     turns = [
         quintain.ChatMessage(role="user", content="first"),
         quintain.ChatMessage(role="assistant", content="second"),
         quintain.ChatMessage(role="user", content="thïrd 𝄞 \u2028"),
     ]
     settings = quintain.InvokeSettings(temperature=0.5, max_tokens=7)
-    async with opened("judge") as target:
+    async with open_client("judge") as target:
         result = await target.invoke(messages=turns, target="echo", settings=settings)
     assert (result.target, result.raw_text) == ("echo", "thïrd 𝄞 \u2028")
 
 
-async def test_the_same_request_id_is_the_same_call(opened: Opened) -> None:
-    async with opened() as target:
+async def test_the_same_request_id_is_the_same_call(open_client: OpenClient) -> None:
+    async with open_client() as target:
         first = await target.send(quintain.InvokeRequest(question="x"), request_id="mine")
         again = await target.send(quintain.InvokeRequest(question="x"), request_id="mine")
         assert (first.replayed, again.replayed, again.raw_text) == (False, True, "x")
@@ -115,8 +115,8 @@ async def test_the_same_request_id_is_the_same_call(opened: Opened) -> None:
         assert (await target.get_info()).call_count == 1
 
 
-async def test_what_is_no_request_id_costs_nothing(opened: Opened) -> None:
-    async with opened() as target:
+async def test_what_is_no_request_id_costs_nothing(open_client: OpenClient) -> None:
+    async with open_client() as target:
         with pytest.raises(quintain.BadRequest):
             await target.send(quintain.InvokeRequest(question="x"), request_id="x" * 129)
         assert (await target.get_info()).call_count == 0
@@ -124,8 +124,8 @@ async def test_what_is_no_request_id_costs_nothing(opened: Opened) -> None:
         assert (await target.send(quintain.InvokeRequest(question="x"), request_id="")).call_count == 1
 
 
-async def test_info_tells_the_session(opened: Opened) -> None:
-    async with opened("judge", 9, label="mine", allowed_targets=["judge", "echo"]) as target:
+async def test_info_tells_the_session(open_client: OpenClient) -> None:
+    async with open_client("judge", 9, label="mine", allowed_targets=["judge", "echo"]) as target:
         await target.invoke("x")
         async with asyncio.timeout(10):
             while (info := await target.get_info()).committed < 1:
@@ -137,8 +137,8 @@ async def test_info_tells_the_session(opened: Opened) -> None:
     assert info.now > 0
 
 
-async def test_faults_are_the_same_classes_with_the_same_words(opened: Opened) -> None:
-    async with opened("judge", 1, allowed_targets=["judge", "broken"]) as target:
+async def test_faults_are_the_same_classes_with_the_same_words(open_client: OpenClient) -> None:
+    async with open_client("judge", 1, allowed_targets=["judge", "broken"]) as target:
         with pytest.raises(quintain.BadRequest) as nothing:
             await target.invoke()
         with pytest.raises(quintain.UnknownTarget) as unknown:
@@ -157,15 +157,15 @@ async def test_faults_are_the_same_classes_with_the_same_words(opened: Opened) -
     assert (spent.value.charged, spent.value.retryable, spent.value.status) == (False, False, 429)
 
 
-async def test_a_token_that_opens_nothing_is_refused_at_once(fleet: MemoryFleet, way: str) -> None:
+async def test_a_token_that_opens_nothing_is_refused_at_once(fleet: MemoryFleet, transport: str) -> None:
     for token in (SessionToken.mint().text, "no token at all"):
         with pytest.raises(quintain.Unauthorized):
-            async with reached(fleet, way, token):
+            async with connect_over(fleet, transport, token):
                 pytest.fail("it opened something")
 
 
-async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(opened: Opened) -> None:
-    async with opened("echo", 6) as target:
+async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(open_client: OpenClient) -> None:
+    async with open_client("echo", 6) as target:
         items = await target.invoke_batch(
             [
                 "a question alone",
@@ -190,8 +190,8 @@ async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(opened: O
         assert await target.invoke_batch([]) == []
 
 
-async def test_a_batch_is_reserved_all_or_nothing_and_asked_at_once(opened: Opened) -> None:
-    async with opened("slow", 10) as target:
+async def test_a_batch_is_reserved_all_or_nothing_and_asked_at_once(open_client: OpenClient) -> None:
+    async with open_client("slow", 10) as target:
         loop = asyncio.get_running_loop()
         began = loop.time()
         items = await target.invoke_batch([str(number) for number in range(8)])
@@ -203,14 +203,14 @@ async def test_a_batch_is_reserved_all_or_nothing_and_asked_at_once(opened: Open
         assert (await target.get_info()).call_count == 8
 
 
-async def test_a_text_is_no_batch(opened: Opened) -> None:
-    async with opened() as target:
+async def test_a_text_is_no_batch(open_client: OpenClient) -> None:
+    async with open_client() as target:
         with pytest.raises(quintain.BadRequest, match="one text"):
             await target.invoke_batch("abc")
 
 
-async def test_a_deadline_is_kept(opened: Opened) -> None:
-    async with opened("slow") as target:
+async def test_a_deadline_is_kept(open_client: OpenClient) -> None:
+    async with open_client("slow") as target:
         loop = asyncio.get_running_loop()
         began = loop.time()
         with pytest.raises((quintain.Expired, quintain.TimedOut)):
@@ -221,8 +221,8 @@ async def test_a_deadline_is_kept(opened: Opened) -> None:
         assert loop.time() - began < 5.2
 
 
-async def test_a_call_whose_task_is_cancelled_is_taken_back(opened: Opened) -> None:
-    async with opened("slow") as target:
+async def test_a_call_whose_task_is_cancelled_is_taken_back(open_client: OpenClient) -> None:
+    async with open_client("slow") as target:
         for work in (target.invoke("x"), target.invoke_batch(["x", "y"])):
             before = (await target.get_info()).in_doubt
             asking = asyncio.ensure_future(work)
@@ -239,8 +239,8 @@ async def test_a_call_whose_task_is_cancelled_is_taken_back(opened: Opened) -> N
             assert info.committed == 0
 
 
-async def test_a_named_call_goes_on_when_its_asker_leaves(opened: Opened) -> None:
-    async with opened("slow") as target:
+async def test_a_named_call_goes_on_when_its_asker_leaves(open_client: OpenClient) -> None:
+    async with open_client("slow") as target:
         asking = asyncio.ensure_future(target.send(quintain.InvokeRequest(question="x"), request_id="again"))
         async with asyncio.timeout(10):
             while (await target.get_info()).running == 0:
@@ -252,11 +252,11 @@ async def test_a_named_call_goes_on_when_its_asker_leaves(opened: Opened) -> Non
         assert (result.raw_text, (await target.get_info()).call_count) == ("x", 1)
 
 
-async def test_a_child_draws_on_its_parent(opened: Opened, fleet: MemoryFleet, way: str) -> None:
-    async with opened("echo", 3) as parent:
+async def test_a_child_draws_on_its_parent(open_client: OpenClient, fleet: MemoryFleet, transport: str) -> None:
+    async with open_client("echo", 3) as parent:
         child = await parent.open_child(OpenSession(default_target="judge", max_calls=2, label="grader"))
         assert child.parent_id == (await parent.get_info()).session_id
-        async with reached(fleet, way, child.token) as target:
+        async with connect_over(fleet, transport, child.token) as target:
             assert (await target.invoke("x")).raw_text == "Paris"
             info = await target.get_info()
         assert (info.parent_id, info.label, info.call_count) == (child.parent_id, "grader", 1)
@@ -265,8 +265,8 @@ async def test_a_child_draws_on_its_parent(opened: Opened, fleet: MemoryFleet, w
             await parent.open_child(OpenSession(default_target="echo", max_calls=4))
 
 
-async def test_many_calls_at_the_same_time_share_the_budget(opened: Opened) -> None:
-    async with opened("echo", 20) as target:
+async def test_many_calls_at_the_same_time_share_the_budget(open_client: OpenClient) -> None:
+    async with open_client("echo", 20) as target:
         ended = await asyncio.gather(*(target.invoke(str(n)) for n in range(40)), return_exceptions=True)
     answered = [one for one in ended if isinstance(one, quintain.Result)]
     assert len(answered) == 20
@@ -300,15 +300,15 @@ async def test_what_is_too_long_for_a_session_id_is_a_bad_request(admin: Admin) 
         await admin.show("x" * 201)
 
 
-async def test_the_wrong_admin_token_opens_nothing(fleet: MemoryFleet, way: str) -> None:
-    url = fleet.gateway_url if way == "http" else "memory://"
+async def test_the_wrong_admin_token_opens_nothing(fleet: MemoryFleet, transport: str) -> None:
+    url = fleet.gateway_url if transport == "http" else "memory://"
     async with connect_admin(url, "not the one of this fleet", memory=fleet.running.memory) as stranger:
         with pytest.raises(quintain.Unauthorized):
             await stranger.list(ListSessions())
 
 
-async def test_what_went_to_which_target_is_told_to_whoever_asks(opened: Opened) -> None:
-    async with opened("echo", 3) as target:
+async def test_what_went_to_which_target_is_told_to_whoever_asks(open_client: OpenClient) -> None:
+    async with open_client("echo", 3) as target:
         await target.invoke("hello")
         await target.invoke("which?", target="judge")
         assert (await target.get_info()).per_target is None

@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from quintain.contracts.token import SessionToken
+from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
-from support.model_server import Script, Streamed
+from support.model_server import ScriptedResponse, StreamedResponse
 from support.model_wires import CHAT
-from support.official_clients import Sent, openai_at
-from support.visitor import Visitor, visiting
+from support.official_clients import SentRequests, openai_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,20 +35,22 @@ WEATHER: Any = {
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def official(fleet: ModelFleet, door: Visitor) -> AsyncIterator[tuple[openai.AsyncOpenAI, Sent]]:
+async def official_client(
+    fleet: ModelFleet, gateway_client: GatewayClient
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, SentRequests]]:
     """The official client of the same session."""
-    async with openai_at(fleet.url, door.token) as client:
+    async with openai_client(fleet.url, gateway_client.token) as client:
         yield client
 
 
 @pytest.fixture
-def client(official: tuple[openai.AsyncOpenAI, Sent]) -> openai.AsyncOpenAI:
-    return official[0]
+def client(official_client: tuple[openai.AsyncOpenAI, SentRequests]) -> openai.AsyncOpenAI:
+    return official_client[0]
 
 
 @pytest.fixture
-def sent(official: tuple[openai.AsyncOpenAI, Sent]) -> Sent:
-    return official[1]
+def sent(official_client: tuple[openai.AsyncOpenAI, SentRequests]) -> SentRequests:
+    return official_client[1]
 
 
 # Models.
@@ -60,7 +62,7 @@ async def test_the_models_are_the_targets_that_the_session_may_call(
     assert [model.id for model in (await client.models.list()).data] == TARGETS
     one = await client.models.retrieve("echo")
     assert (one.id, one.object, one.owned_by) == ("echo", "model", "quintain")
-    async with openai_at(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
+    async with openai_client(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
         assert [model.id for model in (await narrow.models.list()).data] == ["echo"]
         with pytest.raises(openai.NotFoundError) as refused:
             await narrow.models.retrieve("fixed")
@@ -68,13 +70,13 @@ async def test_the_models_are_the_targets_that_the_session_may_call(
 
 
 @pytest.mark.parametrize("prefix", ["", "/run/42"])
-async def test_the_api_stands_behind_any_prefix(fleet: ModelFleet, door: Visitor, prefix: str) -> None:
-    async with openai_at(fleet.url + prefix, door.token) as (client, _):
+async def test_the_api_stands_behind_any_prefix(fleet: ModelFleet, gateway_client: GatewayClient, prefix: str) -> None:
+    async with openai_client(fleet.url + prefix, gateway_client.token) as (client, _):
         assert len((await client.models.list()).data) == len(TARGETS)
         assert (await client.models.retrieve("echo")).id == "echo"
         answer = await client.chat.completions.create(model="echo", messages=HELLO)
     assert answer.choices[0].message.content == "Hello there"
-    metrics = (await door.http.get("/metrics")).text
+    metrics = (await gateway_client.http.get("/metrics")).text
     routes = {line.split('route="')[1].split('"')[0] for line in metrics.splitlines() if 'route="' in line}
     assert {"/v1/models", "/v1/models/{model}", "/v1/chat/completions"} <= routes
     assert not any("run" in route or "prefix" in route for route in routes)
@@ -88,16 +90,16 @@ async def test_the_api_stands_behind_any_prefix(fleet: ModelFleet, door: Visitor
         ("PUT", "/x/v1/chat/completions", "POST"),
     ],
 )
-async def test_another_method_is_405(door: Visitor, method: str, path: str, allowed: str) -> None:
-    response = await door.http.request(method, path)
+async def test_another_method_is_405(gateway_client: GatewayClient, method: str, path: str, allowed: str) -> None:
+    response = await gateway_client.http.request(method, path)
     assert (response.status_code, response.headers["allow"]) == (405, allowed)
     assert response.json()["error"]["code"] == "method_not_allowed"
 
 
-async def test_what_is_not_there_is_not_found(client: openai.AsyncOpenAI, door: Visitor) -> None:
+async def test_what_is_not_there_is_not_found(client: openai.AsyncOpenAI, gateway_client: GatewayClient) -> None:
     with pytest.raises(openai.NotFoundError):
         await client.embeddings.create(model="echo", input="x")
-    assert await door.count() == 0
+    assert await gateway_client.read_call_count() == 0
 
 
 # Answers.
@@ -161,13 +163,13 @@ async def test_what_a_client_sends_reaches_the_provider(fleet: ModelFleet, clien
         "tools": [WEATHER],
         "tool_choice": {"type": "function", "function": {"name": "weather"}},
     }
-    fleet.provider.reply(Script(body=CHAT.answer("It rains")))
+    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("It rains")))
     answer = await client.chat.completions.create(model="model", messages=messages, **settings)
     assert answer.choices[0].message.content == "It rains"
     assert answer.model == "served-2026-01-01"
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    said = fleet.provider.asked[-1].body
+    said = fleet.provider.requests[-1].body
     got: Any = said.pop("messages")
     assert [message["role"] for message in got] == ["system", "user", "assistant", "tool", "assistant", "user"]
     assert (got[0]["content"], got[3]["content"], got[3]["tool_call_id"]) == ("Be brief.", "Rain", "c1")
@@ -177,7 +179,7 @@ async def test_what_a_client_sends_reaches_the_provider(fleet: ModelFleet, clien
     said.pop("max_tokens", None)
     wanted = {name: value for name, value in settings.items() if name != "max_completion_tokens"}
     assert {name: said[name] for name in wanted} == wanted
-    assert fleet.provider.asked[-1].body["max_tokens"] == 77
+    assert fleet.provider.requests[-1].body["max_tokens"] == 77
 
 
 def _image(url: str) -> dict[str, Any]:
@@ -189,20 +191,20 @@ def _call(call_id: str, arguments: str) -> dict[str, Any]:
 
 
 async def test_a_plain_question_is_sent_with_nothing_else(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
-    fleet.provider.reply(Script(body=CHAT.answer("Hi")))
+    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("Hi")))
     await client.chat.completions.create(model="model", messages=HELLO)
-    plain = fleet.provider.asked[-1].body
+    plain = fleet.provider.requests[-1].body
     nulls: Any = dict.fromkeys(["temperature", "max_tokens", "seed", "stop", "tools", "tool_choice", "n", "top_p"])
     raw = await client.chat.completions.with_raw_response.create(model="model", messages=HELLO, **nulls)
-    assert fleet.provider.asked[-1].body == plain
+    assert fleet.provider.requests[-1].body == plain
     assert "x-quintain-ignored" not in raw.headers
     assert plain["messages"] == [{"role": "user", "content": "Hello there"}]
     assert not {"temperature", "max_tokens", "seed", "stop", "tools", "tool_choice", "response_format"} & plain.keys()
 
 
 async def test_the_tools_that_a_model_wants_called_come_back(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
-    fleet.provider.reply(
-        Script(body=CHAT.calls([("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "no json")]))
+    fleet.provider.set_responses(
+        ScriptedResponse(body=CHAT.calls([("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "no json")]))
     )
     answer = await client.chat.completions.create(
         model="model", messages=HELLO, tools=[WEATHER], tool_choice="required", parallel_tool_calls=True
@@ -213,7 +215,7 @@ async def test_the_tools_that_a_model_wants_called_come_back(fleet: ModelFleet, 
         _call("c1", '{"city": "Paris"}'),
         _call("c2", "no json"),
     ]
-    assert fleet.provider.asked[-1].body["tool_choice"] == "required"
+    assert fleet.provider.requests[-1].body["tool_choice"] == "required"
 
 
 async def test_what_is_not_carried_is_tolerated_and_named(client: openai.AsyncOpenAI) -> None:
@@ -241,9 +243,9 @@ async def test_what_is_not_carried_is_tolerated_and_named(client: openai.AsyncOp
     ]  # fmt: skip
 
 
-async def test_a_flood_of_unknown_fields_makes_no_flood_of_names(door: Visitor) -> None:
+async def test_a_flood_of_unknown_fields_makes_no_flood_of_names(gateway_client: GatewayClient) -> None:
     body = {"model": "echo", "messages": HELLO, **{f"field{n:04}": n for n in range(3000)}}
-    response = await door.http.post("/v1/chat/completions", json=body)
+    response = await gateway_client.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200
     assert response.headers["x-quintain-ignored"].endswith("field0019, and 2980 more")
 
@@ -251,7 +253,7 @@ async def test_a_flood_of_unknown_fields_makes_no_flood_of_names(door: Visitor) 
 # Choices.
 
 
-async def test_each_choice_is_one_call(door: Visitor, client: openai.AsyncOpenAI) -> None:
+async def test_each_choice_is_one_call(gateway_client: GatewayClient, client: openai.AsyncOpenAI) -> None:
     raw = await client.chat.completions.with_raw_response.create(model="fixed", messages=HELLO, n=3)
     answer = raw.parse()
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [
@@ -260,58 +262,60 @@ async def test_each_choice_is_one_call(door: Visitor, client: openai.AsyncOpenAI
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (30, 15)
     assert raw.headers["x-quintain-call-count"] == "3"
-    assert await door.count() == 3
+    assert await gateway_client.read_call_count() == 3
 
 
 async def test_choices_that_do_not_fit_are_402_and_cost_nothing(
-    door: Visitor, client: openai.AsyncOpenAI, sent: Sent
+    gateway_client: GatewayClient, client: openai.AsyncOpenAI, sent: SentRequests
 ) -> None:
     await client.chat.completions.create(model="echo", messages=HELLO, n=2)
     with pytest.raises(openai.APIStatusError) as refused:
         await client.chat.completions.create(model="echo", messages=HELLO, n=4)
     assert refused.value.status_code == 402
     assert refused.value.message.endswith("Batch would exceed max calls (current: 2, batch: 4, limit: 5)")
-    assert (await door.count(), len(sent.requests)) == (2, 2)
+    assert (await gateway_client.read_call_count(), len(sent.requests)) == (2, 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_choices_that_may_not_be_asked_leave_nothing_reserved(
-    fleet: ModelFleet, client: openai.AsyncOpenAI, door: Visitor, stream: bool
+    fleet: ModelFleet, client: openai.AsyncOpenAI, gateway_client: GatewayClient, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError):
         await client.chat.completions.create(model="nope", messages=HELLO, n=3, stream=stream)
     lost: Any = [{"role": "user", "content": "half of a pair: \ud83d"}]
-    status, answer = await door.post("/v1/chat/completions", {"model": "echo", "messages": lost, "n": 3})
+    status, answer = await gateway_client.post("/v1/chat/completions", {"model": "echo", "messages": lost, "n": 3})
     assert (status, answer["error"]["code"]) == (400, "bad_request")
-    assert await door.count() == 0
-    async with openai_at(fleet.url, await fleet.token(5, allowed_targets=["echo"])) as (narrow, _):
+    assert await gateway_client.read_call_count() == 0
+    async with openai_client(fleet.url, await fleet.token(5, allowed_targets=["echo"])) as (narrow, _):
         with pytest.raises(openai.PermissionDeniedError):
             await narrow.chat.completions.create(model="fixed", messages=HELLO, n=3)
-        async with visiting(fleet.url, narrow.api_key) as visitor:
-            assert await visitor.count() == 0
+        async with open_gateway_client(fleet.url, narrow.api_key) as visitor:
+            assert await visitor.read_call_count() == 0
 
 
 async def test_one_choice_that_fails_fails_the_request(
-    fleet: ModelFleet, door: Visitor, client: openai.AsyncOpenAI
+    fleet: ModelFleet, gateway_client: GatewayClient, client: openai.AsyncOpenAI
 ) -> None:
-    fleet.provider.reply(
-        Script(body=CHAT.answer("fine")),
-        Script(status=400, body={"error": {"message": "bad", "type": "invalid_request_error"}}),
-        Script(body=CHAT.answer("fine")),
+    fleet.provider.set_responses(
+        ScriptedResponse(body=CHAT.answer("fine")),
+        ScriptedResponse(status=400, body={"error": {"message": "bad", "type": "invalid_request_error"}}),
+        ScriptedResponse(body=CHAT.answer("fine")),
     )
     with pytest.raises(openai.UnprocessableEntityError) as refused:
         await client.chat.completions.create(model="model", messages=HELLO, n=2)
     assert refused.value.code == "rejected"
-    assert 1 <= await door.count() <= 2
+    assert 1 <= await gateway_client.read_call_count() <= 2
 
 
 # Idempotency.
 
 
 async def test_a_retry_under_the_same_key_is_the_same_call(
-    fleet: ModelFleet, door: Visitor, client: openai.AsyncOpenAI
+    fleet: ModelFleet, gateway_client: GatewayClient, client: openai.AsyncOpenAI
 ) -> None:
-    fleet.provider.reply(Script(body=CHAT.answer("first")), Script(body=CHAT.answer("second")))
+    fleet.provider.set_responses(
+        ScriptedResponse(body=CHAT.answer("first")), ScriptedResponse(body=CHAT.answer("second"))
+    )
     under: Any = {"model": "model", "messages": HELLO, "extra_headers": {"Idempotency-Key": "my key/1"}}
     raw = await client.chat.completions.with_raw_response.create(**under)
     again = await client.chat.completions.with_raw_response.create(**under)
@@ -319,36 +323,38 @@ async def test_a_retry_under_the_same_key_is_the_same_call(
     assert raw.headers["x-quintain-request-id"] == again.headers["x-quintain-request-id"] == "my key/1"
     assert raw.parse().choices[0].message.content == again.parse().choices[0].message.content == "first"
     assert "".join([chunk.choices[0].delta.content or "" async for chunk in streamed]) == "first"
-    assert await door.count() == 1
+    assert await gateway_client.read_call_count() == 1
     with pytest.raises(openai.ConflictError) as conflict:
         await client.chat.completions.create(**{**under, "seed": 1})
     assert conflict.value.code == "request_conflict"
-    assert await door.count() == 1
+    assert await gateway_client.read_call_count() == 1
 
 
 async def test_a_retry_while_the_first_one_still_runs_waits_for_its_answer(
-    door: Visitor, client: openai.AsyncOpenAI
+    gateway_client: GatewayClient, client: openai.AsyncOpenAI
 ) -> None:
     under: Any = {"model": "words", "messages": HELLO, "extra_headers": {"Idempotency-Key": "twice"}}
     answers = await asyncio.gather(*(client.chat.completions.create(**under) for _ in range(3)))
     assert [answer.choices[0].message.content for answer in answers] == ["one two three four five"] * 3
-    assert await door.count() == 1
+    assert await gateway_client.read_call_count() == 1
 
 
-async def test_choices_under_the_same_key_are_the_same_calls(door: Visitor, client: openai.AsyncOpenAI) -> None:
+async def test_choices_under_the_same_key_are_the_same_calls(
+    gateway_client: GatewayClient, client: openai.AsyncOpenAI
+) -> None:
     under: Any = {"model": "echo", "messages": HELLO, "extra_headers": {"Idempotency-Key": "k"}}
     for choices in (3, 3, 1, 2):
         answer = await client.chat.completions.create(**under, n=choices)
         assert len(answer.choices) == choices
-    assert await door.count() == 3
+    assert await gateway_client.read_call_count() == 3
 
 
 @pytest.mark.parametrize("key", ["", "k" * 121, "a\tb"])
-async def test_a_key_that_cannot_be_kept_is_400(door: Visitor, key: str) -> None:
+async def test_a_key_that_cannot_be_kept_is_400(gateway_client: GatewayClient, key: str) -> None:
     body = {"model": "echo", "messages": HELLO}
-    response = await door.http.post("/v1/chat/completions", json=body, headers={"Idempotency-Key": key})
+    response = await gateway_client.http.post("/v1/chat/completions", json=body, headers={"Idempotency-Key": key})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "bad_request")
-    assert await door.count() == 0
+    assert await gateway_client.read_call_count() == 0
 
 
 # Refusals.
@@ -362,21 +368,21 @@ async def test_every_refusal_is_the_clients_own_exception(fleet: ModelFleet, cli
     )  # fmt: skip
     assert unknown.value.message.endswith(f"Unknown target 'nope'. Available: {', '.join(TARGETS)}")
     assert unknown.value.request_id
-    async with openai_at(fleet.url, SessionToken.mint().text) as (nobody, _):
+    async with openai_client(fleet.url, SessionToken.mint().text) as (nobody, _):
         with pytest.raises(openai.AuthenticationError) as unauthorized:
             await nobody.chat.completions.create(model="echo", messages=HELLO)
         with pytest.raises(openai.AuthenticationError):
             await nobody.models.list()
     assert unauthorized.value.code == "unauthorized"
     assert unauthorized.value.response.headers["www-authenticate"] == "Bearer"
-    async with openai_at(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
+    async with openai_client(fleet.url, await fleet.token(allowed_targets=["echo"])) as (narrow, _):
         with pytest.raises(openai.PermissionDeniedError) as forbidden:
             await narrow.chat.completions.create(model="fixed", messages=HELLO)
     assert (forbidden.value.code, forbidden.value.type) == ("forbidden_target", "permission_error")
 
 
 async def test_a_spent_budget_is_402_and_no_client_repeats_it(
-    door: Visitor, client: openai.AsyncOpenAI, sent: Sent
+    gateway_client: GatewayClient, client: openai.AsyncOpenAI, sent: SentRequests
 ) -> None:
     await client.chat.completions.create(model="echo", messages=HELLO, n=5)
     for stream in (False, True):
@@ -387,24 +393,26 @@ async def test_a_spent_budget_is_402_and_no_client_repeats_it(
         assert spent.value.type == "insufficient_quota"
         assert spent.value.response.headers["x-should-retry"] == "false"
         assert len(sent.requests) == before + 1
-    assert await door.count() == 5
+    assert await gateway_client.read_call_count() == 5
 
 
-async def test_a_charged_failure_is_not_repeated(door: Visitor, client: openai.AsyncOpenAI, sent: Sent) -> None:
+async def test_a_charged_failure_is_not_repeated(
+    gateway_client: GatewayClient, client: openai.AsyncOpenAI, sent: SentRequests
+) -> None:
     with pytest.raises(openai.InternalServerError) as failed:
         await client.chat.completions.create(model="broken", messages=HELLO)
     assert (failed.value.status_code, failed.value.code, failed.value.type) == (502, "provider_error", "server_error")
     assert isinstance(failed.value.body, dict)
     assert failed.value.body["charged"] is True
-    assert (await door.count(), len(sent.requests)) == (1, 1)
+    assert (await gateway_client.read_call_count(), len(sent.requests)) == (1, 1)
 
 
 async def test_what_was_not_charged_and_may_pass_says_that_it_may_be_repeated(
-    fleet: ModelFleet, door: Visitor, client: openai.AsyncOpenAI
+    fleet: ModelFleet, gateway_client: GatewayClient, client: openai.AsyncOpenAI
 ) -> None:
     slow_down = {"error": {"message": "slow down"}}
-    fleet.provider.reply(Script(status=429, headers={"retry-after": "60"}, body=slow_down))
-    now = (await door.get("/info"))[1]["now"]
+    fleet.provider.set_responses(ScriptedResponse(status=429, headers={"retry-after": "60"}, body=slow_down))
+    now = (await gateway_client.get("/info"))[1]["now"]
     soon: Any = {"x-quintain-deadline": str(now + 5000)}
     with pytest.raises(openai.InternalServerError) as throttled:
         await client.with_options(max_retries=0).chat.completions.create(
@@ -412,7 +420,7 @@ async def test_what_was_not_charged_and_may_pass_says_that_it_may_be_repeated(
         )
     assert (throttled.value.status_code, throttled.value.code) == (503, "throttled")
     assert throttled.value.response.headers["x-should-retry"] == "true"
-    assert await door.count() == 0
+    assert await gateway_client.read_call_count() == 0
 
 
 BAD: list[tuple[object, str | None]] = [
@@ -463,9 +471,9 @@ BAD: list[tuple[object, str | None]] = [
 ]
 
 
-async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(door: Visitor) -> None:
+async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(gateway_client: GatewayClient) -> None:
     for body, field in BAD:
-        status, answer = await door.post("/v1/chat/completions", body)
+        status, answer = await gateway_client.post("/v1/chat/completions", body)
         said = f"{str(body)[:200]} is answered {answer}"
         assert status == 400, said
         error = answer["error"]
@@ -476,29 +484,29 @@ async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(door: Visi
             named = error["param"] or ""
             assert named == field or named.startswith(f"{field}."), said
             assert field in error["message"], said
-    assert await door.count() == 0
+    assert await gateway_client.read_call_count() == 0
 
 
 @pytest.mark.parametrize("depth", [100, 250, 400, 900])
-async def test_deep_nesting_is_answered_and_never_a_defect(door: Visitor, depth: int) -> None:
+async def test_deep_nesting_is_answered_and_never_a_defect(gateway_client: GatewayClient, depth: int) -> None:
     deep = b'{"a": ' * depth + b"1" + b"}" * depth
     body = b'{"model": "echo", "messages": [{"role": "user", "content": "x"}], "response_format": %s}' % deep
-    status, answer = await door.post("/v1/chat/completions", body)
+    status, answer = await gateway_client.post("/v1/chat/completions", body)
     assert status in {200, 400}, answer
-    assert await door.count() == (1 if status == 200 else 0)
+    assert await gateway_client.read_call_count() == (1 if status == 200 else 0)
 
 
-async def test_a_body_over_the_limit_is_413(door: Visitor) -> None:
+async def test_a_body_over_the_limit_is_413(gateway_client: GatewayClient) -> None:
     body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1024 * 1024}]}
-    status, answer = await door.post("/v1/chat/completions", body)
+    status, answer = await gateway_client.post("/v1/chat/completions", body)
     assert (status, answer["error"]["code"]) == (413, "payload_too_large")
-    assert await door.count() == 0
+    assert await gateway_client.read_call_count() == 0
 
 
 @pytest.mark.parametrize("body", [b"{", b"{}", b'{"model": "echo", "messages": [], "n": 2}'])
 async def test_who_has_no_token_hears_nothing_about_the_body(fleet: ModelFleet, body: bytes) -> None:
     for token in ("", "x", SessionToken.mint().text):
-        async with visiting(fleet.url, token) as nobody:
+        async with open_gateway_client(fleet.url, token) as nobody:
             status, answer = await nobody.post("/v1/chat/completions", body)
         assert (status, answer["error"]["code"], answer["error"]["message"]) == (401, "unauthorized", "Unauthorized")
 
@@ -542,7 +550,9 @@ async def test_a_stream_tells_its_usage_where_that_is_asked_for(client: openai.A
     assert mute[-1].choices[0].finish_reason == "stop"
 
 
-async def test_choices_are_streamed_beside_each_other(door: Visitor, client: openai.AsyncOpenAI) -> None:
+async def test_choices_are_streamed_beside_each_other(
+    gateway_client: GatewayClient, client: openai.AsyncOpenAI
+) -> None:
     texts: dict[int, str] = {}
     finished: list[int] = []
     async for chunk in await client.chat.completions.create(model="words", messages=HELLO, n=3, stream=True):
@@ -551,14 +561,16 @@ async def test_choices_are_streamed_beside_each_other(door: Visitor, client: ope
         finished += [choice.index] if choice.finish_reason else []
     assert texts == dict.fromkeys(range(3), "one two three four five")
     assert sorted(finished) == [0, 1, 2]
-    assert await door.count() == 3
+    assert await gateway_client.read_call_count() == 3
 
 
 async def test_the_first_token_comes_before_the_provider_has_finished(
     fleet: ModelFleet, client: openai.AsyncOpenAI
 ) -> None:
     fleet.provider.disconnected.clear()
-    fleet.provider.reply(Streamed(events=CHAT.events(["The ", "first ", "words"]), sent=3, then="stall"))
+    fleet.provider.set_responses(
+        StreamedResponse(events=CHAT.events(["The ", "first ", "words"]), event_count=3, then="stall")
+    )
     async with await client.chat.completions.create(model="model", messages=HELLO, stream=True) as stream:
         async for chunk in stream:
             if chunk.choices[0].delta.content:
@@ -569,7 +581,7 @@ async def test_the_first_token_comes_before_the_provider_has_finished(
 
 async def test_tool_calls_are_streamed(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
     calls = [("c1", "weather", ['{"city"', ': "Paris"}']), ("c2", "weather", ["{}"])]
-    fleet.provider.reply(Streamed(events=CHAT.call_events(calls)))
+    fleet.provider.set_responses(StreamedResponse(events=CHAT.call_events(calls)))
     async with client.chat.completions.stream(model="model", messages=HELLO, tools=[WEATHER]) as stream:
         answer = await stream.get_final_completion()
     choice = answer.choices[0]
@@ -591,11 +603,11 @@ async def test_what_fails_before_a_stream_has_begun_has_its_status(
 
 
 async def test_what_fails_within_a_stream_ends_it_with_an_error(
-    fleet: ModelFleet, door: Visitor, client: openai.AsyncOpenAI
+    fleet: ModelFleet, gateway_client: GatewayClient, client: openai.AsyncOpenAI
 ) -> None:
-    fleet.provider.reply(
-        Streamed(events=CHAT.events(["The ", "first ", "words"]), sent=3, then="close"),
-        Script(status=400, body={"error": {"message": "no", "type": "invalid_request_error"}}),
+    fleet.provider.set_responses(
+        StreamedResponse(events=CHAT.events(["The ", "first ", "words"]), event_count=3, then="close"),
+        ScriptedResponse(status=400, body={"error": {"message": "no", "type": "invalid_request_error"}}),
     )
     said = ""
     with pytest.raises(openai.APIError) as failed:
@@ -607,4 +619,4 @@ async def test_what_fails_within_a_stream_ends_it_with_an_error(
     assert isinstance(failed.value.body, dict)
     assert failed.value.body["charged"] is True
     assert failed.value.code == failed.value.body["code"]
-    assert await door.count() == 1
+    assert await gateway_client.read_call_count() == 1

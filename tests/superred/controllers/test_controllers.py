@@ -30,11 +30,11 @@ from superred.core.types.goal import Goal
 from superred.core.types.llm import BudgetExhaustedError, LLMUsage
 
 from quintain.superred import remote_factory
-from support.hosting import ThreadHost, thread_host
-from support.model_server import ModelServer, Script, model_server
-from support.standing import scripted
+from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.target_placements import scripted_target_class
+from support.thread_host import ThreadHost, thread_host
 
-Bot: Any = scripted("superred")
+Bot: Any = scripted_target_class("superred")
 
 
 @pytest.fixture
@@ -70,11 +70,11 @@ class Attacker(Optimizer):
         return EventResponse(event=event)
 
 
-class Goalless(Task[Target]):
+class TaskWithoutGoal(Task[Target]):
     """A task that any target suits."""
 
-    def __init__(self, name: str, configure: Callable[[Any], None] = lambda target: None, ask: str = "") -> None:
-        self._name, self._configure, self._ask = name, configure, ask
+    def __init__(self, name: str, configure: Callable[[Any], None] = lambda target: None, request: str = "") -> None:
+        self._name, self._configure, self._request = name, configure, request
 
     @property
     def goal(self) -> Goal:
@@ -84,8 +84,8 @@ class Goalless(Task[Target]):
         self._configure(target)
 
     async def evaluate(self, trajectory: Any, target: Target) -> EvaluationResult:
-        said = target.query(self._ask) if self._ask else ""
-        return EvaluationResult(success=True, primary_score=Score(value=1.0), rationale=said)
+        contents = target.query(self._request) if self._request else ""
+        return EvaluationResult(success=True, primary_score=Score(value=1.0), rationale=contents)
 
 
 def controller(
@@ -120,20 +120,20 @@ def trajectories(folder: Path) -> list[Any]:
     return [masked(json.loads(file.read_text())) for file in files]
 
 
-def completion(text: str) -> Script:
+def completion(text: str) -> ScriptedResponse:
     """A chat completion, as OpenAI words it."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
     usage = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
     named = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt-scripted"}
-    return Script(body={**named, "choices": [choice], "usage": usage})
+    return ScriptedResponse(body={**named, "choices": [choice], "usage": usage})
 
 
-async def attacked(factory: TargetFactory, model: ModelServer, results: Path) -> list[Any]:
+async def attack_chatbot(factory: TargetFactory, model: ModelServer, results: Path) -> list[Any]:
     """Two tasks against a chatbot whose model answers by script; what was recorded."""
-    asked = len(model.asked)
-    model.reply(*(completion(f"answer {number} ä \U0001f600") for number in range(6)))
+    requests = len(model.requests)
+    model.set_responses(*(completion(f"answer {number} ä \U0001f600") for number in range(6)))
     tasks: list[Task[Any]] = [
-        Goalless(
+        TaskWithoutGoal(
             f"make it speak {number}",
             lambda target, number=number: target.set_config("system_prompt", f"You are number {number}."),  # type: ignore[misc]
             "last_response",
@@ -150,7 +150,7 @@ async def attacked(factory: TargetFactory, model: ModelServer, results: Path) ->
     )
     result = await experiment.run()
     assert [(task.error, task.success) for task in result.task_results] == [(None, True)] * 2
-    assert len(model.asked) - asked == 6
+    assert len(model.requests) - requests == 6
     return trajectories(results)
 
 
@@ -162,10 +162,10 @@ async def test_a_published_chatbot_behind_rabbitmq_leaves_the_trajectories_that_
         return ChatbotTarget("openai/gpt-scripted", "sk-canary", f"{model.url}/v1", max_attempts=1)
 
     host.serve(chatbot)
-    here = await attacked(TargetFactory(create=chatbot), model, tmp_path / "here")
+    here = await attack_chatbot(TargetFactory(create=chatbot), model, tmp_path / "here")
     remote = remote_factory(host.name, url=broker_url, tags=[USER_TAG])
     try:
-        there = await attacked(remote, model, tmp_path / "there")
+        there = await attack_chatbot(remote, model, tmp_path / "there")
     finally:
         remote.close()
     assert len(here) == 2
@@ -179,7 +179,7 @@ async def test_a_published_chatbot_behind_rabbitmq_leaves_the_trajectories_that_
 @pytest.fixture
 def remote(host: ThreadHost, broker_url: str) -> Iterator[Any]:
     host.serve(lambda: Bot(chat))
-    factory = remote_factory(host.name, concurrency=2, ahead=0, url=broker_url)
+    factory = remote_factory(host.name, concurrency=2, prefetch=0, url=broker_url)
     yield factory
     factory.close()
 
@@ -187,7 +187,7 @@ def remote(host: ThreadHost, broker_url: str) -> Iterator[Any]:
 async def chat(target: Any, emit: Any, send: Any) -> None:
     """Logs who it is, and asks once."""
     logging.getLogger("bot").warning("I am %s", target.persona)
-    await send(target.asks("question"))
+    await send(target.request_event("question"))
 
 
 async def test_a_targets_spent_budget_stops_the_task_as_one(host: ThreadHost, remote: Any) -> None:
@@ -195,7 +195,7 @@ async def test_a_targets_spent_budget_stops_the_task_as_one(host: ThreadHost, re
         raise BudgetExhaustedError("nothing left", LLMUsage(calls=3, cost=1.5))
 
     host.serve(lambda: Bot(spent))
-    result = await controller(remote, remote.scope("user"), [Goalless("spend")]).run()
+    result = await controller(remote, remote.scope("user"), [TaskWithoutGoal("spend")]).run()
     assert [task.stop_reason for task in result.task_results] == ["budget_exhausted"]
     with pytest.raises(BudgetExhaustedError) as caught:
         await remote.create().run(print, print)
@@ -208,13 +208,13 @@ async def test_a_target_that_a_task_does_not_suit_skips_it(host: ThreadHost, rem
             raise NotApplicable(f"no {name} here")
 
     host.serve(lambda: Picky(chat))
-    tasks = [Goalless("a", lambda target: target.set_config("slot", "x")), Goalless("b")]
+    tasks = [TaskWithoutGoal("a", lambda target: target.set_config("slot", "x")), TaskWithoutGoal("b")]
     result = await controller(remote, remote.scope("user"), tasks).run()
     assert len(result.skipped_tasks) == 1
     assert [task.error for task in result.task_results] == [None]
 
 
-async def unheard(*words: Any, **more: Any) -> None:
+async def publish_nowhere(*words: Any, **more: Any) -> None:
     """A publish that reaches nobody."""
 
 
@@ -222,18 +222,18 @@ async def test_a_lost_host_is_its_tasks_error_and_what_was_said_is_kept(
     host: ThreadHost, remote: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def cut_off(target: Any, emit: Any, send: Any) -> None:
-        emit(target.shows("the last words"))
-        await send(target.asks("anybody?"))
+        emit(target.observation_event("the last words"))
+        await send(target.request_event("anybody?"))
 
     class Cutting(Attacker):
         async def on_event(self, event: Any) -> EventResponse:
             if isinstance(event, ControllablePreCallEvent):
-                monkeypatch.setattr(host.bus, "publish", unheard)
+                monkeypatch.setattr(host.bus, "publish", publish_nowhere)
             return await super().on_event(event)
 
     host.serve(lambda: Bot(cut_off))
     began = asyncio.get_running_loop().time()
-    result = await controller(remote, remote.scope("user", "tools"), [Goalless("talk")], Cutting).run()
+    result = await controller(remote, remote.scope("user", "tools"), [TaskWithoutGoal("talk")], Cutting).run()
     assert asyncio.get_running_loop().time() - began < 12
     [task] = result.task_results
     assert task.stop_reason == "error"
@@ -251,7 +251,7 @@ async def test_two_controllers_share_a_pool(host: ThreadHost, broker_url: str) -
     remote = remote_factory(host.name, concurrency=2, url=broker_url)
     scope = remote.scope("user")
     try:
-        claims = [[Goalless(f"{who} {number}") for number in range(4)] for who in ("anne", "bob")]
+        claims = [[TaskWithoutGoal(f"{who} {number}") for number in range(4)] for who in ("anne", "bob")]
         results = await run_all([controller(remote, scope, claim) for claim in claims], report=False)
     finally:
         remote.close()
@@ -261,7 +261,7 @@ async def test_two_controllers_share_a_pool(host: ThreadHost, broker_url: str) -
 
 async def test_a_targets_log_is_its_tasks(host: ThreadHost, remote: Any, tmp_path: Path) -> None:
     tasks = [
-        Goalless(f"task {name}", lambda target, name=name: target.set_config("persona", name))  # type: ignore[misc]
+        TaskWithoutGoal(f"task {name}", lambda target, name=name: target.set_config("persona", name))  # type: ignore[misc]
         for name in ("anne", "bob")
     ]
     result = await controller(remote, remote.scope("user"), tasks, persist=True, results_dir=tmp_path).run()
@@ -277,8 +277,8 @@ async def test_a_targets_log_is_its_tasks(host: ThreadHost, remote: Any, tmp_pat
 
 
 def test_a_copy_of_a_factory_is_as_whole_as_the_factory(host: ThreadHost, broker_url: str) -> None:
-    host.serve(lambda: Bot(nothing))
-    remote = remote_factory(host.name, concurrency=2, ahead=0, url=broker_url)
+    host.serve(lambda: Bot(do_nothing))
+    remote = remote_factory(host.name, concurrency=2, prefetch=0, url=broker_url)
     copy = dataclasses.replace(remote, concurrency=3)
     try:
         assert (type(copy), copy.concurrency) == (type(remote), 3)
@@ -288,4 +288,4 @@ def test_a_copy_of_a_factory_is_as_whole_as_the_factory(host: ThreadHost, broker
         copy.close()
 
 
-async def nothing(target: Any, emit: Any, send: Any) -> None: ...
+async def do_nothing(target: Any, emit: Any, send: Any) -> None: ...

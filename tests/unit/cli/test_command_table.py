@@ -9,16 +9,16 @@ import sys
 import pytest
 
 from quintain_cli.__main__ import COMMANDS, GROUPS
-from quintain_cli.lazy_command import LazyCommand, load
+from quintain_cli.lazy_command import LazyCommand, import_object
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_loads_and_its_line_is_the_first_sentence_of_its_docstring(words: str) -> None:
     where, sentence = COMMANDS[words]
-    paragraph = " ".join((inspect.getdoc(load(where)) or "").split("\n\n")[0].split())
+    paragraph = " ".join((inspect.getdoc(import_object(where)) or "").split("\n\n")[0].split())
     assert paragraph == sentence or paragraph.startswith(f"{sentence} ")
     assert sentence.endswith(".")
-    command = LazyCommand(words, where, sentence).load()
+    command = LazyCommand(words, where, sentence).load_command()
     assert command.name == words
 
 

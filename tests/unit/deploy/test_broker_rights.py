@@ -16,9 +16,9 @@ from quintain.topology import (
     METADATA,
     METADATA_TOPOLOGY,
     POISON,
+    POISON_LOCK,
+    POISON_LOCK_TOPOLOGY,
     POISON_TOPOLOGY,
-    POISON_TURN,
-    POISON_TURN_TOPOLOGY,
     REPLY,
     RUN,
     Exchange,
@@ -31,7 +31,7 @@ from quintain.topology import (
     run_topology,
     target_topology,
 )
-from support.manifests import made_secrets, names, of_kind
+from support.kubernetes_manifests import generated_secrets, names_of_kind, objects_of_kind
 
 TARGET = target_topology("echo")
 
@@ -83,14 +83,16 @@ NEEDS = {
     ),
     "evaluator": Needs(own(replies("evaluator")), (INVOKE, METADATA), ("quintain.reply.",)),
     "operator": Needs(
-        own(replies("operator"), POISON_TOPOLOGY) + POISON_TURN_TOPOLOGY,
-        (INVOKE, METADATA, DISCOVERY, POISON, POISON_TURN),
+        own(replies("operator"), POISON_TOPOLOGY) + POISON_LOCK_TOPOLOGY,
+        (INVOKE, METADATA, DISCOVERY, POISON, POISON_LOCK),
         ("quintain.poison", "quintain.reply."),
     ),
     "scaler": Needs(Topology()),
 }
 
-PERMISSIONS = {each["spec"]["userReference"]["name"]: each["spec"]["permissions"] for each in of_kind("Permission")}
+PERMISSIONS = {
+    each["spec"]["userReference"]["name"]: each["spec"]["permissions"] for each in objects_of_kind("Permission")
+}
 
 
 def wanted(needs: Needs) -> set[tuple[str, str]]:
@@ -117,9 +119,9 @@ def allowed(user: str, right: str, name: str) -> bool:
 
 
 def test_each_user_has_its_password_and_one_permission() -> None:
-    assert names("User") == NEEDS.keys() == PERMISSIONS.keys()
-    assert {name.removeprefix("broker-") for name in made_secrets() if name.startswith("broker-")} == NEEDS.keys()
-    assert len(of_kind("Permission")) == len(NEEDS)
+    assert names_of_kind("User") == NEEDS.keys() == PERMISSIONS.keys()
+    assert {name.removeprefix("broker-") for name in generated_secrets() if name.startswith("broker-")} == NEEDS.keys()
+    assert len(objects_of_kind("Permission")) == len(NEEDS)
 
 
 @pytest.mark.parametrize("user", NEEDS)
@@ -160,8 +162,10 @@ def test_what_all_stand_on_is_the_metadata_services_to_declare() -> None:
 
 
 def test_the_scaler_may_look_and_nothing_else() -> None:
-    (scaler,) = [each for each in of_kind("User") if each["metadata"]["name"] == "scaler"]
+    (scaler,) = [each for each in objects_of_kind("User") if each["metadata"]["name"] == "scaler"]
     assert scaler["spec"]["tags"] == ["management"]
     assert set(PERMISSIONS["scaler"].values()) == {"^$"}
-    tags = {each["metadata"]["name"]: each["spec"]["tags"] for each in of_kind("User") if "tags" in each["spec"]}
+    tags = {
+        each["metadata"]["name"]: each["spec"]["tags"] for each in objects_of_kind("User") if "tags" in each["spec"]
+    }
     assert tags == {"scaler": ["management"], "operator": ["monitoring"]}

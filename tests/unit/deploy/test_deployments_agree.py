@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.manifests import REPOSITORY, Workload, of_kind, services
+from support.kubernetes_manifests import REPOSITORY, Workload, objects_of_kind, services
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 DEFINITIONS = REPOSITORY / "deploy" / "rabbitmq" / "definitions.json"
@@ -33,10 +33,10 @@ def compose_environment(service: str) -> dict[str, str]:
 
 def test_both_have_the_same_users_with_the_same_rights() -> None:
     compose = {each["user"]: {right: each[right] for right in RIGHTS} for each in definitions()["permissions"]}
-    granted = [each["spec"] for each in of_kind("Permission")]
+    granted = [each["spec"] for each in objects_of_kind("Permission")]
     kubernetes = {each["userReference"]["name"]: each["permissions"] for each in granted}
     assert compose == {user: have for user, have in kubernetes.items() if user not in IN_KUBERNETES_ALONE}
-    tags = {each["metadata"]["name"]: each["spec"].get("tags", []) for each in of_kind("User")}
+    tags = {each["metadata"]["name"]: each["spec"].get("tags", []) for each in objects_of_kind("User")}
     assert {each["name"]: each["tags"] for each in definitions()["users"]} == {
         user: have for user, have in tags.items() if user not in IN_KUBERNETES_ALONE
     }

@@ -12,23 +12,23 @@ import yaml
 
 from quintain.topology import target_queue
 from quintain_cli.__main__ import app
-from quintain_metadata.lifecycle import MOST_AHEAD_MS
-from support.manifests import (
+from quintain_metadata.rules.lifecycle import MAX_DEADLINE_AHEAD_MS
+from support.kubernetes_manifests import (
     BROKER_PODS,
     EXAMPLE,
+    EXTERNAL_CLIENTS,
     KUBERNETES,
     REPOSITORY,
-    STRANGERS,
     Workload,
-    made_secrets,
-    named,
-    names,
+    generated_secrets,
+    names_of_kind,
+    object_named,
     objects,
-    of_kind,
+    objects_of_kind,
     printed_secrets,
     selects,
     services,
-    values,
+    values_of_key,
     workloads,
 )
 
@@ -48,8 +48,8 @@ def test_the_fleet_is_the_one_of_the_compose_file() -> None:
         "gateway": 2,
         "host": 2,
     }
-    assert named("RabbitmqCluster", "rabbitmq")["spec"]["replicas"] == 3
-    assert named("RabbitmqCluster", "rabbitmq")["spec"]["image"].startswith("rabbitmq:4.")
+    assert object_named("RabbitmqCluster", "rabbitmq")["spec"]["replicas"] == 3
+    assert object_named("RabbitmqCluster", "rabbitmq")["spec"]["image"].startswith("rabbitmq:4.")
 
 
 def test_everything_says_what_it_is_and_is_in_one_namespace() -> None:
@@ -67,28 +67,28 @@ def test_every_secret_and_its_key_is_one_that_the_script_makes() -> None:
     asked = {
         (source["secret"]["name"], item["key"])
         for each in WORKLOADS
-        for sources in values(each.pod, "sources")
+        for sources in values_of_key(each.pod, "sources")
         for source in sources
         for item in source["secret"]["items"]
     }
     asked |= {
         (reference["name"], reference["key"])
-        for each in of_kind("TriggerAuthentication")
+        for each in objects_of_kind("TriggerAuthentication")
         for reference in each["spec"]["secretTargetRef"]
     }
-    for user in of_kind("User"):
+    for user in objects_of_kind("User"):
         name = user["spec"]["importCredentialsSecret"]["name"]
         asked |= {(name, "username"), (name, "password")}
-        assert made_secrets()[name]["username"] == user["metadata"]["name"]
-    assert asked == {(name, key) for name, key in asked if key in made_secrets().get(name, {})}
+        assert generated_secrets()[name]["username"] == user["metadata"]["name"]
+    assert asked == {(name, key) for name, key in asked if key in generated_secrets().get(name, {})}
 
 
 def test_the_script_makes_new_values_each_time_and_leaves_a_database_of_your_own_alone() -> None:
     own = {each["metadata"]["name"]: each for each in printed_secrets("--own-database", "--namespace", "evals")}
-    assert own.keys() == made_secrets().keys() - {"ledger"}
+    assert own.keys() == generated_secrets().keys() - {"ledger"}
     for name, each in own.items():
         assert each["metadata"]["namespace"] == "evals"
-        assert not set(each["stringData"].values()) & set(made_secrets()[name].values()) - {
+        assert not set(each["stringData"].values()) & set(generated_secrets()[name].values()) - {
             name.removeprefix("broker-")
         }
         if name.startswith("broker-"):
@@ -103,7 +103,7 @@ def test_a_file_named_by_a_variable_is_one_that_is_mounted() -> None:
             for mount in each.container["volumeMounts"]
             for volume in each.pod["volumes"]
             if volume["name"] == mount["name"]
-            for sources in values(volume, "sources")
+            for sources in values_of_key(volume, "sources")
             for source in sources
             for item in source["secret"]["items"]
         }
@@ -112,29 +112,31 @@ def test_a_file_named_by_a_variable_is_one_that_is_mounted() -> None:
 
 def test_every_configuration_and_every_volume_is_there() -> None:
     for each in WORKLOADS:
-        assert {reference["name"] for reference in values(each.pod, "configMap")} <= names("ConfigMap")
+        assert {reference["name"] for reference in values_of_key(each.pod, "configMap")} <= names_of_kind("ConfigMap")
         claims = {claim["metadata"]["name"] for claim in each.spec.get("volumeClaimTemplates", [])}
         volumes = {volume["name"] for volume in each.pod["volumes"]} | claims
         assert {mount["name"] for mount in each.container["volumeMounts"]} == volumes, each.name
 
 
 def test_a_host_that_a_secret_names_is_a_service() -> None:
-    there = names("Service") | names("RabbitmqCluster")  # the operator names its Service after the cluster
+    there = names_of_kind("Service") | names_of_kind(
+        "RabbitmqCluster"
+    )  # the operator names its Service after the cluster
     asked = {
         host
-        for data in made_secrets().values()
+        for data in generated_secrets().values()
         for value in data.values()
         for host in re.findall(r"[@/]([a-z0-9-]+)\.quintain\.svc", value)
     }
     assert asked == {"rabbitmq", "postgres"}
     assert asked <= there
-    assert {each["spec"]["serviceName"] for each in of_kind("StatefulSet")} <= there
+    assert {each["spec"]["serviceName"] for each in objects_of_kind("StatefulSet")} <= there
 
 
 def test_selectors_select_what_they_are_for() -> None:
     for each in WORKLOADS:
         assert selects(each.spec["selector"]["matchLabels"], each.labels), each.name
-    for service in of_kind("Service"):
+    for service in objects_of_kind("Service"):
         (chosen,) = [each for each in WORKLOADS if selects(service["spec"]["selector"], each.labels)]
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= chosen.ports.keys()
     for each in WORKLOADS:
@@ -144,7 +146,7 @@ def test_selectors_select_what_they_are_for() -> None:
 
 
 def test_each_service_has_a_disruption_budget_that_selects_it_alone_and_lets_a_node_go() -> None:
-    budgets = {each["metadata"]["name"]: each["spec"] for each in of_kind("PodDisruptionBudget")}
+    budgets = {each["metadata"]["name"]: each["spec"] for each in objects_of_kind("PodDisruptionBudget")}
     assert budgets.keys() == {each.name for each in SERVICES} | {"rabbitmq"}
     for name, budget in budgets.items():
         chosen = [labels for labels in PODS if selects(budget["selector"]["matchLabels"], labels)]
@@ -154,18 +156,20 @@ def test_each_service_has_a_disruption_budget_that_selects_it_alone_and_lets_a_n
 
 
 def test_a_network_policy_is_about_pods_that_are_there() -> None:
-    for policy in of_kind("NetworkPolicy"):
+    for policy in objects_of_kind("NetworkPolicy"):
         about = policy["spec"]["podSelector"].get("matchLabels", {})
-        assert any(selects(about, labels) for labels in [*PODS, STRANGERS])
-        for selector in values([policy["spec"].get("ingress", []), policy["spec"].get("egress", [])], "podSelector"):
-            assert any(selects(selector["matchLabels"], labels) for labels in [*PODS, STRANGERS])
+        assert any(selects(about, labels) for labels in [*PODS, EXTERNAL_CLIENTS])
+        for selector in values_of_key(
+            [policy["spec"].get("ingress", []), policy["spec"].get("egress", [])], "podSelector"
+        ):
+            assert any(selects(selector["matchLabels"], labels) for labels in [*PODS, EXTERNAL_CLIENTS])
 
 
 def reaches(source: dict[str, str], port: int | str) -> list[str]:
     """Whom such a pod's own policies let it speak to at this port, by their name label."""
     return [
         peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
-        for policy in of_kind("NetworkPolicy")
+        for policy in objects_of_kind("NetworkPolicy")
         if selects(policy["spec"]["podSelector"].get("matchLabels", {}), source)
         for rule in policy["spec"].get("egress", [])
         if {"port": port} in rule.get("ports", [])
@@ -179,8 +183,8 @@ def test_the_ledgers_database_is_the_metadata_services_alone() -> None:
         "metadata": ["postgres"]
     }
     assert all(reaches(each.labels, 5672) == ["rabbitmq"] for each in SERVICES)
-    assert (reaches(STRANGERS, 5672), reaches(STRANGERS, "http")) == (["rabbitmq"], ["quintain"])
-    (everybody,) = [each for each in of_kind("NetworkPolicy") if each["metadata"]["name"] == "nothing-else"]
+    assert (reaches(EXTERNAL_CLIENTS, 5672), reaches(EXTERNAL_CLIENTS, "http")) == (["rabbitmq"], ["quintain"])
+    (everybody,) = [each for each in objects_of_kind("NetworkPolicy") if each["metadata"]["name"] == "nothing-else"]
     assert everybody["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
@@ -218,7 +222,7 @@ def test_the_command_line_is_one_that_quintain_takes(workload: Workload) -> None
 
 
 def test_no_secret_is_in_the_folder() -> None:
-    assert of_kind("Secret") == []
+    assert objects_of_kind("Secret") == []
     written = "".join(path.read_text() for path in KUBERNETES.rglob("*") if path.suffix in {".yaml", ".py"})
     assert re.findall(r"[a-z]+://[^/\s{}]+:[^/\s{}]+@", written) == []
     for each in WORKLOADS:
@@ -249,31 +253,33 @@ def test_a_pod_may_do_what_it_must_and_no_more(workload: Workload) -> None:
 def test_a_drain_outlasts_the_longest_call_and_the_cluster_waits_for_it(name: str) -> None:
     (workload,) = [each for each in SERVICES if each.name == name]
     grace_seconds = float(workload.option("--grace-seconds"))
-    assert grace_seconds * 1000 >= MOST_AHEAD_MS
+    assert grace_seconds * 1000 >= MAX_DEADLINE_AHEAD_MS
     assert workload.pod["terminationGracePeriodSeconds"] >= grace_seconds + 60
 
 
 def test_the_broker_holds_a_delivery_for_longer_than_the_longest_call() -> None:
-    written = named("RabbitmqCluster", "rabbitmq")["spec"]["rabbitmq"]["additionalConfig"]
+    written = object_named("RabbitmqCluster", "rabbitmq")["spec"]["rabbitmq"]["additionalConfig"]
     options = dict(re.findall(r"^([a-z_.]+) = (\S+)$", written, re.MULTILINE))
-    assert int(options["consumer_timeout"]) > MOST_AHEAD_MS
+    assert int(options["consumer_timeout"]) > MAX_DEADLINE_AHEAD_MS
 
 
 def test_each_target_of_the_configuration_is_scaled_by_its_own_queue() -> None:
     written = yaml.safe_load((EXAMPLE / "quintain.yaml").read_text())["targets"]
-    (scaled,) = of_kind("ScaledObject")
+    (scaled,) = objects_of_kind("ScaledObject")
     triggers = [each["metadata"] for each in scaled["spec"]["triggers"]]
     assert [each["queueName"] for each in triggers] == [target_queue(name).name for name in written]
     for each in triggers:
         # The management API alone tells what is unacknowledged, and only where it is not left out.
         assert (each["protocol"], each["mode"], each["excludeUnacknowledged"]) == ("http", "QueueLength", "false")
         assert float(each["value"]) > 0
-    assert {each["authenticationRef"]["name"] for each in scaled["spec"]["triggers"]} == names("TriggerAuthentication")
+    assert {each["authenticationRef"]["name"] for each in scaled["spec"]["triggers"]} == names_of_kind(
+        "TriggerAuthentication"
+    )
 
 
 def test_the_scaler_alone_says_how_many_workers_there_are() -> None:
-    (scaled,) = of_kind("ScaledObject")
-    worker = named("Deployment", scaled["spec"]["scaleTargetRef"]["name"])
+    (scaled,) = objects_of_kind("ScaledObject")
+    worker = object_named("Deployment", scaled["spec"]["scaleTargetRef"]["name"])
     assert "replicas" not in worker["spec"]
     assert 2 <= scaled["spec"]["minReplicaCount"] < scaled["spec"]["maxReplicaCount"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
+from support.kubernetes_manifests import object_named, objects
 from support.kustomize import Object
-from support.manifests import named, objects
-from support.schemas import CRDS_VARIABLE, crd_schemas, mistakes
+from support.manifest_schemas import CRDS_VARIABLE, crd_schemas, schema_errors
 
 #: The newest whose schemas there are, and the one two releases before: as far back as Kubernetes mends anything.
 KUBERNETES_VERSIONS = ("1.35", "1.37")
@@ -34,7 +34,7 @@ def test_kubernetes_takes_it(one: Object, version: str) -> None:
 
 
 def test_kubernetes_would_not_take_a_field_that_it_does_not_know() -> None:
-    wrong = copy.deepcopy(named("Deployment", "worker"))
+    wrong = copy.deepcopy(object_named("Deployment", "worker"))
     wrong["spec"]["template"]["spec"]["terminationGracePeriod"] = 1
     with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriod"):
         kubernetes_validate.validate(wrong, KUBERNETES_VERSIONS[-1], strict=True)
@@ -57,7 +57,7 @@ def test_the_kinds_that_kubernetes_does_not_have_are_the_operators() -> None:
 )
 def test_the_operators_take_it() -> None:
     schemas = crd_schemas(Path(os.environ[CRDS_VARIABLE]))
-    found = {which(each): mistakes(each, schemas[each["apiVersion"], each["kind"]]) for each in OURS}
+    found = {which(each): schema_errors(each, schemas[each["apiVersion"], each["kind"]]) for each in OURS}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
@@ -72,5 +72,5 @@ spec:
       schema: {openAPIV3Schema: {properties: {spec: {properties: {replicas: {type: string}}}}}}
 """)
     (schema,) = crd_schemas(tmp_path).values()
-    wrong = mistakes({"spec": {"replicas": 3, "replica": 1}}, schema)
+    wrong = schema_errors({"spec": {"replicas": 3, "replica": 1}}, schema)
     assert len(wrong) == 2, wrong

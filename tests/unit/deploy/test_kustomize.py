@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.kustomize import Refused, render, same
+from support.kustomize import UnsupportedKustomization, by_identity, render
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 
@@ -27,7 +27,7 @@ def test_the_small_renderer_says_what_kustomize_says(folder: str) -> None:
     assert REAL is not None
     real = subprocess.run([*REAL, str(KUBERNETES / folder)], capture_output=True, text=True, check=True, timeout=60)
     assert real.stderr == "", "a warning: something in our files is going out of use"
-    assert same(render(KUBERNETES / folder)) == same(list(yaml.safe_load_all(real.stdout)))
+    assert by_identity(render(KUBERNETES / folder)) == by_identity(list(yaml.safe_load_all(real.stdout)))
 
 
 def kustomization(folder: Path, text: str) -> Path:
@@ -45,7 +45,7 @@ def kustomization(folder: Path, text: str) -> Path:
     ],
 )
 def test_what_it_does_not_know_is_refused(tmp_path: Path, text: str, word: str) -> None:
-    with pytest.raises(Refused, match=word):
+    with pytest.raises(UnsupportedKustomization, match=word):
         render(kustomization(tmp_path, text))
 
 
@@ -53,5 +53,5 @@ def test_a_file_from_outside_the_folder_is_refused_as_kustomize_does(tmp_path: P
     (tmp_path / "outside.yaml").write_text("kind: Secret")
     inner = tmp_path / "inner"
     inner.mkdir()
-    with pytest.raises(Refused, match="outside"):
+    with pytest.raises(UnsupportedKustomization, match="outside"):
         render(kustomization(inner, "resources: [../outside.yaml]"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage, ToolCall
 from quintain.errors import FAULTS, BadRequest, Fault
-from quintain_gateway.anthropic_wire import read_messages, stop_of, write_error, write_message
+from quintain_gateway.apis.anthropic.wire import parse_message_request, stop_reason_of, write_error, write_message
 
 ASK: dict[str, Any] = {"model": "t", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
 STOPS = {"end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"}
@@ -27,13 +27,13 @@ def result(text: str = "", *calls: ToolCall, **more: Any) -> Result:
 
 
 def read(*content: object, role: str = "user") -> list[dict[str, Any]]:
-    asked = read_messages({**ASK, "messages": [{"role": role, "content": list(content)}]})
+    asked = parse_message_request({**ASK, "messages": [{"role": role, "content": list(content)}]})
     return [turn.model_dump(exclude_none=True) for turn in asked.request.messages or []]
 
 
 def test_null_is_absent_everywhere() -> None:
     nulls = dict.fromkeys(["system", "temperature", "stop_sequences", "stream", "tools", "tool_choice", "whatever"])
-    assert read_messages({**ASK, **nulls}) == read_messages(ASK)
+    assert parse_message_request({**ASK, **nulls}) == parse_message_request(ASK)
 
 
 def test_results_of_tools_are_turns_of_their_own_before_what_the_user_says() -> None:
@@ -63,8 +63,8 @@ def test_whatever_a_model_wrote_as_arguments_is_an_object(arguments: str) -> Non
 
 @pytest.mark.parametrize("reason", [None, "stop", "length", "content_filter", "completed", "error", "max_tokens", "?"])
 def test_every_reason_to_end_is_one_that_clients_know(reason: str | None) -> None:
-    assert stop_of(result("x", finish_reason=reason)) in STOPS
-    assert stop_of(result("x", ToolCall(id="c", name="f", arguments=""), finish_reason=reason)) == "tool_use"
+    assert stop_reason_of(result("x", finish_reason=reason)) in STOPS
+    assert stop_reason_of(result("x", ToolCall(id="c", name="f", arguments=""), finish_reason=reason)) == "tool_use"
 
 
 def test_what_came_from_a_cache_is_counted_apart() -> None:
@@ -102,4 +102,4 @@ BLOCKS = st.fixed_dictionaries(
 )
 def test_whatever_is_sent_is_read_or_is_a_bad_request(body: object) -> None:
     with contextlib.suppress(BadRequest):
-        read_messages(body).request.to_wire()
+        parse_message_request(body).request.to_wire()

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.token import SessionToken
-from quintain_gateway.guard import LINGER_SECONDS, MOST_LINGERING
-from quintain_gateway.limits import Limits
+from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.server.connection_limits import LINGER_SECONDS, MAX_LINGERING
+from support.gateway_client import RawConnection, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import MemoryFleet, memory_fleet
-from support.visitor import Socket, connected, head, visiting
 
 CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, delay_ms: 1000}}\n"
-LIMITS = Limits(most_connections=50, head_seconds=0.6, body_seconds=0.6, most_body_bytes=100_000)
+LIMITS = GatewayLimits(max_connections=50, header_timeout_seconds=0.6, body_timeout_seconds=0.6, max_body_bytes=100_000)
 
 
 @pytest.fixture
@@ -28,54 +28,58 @@ async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
 
 @pytest.fixture
 async def token(fleet: MemoryFleet) -> str:
-    return (await fleet.open("echo", 500)).token
+    return (await fleet.open_session("echo", 500)).token
 
 
 @pytest.fixture
-async def socket(fleet: MemoryFleet) -> AsyncIterator[Socket]:
-    async with connected(fleet.gateway_url) as socket:
+async def socket(fleet: MemoryFleet) -> AsyncIterator[RawConnection]:
+    async with open_raw_connection(fleet.gateway_url) as socket:
         yield socket
 
 
 def invoke_head(token: str, **headers: str) -> bytes:
-    return head("POST", "/invoke", {"Authorization": f"Bearer {token}", **headers})
+    return request_head("POST", "/invoke", {"Authorization": f"Bearer {token}", **headers})
 
 
-async def test_a_body_that_is_announced_too_large_is_413_before_any_of_it_came(socket: Socket, token: str) -> None:
+async def test_a_body_that_is_announced_too_large_is_413_before_any_of_it_came(
+    socket: RawConnection, token: str
+) -> None:
     await socket.write(invoke_head(token, **{"Content-Length": "100001"}))
-    answer = await socket.answer()
+    answer = await socket.read_response()
     assert answer is not None
     assert (answer.status, answer.json["code"], answer.json["charged"]) == (413, "payload_too_large", False)
 
 
 @pytest.mark.parametrize("path", ["/invoke", "/invokeBatch", "/sessions"])
-async def test_who_has_no_token_that_opens_anything_hears_nothing_about_a_body(socket: Socket, path: str) -> None:
+async def test_who_has_no_token_that_opens_anything_hears_nothing_about_a_body(
+    socket: RawConnection, path: str
+) -> None:
     headers = {"Authorization": f"Bearer {SessionToken.mint().text}", "Content-Length": "100001"}
-    await socket.write(head("POST", path, headers))
-    answer = await socket.answer()
+    await socket.write(request_head("POST", path, headers))
+    answer = await socket.read_response()
     assert answer is not None
     assert (answer.status, answer.json["error"]) == (401, "Unauthorized")
 
 
-async def test_who_waits_to_be_asked_for_a_large_body_is_never_asked(socket: Socket, token: str) -> None:
+async def test_who_waits_to_be_asked_for_a_large_body_is_never_asked(socket: RawConnection, token: str) -> None:
     await socket.write(invoke_head(token, **{"Content-Length": "100001", "Expect": "100-continue"}))
-    answer = await socket.answer()
+    answer = await socket.read_response()
     assert answer is not None
     assert answer.status == 413
 
 
-async def test_a_body_without_a_length_is_cut_at_the_limit(socket: Socket, token: str) -> None:
+async def test_a_body_without_a_length_is_cut_at_the_limit(socket: RawConnection, token: str) -> None:
     await socket.write(invoke_head(token, **{"Transfer-Encoding": "chunked"}))
     for _ in range(11):
         await socket.write(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
-    answer = await socket.answer()
+    answer = await socket.read_response()
     assert answer is not None
     assert answer.status == 413
 
 
-async def test_the_rest_of_an_answered_body_is_not_heard_for_ever(socket: Socket, token: str) -> None:
+async def test_the_rest_of_an_answered_body_is_not_heard_for_ever(socket: RawConnection, token: str) -> None:
     await socket.write(invoke_head(token, **{"Content-Length": "100000000"}))
-    answer = await socket.answer()
+    answer = await socket.read_response()
     assert answer is not None
     began = asyncio.get_running_loop().time()
 
@@ -85,62 +89,62 @@ async def test_the_rest_of_an_answered_body_is_not_heard_for_ever(socket: Socket
             await asyncio.sleep(0.01)
 
     pouring = asyncio.create_task(pour())
-    await socket.closed()
+    await socket.read_until_closed()
     await asyncio.wait([pouring])
     assert isinstance(pouring.exception(), ConnectionError)
     assert asyncio.get_running_loop().time() - began < LINGER_SECONDS + 2
 
 
 async def test_a_body_at_the_limit_is_answered_and_its_connection_goes_on(fleet: MemoryFleet, token: str) -> None:
-    async with visiting(fleet.gateway_url, token) as door:
-        question = "x" * (LIMITS.most_body_bytes - len('{"question": ""}'))
+    async with open_gateway_client(fleet.gateway_url, token) as door:
+        question = "x" * (LIMITS.max_body_bytes - len('{"question": ""}'))
         status, answer = await door.post("/invoke", {"question": question})
         assert (status, len(answer["rawText"])) == (200, len(question))
         assert (await door.post("/invoke", {"question": f"{question}x"}))[0] == 413
         assert (await door.get("/info"))[1]["callCount"] == 1
 
 
-async def test_a_slow_body_is_408(socket: Socket, token: str) -> None:
+async def test_a_slow_body_is_408(socket: RawConnection, token: str) -> None:
     await socket.write(invoke_head(token, **{"Content-Length": "100"}) + b"{")
-    answer = await socket.answer()
+    answer = await socket.read_response()
     assert answer is not None
     assert (answer.status, answer.json["error"]) == (408, "The body did not arrive within 0.6 s")
 
 
-async def test_a_slow_head_is_408_however_it_trickles(socket: Socket) -> None:
+async def test_a_slow_head_is_408_however_it_trickles(socket: RawConnection) -> None:
     async def trickle() -> None:
-        for byte in head("GET", "/health/live", {"X": "y" * 1000}):
+        for byte in request_head("GET", "/health/live", {"X": "y" * 1000}):
             await socket.write(bytes([byte]))
             await asyncio.sleep(0.05)
 
     trickling = asyncio.create_task(trickle())
-    answer = await socket.answer()
+    answer = await socket.read_response()
     trickling.cancel()
     assert answer is not None
     assert (answer.status, answer.headers["connection"]) == (408, "close")
     assert answer.json["error"] == "The headers did not arrive within 0.6 s"
 
 
-async def test_who_never_asks_anything_is_closed_without_a_word(socket: Socket) -> None:
-    assert await socket.closed(seconds=5) == b""
+async def test_who_never_asks_anything_is_closed_without_a_word(socket: RawConnection) -> None:
+    assert await socket.read_until_closed(seconds=5) == b""
 
 
-async def test_a_second_slow_head_on_the_same_connection_is_408_too(socket: Socket) -> None:
-    await socket.write(head("GET", "/health/live", {}))
-    first = await socket.answer()
+async def test_a_second_slow_head_on_the_same_connection_is_408_too(socket: RawConnection) -> None:
+    await socket.write(request_head("GET", "/health/live", {}))
+    first = await socket.read_response()
     assert first is not None
     assert first.status == 200
-    await asyncio.sleep(LIMITS.head_seconds + 0.2)  # between two requests it may take its time
+    await asyncio.sleep(LIMITS.header_timeout_seconds + 0.2)  # between two requests it may take its time
     await socket.write(b"GET /health/live HTTP/1.1\r\nX")
-    answer = await socket.answer()
+    answer = await socket.read_response()
     assert answer is not None
     assert answer.status == 408
 
 
 @pytest.mark.parametrize("size", [17_000, 60_000, 600_000])
-async def test_a_head_over_the_limit_is_431(socket: Socket, size: int) -> None:
-    await socket.write(head("GET", "/health/live", {"X": "y" * size}))
-    answer = await socket.answer()
+async def test_a_head_over_the_limit_is_431(socket: RawConnection, size: int) -> None:
+    await socket.write(request_head("GET", "/health/live", {"X": "y" * size}))
+    answer = await socket.read_response()
     assert answer is not None
     assert (answer.status, answer.json["code"]) == (431, "head_too_large")
 
@@ -155,26 +159,26 @@ async def test_a_head_over_the_limit_is_431(socket: Socket, size: int) -> None:
         b"GET / HTTP/1.1\r\nHost: a\r\nX y: 1\r\n\r\n",
     ],
 )
-async def test_what_is_no_http_is_400_and_closed(socket: Socket, junk: bytes) -> None:
+async def test_what_is_no_http_is_400_and_closed(socket: RawConnection, junk: bytes) -> None:
     await socket.write(junk + b"\r\n" * 2)
-    answer = await socket.answer()
+    answer = await socket.read_response()
     assert answer is not None
     assert (answer.status, answer.json["code"]) == (400, "bad_request")
-    assert await socket.closed() == b""
+    assert await socket.read_until_closed() == b""
 
 
-async def test_a_body_that_stops_being_http_is_refused_and_breaks_nothing(socket: Socket, token: str) -> None:
+async def test_a_body_that_stops_being_http_is_refused_and_breaks_nothing(socket: RawConnection, token: str) -> None:
     await socket.write(invoke_head(token, **{"Transfer-Encoding": "chunked"}) + b"no length\r\n")
-    answer = await socket.answer()
+    answer = await socket.read_response()
     assert answer is not None
     assert answer.status == 400
 
 
 async def test_no_answer_is_made_of_the_requests_host(fleet: MemoryFleet) -> None:
-    async with connected(fleet.gateway_url) as socket:
+    async with open_raw_connection(fleet.gateway_url) as socket:
         for path in ("/health/live", "/health/live/", "/sessions/", "/openapi.json", "//evil.example/info"):
             await socket.write(f"GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode())
-            answer = await socket.answer()
+            answer = await socket.read_response()
             assert answer is not None
             assert answer.status in {200, 401}
             assert b"evil" not in answer.body
@@ -189,9 +193,9 @@ async def test_a_flood_beyond_the_limit_is_refused_at_once_and_leaves_nothing_be
     async def knock() -> tuple[int, float]:
         began = asyncio.get_running_loop().time()
         try:
-            async with connected(fleet.gateway_url) as socket:
+            async with open_raw_connection(fleet.gateway_url) as socket:
                 await socket.write(asked)
-                answer = await socket.answer()
+                answer = await socket.read_response()
         except ConnectionError:
             answer = None
         return 0 if answer is None else answer.status, asyncio.get_running_loop().time() - began
@@ -201,14 +205,14 @@ async def test_a_flood_beyond_the_limit_is_refused_at_once_and_leaves_nothing_be
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     counts = Counter(status for status, _ in answers)
     # 0 is a connection cut without a word: there are more of them than may linger.
-    assert counts[200] == LIMITS.most_connections
-    assert counts[503] >= MOST_LINGERING
+    assert counts[200] == LIMITS.max_connections
+    assert counts[503] >= MAX_LINGERING
     assert counts[200] + counts[503] + counts[0] == 300
     refused = [took for status, took in answers if status != 200]
     assert max(refused) < 10
     assert grown_kib < 100 * 1024
-    async with visiting(fleet.gateway_url, token) as door:
-        assert await door.count() == LIMITS.most_connections
+    async with open_gateway_client(fleet.gateway_url, token) as door:
+        assert await door.read_call_count() == LIMITS.max_connections
         async with asyncio.timeout(5):
             while "quintain_gateway_connections 1.0\n" not in (metrics := (await door.http.get("/metrics")).text):
                 await asyncio.sleep(0.02)

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage, ToolCall
 from quintain.errors import FAULTS, BadRequest, Fault, Overloaded
-from quintain_gateway.bodies import MOST_LETTERS, named
-from quintain_gateway.openai_wire import finish_of, read_chat, write_completion, write_error, write_usage
+from quintain_gateway.apis.openai.wire import (
+    finish_reason_of,
+    parse_chat_request,
+    write_completion,
+    write_error,
+    write_usage,
+)
+from quintain_gateway.http.schemas import MAX_NAME_LENGTH, format_field_names
 
 ASK: dict[str, Any] = {"model": "t", "messages": [{"role": "user", "content": "x"}]}
 FINISHES = {"stop", "length", "tool_calls", "content_filter"}
@@ -24,15 +30,15 @@ def result(text: str = "", *calls: ToolCall, **more: Any) -> Result:
 
 
 def test_a_plain_question_has_no_settings() -> None:
-    chat = read_chat(ASK)
+    chat = parse_chat_request(ASK)
     assert chat.request.settings is None
-    assert (chat.request.target, chat.choices, chat.stream, chat.include_usage, chat.ignored) == (
+    assert (chat.request.target, chat.choice_count, chat.stream, chat.include_usage, chat.ignored_fields) == (
         "t", 1, False, False, frozenset(),
     )  # fmt: skip
 
 
 def test_the_newer_name_of_a_setting_wins() -> None:
-    settings = read_chat({**ASK, "max_tokens": 1, "max_completion_tokens": 2}).request.settings
+    settings = parse_chat_request({**ASK, "max_tokens": 1, "max_completion_tokens": 2}).request.settings
     assert settings is not None
     assert settings.max_tokens == 2
 
@@ -40,27 +46,29 @@ def test_the_newer_name_of_a_setting_wins() -> None:
 def test_null_is_absent_everywhere() -> None:
     nulls = dict.fromkeys(["n", "stream", "stream_options", "temperature", "stop", "tools", "whatever"])
     turn = {"role": "user", "content": "x", "tool_calls": None, "tool_call_id": None, "name": None}
-    assert read_chat({**ASK, **nulls, "messages": [turn]}) == read_chat(ASK)
+    assert parse_chat_request({**ASK, **nulls, "messages": [turn]}) == parse_chat_request(ASK)
 
 
 def test_an_answer_comes_back_as_it_was_given() -> None:
     # What a client sends back of an answer is what `write_completion` wrote, with the client's own nulls.
     call = ToolCall(id="c", name="f", arguments='{"a": 1')
     said = write_completion("id", "t", 1, [result("", call)])["choices"][0]["message"]
-    chat = read_chat({**ASK, "messages": [{**said, "annotations": None, "audio": None, "function_call": None}]})
+    chat = parse_chat_request(
+        {**ASK, "messages": [{**said, "annotations": None, "audio": None, "function_call": None}]}
+    )
     turn = (chat.request.messages or [])[0]
-    assert (turn.content, turn.tool_calls, chat.ignored) == ("", [call], frozenset())
+    assert (turn.content, turn.tool_calls, chat.ignored_fields) == ("", [call], frozenset())
 
 
 def test_a_refusal_is_what_the_assistant_said() -> None:
-    chat = read_chat({**ASK, "messages": [{"role": "assistant", "content": None, "refusal": "I cannot"}]})
+    chat = parse_chat_request({**ASK, "messages": [{"role": "assistant", "content": None, "refusal": "I cannot"}]})
     assert (chat.request.messages or [])[0].content == "I cannot"
 
 
 @pytest.mark.parametrize("reason", [None, "stop", "length", "content_filter", "completed", "error", "max_tokens", "?"])
 def test_every_reason_to_end_is_one_that_clients_know(reason: str | None) -> None:
-    assert finish_of(result("x", finish_reason=reason)) in FINISHES
-    assert finish_of(result("x", ToolCall(id="c", name="f", arguments=""), finish_reason=reason)) == "tool_calls"
+    assert finish_reason_of(result("x", finish_reason=reason)) in FINISHES
+    assert finish_reason_of(result("x", ToolCall(id="c", name="f", arguments=""), finish_reason=reason)) == "tool_calls"
 
 
 def test_tokens_are_added_up_over_the_choices() -> None:
@@ -103,11 +111,11 @@ FIELDS = st.sampled_from([
 @given(JSON | st.dictionaries(FIELDS, JSON).map(lambda fields: {**ASK, **fields}))
 def test_whatever_is_sent_is_read_or_is_a_bad_request(body: object) -> None:
     with contextlib.suppress(BadRequest):
-        read_chat(body).request.to_wire()
+        parse_chat_request(body).request.to_wire()
 
 
 @given(st.lists(st.text(max_size=100), max_size=40))
-def test_names_that_strangers_chose_make_a_header_of_bounded_length(names: list[str]) -> None:
-    line = named(names)
+def test_names_chosen_by_callers_make_a_header_of_bounded_length(names: list[str]) -> None:
+    line = format_field_names(names)
     assert all(" " <= letter <= "~" for letter in line)
-    assert len(line) < 22 * (MOST_LETTERS + 2)
+    assert len(line) < 22 * (MAX_NAME_LENGTH + 2)

@@ -10,17 +10,17 @@ from pathlib import Path
 from starlette.routing import Route
 
 from quintain.bus.memory import MemoryBroker
-from quintain.caller import Caller
 from quintain.clock import Clock
-from quintain_gateway.agentv import OPERATIONS as AGENTV_OPERATIONS
-from quintain_gateway.app import OPERATIONS, router_of
-from quintain_gateway.door import Door
-from quintain_gateway.limits import Limits
+from quintain.rpc.client import RpcClient
+from quintain_gateway.apis.agentv.routes import OPERATIONS as AGENTV_OPERATIONS
+from quintain_gateway.http.endpoint import FleetGateway
+from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.http.openapi import build_document
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.openapi import document
+from quintain_gateway.server.app import OPERATIONS, build_router
 from support.command_line import clean_environment
+from support.gateway_client import open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet
-from support.visitor import visiting
 
 #: Which tokens open what, and which of its checks do not hold, on purpose: AgentV answers a wrong method with 404
 #: (test_agentv.py); what a schema allows may still be no target's name, no length of time or past the budget; and
@@ -46,17 +46,17 @@ headers = {{ Authorization = "Bearer {admin}" }}
 
 
 def test_every_route_is_described_and_nothing_else() -> None:
-    limits, memory = Limits(), MemoryBroker()
-    router = router_of(Door(Caller(memory.connect()), Clock(), limits, GatewayMetrics()))
+    limits, memory = GatewayLimits(), MemoryBroker()
+    router = build_router(FleetGateway(RpcClient(memory.connect()), Clock(), limits, GatewayMetrics()))
     paths = {route.path for route in router.routes if isinstance(route, Route)}
     agentvs = {operation.path for operation in AGENTV_OPERATIONS}
-    described = document(OPERATIONS)["paths"].keys() | {"/openapi.json"}
+    described = build_document(OPERATIONS)["paths"].keys() | {"/openapi.json"}
     assert described == (paths - {"/{path:path}"}) | agentvs
     memory.close()
 
 
 def test_the_document_is_whole() -> None:
-    made = document(OPERATIONS)
+    made = build_document(OPERATIONS)
     schemas = made["components"]["schemas"]
     refs = set(re.findall(r"'#/components/schemas/(\w+)'", str(made)))
     assert refs == schemas.keys()
@@ -69,7 +69,7 @@ def test_the_document_is_whole() -> None:
 
 async def test_what_is_asked_by_the_description_is_answered_as_it_says(tmp_path: Path) -> None:
     async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
-        session = await fleet.open("echo", 100_000)
+        session = await fleet.open_session("echo", 100_000)
         config = tmp_path / "schemathesis.toml"
         config.write_text(CHECKS.format(session=session.token, admin=ADMIN_TOKEN))
         words = ("--config-file", str(config), "run", f"{fleet.gateway_url}/openapi.json", "--max-examples", "8")
@@ -86,6 +86,6 @@ async def test_what_is_asked_by_the_description_is_answered_as_it_says(tmp_path:
                 process.kill()
         assert process.returncode == 0, said
         assert f"Tested: {len(OPERATIONS)}" in said, said
-        async with visiting(fleet.gateway_url, session.token) as door:
-            assert await door.count() > 0
+        async with open_gateway_client(fleet.gateway_url, session.token) as door:
+            assert await door.read_call_count() > 0
             assert 'status="500"' not in (await door.http.get("/metrics")).text

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_host.factory import load_factory, probe
-from support.standing import scripted
+from quintain_host.factory import load_factory, probe_factory
+from support.target_placements import scripted_target_class
 
-Bot: Any = scripted("ours")
+Bot: Any = scripted_target_class("ours")
 
 
-async def nothing(target: Any, emit: Any, send: Any) -> None: ...
+async def do_nothing(target: Any, emit: Any, send: Any) -> None: ...
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ async def test_a_probe_makes_one_and_lets_it_go() -> None:
     made: list[Any] = []
 
     def make() -> Any:
-        made.append(Bot(nothing))
+        made.append(Bot(do_nothing))
         return made[-1]
 
-    await probe(make, "bots:make")
+    await probe_factory(make, "bots:make")
     assert [each.torn_down for each in made] == [True]
 
 
@@ -66,7 +66,7 @@ async def test_a_constructors_words_reach_whoever_starts_the_host() -> None:
         raise ValueError("the key is empty: set BOT_KEY")
 
     with pytest.raises(ConfigError, match="bots:make made no target: ValueError: the key is empty: set BOT_KEY"):
-        await probe(make, "bots:make")
+        await probe_factory(make, "bots:make")
 
 
 async def test_what_is_no_target_is_told_what_it_lacks() -> None:
@@ -74,7 +74,7 @@ async def test_what_is_no_target_is_told_what_it_lacks() -> None:
         def run(self) -> None: ...
 
     with pytest.raises(ConfigError, match="bots:Half made a Half, which is no Target: it lacks config_specs, set_con"):
-        await probe(Half, "bots:Half")
+        await probe_factory(Half, "bots:Half")
 
 
 async def test_a_target_that_cannot_say_what_it_exposes_is_refused_at_once() -> None:
@@ -83,4 +83,4 @@ async def test_a_target_that_cannot_say_what_it_exposes_is_refused_at_once() -> 
             raise RuntimeError("not yet")
 
     with pytest.raises(ConfigError, match="made no target: RuntimeError: not yet"):
-        await probe(lambda: Mute(nothing), "bots:Mute")
+        await probe_factory(lambda: Mute(do_nothing), "bots:Mute")

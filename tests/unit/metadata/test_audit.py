@@ -8,44 +8,44 @@ from pathlib import Path
 import apsw
 import pytest
 
-from quintain.contracts.ledger import Admission, Admit, Heartbeat, Outcome, Settle
-from quintain.contracts.metadata import OpenSession
+from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Heartbeat, Settle
+from quintain.contracts.session import OpenSession
 from quintain.contracts.token import SessionToken
 from quintain.errors import ConfigError
-from quintain_metadata import audit, calls, sessions, upkeep
-from quintain_metadata.snapshot import snapshot_of
-from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.ledger.snapshot import open_snapshot
+from quintain_metadata.ledger.sqlite import SqliteLedger
+from quintain_metadata.rules import audit, calls, leases, sessions
 
 
-async def written(path: Path) -> None:
+async def write_ledger(path: Path) -> None:
     """A ledger with a parent, a child and three calls: committed, refunded and running."""
     ledger = SqliteLedger(str(path), asyncio.get_running_loop())
     beat = Heartbeat(worker_id="w", incarnation="w")
-    await ledger.do(lambda moment: upkeep.renew(moment.now, beat))
+    await ledger.transact(lambda moment: leases.renew_lease(moment.now, beat))
     ask = OpenSession(default_target="a", max_calls=9)
     parent = SessionToken.mint()
-    await ledger.do(lambda moment: sessions.open_session(moment.now, ask, parent, None))
-    owner = await ledger.do(lambda moment: sessions.prove(moment.now, parent))
+    await ledger.transact(lambda moment: sessions.open_session(moment.now, ask, parent, None))
+    owner = await ledger.transact(lambda moment: sessions.authenticate(moment.now, parent))
     child = SessionToken.mint()
-    await ledger.do(lambda moment: sessions.open_session(moment.now, ask, child, owner))
-    for name, outcome in (("r1", Outcome.RESULT), ("r2", Outcome.REFUND), ("r3", None)):
+    await ledger.transact(lambda moment: sessions.open_session(moment.now, ask, child, owner))
+    for name, outcome in (("r1", AttemptOutcome.RESULT), ("r2", AttemptOutcome.REFUND), ("r3", None)):
         admit = Admit(token=child.text, request_id=name, attempt_id=name, target="a", body_sha256="b")
-        grant = await ledger.do(lambda moment, ask=admit: calls.admit(moment, ask, "w"))
+        grant = await ledger.transact(lambda moment, ask=admit: calls.admit(moment, ask, "w"))
         assert isinstance(grant, Admission)
         if outcome is not None:
             settle = Settle(session_id=child.id, request_id=name, attempt_id=name, outcome=outcome)
-            await ledger.do(lambda moment, ask=settle: calls.settle(moment, ask))
+            await ledger.transact(lambda moment, ask=settle: calls.settle(moment, ask))
     await ledger.close()
 
 
-async def verdict_on(path: Path) -> audit.Audit:
-    async with snapshot_of(f"sqlite://{path}") as snapshot:
+async def run_audit(path: Path) -> audit.AuditReport:
+    async with open_snapshot(f"sqlite://{path}") as snapshot:
         return await snapshot.read(audit.verify_counters())
 
 
-async def test_books_as_the_ledger_writes_them_are_clean(tmp_path: Path) -> None:
-    await written(tmp_path / "ledger")
-    assert await verdict_on(tmp_path / "ledger") == audit.Audit(sessions=2, calls=3, findings=())
+async def test_a_ledger_as_the_service_writes_it_has_no_findings(tmp_path: Path) -> None:
+    await write_ledger(tmp_path / "ledger")
+    assert await run_audit(tmp_path / "ledger") == audit.AuditReport(sessions=2, calls=3, findings=())
 
 
 @pytest.mark.parametrize(
@@ -59,32 +59,32 @@ async def test_books_as_the_ledger_writes_them_are_clean(tmp_path: Path) -> None
         ("UPDATE attempt SET state = 'unproven' WHERE id = 'r2'", "proven unbilled"),
     ],
 )
-async def test_broken_books_are_found_and_named(tmp_path: Path, harm: str, rule: str) -> None:
-    await written(tmp_path / "ledger")
+async def test_each_kind_of_inconsistency_is_found_and_named(tmp_path: Path, harm: str, rule: str) -> None:
+    await write_ledger(tmp_path / "ledger")
     connection = apsw.Connection(str(tmp_path / "ledger"))
     connection.execute(harm)
     connection.close()
-    findings = (await verdict_on(tmp_path / "ledger")).findings
+    findings = (await run_audit(tmp_path / "ledger")).findings
     assert findings
     assert all(rule in finding.rule for finding in findings)
 
 
-async def test_the_books_are_read_beside_the_service_that_writes_them(tmp_path: Path) -> None:
-    await written(tmp_path / "ledger")
+async def test_a_ledger_is_audited_while_its_service_writes_it(tmp_path: Path) -> None:
+    await write_ledger(tmp_path / "ledger")
     ledger = SqliteLedger(str(tmp_path / "ledger"), asyncio.get_running_loop())
-    async with snapshot_of(f"sqlite://{tmp_path / 'ledger'}") as snapshot:
+    async with open_snapshot(f"sqlite://{tmp_path / 'ledger'}") as snapshot:
         ask = OpenSession(default_target="a")
         token = SessionToken.mint()
-        await ledger.do(lambda moment: sessions.open_session(moment.now, ask, token, None))
+        await ledger.transact(lambda moment: sessions.open_session(moment.now, ask, token, None))
         assert (await snapshot.read(audit.verify_counters())).sessions == 2  # as it was when the snapshot was taken
     await ledger.close()
 
 
 async def test_every_call_is_exported_once_and_no_faults_sentence_with_it(tmp_path: Path) -> None:
-    await written(tmp_path / "ledger")
-    async with snapshot_of(f"sqlite://{tmp_path / 'ledger'}") as snapshot:
-        page = await snapshot.read(audit.export_calls(("", "")))
-        rest = await snapshot.read(audit.export_calls((page[-1].session_id, page[-1].request_id)))
+    await write_ledger(tmp_path / "ledger")
+    async with open_snapshot(f"sqlite://{tmp_path / 'ledger'}") as snapshot:
+        page = await snapshot.read(audit.export_page(("", "")))
+        rest = await snapshot.read(audit.export_page((page[-1].session_id, page[-1].request_id)))
     assert [(call.request_id, call.state) for call in page] == [
         ("r1", "committed"),
         ("r2", "refunded"),
@@ -95,4 +95,4 @@ async def test_every_call_is_exported_once_and_no_faults_sentence_with_it(tmp_pa
 
 async def test_a_ledger_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no ledger"):
-        await verdict_on(tmp_path / "nowhere")
+        await run_audit(tmp_path / "nowhere")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.bus.base import Delivery
-from quintain.contracts.ledger import Admit, Outcome
-from quintain.contracts.metadata import SessionOpened
+from quintain.contracts.ledger import Admit, AttemptOutcome
+from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import (
     Cancelled,
@@ -23,174 +23,184 @@ from quintain.errors import (
 )
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
-from quintain_metadata.sqlite import SqliteLedger
-from support.books import asked
-from support.metadata_alone import ADMIN_TOKEN, MetadataAlone, heard, metadata_alone, plain
+from quintain_metadata.ledger.sqlite import SqliteLedger
+from support.ledger_driver import admit_request
+from support.metadata_service import (
+    ADMIN_TOKEN,
+    RunningMetadataService,
+    next_delivery,
+    result_body,
+    run_metadata_service,
+)
 from support.quick import timings
 
 BODY = {"question": "x"}
 
 
 @pytest.fixture
-async def alone() -> AsyncIterator[MetadataAlone]:
-    async with metadata_alone(timings(dead_letter_pause_seconds=0.01)) as alone:
-        await alone.books.register("a")
+async def metadata() -> AsyncIterator[RunningMetadataService]:
+    async with run_metadata_service(timings(dead_letter_pause_seconds=0.01)) as alone:
+        await alone.ledger_driver.register("a")
         await alone.bus.declare(target_topology("a"))
         yield alone
 
 
 @pytest.fixture
-async def session(alone: MetadataAlone) -> SessionOpened:
-    return await alone.books.open(max_calls=5)
+async def session(metadata: RunningMetadataService) -> SessionOpened:
+    return await metadata.ledger_driver.open_session(max_calls=5)
 
 
-async def die(alone: MetadataAlone, token: str, *, reason: str = "expired") -> dict[str, object]:
+async def dead_letter(metadata: RunningMetadataService, token: str, *, reason: str = "expired") -> dict[str, object]:
     """A request that died in its queue, as the broker dead-letters it; its answer."""
     headers = {TOKEN_HEADER: token, REQUEST_ID_HEADER: "r1", "x-first-death-reason": reason}
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
-    forget = alone.caller.subscribe("c", replies.put_nowait)
-    await alone.publish(DEAD, "a", BODY, headers=headers, correlation_id="c", reply_to=alone.caller.reply_key)
-    reply = await heard(replies)
+    forget = metadata.rpc_client.subscribe("c", replies.put_nowait)
+    await metadata.publish(DEAD, "a", BODY, headers=headers, correlation_id="c", reply_to=metadata.rpc_client.reply_key)
+    reply = await next_delivery(replies)
     forget()
     assert reply.headers[REQUEST_ID_HEADER] == "r1"
-    return plain(reply)
+    return result_body(reply)
 
 
-async def admitted(alone: MetadataAlone, session: SessionOpened) -> Admit:
-    ask = asked(session, "r1")
-    await alone.books.admit(ask)
+async def admit_call(metadata: RunningMetadataService, session: SessionOpened) -> Admit:
+    ask = admit_request(session, "r1")
+    await metadata.ledger_driver.admit(ask)
     return ask
 
 
 async def test_what_expired_in_its_queue_is_expired_uncharged_and_leaves_no_trace(
-    alone: MetadataAlone, session: SessionOpened
+    metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
     headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1"}
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
-    alone.caller.subscribe("c", replies.put_nowait)
-    await alone.publish(
-        INVOKE, "a", BODY, headers=headers, correlation_id="c", reply_to=alone.caller.reply_key, expiration_ms=20
+    metadata.rpc_client.subscribe("c", replies.put_nowait)
+    await metadata.publish(
+        INVOKE, "a", BODY, headers=headers, correlation_id="c", reply_to=metadata.rpc_client.reply_key, expiration_ms=20
     )
     with pytest.raises(Expired, match="before a worker was free") as expired:
-        plain(await heard(replies))
+        result_body(await next_delivery(replies))
     assert not expired.value.charged
-    info = await alone.books.info(session)
+    info = await metadata.ledger_driver.info(session)
     assert (info.call_count, info.running, info.reserved, info.refunded) == (0, 0, 0, 0)
     assert replies.empty()
 
 
-async def test_a_reservation_dies_with_its_request(alone: MetadataAlone, session: SessionOpened) -> None:
-    await alone.books.reserve(session, "r1")
+async def test_a_reservation_dies_with_its_request(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    await metadata.ledger_driver.reserve(session, "r1")
     with pytest.raises(Expired) as expired:
-        await die(alone, session.token)
+        await dead_letter(metadata, session.token)
     assert not expired.value.charged
-    assert (await alone.books.info(session)).call_count == 0
+    assert (await metadata.ledger_driver.info(session)).call_count == 0
 
 
-async def test_a_refunded_call_is_expired_uncharged(alone: MetadataAlone, session: SessionOpened) -> None:
-    await alone.books.settle(session, await admitted(alone, session), Outcome.REFUND)
+async def test_a_refunded_call_is_expired_uncharged(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    await metadata.ledger_driver.settle(session, await admit_call(metadata, session), AttemptOutcome.REFUND)
     with pytest.raises(Expired) as expired:
-        await die(alone, session.token)
+        await dead_letter(metadata, session.token)
     assert not expired.value.charged
 
 
 @pytest.mark.parametrize("known", ["unknown", "reserved", "refunded"])
 async def test_a_call_that_was_cancelled_before_it_ran_is_cancelled_uncharged(
-    alone: MetadataAlone, session: SessionOpened, known: str
+    metadata: RunningMetadataService, session: SessionOpened, known: str
 ) -> None:
     if known == "reserved":
-        await alone.books.reserve(session, "r1")
+        await metadata.ledger_driver.reserve(session, "r1")
     if known == "refunded":
-        await alone.books.settle(session, await admitted(alone, session), Outcome.REFUND)
-    await alone.books.cancel(session, "r1")
+        await metadata.ledger_driver.settle(session, await admit_call(metadata, session), AttemptOutcome.REFUND)
+    await metadata.ledger_driver.cancel(session, "r1")
     with pytest.raises(Cancelled) as cancelled:
-        await die(alone, session.token)
+        await dead_letter(metadata, session.token)
     assert not cancelled.value.charged
-    assert (await alone.books.info(session)).call_count == 0
+    assert (await metadata.ledger_driver.info(session)).call_count == 0
 
 
 async def test_a_cancelled_call_whose_worker_is_gone_is_in_doubt_and_says_that_it_was_cancelled(
-    alone: MetadataAlone, session: SessionOpened
+    metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
-    await admitted(alone, session)
-    await alone.books.cancel(session, "r1")
-    await alone.books.lapse("w1")
-    alone.books.ledger.mourn_from(0)
+    await admit_call(metadata, session)
+    await metadata.ledger_driver.cancel(session, "r1")
+    await metadata.ledger_driver.expire_lease("w1")
+    metadata.ledger_driver.ledger.suspend_lease_expiry_until(0)
     with pytest.raises(Cancelled) as cancelled:
-        await die(alone, session.token)
+        await dead_letter(metadata, session.token)
     assert cancelled.value.charged
-    assert (await alone.books.info(session)).in_doubt == 1
+    assert (await metadata.ledger_driver.info(session)).in_doubt == 1
 
 
-async def test_a_call_that_was_answered_is_answered_again(alone: MetadataAlone, session: SessionOpened) -> None:
-    await alone.books.settle(session, await admitted(alone, session))
-    answer = await die(alone, session.token)
+async def test_a_call_that_was_answered_is_answered_again(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    await metadata.ledger_driver.settle(session, await admit_call(metadata, session))
+    answer = await dead_letter(metadata, session.token)
     assert (answer["rawText"], answer["replayed"]) == ("yes", True)
 
 
-async def test_a_charged_fault_is_told_again(alone: MetadataAlone, session: SessionOpened) -> None:
-    await alone.books.settle(session, await admitted(alone, session), Outcome.CHARGED)
+async def test_a_charged_fault_is_told_again(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    await metadata.ledger_driver.settle(session, await admit_call(metadata, session), AttemptOutcome.CHARGED)
     with pytest.raises(ProviderFailed, match="it broke") as failed:
-        await die(alone, session.token)
+        await dead_letter(metadata, session.token)
     assert failed.value.charged
 
 
-async def test_a_reply_that_is_not_kept_is_expired_and_charged(alone: MetadataAlone) -> None:
-    session = await alone.books.open(store_replies=False)
-    await alone.books.settle(session, await admitted(alone, session))
+async def test_a_reply_that_is_not_kept_is_expired_and_charged(metadata: RunningMetadataService) -> None:
+    session = await metadata.ledger_driver.open_session(store_replies=False)
+    await metadata.ledger_driver.settle(session, await admit_call(metadata, session))
     with pytest.raises(ReplyExpired) as gone:
-        await die(alone, session.token)
+        await dead_letter(metadata, session.token)
     assert gone.value.charged
 
 
 async def test_a_copy_that_died_while_the_call_runs_moves_nothing_and_says_it_is_charged(
-    alone: MetadataAlone, session: SessionOpened
+    metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
-    ask = await admitted(alone, session)
+    ask = await admit_call(metadata, session)
     with pytest.raises(Expired) as expired:
-        await die(alone, session.token)
+        await dead_letter(metadata, session.token)
     assert expired.value.charged
-    assert (await alone.books.info(session)).running == 1
-    await alone.books.settle(session, ask)
-    assert (await alone.books.info(session)).committed == 1
+    assert (await metadata.ledger_driver.info(session)).running == 1
+    await metadata.ledger_driver.settle(session, ask)
+    assert (await metadata.ledger_driver.info(session)).committed == 1
 
 
 async def test_a_call_whose_worker_is_gone_is_in_doubt_with_its_request(
-    alone: MetadataAlone, session: SessionOpened
+    metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
-    await admitted(alone, session)
-    await alone.books.lapse("w1")
-    alone.books.ledger.mourn_from(0)
+    await admit_call(metadata, session)
+    await metadata.ledger_driver.expire_lease("w1")
+    metadata.ledger_driver.ledger.suspend_lease_expiry_until(0)
     with pytest.raises(TimedOut) as timed_out:
-        await die(alone, session.token)
+        await dead_letter(metadata, session.token)
     assert timed_out.value.charged
-    info = await alone.books.info(session)
+    info = await metadata.ledger_driver.info(session)
     assert (info.running, info.in_doubt, info.call_count) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("reason", ["delivery_limit", "rejected"])
 async def test_what_died_of_something_else_is_not_told_that_its_deadline_passed(
-    alone: MetadataAlone, session: SessionOpened, reason: str
+    metadata: RunningMetadataService, session: SessionOpened, reason: str
 ) -> None:
     with pytest.raises(InternalFault, match=reason) as internal:
-        await die(alone, session.token, reason=reason)
+        await dead_letter(metadata, session.token, reason=reason)
     assert (internal.value.charged, internal.value.retryable) == (False, True)
 
 
 @pytest.mark.parametrize("token", ["", "junk", "forged"])
-async def test_a_dead_request_with_a_token_that_opens_nothing_is_unauthorized(alone: MetadataAlone, token: str) -> None:
+async def test_a_dead_request_with_a_token_that_opens_nothing_is_unauthorized(
+    metadata: RunningMetadataService, token: str
+) -> None:
     with pytest.raises(Unauthorized, match="^Unauthorized$"):
-        await die(alone, SessionToken.mint().text if token == "forged" else token)
+        await dead_letter(metadata, SessionToken.mint().text if token == "forged" else token)
 
 
 async def test_without_the_ledger_a_dead_letter_waits_and_is_answered_when_it_is_back(
-    alone: MetadataAlone, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await alone.books.settle(session, await admitted(alone, session))
-    ledger = alone.books.ledger
+    await metadata.ledger_driver.settle(session, await admit_call(metadata, session))
+    ledger = metadata.ledger_driver.ledger
     assert isinstance(ledger, SqliteLedger)
     monkeypatch.setattr(ledger, "_closed", True)
-    dying = asyncio.get_running_loop().create_task(die(alone, session.token))
+    dying = asyncio.get_running_loop().create_task(dead_letter(metadata, session.token))
     await asyncio.sleep(0.05)
     assert not dying.done()
     monkeypatch.setattr(ledger, "_closed", False)
@@ -199,14 +209,14 @@ async def test_without_the_ledger_a_dead_letter_waits_and_is_answered_when_it_is
 
 @pytest.mark.parametrize("missing", ["reply_to", "correlation_id"])
 async def test_what_nobody_can_answer_is_kept_with_its_reason_and_without_its_secret(
-    alone: MetadataAlone, session: SessionOpened, missing: str
+    metadata: RunningMetadataService, session: SessionOpened, missing: str
 ) -> None:
-    poison = await alone.watch(POISON_QUEUE)
-    await alone.watch(target_queue("a"), settle="dead_letter")
-    address = {"reply_to": alone.caller.reply_key, "correlation_id": "c"} | {missing: None}
+    poison = await metadata.consume_queue(POISON_QUEUE)
+    await metadata.consume_queue(target_queue("a"), settle="dead_letter")
+    address = {"reply_to": metadata.rpc_client.reply_key, "correlation_id": "c"} | {missing: None}
     headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1", "x-note": f"my token is {session.token}"}
-    await alone.publish(INVOKE, "a", BODY, headers=headers, **address)
-    kept = await heard(poison)
+    await metadata.publish(INVOKE, "a", BODY, headers=headers, **address)
+    kept = await next_delivery(poison)
     assert kept.body == b'{"question": "x"}'
     assert kept.headers["x-quintain-reason"] == "rejected: no reply_to or no correlation_id"
     assert kept.headers[TOKEN_HEADER] == f"qtn_ses_{session.session_id}_…"
@@ -214,24 +224,26 @@ async def test_what_nobody_can_answer_is_kept_with_its_reason_and_without_its_se
     secret = session.token.split("_")[3]
     assert secret not in str(dict(kept.headers))
     assert kept.routing_key == "a"
-    assert (await alone.books.info(session)).call_count == 0
+    assert (await metadata.ledger_driver.info(session)).call_count == 0
 
 
 @pytest.mark.parametrize("offered", [ADMIN_TOKEN, "sk-a-key-of-somebodys", "qtn_ses_short_secret", 7])
-async def test_what_is_offered_in_place_of_a_token_is_not_kept(alone: MetadataAlone, offered: object) -> None:
-    poison = await alone.watch(POISON_QUEUE)
-    await alone.publish(DEAD, "a", BODY, headers={TOKEN_HEADER: offered})
-    assert (await heard(poison)).headers[TOKEN_HEADER] == "…"
+async def test_what_is_offered_in_place_of_a_token_is_not_kept(
+    metadata: RunningMetadataService, offered: object
+) -> None:
+    poison = await metadata.consume_queue(POISON_QUEUE)
+    await metadata.publish(DEAD, "a", BODY, headers={TOKEN_HEADER: offered})
+    assert (await next_delivery(poison)).headers[TOKEN_HEADER] == "…"
 
 
 async def test_every_dead_letter_is_acknowledged() -> None:
-    async with metadata_alone() as alone:
-        session = await alone.books.open()
+    async with run_metadata_service() as alone:
+        session = await alone.ledger_driver.open_session()
         for token in (session.token, "junk"):
             with pytest.raises(Fault):
-                await die(alone, token)
+                await dead_letter(alone, token)
         await alone.publish(DEAD, "a", BODY)
-        poison = await alone.watch(POISON_QUEUE)
-        await heard(poison)
+        poison = await alone.consume_queue(POISON_QUEUE)
+        await next_delivery(poison)
         queue = alone.memory.queue("quintain.metadata.dead")
     assert not queue.ready

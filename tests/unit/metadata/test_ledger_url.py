@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_metadata.ledger_factory import open_ledger
-from quintain_metadata.ledger_url import shown, sqlite_path
-from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.ledger.factory import open_ledger
+from quintain_metadata.ledger.sqlite import SqliteLedger
+from quintain_metadata.ledger.url import redacted_url, sqlite_path
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_what_names_no_ledger_is_refused_with_both_ways_to_name_one(url: str) ->
     ],
 )
 def test_no_password_and_no_option_is_shown(url: str, told: str) -> None:
-    assert shown(url) == told
+    assert redacted_url(url) == told
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:sec/ret@db/ledger", "postgresql://me:sec#ret@db/ledger"])
 def test_a_password_that_breaks_its_url_is_not_shown_either(url: str) -> None:
     with pytest.raises(ConfigError, match="%2F") as refusal:
-        shown(url)
+        redacted_url(url)
     assert "sec" not in refusal.value.message
     assert "ret@" not in refusal.value.message
 
@@ -58,7 +58,7 @@ async def test_a_ledger_is_opened_by_its_url(tmp_path: Path) -> None:
 
 async def test_without_its_extra_a_postgresql_ledger_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    for module in [name for name in sys.modules if name.startswith("quintain_metadata.postgres")]:
+    for module in [name for name in sys.modules if name.startswith("quintain_metadata.ledger.postgres")]:
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(ConfigError, match=r"pip install 'quintain\[postgres\]'"):
         await open_ledger("postgresql://me@db/ledger")

@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from quintain_metadata.lifecycle import (
-    COUNTED,
-    MOST_ATTEMPTS,
+from quintain_metadata.rules.lifecycle import (
+    COUNTED_STATES,
+    MAX_ATTEMPTS,
     TRANSITIONS,
-    Effect,
-    Event,
-    State,
+    CallState,
+    LifecycleEvent,
     Transition,
+    TransitionEffect,
     admit_event,
     cancel_event,
     refund_event,
@@ -22,119 +22,121 @@ from quintain_metadata.lifecycle import (
 
 #: design.md §3, row by row: from, event, to, used.
 DESIGN = [
-    (State.NONE, Event.RESERVED, State.RESERVED, +1),
-    (State.NONE, Event.ADMITTED, State.RUNNING, +1),
-    (State.RELEASED, Event.ADMITTED, State.RUNNING, +1),
-    (State.REFUNDED, Event.ADMITTED, State.RUNNING, +1),
-    (State.RESERVED, Event.ADMITTED, State.RUNNING, 0),
-    (State.RESERVED, Event.RELEASED, State.RELEASED, -1),
-    (State.RUNNING, Event.ADMITTED_AGAIN, State.RUNNING, 0),
-    (State.RUNNING, Event.JOINED, State.RUNNING, 0),
-    (State.RUNNING, Event.TAKEN_OVER, State.RUNNING, 0),
-    (State.RUNNING, Event.LOST, State.IN_DOUBT, 0),
-    (State.RUNNING, Event.REFUNDED, State.REFUNDED, -1),
-    (State.RUNNING, Event.REFUNDED_UNPROVEN, State.IN_DOUBT, 0),
-    (State.RUNNING, Event.ANSWERED, State.COMMITTED, 0),
-    (State.IN_DOUBT, Event.ANSWERED, State.COMMITTED, 0),
-    (State.RUNNING, Event.CHARGED, State.COMMITTED, 0),
-    (State.COMMITTED, Event.ADMITTED, State.COMMITTED, 0),
-    (State.IN_DOUBT, Event.ADMITTED, State.IN_DOUBT, 0),
-    (State.NONE, Event.CANCELLED, State.RELEASED, 0),
-    (State.RESERVED, Event.CANCELLED, State.RELEASED, -1),
-    (State.RELEASED, Event.CANCELLED, State.RELEASED, 0),
-    (State.REFUNDED, Event.CANCELLED, State.REFUNDED, 0),
-    (State.RUNNING, Event.CANCELLED, State.RUNNING, 0),
-    (State.RELEASED, Event.ADMITTED_TOO_LATE, State.RELEASED, 0),
-    (State.REFUNDED, Event.ADMITTED_TOO_LATE, State.REFUNDED, 0),
-    (State.COMMITTED, Event.ADMITTED_TOO_LATE, State.COMMITTED, 0),
-    (State.IN_DOUBT, Event.ADMITTED_TOO_LATE, State.IN_DOUBT, 0),
+    (CallState.NONE, LifecycleEvent.RESERVED, CallState.RESERVED, +1),
+    (CallState.NONE, LifecycleEvent.ADMITTED, CallState.RUNNING, +1),
+    (CallState.RELEASED, LifecycleEvent.ADMITTED, CallState.RUNNING, +1),
+    (CallState.REFUNDED, LifecycleEvent.ADMITTED, CallState.RUNNING, +1),
+    (CallState.RESERVED, LifecycleEvent.ADMITTED, CallState.RUNNING, 0),
+    (CallState.RESERVED, LifecycleEvent.RELEASED, CallState.RELEASED, -1),
+    (CallState.RUNNING, LifecycleEvent.ADMITTED_AGAIN, CallState.RUNNING, 0),
+    (CallState.RUNNING, LifecycleEvent.JOINED, CallState.RUNNING, 0),
+    (CallState.RUNNING, LifecycleEvent.TAKEN_OVER, CallState.RUNNING, 0),
+    (CallState.RUNNING, LifecycleEvent.LOST, CallState.IN_DOUBT, 0),
+    (CallState.RUNNING, LifecycleEvent.REFUNDED, CallState.REFUNDED, -1),
+    (CallState.RUNNING, LifecycleEvent.REFUNDED_UNPROVEN, CallState.IN_DOUBT, 0),
+    (CallState.RUNNING, LifecycleEvent.ANSWERED, CallState.COMMITTED, 0),
+    (CallState.IN_DOUBT, LifecycleEvent.ANSWERED, CallState.COMMITTED, 0),
+    (CallState.RUNNING, LifecycleEvent.CHARGED, CallState.COMMITTED, 0),
+    (CallState.COMMITTED, LifecycleEvent.ADMITTED, CallState.COMMITTED, 0),
+    (CallState.IN_DOUBT, LifecycleEvent.ADMITTED, CallState.IN_DOUBT, 0),
+    (CallState.NONE, LifecycleEvent.CANCELLED, CallState.RELEASED, 0),
+    (CallState.RESERVED, LifecycleEvent.CANCELLED, CallState.RELEASED, -1),
+    (CallState.RELEASED, LifecycleEvent.CANCELLED, CallState.RELEASED, 0),
+    (CallState.REFUNDED, LifecycleEvent.CANCELLED, CallState.REFUNDED, 0),
+    (CallState.RUNNING, LifecycleEvent.CANCELLED, CallState.RUNNING, 0),
+    (CallState.RELEASED, LifecycleEvent.ADMITTED_TOO_LATE, CallState.RELEASED, 0),
+    (CallState.REFUNDED, LifecycleEvent.ADMITTED_TOO_LATE, CallState.REFUNDED, 0),
+    (CallState.COMMITTED, LifecycleEvent.ADMITTED_TOO_LATE, CallState.COMMITTED, 0),
+    (CallState.IN_DOUBT, LifecycleEvent.ADMITTED_TOO_LATE, CallState.IN_DOUBT, 0),
 ]
 
 
 @pytest.mark.parametrize(("state", "event", "to", "used"), DESIGN)
-def test_the_table_is_the_designs(state: State, event: Event, to: State, used: int) -> None:
+def test_the_table_is_the_designs(state: CallState, event: LifecycleEvent, to: CallState, used: int) -> None:
     change = transition(state, event)
     assert (change.to, change.used) == (to, used)
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
-def test_used_changes_exactly_when_a_call_begins_or_ceases_to_count(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(CallState, LifecycleEvent)))
+def test_used_changes_exactly_when_a_call_begins_or_ceases_to_count(state: CallState, event: LifecycleEvent) -> None:
     change = transition(state, event)
-    assert change.used == (change.to in COUNTED) - (state in COUNTED)
+    assert change.used == (change.to in COUNTED_STATES) - (state in COUNTED_STATES)
 
 
-@pytest.mark.parametrize("event", list(Event))
-def test_what_is_committed_stays_committed(event: Event) -> None:
-    assert transition(State.COMMITTED, event).to is State.COMMITTED
+@pytest.mark.parametrize("event", list(LifecycleEvent))
+def test_what_is_committed_stays_committed(event: LifecycleEvent) -> None:
+    assert transition(CallState.COMMITTED, event).to is CallState.COMMITTED
 
 
-@pytest.mark.parametrize("event", [Event.REFUNDED, Event.RELEASED, Event.STALE, Event.LOST])
-def test_what_is_in_doubt_is_never_given_back(event: Event) -> None:
-    assert transition(State.IN_DOUBT, event) == Transition(State.IN_DOUBT, effect=Effect.NOTED)
+@pytest.mark.parametrize(
+    "event", [LifecycleEvent.REFUNDED, LifecycleEvent.RELEASED, LifecycleEvent.STALE, LifecycleEvent.LOST]
+)
+def test_what_is_in_doubt_is_never_given_back(event: LifecycleEvent) -> None:
+    assert transition(CallState.IN_DOUBT, event) == Transition(CallState.IN_DOUBT, effect=TransitionEffect.NOTED)
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_a_stale_attempts_report_changes_nothing_but_a_result_does(state: State) -> None:
-    assert transition(state, Event.STALE) == Transition(state, effect=Effect.NOTED)
+@pytest.mark.parametrize("state", list(CallState))
+def test_a_stale_attempts_report_changes_nothing_but_a_result_does(state: CallState) -> None:
+    assert transition(state, LifecycleEvent.STALE) == Transition(state, effect=TransitionEffect.NOTED)
 
 
 def test_only_granting_adds_an_attempt() -> None:
     adding = {event for (_, event), change in TRANSITIONS.items() if change.attempts}
-    assert adding == {Event.ADMITTED, Event.TAKEN_OVER}
+    assert adding == {LifecycleEvent.ADMITTED, LifecycleEvent.TAKEN_OVER}
 
 
 @pytest.mark.parametrize(
     ("state", "attempts", "current", "alive", "late", "cancelled", "event"),
     [
-        (State.NONE, 0, False, False, False, False, Event.ADMITTED),
-        (State.RUNNING, 1, True, True, False, False, Event.ADMITTED_AGAIN),
-        (State.RUNNING, 1, True, False, True, False, Event.ADMITTED_AGAIN),
-        (State.RUNNING, 1, False, True, False, False, Event.JOINED),
-        (State.RUNNING, 1, False, True, True, False, Event.JOINED),
-        (State.RUNNING, 1, False, False, False, False, Event.TAKEN_OVER),
-        (State.RUNNING, MOST_ATTEMPTS - 1, False, False, False, False, Event.TAKEN_OVER),
-        (State.RUNNING, MOST_ATTEMPTS, False, False, False, False, Event.LOST),
-        (State.RUNNING, 1, False, False, True, False, Event.LOST),
-        (State.COMMITTED, 1, False, False, True, False, Event.ADMITTED),
-        (State.RELEASED, 0, False, False, False, True, Event.ADMITTED_TOO_LATE),
-        (State.REFUNDED, 1, False, False, False, True, Event.ADMITTED_TOO_LATE),
-        (State.IN_DOUBT, 1, True, True, False, True, Event.ADMITTED_TOO_LATE),
-        (State.RUNNING, 1, True, True, False, True, Event.ADMITTED_AGAIN),
-        (State.RUNNING, 1, False, True, False, True, Event.JOINED),
-        (State.RUNNING, 1, False, False, False, True, Event.LOST),
+        (CallState.NONE, 0, False, False, False, False, LifecycleEvent.ADMITTED),
+        (CallState.RUNNING, 1, True, True, False, False, LifecycleEvent.ADMITTED_AGAIN),
+        (CallState.RUNNING, 1, True, False, True, False, LifecycleEvent.ADMITTED_AGAIN),
+        (CallState.RUNNING, 1, False, True, False, False, LifecycleEvent.JOINED),
+        (CallState.RUNNING, 1, False, True, True, False, LifecycleEvent.JOINED),
+        (CallState.RUNNING, 1, False, False, False, False, LifecycleEvent.TAKEN_OVER),
+        (CallState.RUNNING, MAX_ATTEMPTS - 1, False, False, False, False, LifecycleEvent.TAKEN_OVER),
+        (CallState.RUNNING, MAX_ATTEMPTS, False, False, False, False, LifecycleEvent.LOST),
+        (CallState.RUNNING, 1, False, False, True, False, LifecycleEvent.LOST),
+        (CallState.COMMITTED, 1, False, False, True, False, LifecycleEvent.ADMITTED),
+        (CallState.RELEASED, 0, False, False, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
+        (CallState.REFUNDED, 1, False, False, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
+        (CallState.IN_DOUBT, 1, True, True, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
+        (CallState.RUNNING, 1, True, True, False, True, LifecycleEvent.ADMITTED_AGAIN),
+        (CallState.RUNNING, 1, False, True, False, True, LifecycleEvent.JOINED),
+        (CallState.RUNNING, 1, False, False, False, True, LifecycleEvent.LOST),
     ],
 )
 def test_an_admit_is_the_event_its_situation_makes_it(
-    state: State, attempts: int, current: bool, alive: bool, late: bool, cancelled: bool, event: Event
+    state: CallState, attempts: int, current: bool, alive: bool, late: bool, cancelled: bool, event: LifecycleEvent
 ) -> None:
-    situation = {"current": current, "holder_alive": alive, "late": late, "cancelled": cancelled}
+    situation = {"current": current, "holder_alive": alive, "past_deadline": late, "cancelled": cancelled}
     assert admit_event(state, attempts, **situation) is event
 
 
-@pytest.mark.parametrize("state", [State.COMMITTED, State.IN_DOUBT])
-def test_a_call_that_has_ended_cannot_be_cancelled_and_tells_its_end(state: State) -> None:
-    assert transition(state, Event.CANCELLED) == Transition(state, effect=Effect.NOTED)
-    assert transition(state, Event.ADMITTED_TOO_LATE).effect is Effect.REPLAYED
+@pytest.mark.parametrize("state", [CallState.COMMITTED, CallState.IN_DOUBT])
+def test_a_call_that_has_ended_cannot_be_cancelled_and_tells_its_end(state: CallState) -> None:
+    assert transition(state, LifecycleEvent.CANCELLED) == Transition(state, effect=TransitionEffect.NOTED)
+    assert transition(state, LifecycleEvent.ADMITTED_TOO_LATE).effect is TransitionEffect.REPLAYED
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_no_attempt_begins_once_a_call_was_cancelled(state: State) -> None:
-    event = admit_event(state, 1, current=False, holder_alive=False, late=False, cancelled=True)
+@pytest.mark.parametrize("state", list(CallState))
+def test_no_attempt_begins_once_a_call_was_cancelled(state: CallState) -> None:
+    event = admit_event(state, 1, current=False, holder_alive=False, past_deadline=False, cancelled=True)
     assert transition(state, event).attempts == 0
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_a_cancel_in_vain_changes_nothing(state: State) -> None:
-    assert transition(state, Event.CANCELLED_IN_VAIN) == Transition(state, effect=Effect.NOTED)
+@pytest.mark.parametrize("state", list(CallState))
+def test_a_cancel_in_vain_changes_nothing(state: CallState) -> None:
+    assert transition(state, LifecycleEvent.CANCELLED_IN_VAIN) == Transition(state, effect=TransitionEffect.NOTED)
 
 
 def test_a_cancel_is_in_vain_where_others_wait_or_it_was_done_before() -> None:
-    assert cancel_event(cancelled=False, joined=False) is Event.CANCELLED
-    assert cancel_event(cancelled=True, joined=False) is Event.CANCELLED_IN_VAIN
-    assert cancel_event(cancelled=False, joined=True) is Event.CANCELLED_IN_VAIN
+    assert cancel_event(cancelled=False, joined=False) is LifecycleEvent.CANCELLED
+    assert cancel_event(cancelled=True, joined=False) is LifecycleEvent.CANCELLED_IN_VAIN
+    assert cancel_event(cancelled=False, joined=True) is LifecycleEvent.CANCELLED_IN_VAIN
 
 
 def test_a_refund_needs_the_current_attempt_and_the_proof_of_all() -> None:
-    assert refund_event(current=True, others_unproven=False) is Event.REFUNDED
-    assert refund_event(current=True, others_unproven=True) is Event.REFUNDED_UNPROVEN
-    assert refund_event(current=False, others_unproven=False) is Event.STALE
+    assert refund_event(current=True, others_unproven=False) is LifecycleEvent.REFUNDED
+    assert refund_event(current=True, others_unproven=True) is LifecycleEvent.REFUNDED_UNPROVEN
+    assert refund_event(current=False, others_unproven=False) is LifecycleEvent.STALE

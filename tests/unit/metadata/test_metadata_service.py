@@ -11,81 +11,81 @@ import pytest
 
 from quintain.bus.base import Delivery, Envelope
 from quintain.contracts.invoke import FaultReply, TokenUsage
-from quintain.contracts.ledger import Admission, Admit, AdmitAnswer, AdmitBatch, LeaseRenewed, Settle, SettleBatch
-from quintain.contracts.metadata import SessionOpened
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply, LeaseRenewed, Settle, SettleBatch
+from quintain.contracts.session import SessionOpened
 from quintain.topology import LEDGER, target_queue
-from quintain_metadata.sqlite import SqliteLedger
-from support.books import asked, settled
-from support.metadata_alone import MetadataAlone, heard, metadata_alone
+from quintain_metadata.ledger.sqlite import SqliteLedger
+from support.ledger_driver import admit_request, settle_request
+from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings
 
 
 @pytest.fixture
-async def alone(request: pytest.FixtureRequest) -> AsyncIterator[MetadataAlone]:
+async def metadata(request: pytest.FixtureRequest) -> AsyncIterator[RunningMetadataService]:
     """A service that sweeps fifty times a second, unless a test names its own timings."""
     quick = timings(sweep_seconds=0.02, ledger_quiet_seconds=0.05)
-    async with metadata_alone(getattr(request, "param", quick)) as alone:
+    async with run_metadata_service(getattr(request, "param", quick)) as alone:
         for worker in ("w1", "w2"):
-            await alone.books.register("a", incarnation=worker)
+            await alone.ledger_driver.register("a", incarnation=worker)
         yield alone
 
 
 @pytest.fixture
-async def session(alone: MetadataAlone) -> SessionOpened:
-    return await alone.books.open(max_calls=5)
+async def session(metadata: RunningMetadataService) -> SessionOpened:
+    return await metadata.ledger_driver.open_session(max_calls=5)
 
 
 class Worker:
     """What a worker would publish and hear."""
 
-    def __init__(self, alone: MetadataAlone) -> None:
-        self.alone = alone
+    def __init__(self, metadata: RunningMetadataService) -> None:
+        self.metadata = metadata
         self.replies: asyncio.Queue[Delivery] = asyncio.Queue()
-        alone.caller.subscribe("admit", self.replies.put_nowait)
+        metadata.rpc_client.subscribe("admit", self.replies.put_nowait)
 
-    async def admit(self, *asks: Admit, incarnation: str = "w1", body: bytes | None = None) -> None:
-        batch = AdmitBatch(incarnation=incarnation, items=list(asks)).to_wire()
-        await self.say("admit", batch if body is None else body)
+    async def admit(self, *requests: Admit, incarnation: str = "w1", body: bytes | None = None) -> None:
+        batch = AdmitBatch(incarnation=incarnation, items=list(requests)).to_wire()
+        await self.publish("admit", batch if body is None else body)
 
     async def settle(self, *items: Settle) -> None:
-        await self.say("settle", SettleBatch(incarnation="w1", items=list(items)).to_wire())
+        await self.publish("settle", SettleBatch(incarnation="w1", items=list(items)).to_wire())
 
-    async def say(self, key: str, body: bytes) -> None:
-        envelope = Envelope(body=body, type=key, correlation_id="admit", reply_to=self.alone.caller.reply_key)
-        await self.alone.bus.publish(LEDGER, key, envelope)
+    async def publish(self, key: str, body: bytes) -> None:
+        envelope = Envelope(body=body, type=key, correlation_id="admit", reply_to=self.metadata.rpc_client.reply_key)
+        await self.metadata.bus.publish(LEDGER, key, envelope)
 
-    async def answer(self) -> AdmitAnswer:
-        reply = await heard(self.replies)
+    async def next_reply(self) -> AdmitReply:
+        reply = await next_delivery(self.replies)
         assert reply.type == "result", reply.body
-        return AdmitAnswer.from_wire(reply.body)
+        return AdmitReply.from_wire(reply.body)
 
-    async def granted(self, ask: Admit) -> Admission:
-        await self.admit(ask)
-        (item,) = (await self.answer()).items
+    async def admit_granted(self, request: Admit) -> Admission:
+        await self.admit(request)
+        (item,) = (await self.next_reply()).items
         assert item.fault is None
         return item
 
 
 @pytest.fixture
-def worker(alone: MetadataAlone) -> Worker:
-    return Worker(alone)
+def worker(metadata: RunningMetadataService) -> Worker:
+    return Worker(metadata)
 
 
-async def counted(alone: MetadataAlone, session: SessionOpened, **counters: int) -> None:
+async def wait_for_counters(metadata: RunningMetadataService, session: SessionOpened, **counters: int) -> None:
     """Until the session's counters are these."""
     async with asyncio.timeout(5):
         while True:
-            info = await alone.books.info(session)
+            info = await metadata.ledger_driver.info(session)
             if {name: getattr(info, name) for name in counters} == counters:
                 return
             await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
-async def cursed(alone: MetadataAlone, request_id: str) -> AsyncIterator[None]:
+async def failing_updates(metadata: RunningMetadataService, request_id: str) -> AsyncIterator[None]:
     """While inside, the store refuses every change to a call of this name."""
-    assert isinstance(alone.books.ledger, SqliteLedger)
-    connection = alone.books.ledger._connection
+    assert isinstance(metadata.ledger_driver.ledger, SqliteLedger)
+    connection = metadata.ledger_driver.ledger._connection
     connection.execute(
         "CREATE TRIGGER curse BEFORE UPDATE ON call WHEN old.request_id = "
         f"'{request_id}' BEGIN SELECT RAISE(ABORT, 'cursed'); END"
@@ -95,161 +95,163 @@ async def cursed(alone: MetadataAlone, request_id: str) -> AsyncIterator[None]:
 
 
 async def test_a_held_admit_is_answered_when_the_call_is_settled(
-    alone: MetadataAlone, session: SessionOpened, worker: Worker
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
 ) -> None:
-    first, second = asked(session, "r1"), asked(session, "r1")
+    first, second = admit_request(session, "r1"), admit_request(session, "r1")
     await worker.admit(first, second)
-    answer = await worker.answer()
+    answer = await worker.next_reply()
     assert [item.attempt_id for item in answer.items] == [first.attempt_id]
     assert answer.held == [second.attempt_id]
-    await worker.settle(settled(session, first))
-    (told,) = (await worker.answer()).items
+    await worker.settle(settle_request(session, first))
+    (told,) = (await worker.next_reply()).items
     assert told.attempt_id == second.attempt_id
     assert told.replay is not None
     assert told.replay.raw_text == "yes"
 
 
 async def test_a_settle_the_ledger_can_never_take_loses_none_of_its_batch_and_does_not_come_again(
-    alone: MetadataAlone, session: SessionOpened, worker: Worker, caplog: pytest.LogCaptureFixture
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad, good = asked(session, "bad"), asked(session, "good")
+    bad, good = admit_request(session, "bad"), admit_request(session, "good")
     for ask in (bad, good):
-        await worker.granted(ask)
-    async with cursed(alone, "bad"):
-        await worker.settle(settled(session, bad), settled(session, good))
-        await counted(alone, session, committed=1, running=1)
-        await worker.granted(asked(session, "another"))  # it goes on
+        await worker.admit_granted(ask)
+    async with failing_updates(metadata, "bad"):
+        await worker.settle(settle_request(session, bad), settle_request(session, good))
+        await wait_for_counters(metadata, session, committed=1, running=1)
+        await worker.admit_granted(admit_request(session, "another"))  # it goes on
     assert caplog.text.count("A defect while settling call 'bad'") == 1
 
 
 async def test_a_count_of_tokens_that_cannot_be_true_does_not_stop_a_settle(
-    alone: MetadataAlone, session: SessionOpened, worker: Worker
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
 ) -> None:
-    ask = asked(session, "r1")
-    await worker.granted(ask)
+    ask = admit_request(session, "r1")
+    await worker.admit_granted(ask)
     usage = TokenUsage(input=10**30, output=-5, cached=7)
-    await worker.settle(settled(session, ask).model_copy(update={"token_usage": usage}))
-    await counted(alone, session, committed=1)
-    told = (await alone.books.info(session)).token_usage
+    await worker.settle(settle_request(session, ask).model_copy(update={"token_usage": usage}))
+    await wait_for_counters(metadata, session, committed=1)
+    told = (await metadata.ledger_driver.info(session)).token_usage
     assert (told.output, told.cached) == (0, 7)
     assert 0 < told.input < 2**53
 
 
 async def test_a_settle_waits_for_a_ledger_that_is_out_of_reach(
-    alone: MetadataAlone, session: SessionOpened, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = asked(session, "r1")
-    await worker.granted(ask)
+    ask = admit_request(session, "r1")
+    await worker.admit_granted(ask)
     with monkeypatch.context() as away:
-        away.setattr(alone.books.ledger, "_closed", True)
-        await worker.settle(settled(session, ask))
+        away.setattr(metadata.ledger_driver.ledger, "_closed", True)
+        await worker.settle(settle_request(session, ask))
         await asyncio.sleep(0.05)
-    await counted(alone, session, committed=1, running=0)
+    await wait_for_counters(metadata, session, committed=1, running=0)
 
 
-async def test_the_same_settle_twice_counts_once(alone: MetadataAlone, session: SessionOpened, worker: Worker) -> None:
-    ask = asked(session, "r1")
-    await worker.granted(ask)
+async def test_the_same_settle_twice_counts_once(
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
+) -> None:
+    ask = admit_request(session, "r1")
+    await worker.admit_granted(ask)
     for _ in range(2):
-        await worker.settle(settled(session, ask))
-    await worker.granted(asked(session, "r2"))
-    await counted(alone, session, committed=1, running=1, call_count=2)
+        await worker.settle(settle_request(session, ask))
+    await worker.admit_granted(admit_request(session, "r2"))
+    await wait_for_counters(metadata, session, committed=1, running=1, call_count=2)
 
 
 async def test_what_nobody_can_read_is_answered_or_dropped_and_the_next_is_heard(
-    alone: MetadataAlone, session: SessionOpened, worker: Worker, caplog: pytest.LogCaptureFixture
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await worker.say("settle", b"junk")
+    await worker.publish("settle", b"junk")
     for key in ("admit", "heartbeat", "register"):
-        await worker.say(key, b"junk")
-        reply = await heard(worker.replies)
+        await worker.publish(key, b"junk")
+        reply = await next_delivery(worker.replies)
         assert FaultReply.from_wire(reply.body).code == "bad_request"
-    await worker.granted(asked(session, "r1"))
+    await worker.admit_granted(admit_request(session, "r1"))
     assert "A settle nobody can read is dropped" in caplog.text
 
 
 async def test_a_registered_targets_queue_is_there_before_the_worker_hears_so(
-    alone: MetadataAlone, worker: Worker
+    metadata: RunningMetadataService, worker: Worker
 ) -> None:
     card = b'{"name": "new", "provider": "mock", "maxConcurrency": 1}'
-    await worker.say("register", b'{"workerId": "w", "incarnation": "w9", "targets": [%s]}' % card)
-    assert (await heard(worker.replies)).type == "result"
-    assert alone.memory.queue(target_queue("new").name).spec == target_queue("new")
+    await worker.publish("register", b'{"workerId": "w", "incarnation": "w9", "targets": [%s]}' % card)
+    assert (await next_delivery(worker.replies)).type == "result"
+    assert metadata.memory.queue(target_queue("new").name).spec == target_queue("new")
 
 
 async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(
-    alone: MetadataAlone, session: SessionOpened, caplog: pytest.LogCaptureFixture
+    metadata: RunningMetadataService, session: SessionOpened, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with cursed(alone, "r1"):
-        body = {"requestIds": ["r1"], "deadline": await alone.books.ledger.now() + 20}
-        await alone.operate("reserve", session.token, body)
+    async with failing_updates(metadata, "r1"):
+        body = {"requestIds": ["r1"], "deadline": await metadata.ledger_driver.ledger.now() + 20}
+        await metadata.call_operation("reserve", session.token, body)
         async with asyncio.timeout(5):
             while "A defect while sweeping" not in caplog.text:
                 await asyncio.sleep(0.01)
-        assert (await alone.books.info(session)).reserved == 1
-    await counted(alone, session, reserved=0, call_count=0)
+        assert (await metadata.ledger_driver.info(session)).reserved == 1
+    await wait_for_counters(metadata, session, reserved=0, call_count=0)
 
 
 # The sweep does not come first.
-@pytest.mark.parametrize("alone", [timings(sweep_seconds=60, gap_seconds=0.05)], indirect=True)
+@pytest.mark.parametrize("metadata", [timings(sweep_seconds=60, gap_seconds=0.05)], indirect=True)
 async def test_after_a_gap_of_its_own_the_first_to_ask_finds_nobody_gone(
-    session: SessionOpened, alone: MetadataAlone, worker: Worker
+    session: SessionOpened, metadata: RunningMetadataService, worker: Worker
 ) -> None:
-    await worker.granted(asked(session, "r1"))
-    alone.books.ledger.mourn_from(0)
-    await alone.books.lapse("w1")
+    await worker.admit_granted(admit_request(session, "r1"))
+    metadata.ledger_driver.ledger.suspend_lease_expiry_until(0)
+    await metadata.ledger_driver.expire_lease("w1")
     await asyncio.sleep(0.06)
-    second = asked(session, "r1")
+    second = admit_request(session, "r1")
     await worker.admit(second, incarnation="w2")
-    assert (await worker.answer()).held == [second.attempt_id]
+    assert (await worker.next_reply()).held == [second.attempt_id]
 
 
 async def test_a_heartbeat_pauses_its_targets_for_everybody(
-    alone: MetadataAlone, session: SessionOpened, worker: Worker
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
 ) -> None:
-    await worker.say("heartbeat", b'{"workerId": "w1", "incarnation": "w1", "pauses": {"a": 60000}}')
-    renewed = LeaseRenewed.from_wire((await heard(worker.replies)).body)
+    await worker.publish("heartbeat", b'{"workerId": "w1", "incarnation": "w1", "pauses": {"a": 60000}}')
+    renewed = LeaseRenewed.from_wire((await next_delivery(worker.replies)).body)
     assert renewed.paused is not None
     assert 50_000 < renewed.paused["a"] - renewed.now <= 60_000
-    held = asked(session, "r1")
+    held = admit_request(session, "r1")
     await worker.admit(held, incarnation="w2")
-    assert (await worker.answer()).held == [held.attempt_id]
+    assert (await worker.next_reply()).held == [held.attempt_id]
 
 
 # The sweep does not come first.
-@pytest.mark.parametrize("alone", [timings(sweep_seconds=60)], indirect=True)
+@pytest.mark.parametrize("metadata", [timings(sweep_seconds=60)], indirect=True)
 async def test_a_held_admit_hears_at_once_that_its_call_is_cancelled(
-    session: SessionOpened, alone: MetadataAlone, worker: Worker
+    session: SessionOpened, metadata: RunningMetadataService, worker: Worker
 ) -> None:
-    await alone.books.pause("a", 60_000)
-    waiting = asked(session, "r1")
+    await metadata.ledger_driver.pause("a", 60_000)
+    waiting = admit_request(session, "r1")
     await worker.admit(waiting)
-    assert (await worker.answer()).held == [waiting.attempt_id]
-    assert await alone.operate("cancel", session.token, {"requestIds": ["r1"]}) == {"cancelled": 1}
-    (told,) = (await worker.answer()).items
+    assert (await worker.next_reply()).held == [waiting.attempt_id]
+    assert await metadata.call_operation("cancel", session.token, {"requestIds": ["r1"]}) == {"cancelled": 1}
+    (told,) = (await worker.next_reply()).items
     assert told.fault is not None
     assert (told.fault.code, told.fault.charged) == ("cancelled", False)
 
 
 async def test_an_outage_is_said_once_when_it_begins_and_once_when_it_is_over(
-    alone: MetadataAlone,
+    metadata: RunningMetadataService,
     session: SessionOpened,
     worker: Worker,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    ask = asked(session, "r1")
-    await worker.granted(ask)
+    ask = admit_request(session, "r1")
+    await worker.admit_granted(ask)
     with monkeypatch.context() as away:
-        away.setattr(alone.books.ledger, "_closed", True)
-        await worker.settle(settled(session, ask))
-        await worker.admit(asked(session, "r2"))
+        away.setattr(metadata.ledger_driver.ledger, "_closed", True)
+        await worker.settle(settle_request(session, ask))
+        await worker.admit(admit_request(session, "r2"))
         await asyncio.sleep(0.1)  # several sweeps
     async with asyncio.timeout(5):
         while "The ledger answers again" not in caplog.text:
             await asyncio.sleep(0.01)
-    await counted(alone, session, committed=1)
+    await wait_for_counters(metadata, session, committed=1)
     said = [record.message for record in caplog.records if "ledger" in record.message.lower()]
     assert said == [
         "The ledger is out of reach, and everything waits for it: The ledger is closed",

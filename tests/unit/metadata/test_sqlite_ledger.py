@@ -12,18 +12,17 @@ from pathlib import Path
 import apsw
 import pytest
 
-from quintain.contracts.ledger import Outcome
+from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
-from quintain_metadata.records import Moment
-from quintain_metadata.schema import VERSION
-from quintain_metadata.sqlite import SqliteLedger
-from quintain_metadata.steps import Steps, run
-from support.books import Books, asked
+from quintain_metadata.ledger.base import Moment, SqlProgram, execute
+from quintain_metadata.ledger.migrations import SCHEMA_VERSION
+from quintain_metadata.ledger.sqlite import SqliteLedger
+from support.ledger_driver import LedgerDriver, admit_request
 
 SECOND_PROCESS = """
 import asyncio, sys
 from quintain.errors import ConfigError
-from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.ledger.sqlite import SqliteLedger
 try:
     SqliteLedger(sys.argv[1], asyncio.new_event_loop())
 except ConfigError as refusal:
@@ -43,49 +42,49 @@ async def ledger(path: str) -> AsyncIterator[SqliteLedger]:
     await ledger.close()
 
 
-def labelled(name: str) -> Callable[[Moment], Steps[None]]:
+def insert_labelled(name: str) -> Callable[[Moment], SqlProgram[None]]:
     """Write one row that is easy to find again."""
 
-    def steps(_: Moment) -> Steps[None]:
-        yield from run("INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (?, ?, 0)", name, name)
+    def steps(_: Moment) -> SqlProgram[None]:
+        yield from execute("INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (?, ?, 0)", name, name)
 
     return steps
 
 
-def breaking(error: Exception) -> Callable[[Moment], Steps[None]]:
+def insert_and_raise(error: Exception) -> Callable[[Moment], SqlProgram[None]]:
     """Write a row, then break."""
 
-    def steps(moment: Moment) -> Steps[None]:
-        yield from labelled("broken")(moment)
+    def steps(moment: Moment) -> SqlProgram[None]:
+        yield from insert_labelled("broken")(moment)
         raise error
 
     return steps
 
 
 async def names(ledger: SqliteLedger) -> list[str]:
-    rows = await ledger.do(lambda _: run("SELECT incarnation FROM worker ORDER BY incarnation"))
+    rows = await ledger.transact(lambda _: execute("SELECT incarnation FROM worker ORDER BY incarnation"))
     return [row[0] for row in rows]
 
 
 async def test_a_file_survives_its_process_with_every_counter(path: str) -> None:
     first = SqliteLedger(path, asyncio.get_running_loop())
-    books = Books(first)
+    books = LedgerDriver(first)
     await books.register("a")
-    session = await books.open(max_calls=3)
-    kept, doubted = asked(session, "r1"), asked(session, "r2")
+    session = await books.open_session(max_calls=3)
+    kept, doubted = admit_request(session, "r1"), admit_request(session, "r2")
     for ask in (kept, doubted):
         await books.admit(ask)
     await books.settle(session, kept)
-    await books.settle(session, doubted, Outcome.DOUBT)
+    await books.settle(session, doubted, AttemptOutcome.IN_DOUBT)
     await books.reserve(session, "r3")
     before = await books.info(session)
     await first.close()
     second = SqliteLedger(path, asyncio.get_running_loop())
-    after = await Books(second).info(session)
+    after = await LedgerDriver(second).info(session)
     assert after.model_copy(update={"now": before.now}) == before
     assert (after.call_count, after.committed, after.in_doubt, after.reserved) == (3, 1, 1, 1)
     with pytest.raises(BudgetExhausted):
-        await Books(second).admit(asked(session, "r4"))
+        await LedgerDriver(second).admit(admit_request(session, "r4"))
     await second.close()
 
 
@@ -97,22 +96,24 @@ async def test_a_second_process_on_the_file_is_refused_with_the_mend(ledger: Sql
     said = await asyncio.to_thread(second)
     assert "is open in another process" in said
     assert "QUINTAIN_LEDGER_URL" in said
-    await ledger.do(labelled("still ours"))
+    await ledger.transact(insert_labelled("still ours"))
 
 
 async def test_a_second_ledger_of_the_same_process_is_refused_too(ledger: SqliteLedger, path: str) -> None:
     with pytest.raises(ConfigError, match="open in another process"):
         SqliteLedger(path, asyncio.get_running_loop())
-    await ledger.do(labelled("still ours"))
+    await ledger.transact(insert_labelled("still ours"))
 
 
 async def test_a_newer_schema_is_refused_and_the_file_is_let_go(path: str) -> None:
     await SqliteLedger(path, asyncio.get_running_loop()).close()
     with apsw.Connection(path) as connection:
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
     for _ in range(2):  # a lock left behind would be the second refusal's reason
-        with pytest.raises(ConfigError, match=rf"has schema {VERSION + 1}, and this release knows {VERSION}: upgrade"):
+        with pytest.raises(
+            ConfigError, match=rf"has schema {SCHEMA_VERSION + 1}, and this release knows {SCHEMA_VERSION}: upgrade"
+        ):
             SqliteLedger(path, asyncio.get_running_loop())
 
 
@@ -138,13 +139,13 @@ async def test_the_file_and_its_folder_are_the_users_own(ledger: SqliteLedger, p
 
 async def test_a_failing_operation_is_undone_and_harms_no_other_of_its_group(ledger: SqliteLedger) -> None:
     outcomes = await asyncio.gather(
-        ledger.do(labelled("before")),
-        ledger.do(breaking(BadRequest("no"))),
-        ledger.do(breaking(ZeroDivisionError("a defect"))),
-        ledger.do(labelled("between")),
-        ledger.do(lambda _: run("INSERT INTO session (id) VALUES (NULL)")),
-        ledger.do(lambda _: run("SELECT ?", 10**30)),
-        ledger.do(labelled("after")),
+        ledger.transact(insert_labelled("before")),
+        ledger.transact(insert_and_raise(BadRequest("no"))),
+        ledger.transact(insert_and_raise(ZeroDivisionError("a defect"))),
+        ledger.transact(insert_labelled("between")),
+        ledger.transact(lambda _: execute("INSERT INTO session (id) VALUES (NULL)")),
+        ledger.transact(lambda _: execute("SELECT ?", 10**30)),
+        ledger.transact(insert_labelled("after")),
         return_exceptions=True,
     )
     kinds = [type(outcome) for outcome in outcomes]
@@ -156,25 +157,25 @@ async def test_a_failing_operation_is_undone_and_harms_no_other_of_its_group(led
 async def test_operations_are_run_in_the_order_they_were_asked(ledger: SqliteLedger) -> None:
     order: list[int] = []
 
-    def noting(number: int) -> Callable[[Moment], Steps[None]]:
-        def steps(_: Moment) -> Steps[None]:
+    def noting(number: int) -> Callable[[Moment], SqlProgram[None]]:
+        def steps(_: Moment) -> SqlProgram[None]:
             order.append(number)
-            yield from run("SELECT 1")
+            yield from execute("SELECT 1")
 
         return steps
 
-    await asyncio.gather(*(ledger.do(noting(number)) for number in range(50)))
+    await asyncio.gather(*(ledger.transact(noting(number)) for number in range(50)))
     assert order == list(range(50))
 
 
 async def test_a_disk_that_is_full_makes_the_budget_unavailable_until_it_is_not(ledger: SqliteLedger) -> None:
-    await ledger.do(labelled("before"))
+    await ledger.transact(insert_labelled("before"))
     pages = next(iter(ledger._connection.execute("PRAGMA page_count")))[0]
     ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
     big = "x" * 100_000
     outcomes = await asyncio.gather(
-        ledger.do(lambda _: run("INSERT INTO worker VALUES ('big', ?, 0, 0)", big)),
-        ledger.do(lambda _: run("INSERT INTO worker VALUES ('big too', ?, 0, 0)", big)),
+        ledger.transact(lambda _: execute("INSERT INTO worker VALUES ('big', ?, 0, 0)", big)),
+        ledger.transact(lambda _: execute("INSERT INTO worker VALUES ('big too', ?, 0, 0)", big)),
         return_exceptions=True,
     )
     for outcome in outcomes:
@@ -182,7 +183,7 @@ async def test_a_disk_that_is_full_makes_the_budget_unavailable_until_it_is_not(
         assert "FullError" in outcome.message
     assert outcomes[0] is not outcomes[1]
     ledger._connection.execute("PRAGMA max_page_count = 1000000")
-    await ledger.do(labelled("after"))
+    await ledger.transact(insert_labelled("after"))
     assert await names(ledger) == ["after", "before"]
 
 
@@ -191,18 +192,20 @@ async def test_a_ledger_that_is_gone_says_so_to_everyone_who_asks(ledger: Sqlite
     for _ in range(3):
         async with asyncio.timeout(5):
             with pytest.raises(BudgetUnavailable, match="ConnectionClosedError"):
-                await ledger.do(labelled("lost"))
+                await ledger.transact(insert_labelled("lost"))
 
 
 async def test_what_was_asked_before_the_close_is_done_and_what_comes_after_is_refused(path: str) -> None:
     ledger = SqliteLedger(path, asyncio.get_running_loop())
-    asking = [asyncio.get_running_loop().create_task(ledger.do(labelled(f"{number}"))) for number in range(9)]
+    asking = [
+        asyncio.get_running_loop().create_task(ledger.transact(insert_labelled(f"{number}"))) for number in range(9)
+    ]
     await asyncio.sleep(0)
     await ledger.close()
     await asyncio.gather(*asking)
     async with asyncio.timeout(5):
         with pytest.raises(BudgetUnavailable, match="closed"):
-            await ledger.do(labelled("late"))
+            await ledger.transact(insert_labelled("late"))
     await ledger.close()
     again = SqliteLedger(path, asyncio.get_running_loop())
     assert len(await names(again)) == 9
@@ -210,7 +213,7 @@ async def test_what_was_asked_before_the_close_is_done_and_what_comes_after_is_r
 
 
 async def test_whoever_stops_waiting_leaves_what_was_decided(ledger: SqliteLedger) -> None:
-    asking = asyncio.get_running_loop().create_task(ledger.do(labelled("decided")))
+    asking = asyncio.get_running_loop().create_task(ledger.transact(insert_labelled("decided")))
     await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -229,14 +232,14 @@ async def test_the_file_keeps_what_it_promises_about_the_disk(ledger: SqliteLedg
         next(iter(ledger._connection.execute(f"PRAGMA {name}")))[0]
         for name in ("journal_mode", "synchronous", "foreign_keys", "user_version")
     ]
-    assert modes == ["wal", 2, 1, VERSION]
+    assert modes == ["wal", 2, 1, SCHEMA_VERSION]
 
 
 async def test_a_counter_out_of_its_bounds_cannot_be_written(ledger: SqliteLedger) -> None:
-    session = await Books(ledger).open(max_calls=1)
+    session = await LedgerDriver(ledger).open_session(max_calls=1)
     for used in (-1, 2):
         with pytest.raises(AssertionError, match="invariant"):
-            await ledger.do(
-                lambda _, used=used: run("UPDATE session SET used = ? WHERE id = ?", used, session.session_id)  # type: ignore[misc]
+            await ledger.transact(
+                lambda _, used=used: execute("UPDATE session SET used = ? WHERE id = ?", used, session.session_id)  # type: ignore[misc]
             )
-    assert (await Books(ledger).info(session)).call_count == 0
+    assert (await LedgerDriver(ledger).info(session)).call_count == 0

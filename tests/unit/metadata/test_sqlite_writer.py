@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from quintain_metadata.sqlite_writer import GROUP_MOST, Asked, LoopWriter, ThreadWriter
+from quintain_metadata.ledger.sqlite import MAX_GROUP_OPERATIONS, LoopWriter, ThreadWriter, WriteBatch
 
 WRITERS = pytest.mark.parametrize("kind", [ThreadWriter, LoopWriter])
 
 
-class Commits:
+class CommitRecorder:
     """Counts groups; what a group comes to are the names of what was asked, once it is ``open``."""
 
     def __init__(self) -> None:
@@ -21,36 +21,36 @@ class Commits:
         self.open = threading.Event()
         self.open.set()
 
-    def __call__(self, group: list[Asked]) -> list[list[Any]]:
+    def __call__(self, group: list[WriteBatch]) -> list[list[Any]]:
         self.groups.append([asked.operations for asked in group])
         self.open.wait(10)
         return [list(asked.operations) for asked in group]
 
 
-def asked(*names: Any) -> Asked:
-    return Asked(names, asyncio.get_running_loop().create_future())
+def write_batch(*names: Any) -> WriteBatch:
+    return WriteBatch(names, asyncio.get_running_loop().create_future())
 
 
 @WRITERS
 async def test_what_waits_is_committed_in_its_order_and_in_groups_of_bounded_size(
     kind: type[ThreadWriter | LoopWriter],
 ) -> None:
-    commits = Commits()
+    commits = CommitRecorder()
     writer = kind(commits, asyncio.get_running_loop())
-    all_asked = [asked(f"{number}", "twice") for number in range(300)]
+    all_asked = [write_batch(f"{number}", "twice") for number in range(300)]
     for one in all_asked:
         writer.put(one)
     assert [await one.outcomes for one in all_asked] == [[f"{number}", "twice"] for number in range(300)]
     assert [names[0] for group in commits.groups for names in group] == [f"{number}" for number in range(300)]
-    assert max(sum(map(len, group)) for group in commits.groups) <= GROUP_MOST
+    assert max(sum(map(len, group)) for group in commits.groups) <= MAX_GROUP_OPERATIONS
     await writer.close()
 
 
 async def test_what_comes_while_the_thread_commits_is_the_next_group() -> None:
-    commits = Commits()
+    commits = CommitRecorder()
     commits.open.clear()
     writer = ThreadWriter(commits, asyncio.get_running_loop())
-    first, others = asked("first"), [asked(f"{number}") for number in range(GROUP_MOST + 1)]
+    first, others = write_batch("first"), [write_batch(f"{number}") for number in range(MAX_GROUP_OPERATIONS + 1)]
     writer.put(first)
     while not commits.groups:
         await asyncio.sleep(0)
@@ -59,15 +59,15 @@ async def test_what_comes_while_the_thread_commits_is_the_next_group() -> None:
     assert not first.outcomes.done()
     commits.open.set()
     await asyncio.gather(*(one.outcomes for one in others))
-    assert list(map(len, commits.groups)) == [1, GROUP_MOST, 1]
+    assert list(map(len, commits.groups)) == [1, MAX_GROUP_OPERATIONS, 1]
     await writer.close()
 
 
 @WRITERS
 async def test_what_was_asked_before_the_end_is_done_whoever_has_gone(kind: type[ThreadWriter | LoopWriter]) -> None:
-    commits = Commits()
+    commits = CommitRecorder()
     writer = kind(commits, asyncio.get_running_loop())
-    gone, here = asked("gone"), asked("here")
+    gone, here = write_batch("gone"), write_batch("here")
     gone.outcomes.cancel()
     writer.put(gone)
     writer.put(here)

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from quintain_runner.analysis import Analysis, analyse
-from quintain_runner.columns import ROW_PASS, ROW_SCORE, Measure, columns_of, paired, trial_name
-from quintain_runner.intervals import wilson
-from quintain_runner.rows import GraderRow, Row, Status
-from support.results_folder import errored, graded
+from quintain_runner.results.row import GraderRow, Row, RowStatus
+from quintain_runner.statistics.analysis import Analysis, analyse
+from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, Measure, build_frames, pair_frames, trial_hash
+from quintain_runner.statistics.intervals import wilson
+from support.results_folder import errored_row, graded_row
 
 
 def test_a_mean_and_a_pass_rate_have_their_intervals() -> None:
-    rows = [graded(str(n), 1.0 if n < 7 else 0.0) for n in range(12)]
-    said = analyse(columns_of(rows, ["bot"])).targets["bot"].row
+    rows = [graded_row(str(n), 1.0 if n < 7 else 0.0) for n in range(12)]
+    said = analyse(build_frames(rows, ["bot"])).targets["bot"].row
     assert said is not None
     assert said.passed.interval == wilson(7, 12)
     assert (said.passed.value, said.passed.cases, said.passed.rows) == (pytest.approx(7 / 12), 12, 12)
@@ -25,41 +25,48 @@ def test_a_mean_and_a_pass_rate_have_their_intervals() -> None:
 
 
 def test_an_error_is_no_score_of_zero() -> None:
-    rows = [graded("1", 1.0), graded("2", 0.5), errored("3"), errored("4", status=Status.IN_DOUBT)]
-    said = analyse(columns_of(rows, ["bot"])).targets["bot"].row
+    rows = [graded_row("1", 1.0), graded_row("2", 0.5), errored_row("3"), errored_row("4", status=RowStatus.IN_DOUBT)]
+    said = analyse(build_frames(rows, ["bot"])).targets["bot"].row
     assert said is not None
     assert (said.score.value, said.score.rows) == (0.75, 2)
 
 
 def test_a_target_without_a_graded_row_has_nothing_to_say() -> None:
-    analysis = analyse(columns_of([errored("1")], ["bot", "other"]))
+    analysis = analyse(build_frames([errored_row("1")], ["bot", "other"]))
     assert [one.row for one in analysis.targets.values()] == [None, None]
     assert analysis.pairs == []
 
 
 def test_of_several_rows_of_a_trial_the_graded_one_counts_or_else_the_last() -> None:
-    rows = [errored("1"), graded("1", 1.0), graded("2", 0.0), graded("2", 1.0), errored("3"), errored("3")]
-    column = columns_of(rows, ["bot"])["bot"]
-    assert len(column.trials) == 3
+    rows = [
+        errored_row("1"),
+        graded_row("1", 1.0),
+        graded_row("2", 0.0),
+        graded_row("2", 1.0),
+        errored_row("3"),
+        errored_row("3"),
+    ]
+    column = build_frames(rows, ["bot"])["bot"]
+    assert len(column.trial_hashes) == 3
     # Once graded, a trial is not asked again: a later row would be nobody's.
     assert column.clusters(ROW_SCORE).mean == 0.5
 
 
 def test_the_repeats_of_a_case_are_one_case() -> None:
-    rows = [graded(str(n), float(n % 2), repeat=repeat) for n in range(6) for repeat in (1, 2, 3)]
-    column = columns_of(rows, ["bot"], repeats=2)["bot"]
-    assert (len(column.trials), len(column.clusters(ROW_PASS))) == (12, 6)
-    once = analyse(columns_of([row for row in rows if row.repeat == 1], ["bot"])).targets["bot"].row
-    thrice = analyse(columns_of(rows, ["bot"])).targets["bot"].row
+    rows = [graded_row(str(n), float(n % 2), repeat=repeat) for n in range(6) for repeat in (1, 2, 3)]
+    column = build_frames(rows, ["bot"], repeats=2)["bot"]
+    assert (len(column.trial_hashes), len(column.clusters(ROW_PASS))) == (12, 6)
+    once = analyse(build_frames([row for row in rows if row.repeat == 1], ["bot"])).targets["bot"].row
+    thrice = analyse(build_frames(rows, ["bot"])).targets["bot"].row
     assert once is not None
     assert thrice is not None
     assert thrice.score.interval == once.score.interval
 
 
 def test_targets_are_compared_on_the_cases_of_both() -> None:
-    rows = [graded(str(n), 1.0, target="good") for n in range(10)]
-    rows += [graded(str(n), 0.0, target="bad") for n in range(2, 12)]
-    (pair,) = analyse(columns_of(rows, ["good", "bad"])).pairs
+    rows = [graded_row(str(n), 1.0, target="good") for n in range(10)]
+    rows += [graded_row(str(n), 0.0, target="bad") for n in range(2, 12)]
+    (pair,) = analyse(build_frames(rows, ["good", "bad"])).pairs
     assert (pair.first, pair.second) == ("good", "bad")
     assert (pair.passed.estimate.cases, pair.passed.better, pair.passed.worse) == (8, 8, 0)
     assert (pair.passed.p, pair.score.p) == (pytest.approx(2 / 256), pytest.approx(2 / 256))
@@ -69,11 +76,11 @@ def test_targets_are_compared_on_the_cases_of_both() -> None:
 def test_several_comparisons_are_adjusted_for_being_several() -> None:
     def rows() -> Iterator[Row]:
         for n in range(12):
-            yield graded(str(n), 1.0, target="a")
-            yield graded(str(n), float(n >= 6), target="b")
-            yield graded(str(n), float(n >= 5), target="c")
+            yield graded_row(str(n), 1.0, target="a")
+            yield graded_row(str(n), float(n >= 6), target="b")
+            yield graded_row(str(n), float(n >= 5), target="c")
 
-    pairs = analyse(columns_of(rows(), ["a", "b", "c"])).pairs
+    pairs = analyse(build_frames(rows(), ["a", "b", "c"])).pairs
     assert [(pair.first, pair.second) for pair in pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
     assert [pair.passed.p for pair in pairs] == pytest.approx([2 / 64, 2 / 32, 1.0])
     assert [pair.passed.adjusted_p for pair in pairs] == pytest.approx([6 / 64, 4 / 32, 1.0])
@@ -83,24 +90,24 @@ def test_several_comparisons_are_adjusted_for_being_several() -> None:
 def test_each_grader_is_told_by_itself_in_the_order_of_the_evaluation() -> None:
     def row(n: int) -> Row:
         graders = {"z": GraderRow(score=1.0, passed=True), "a": GraderRow(score=n / 10, passed=n > 4)}
-        return graded(str(n), 0.5).model_copy(update={"graders": graders})
+        return graded_row(str(n), 0.5).model_copy(update={"graders": graders})
 
-    said = analyse(columns_of([row(n) for n in range(10)], ["bot"])).targets["bot"].graders
+    said = analyse(build_frames([row(n) for n in range(10)], ["bot"])).targets["bot"].graders
     assert list(said) == ["z", "a"]
     assert (said["z"].score.value, said["a"].passed.value) == (1.0, 0.5)
 
 
 def test_the_trials_that_differ_are_named() -> None:
-    rows = [graded("1", 1.0, target="a"), graded("1", 1.0, target="b")]
-    rows += [graded("2", 1.0, target="a"), graded("2", 0.0, target="b")]
-    columns = columns_of(rows, ["a", "b"])
-    assert paired(columns["a"], columns["b"], ROW_PASS).trials.tolist() == [trial_name("2", 1)]
-    assert paired(columns["a"], columns["b"], Measure("score", "nobody")).trials.tolist() == []
+    rows = [graded_row("1", 1.0, target="a"), graded_row("1", 1.0, target="b")]
+    rows += [graded_row("2", 1.0, target="a"), graded_row("2", 0.0, target="b")]
+    columns = build_frames(rows, ["a", "b"])
+    assert pair_frames(columns["a"], columns["b"], ROW_PASS).differing_trials.tolist() == [trial_hash("2", 1)]
+    assert pair_frames(columns["a"], columns["b"], Measure("score", "nobody")).differing_trials.tolist() == []
 
 
 def test_what_is_written_is_read_again() -> None:
-    rows = [graded(str(n), n / 10, target=target) for n in range(8) for target in ("a", "b")]
-    analysis = analyse(columns_of(rows, ["a", "b"]))
+    rows = [graded_row(str(n), n / 10, target=target) for n in range(8) for target in ("a", "b")]
+    analysis = analyse(build_frames(rows, ["a", "b"]))
     wire = analysis.to_wire()
     assert Analysis.from_wire(wire) == analysis
     pair = json.loads(wire)["pairs"][0]

@@ -11,9 +11,10 @@ from pydantic import JsonValue, TypeAdapter
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.builtin import compare_of
-from quintain_runner.grader_specs import BuiltinGrader, GraderSpec
-from quintain_runner.verdict import GraderError, Verdict
+from quintain_runner.graders.builtin import build_comparison
+from quintain_runner.graders.verdict_parser import GraderError
+from quintain_runner.results.verdict import Verdict
+from quintain_runner.spec.graders import BuiltinGrader, GraderSpec
 
 SCHEMA = {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}
 
@@ -25,7 +26,7 @@ def spec(**options: object) -> BuiltinGrader:
 
 def verdict(answer: str, expected: JsonValue = "Paris", *, folder: Path = Path(), **options: object) -> Verdict:
     case = Case(id="1", question="q", expected=expected)
-    return compare_of(spec(**options), folder)(case, answer)
+    return build_comparison(spec(**options), folder)(case, answer)
 
 
 @pytest.mark.parametrize(
@@ -134,4 +135,4 @@ def test_a_schema_that_cannot_be_used_is_refused_before_the_run(
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ConfigError, match=sentence):
-        compare_of(spec(builtin="json-schema", schema=schema), tmp_path)
+        build_comparison(spec(builtin="json-schema", schema=schema), tmp_path)

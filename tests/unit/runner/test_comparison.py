@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.comparison import Comparison, compare_runs
-from quintain_runner.comparison_text import comparison_lines, comparison_sheets, verdict_of
-from quintain_runner.report import RunReport
-from quintain_runner.rows import GraderRow
-from support.results_folder import errored, graded, write_results
+from quintain_runner.report.comparison import Comparison, compare_runs
+from quintain_runner.report.comparison_text import comparison_lines, comparison_tables, conclusion
+from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.row import GraderRow
+from support.results_folder import errored_row, graded_row, write_results
 
 
 def run_of(folder: Path, passed: int, *, of: int = 20, target: str = "bot", **more: object) -> RunReport:
     """A run in which the first so many cases passed."""
-    rows = [graded(f"case-{n}", float(n < passed), target=target) for n in range(of)]
+    rows = [graded_row(f"case-{n}", float(n < passed), target=target) for n in range(of)]
     return write_results(folder, rows, targets=[target], **more)  # type: ignore[arg-type]
 
 
@@ -28,20 +28,20 @@ def test_a_fall_that_chance_seldom_makes_is_a_regression(tmp_path: Path) -> None
     assert target.row.score.estimate.value == pytest.approx(-0.5)
     assert (target.row.passed.better, target.row.passed.worse) == (0, 10)
     assert target.row.passed.p == pytest.approx(2 / 2**10)
-    assert comparison.regressed == [target]
-    assert verdict_of(comparison) == "significantly worse: bot"
+    assert comparison.regressed_targets == [target]
+    assert conclusion(comparison) == "significantly worse: bot"
 
 
 def test_the_other_way_round_it_is_better(tmp_path: Path) -> None:
     comparison = compare_runs(run_of(tmp_path / "a", 8), run_of(tmp_path / "b", 18))
-    assert comparison.regressed == []
-    assert verdict_of(comparison) == "significantly better, and nothing significantly worse"
+    assert comparison.regressed_targets == []
+    assert conclusion(comparison) == "significantly better, and nothing significantly worse"
 
 
 def test_a_fall_that_chance_may_make_is_none(tmp_path: Path) -> None:
     comparison = compare_runs(run_of(tmp_path / "a", 10), run_of(tmp_path / "b", 7))
-    assert comparison.regressed == []
-    assert verdict_of(comparison) == "no significant change"
+    assert comparison.regressed_targets == []
+    assert conclusion(comparison) == "no significant change"
 
 
 def test_the_cases_that_flipped_are_named(tmp_path: Path) -> None:
@@ -52,8 +52,10 @@ def test_the_cases_that_flipped_are_named(tmp_path: Path) -> None:
 
 
 def test_only_cases_with_a_score_in_both_are_compared(tmp_path: Path) -> None:
-    before = write_results(tmp_path / "a", [graded("1", 1.0), graded("2", 1.0), errored("3"), graded("4", 1.0)])
-    after = write_results(tmp_path / "b", [graded("1", 1.0), graded("2", 0.0), graded("3", 1.0)])
+    before = write_results(
+        tmp_path / "a", [graded_row("1", 1.0), graded_row("2", 1.0), errored_row("3"), graded_row("4", 1.0)]
+    )
+    after = write_results(tmp_path / "b", [graded_row("1", 1.0), graded_row("2", 0.0), graded_row("3", 1.0)])
     (target,) = compare_runs(before, after).targets
     assert target.row.score is not None
     assert (target.row.score.estimate.cases, target.row.score.base) == (2, 1.0)
@@ -65,7 +67,7 @@ def test_only_cases_with_a_score_in_both_are_compared(tmp_path: Path) -> None:
 
 def test_repeats_are_matched_and_count_as_one_case(tmp_path: Path) -> None:
     def rows(passed: int) -> list[object]:
-        return [graded(str(n), float(n < passed), repeat=repeat) for n in range(6) for repeat in (1, 2)]
+        return [graded_row(str(n), float(n < passed), repeat=repeat) for n in range(6) for repeat in (1, 2)]
 
     before = write_results(tmp_path / "a", rows(6), repeats=2)  # type: ignore[arg-type]
     after = write_results(tmp_path / "b", rows(0), repeats=2)  # type: ignore[arg-type]
@@ -79,14 +81,14 @@ def test_repeats_are_matched_and_count_as_one_case(tmp_path: Path) -> None:
 def test_each_grader_is_compared_by_itself(tmp_path: Path) -> None:
     def run(folder: Path, strict: float) -> RunReport:
         graders = {"strict": GraderRow(score=strict, passed=strict > 0.5), "kind": GraderRow(score=1.0, passed=True)}
-        rows = [graded(str(n), 1.0).model_copy(update={"graders": graders}) for n in range(10)]
+        rows = [graded_row(str(n), 1.0).model_copy(update={"graders": graders}) for n in range(10)]
         return write_results(folder, rows)
 
     comparison = compare_runs(run(tmp_path / "a", 1.0), run(tmp_path / "b", 0.0))
     graders = comparison.targets[0].graders
-    assert graders["strict"].worse
-    assert not graders["kind"].worse
-    _, by_grader = comparison_sheets(comparison)
+    assert graders["strict"].is_significantly_worse
+    assert not graders["kind"].is_significantly_worse
+    _, by_grader = comparison_tables(comparison)
     assert [row[0] for row in by_grader.rows] == ["strict", "kind"]
 
 
@@ -94,12 +96,12 @@ def test_the_only_target_of_each_is_compared_under_both_names(tmp_path: Path) ->
     comparison = compare_runs(run_of(tmp_path / "a", 9, target="old"), run_of(tmp_path / "b", 9, target="new"))
     (target,) = comparison.targets
     assert (target.before, target.after, target.flipped) == ("old", "new", 0)
-    (sheet,) = comparison_sheets(comparison)
+    (sheet,) = comparison_tables(comparison)
     assert sheet.rows[0][0] == "old → new"
 
 
 def test_runs_without_a_target_in_common_are_refused(tmp_path: Path) -> None:
-    rows = [graded("1", 1.0, target=target) for target in ("x", "y")]
+    rows = [graded_row("1", 1.0, target=target) for target in ("x", "y")]
     both = write_results(tmp_path / "b", rows, targets=["x", "y"])
     with pytest.raises(ConfigError, match="none in both"):
         compare_runs(run_of(tmp_path / "a", 9), both)
@@ -119,26 +121,26 @@ def test_runs_of_other_cases_or_graders_are_refused_until_somebody_insists(
     with pytest.raises(ConfigError, match=what) as refused:
         compare_runs(before, after)
     assert "--force" in refused.value.message
-    assert len(compare_runs(before, after, force=True).regressed) == 1
+    assert len(compare_runs(before, after, force=True).regressed_targets) == 1
 
 
 def test_several_targets_are_adjusted_for_being_several(tmp_path: Path) -> None:
     def run(folder: Path, passed: int) -> RunReport:
-        rows = [graded(str(n), float(n < passed), target=target) for n in range(12) for target in ("x", "y")]
+        rows = [graded_row(str(n), float(n < passed), target=target) for n in range(12) for target in ("x", "y")]
         return write_results(folder, rows, targets=["x", "y"])
 
     comparison = compare_runs(run(tmp_path / "a", 12), run(tmp_path / "b", 6))
     for target in comparison.targets:
         assert target.row.passed is not None
         assert target.row.passed.adjusted_p == pytest.approx(2 * target.row.passed.p)
-    assert comparison.regressed == []
+    assert comparison.regressed_targets == []
 
 
 def test_runs_that_share_no_graded_case_have_nothing_to_say(tmp_path: Path) -> None:
-    before = write_results(tmp_path / "a", [graded("1", 1.0), errored("2")])
-    after = write_results(tmp_path / "b", [errored("1"), graded("2", 1.0)])
+    before = write_results(tmp_path / "a", [graded_row("1", 1.0), errored_row("2")])
+    after = write_results(tmp_path / "b", [errored_row("1"), graded_row("2", 1.0)])
     comparison = compare_runs(before, after)
     assert comparison.targets[0].row.score is None
-    assert verdict_of(comparison) == "no case has a score in both runs"
-    (sheet,) = comparison_sheets(comparison)
+    assert conclusion(comparison) == "no case has a score in both runs"
+    (sheet,) = comparison_tables(comparison)
     assert sheet.rows == []

@@ -10,9 +10,8 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.case_rows import parse_case
-from quintain_runner.dataset import DatasetFacts, Source, check_dataset, read_cases
-from quintain_runner.dataset_spec import DatasetSpec
+from quintain_runner.dataset.reader import CaseSource, DatasetStats, check_dataset, parse_case, read_cases
+from quintain_runner.spec.dataset import DatasetSpec
 
 GOOD = '{"id": "1", "question": "q"}'
 
@@ -23,11 +22,11 @@ def write(tmp_path: Path, *lines: str | bytes) -> Path:
     return path
 
 
-def check(path: Path, **choice: object) -> DatasetFacts:
+def check(path: Path, **choice: object) -> DatasetStats:
     return check_dataset(DatasetSpec.model_validate({"file": path.name, **choice}), path)
 
 
-def chosen(path: Path, **choice: object) -> list[str]:
+def selected_ids(path: Path, **choice: object) -> list[str]:
     """The ids of the cases that count, which are as many as the check says."""
     facts = check(path, **choice)
     ids = [case.id for case in read_cases(facts.source)]
@@ -35,7 +34,7 @@ def chosen(path: Path, **choice: object) -> list[str]:
     return ids
 
 
-def mistakes(path: Path, **choice: object) -> list[str]:
+def dataset_errors(path: Path, **choice: object) -> list[str]:
     with pytest.raises(ConfigError) as error:
         check(path, **choice)
     return [line.removeprefix(f"{path}: ") for line in error.value.message.splitlines()]
@@ -54,7 +53,7 @@ def test_a_row_may_hold_a_conversation() -> None:
     ]
     case = parse_case(json.dumps({"id": "1", "messages": messages}).encode())
     assert [message.role for message in case.messages or []] == ["user", "assistant", "user"]
-    assert case.asked == "last"
+    assert case.question_text == "last"
 
 
 def test_a_number_is_an_id() -> None:
@@ -63,7 +62,7 @@ def test_a_number_is_an_id() -> None:
 
 def test_cases_are_streamed_in_order_and_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path, b"\xef\xbb\xbf" + GOOD.encode(), "", '{"id": "2", "question": "r"}', "   ")
-    assert chosen(path) == ["1", "2"]
+    assert selected_ids(path) == ["1", "2"]
 
 
 def test_the_check_counts_the_cases_and_hashes_what_it_read(tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_the_check_counts_the_cases_and_hashes_what_it_read(tmp_path: Path) -> N
 
 def test_every_mistake_is_told_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, "not json", '["a list"]', '{"question": "no id"}', '{"id": "5"}', GOOD)
-    told = mistakes(path)
+    told = dataset_errors(path)
     assert [sentence.split(":")[0] for sentence in told] == ["line 2", "line 3", "line 4", "line 5", "line 6"]
     assert "it is not JSON (Expecting value, column 1)" in told[0]
     assert "not an object" in told[1]
@@ -102,31 +101,31 @@ def test_every_mistake_is_told_with_its_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_no_case_is_told_with_the_mend(tmp_path: Path, line: bytes, sentence: str) -> None:
-    (told,) = mistakes(write(tmp_path, line))
+    (told,) = dataset_errors(write(tmp_path, line))
     assert told.startswith("line 1: ")
     assert sentence in told
 
 
 def test_a_flood_of_mistakes_is_told_by_its_first_and_a_number(tmp_path: Path) -> None:
-    told = mistakes(write(tmp_path, *["nonsense"] * 50))
+    told = dataset_errors(write(tmp_path, *["nonsense"] * 50))
     assert len(told) == 21
     assert told[-1] == "and 30 more"
 
 
 def test_an_empty_dataset_and_a_missing_one_are_refused(tmp_path: Path) -> None:
-    assert "no cases" in mistakes(write(tmp_path, ""))[0]
-    assert "relative to the evaluation file" in mistakes(tmp_path / "absent.jsonl")[0]
+    assert "no cases" in dataset_errors(write(tmp_path, ""))[0]
+    assert "relative to the evaluation file" in dataset_errors(tmp_path / "absent.jsonl")[0]
 
 
 def test_streaming_stops_at_a_line_that_went_bad_since_the_check(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, "nonsense")
-    stream = read_cases(Source(path=path))
+    stream = read_cases(CaseSource(path=path))
     assert next(stream).id == "1"
     with pytest.raises(ConfigError, match="line 2"):
         next(stream)
 
 
-def numbered(tmp_path: Path, count: int, **fields: list[object]) -> Path:
+def write_numbered(tmp_path: Path, count: int, **fields: list[object]) -> Path:
     """So many cases; each of these fields goes through its values again and again."""
     rows = (
         {"id": str(n), "question": f"q{n}", **{name: values[n % len(values)] for name, values in fields.items()}}
@@ -153,7 +152,7 @@ def numbered(tmp_path: Path, count: int, **fields: list[object]) -> Path:
     ],
 )
 def test_where_selects_rows_by_their_fields(tmp_path: Path, where: dict[str, object], ids: list[str]) -> None:
-    path = numbered(
+    path = write_numbered(
         tmp_path,
         8,
         lang=["en", "de", "fr", "es"],
@@ -164,45 +163,45 @@ def test_where_selects_rows_by_their_fields(tmp_path: Path, where: dict[str, obj
         written=["7", "8"],
     )
     if ids:
-        assert chosen(path, where=where) == ids
+        assert selected_ids(path, where=where) == ids
     else:
-        assert "where selects none of its 8 rows; check" in mistakes(path, where=where)[0]
+        assert "where selects none of its 8 rows; check" in dataset_errors(path, where=where)[0]
 
 
 def test_a_sample_is_the_same_each_time_keeps_the_order_and_is_another_one_with_another_seed(tmp_path: Path) -> None:
-    path = numbered(tmp_path, 1000)
-    first = chosen(path, sample=100)
+    path = write_numbered(tmp_path, 1000)
+    first = selected_ids(path, sample=100)
     assert len(first) == 100
     assert first == sorted(first, key=int)
-    assert chosen(path, sample=100) == first
-    assert chosen(path, sample=100, seed=1) != first
-    assert set(chosen(path, sample=50)) < set(first)
+    assert selected_ids(path, sample=100) == first
+    assert selected_ids(path, sample=100, seed=1) != first
+    assert set(selected_ids(path, sample=50)) < set(first)
     # No part of the dataset is preferred.
     assert 25 < len([one for one in first if int(one) < 500]) < 75
 
 
 def test_a_sample_of_more_rows_than_there_are_is_all_of_them(tmp_path: Path) -> None:
-    assert len(chosen(numbered(tmp_path, 10), sample=11)) == 10
-    assert len(chosen(numbered(tmp_path, 10), sample=10)) == 10
+    assert len(selected_ids(write_numbered(tmp_path, 10), sample=11)) == 10
+    assert len(selected_ids(write_numbered(tmp_path, 10), sample=10)) == 10
 
 
 def test_limit_takes_the_first_of_the_sample_of_what_where_selects(tmp_path: Path) -> None:
-    path = numbered(tmp_path, 100, level=[0, 1])
-    sample = chosen(path, where={"level": 1}, sample=20)
+    path = write_numbered(tmp_path, 100, level=[0, 1])
+    sample = selected_ids(path, where={"level": 1}, sample=20)
     assert all(int(one) % 2 for one in sample)
-    assert chosen(path, where={"level": 1}, sample=20, limit=5) == sample[:5]
-    assert chosen(path, limit=3) == ["0", "1", "2"]
-    assert chosen(path, limit=3, where={"level": 1}) == ["1", "3", "5"]
+    assert selected_ids(path, where={"level": 1}, sample=20, limit=5) == sample[:5]
+    assert selected_ids(path, limit=3) == ["0", "1", "2"]
+    assert selected_ids(path, limit=3, where={"level": 1}) == ["1", "3", "5"]
 
 
 def test_nothing_after_the_limit_is_read(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, '{"id": "2", "question": "q"}', "nonsense")
-    assert chosen(path, limit=2) == ["1", "2"]
+    assert selected_ids(path, limit=2) == ["1", "2"]
     assert check(path, limit=2).sha256 == check(write(tmp_path, GOOD, '{"id": "2", "question": "q"}'), limit=2).sha256
 
 
 def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
-    path = numbered(tmp_path, 10)
+    path = write_numbered(tmp_path, 10)
     hashes = [check(path, **choice).sha256 for choice in ({}, {"limit": 5}, {"sample": 5}, {"sample": 5, "seed": 1})]
     assert len(set(hashes)) == 4
 
@@ -210,7 +209,7 @@ def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
 def test_the_check_measures_what_is_asked_and_expected(tmp_path: Path) -> None:
     rows = [{"id": str(n), "question": "four", "system_prompt": "be", "expected": "yes"} for n in range(10)]
     facts = check(write(tmp_path, *map(json.dumps, rows)), sample=5)
-    assert (facts.cases, facts.asked_characters, facts.expected_characters) == (5, 30, 15)
+    assert (facts.cases, facts.input_characters, facts.expected_characters) == (5, 30, 15)
 
 
 def write_csv(tmp_path: Path, text: str) -> Path:
@@ -228,7 +227,7 @@ def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path
         Case(id="1", question='Capital, of "France"?', expected="Paris", metadata={"level": "3"}),
         Case(id="2", question="two\nlines"),
     ]
-    assert chosen(path, where={"level": 3}) == ["1"]
+    assert selected_ids(path, where={"level": 3}) == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -248,10 +247,10 @@ def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path
     ],
 )
 def test_what_is_wrong_in_a_csv_file_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
-    assert mistakes(write_csv(tmp_path, text))[0].startswith(told)
+    assert dataset_errors(write_csv(tmp_path, text))[0].startswith(told)
 
 
 def test_a_csv_file_in_another_encoding_is_told(tmp_path: Path) -> None:
     path = tmp_path / "cases.csv"
     path.write_bytes(b"id,question\n1,q\n2,caf\xe9\n")
-    assert "it is not UTF-8" in mistakes(path)[0]
+    assert "it is not UTF-8" in dataset_errors(path)[0]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.dataset import read_cases
-from quintain_runner.dataset_command import open_dataset
-from quintain_runner.evaluation import Evaluation, load_evaluation
-from quintain_runner.run import run_evaluation
-from support.evaluation_folder import EXACT, Folder
+from quintain_runner.dataset.command import open_dataset
+from quintain_runner.dataset.reader import read_cases
+from quintain_runner.engine.run import run_evaluation
+from quintain_runner.spec.evaluation import Evaluation, load_evaluation
+from support.evaluation_folder import EXACT, EvaluationFolder
 from support.fake_client import FakeClient
 
 #: Prints other cases each time it runs.
@@ -62,7 +62,7 @@ def test_a_program_may_print_csv(tmp_path: Path) -> None:
 
 async def test_a_run_that_is_taken_up_has_the_cases_of_before(tmp_path: Path) -> None:
     evaluation(tmp_path)
-    folder = Folder(tmp_path, FakeClient(max_calls=2))
+    folder = EvaluationFolder(tmp_path, FakeClient(max_calls=2))
     parked = await run_evaluation(folder.setup())
     assert (parked.cases, parked.total.graded) == (3, 2)
     folder.client.max_calls = 3

@@ -6,45 +6,47 @@ from decimal import Decimal
 from pathlib import Path
 
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.dataset import DatasetFacts, Source
-from quintain_runner.estimate import Estimate, Plan, TokensEstimate, estimate_plan
-from quintain_runner.evaluation import EvaluationSpec
-from quintain_runner.prices import Price
+from quintain_runner.cost.prices import Price
+from quintain_runner.dataset.reader import CaseSource, DatasetStats
+from quintain_runner.engine.estimate import EstimateInput, RunEstimate, TokensEstimate, estimate_run
+from quintain_runner.spec.evaluation import EvaluationSpec
 
-FACTS = DatasetFacts(
-    source=Source(path=Path("c")), cases=100, sha256="", asked_characters=8000, expected_characters=800
+FACTS = DatasetStats(
+    source=CaseSource(path=Path("c")), cases=100, sha256="", input_characters=8000, expected_characters=800
 )
 PRICE = Price(input_per_million=Decimal(1), output_per_million=Decimal(10))
 EXACT = {"name": "same", "builtin": "exact"}
 JUDGE = {"name": "judge", "builtin": "llm-judge", "prompt": "p.md"}
 
 
-def estimated(*graders: dict[str, object], facts: DatasetFacts = FACTS, repeats: int = 1, **plan: object) -> Estimate:
+def estimate_for(
+    *graders: dict[str, object], facts: DatasetStats = FACTS, repeats: int = 1, **plan: object
+) -> RunEstimate:
     spec = EvaluationSpec.model_validate({"dataset": "c", "repeats": repeats, "graders": list(graders)})
-    return estimate_plan(Plan(spec=spec, facts=facts, targets=("a", "b"), **plan))  # type: ignore[arg-type]
+    return estimate_run(EstimateInput(spec=spec, dataset=facts, targets=("a", "b"), **plan))  # type: ignore[arg-type]
 
 
 def test_answers_are_cases_by_targets_by_repeats() -> None:
-    calls = estimated(EXACT, repeats=3).calls
+    calls = estimate_for(EXACT, repeats=3).calls
     assert (calls.answers, calls.most, calls.typical) == (600, 600, 600)
 
 
 def test_a_judge_asks_once_and_a_program_up_to_its_limit() -> None:
     program: dict[str, object] = {"name": "p", "command": ["x"], "target": {"max_calls": 4}}
-    assert estimated(EXACT, JUDGE).calls.typical == 400
-    calls = estimated(JUDGE, program).calls
+    assert estimate_for(EXACT, JUDGE).calls.typical == 400
+    calls = estimate_for(JUDGE, program).calls
     assert (calls.most, calls.typical) == (200 * 6, None)
-    assert estimated({**program, "target": {"max_calls": 1}}).calls.typical == 400
+    assert estimate_for({**program, "target": {"max_calls": 1}}).calls.typical == 400
 
 
 def test_a_function_that_asks_for_no_session_calls_nobody() -> None:
     function: dict[str, object] = {"name": "f", "function": "judges:polite"}
-    assert estimated(function, sessionless=frozenset({"f"})).calls.most == 200
-    assert estimated(function).left_out == ["f"]
+    assert estimate_for(function, sessionless_graders=frozenset({"f"})).calls.most == 200
+    assert estimate_for(function).left_out == ["f"]
 
 
 def test_tokens_follow_from_the_dataset() -> None:
-    tokens = estimated(EXACT, repeats=2).tokens
+    tokens = estimate_for(EXACT, repeats=2).tokens
     assert (
         tokens["a"]
         == tokens["b"]
@@ -53,16 +55,16 @@ def test_tokens_follow_from_the_dataset() -> None:
 
 
 def test_without_anything_expected_nobody_knows_how_long_answers_are_until_one_is_probed() -> None:
-    bare = DatasetFacts(source=FACTS.source, cases=100, sha256="", asked_characters=8000)
-    unknown = estimated(EXACT, facts=bare, prices={"a": PRICE, "b": PRICE})
+    bare = DatasetStats(source=FACTS.source, cases=100, sha256="", input_characters=8000)
+    unknown = estimate_for(EXACT, facts=bare, prices={"a": PRICE, "b": PRICE})
     assert (unknown.tokens["a"].output, unknown.usd) == (None, None)
-    probed = estimated(EXACT, facts=bare, prices={"a": PRICE, "b": PRICE}, measured={"a": TokenUsage(output=7)})
+    probed = estimate_for(EXACT, facts=bare, prices={"a": PRICE, "b": PRICE}, probed_usage={"a": TokenUsage(output=7)})
     assert (probed.tokens["a"].output, probed.tokens["b"].output) == (700, None)
     assert (probed.usd, probed.usd_of) == (0.009, ["a"])
 
 
 def test_a_judge_reads_its_prompt_the_question_what_is_expected_and_the_answer() -> None:
-    tokens = estimated(JUDGE, judge_targets={"a": "sage", "b": "a"}, prompts={"judge": "x" * 400}).tokens
+    tokens = estimate_for(JUDGE, judge_targets={"a": "sage", "b": "a"}, judge_prompts={"judge": "x" * 400}).tokens
     # For each of 100 cases: the prompt, the rules, the question, what is expected and an answer as long as that.
     read = 100 * (100 + 150) + 2000 + 200 + 200
     assert tokens["sage"] == TokensEstimate(input=read, output=6000, basis=["verdicts of 60 tokens"])
@@ -71,6 +73,6 @@ def test_a_judge_reads_its_prompt_the_question_what_is_expected_and_the_answer()
 
 
 def test_the_cost_is_that_of_the_targets_with_a_price_and_says_which() -> None:
-    both = estimated(EXACT, prices={"a": PRICE})
+    both = estimate_for(EXACT, prices={"a": PRICE})
     assert (both.usd, both.usd_of) == (0.004, ["a"])
-    assert estimated(EXACT).usd is None
+    assert estimate_for(EXACT).usd is None

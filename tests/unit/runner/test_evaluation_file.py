@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.dataset_spec import DatasetSpec
-from quintain_runner.evaluation import Evaluation, load_evaluation
-from quintain_runner.grader_specs import CommandGrader, ExactGrader
+from quintain_runner.spec.dataset import DatasetSpec
+from quintain_runner.spec.evaluation import Evaluation, load_evaluation
+from quintain_runner.spec.graders import CommandGrader, ExactGrader
 
 WHOLE = """
 dataset: cases.jsonl
@@ -34,7 +34,7 @@ def load(tmp_path: Path, text: str) -> Evaluation:
     return load_evaluation(path)
 
 
-def mistakes(tmp_path: Path, text: str) -> list[str]:
+def evaluation_errors(tmp_path: Path, text: str) -> list[str]:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, text)
     prefix = f"{tmp_path / 'eval.yaml'}: "
@@ -72,7 +72,7 @@ def test_the_dataset_is_found_beside_the_file_and_the_run_is_named_after_it(tmp_
 
 
 def test_all_mistakes_are_told_at_once_each_with_its_place_and_the_nearest_known_key(tmp_path: Path) -> None:
-    told = mistakes(
+    told = evaluation_errors(
         tmp_path,
         """
 dataset: cases.jsonl
@@ -91,7 +91,7 @@ graders:
 
 
 def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> None:
-    (told,) = mistakes(tmp_path, WHOLE + "zzz: 1\n")
+    (told,) = evaluation_errors(tmp_path, WHOLE + "zzz: 1\n")
     assert told.startswith("unknown key 'zzz'; known: dataset, targets, max_calls")
 
 
@@ -131,11 +131,11 @@ def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    assert any(sentence in told for told in mistakes(tmp_path, text))
+    assert any(sentence in told for told in evaluation_errors(tmp_path, text))
 
 
 def test_what_is_not_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
-    (told,) = mistakes(tmp_path, "dataset: c\ngraders: [")
+    (told,) = evaluation_errors(tmp_path, "dataset: c\ngraders: [")
     assert "line 2" in told
     assert "not YAML" in told
 

@@ -17,13 +17,13 @@ import pytest
 
 from quintain.config import load_config
 from quintain.contracts.invoke import InvokeRequest
-from quintain_runner.dataset_command import open_dataset
-from quintain_runner.doors import Doors
-from quintain_runner.evaluation import load_evaluation
-from quintain_runner.plan import choose_targets
-from quintain_runner.progress import Silent
-from quintain_runner.run import RunSetup, run_evaluation
-from quintain_runner.summary import ExitCode
+from quintain_runner.dataset.command import open_dataset
+from quintain_runner.engine.run import RunSetup, run_evaluation
+from quintain_runner.progress.display import NoProgressDisplay
+from quintain_runner.report.summary import ExitCode
+from quintain_runner.spec.environment import GraderEnvironment
+from quintain_runner.spec.evaluation import load_evaluation
+from quintain_runner.spec.plan import choose_targets
 from support.fake_client import FakeClient
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -40,7 +40,7 @@ def bot() -> ModuleType:
     return module
 
 
-class Door(ThreadingHTTPServer):
+class GraderProxy(ThreadingHTTPServer):
     """The one path of the proxy API that judge.py calls, with the example's judge behind it."""
 
     def __init__(self, client: FakeClient, bot: ModuleType) -> None:
@@ -49,7 +49,7 @@ class Door(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Door
+    server: GraderProxy
 
     def do_POST(self) -> None:
         token = self.headers["Authorization"].removeprefix("Bearer ")
@@ -67,14 +67,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def door(bot: ModuleType) -> Iterator[Door]:
-    async def answer(request: InvokeRequest) -> str:
+def grader_proxy(bot: ModuleType) -> Iterator[GraderProxy]:
+    async def answer_judge(request: InvokeRequest) -> str:
         said = getattr(bot, request.target or "")(request)
         assert isinstance(said, str)
         return said
 
-    client = FakeClient(answer, max_calls=100, targets=("scholar", "guesser", "judge"))
-    server = Door(client, bot)
+    client = FakeClient(answer_judge, max_calls=100, targets=("scholar", "guesser", "judge"))
+    server = GraderProxy(client, bot)
     thread = Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -83,18 +83,18 @@ def door(bot: ModuleType) -> Iterator[Door]:
     server.server_close()
 
 
-def setup_of(door: Door, output: Path) -> RunSetup:
+def run_setup(grader_proxy: GraderProxy, output: Path) -> RunSetup:
     return RunSetup(
         evaluation=load_evaluation(CAPITALS / "eval.yaml"),
         targets=("scholar", "guesser"),
         output=output,
-        client=door.client,
-        count_calls=door.client.count_calls,
-        doors=Doors(f"http://127.0.0.1:{door.server_port}"),
+        client=grader_proxy.client,
+        read_session_info=grader_proxy.client.read_session_info,
+        grader_environment=GraderEnvironment(f"http://127.0.0.1:{grader_proxy.server_port}"),
         judge_targets={},
-        hidden=frozenset(),
+        hidden_variables=frozenset(),
         env={"PATH": str(Path(sys.executable).parent)},
-        progress=Silent(),
+        progress=NoProgressDisplay(),
     )
 
 
@@ -108,8 +108,8 @@ def test_an_examples_files_fit_together(folder: str) -> None:
     assert open_dataset(evaluation, EXAMPLES, {}).cases == 12
 
 
-async def test_the_example_without_keys_is_graded_by_its_judge(tmp_path: Path, door: Door) -> None:
-    summary = await run_evaluation(setup_of(door, tmp_path))
+async def test_the_example_without_keys_is_graded_by_its_judge(tmp_path: Path, grader_proxy: GraderProxy) -> None:
+    summary = await run_evaluation(run_setup(grader_proxy, tmp_path))
     scholar, guesser = summary.per_target["scholar"], summary.per_target["guesser"]
     assert (scholar.passed, scholar.mean_score) == (12, 1.0)
     assert (guesser.passed, guesser.mean_score) == (7, 0.625)
@@ -120,7 +120,9 @@ async def test_the_example_without_keys_is_graded_by_its_judge(tmp_path: Path, d
     assert chatty["graders"]["judged"]["calls"] == 1
 
 
-async def test_a_judge_that_cannot_reach_its_door_is_an_error_and_never_a_score(tmp_path: Path, door: Door) -> None:
-    nowhere = replace(setup_of(door, tmp_path), doors=Doors("http://127.0.0.1:1"))
+async def test_a_judge_that_cannot_reach_its_gateway_is_an_error_and_never_a_score(
+    tmp_path: Path, grader_proxy: GraderProxy
+) -> None:
+    nowhere = replace(run_setup(grader_proxy, tmp_path), grader_environment=GraderEnvironment("http://127.0.0.1:1"))
     summary = await asyncio.wait_for(run_evaluation(nowhere), timeout=60)
     assert (summary.total.errors, summary.total.graded, summary.exit_code) == (24, 0, ExitCode.ERRORS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quintain_runner import fingerprint as module
-from quintain_runner.fingerprint import Fingerprints, fingerprint
+from quintain_runner.results import fingerprint as module
+from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
 
 
 def test_parts_cannot_be_shifted_into_one_another() -> None:
@@ -17,8 +17,8 @@ def test_text_that_is_no_unicode_has_a_fingerprint_too() -> None:
 
 
 def test_a_set_knows_what_it_was_given_and_nothing_else() -> None:
-    count = 3 * module._FEW
-    held = Fingerprints()
+    count = 3 * module._MIN_MERGE_SIZE
+    held = FingerprintSet()
     for number in range(count):
         held.add(fingerprint("case", number))
         held.add(fingerprint("case", 0))
@@ -28,4 +28,4 @@ def test_a_set_knows_what_it_was_given_and_nothing_else() -> None:
 
 
 def test_an_empty_set_holds_nothing() -> None:
-    assert (len(Fingerprints()), fingerprint("a") in Fingerprints()) == (0, False)
+    assert (len(FingerprintSet()), fingerprint("a") in FingerprintSet()) == (0, False)

@@ -10,10 +10,10 @@ import pytest
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage, ToolCall
 from quintain.graders import Case
-from quintain_runner.grader_input import LONG_ANSWER, Beside, expected_text, grader_input
-from quintain_runner.grader_trace import JsonObject
-from quintain_runner.prices import Price
-from support.kept_files import KeptFiles
+from quintain_runner.cost.prices import Price
+from quintain_runner.dataset.reader import expected_text
+from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS, AnswerMetadata, JsonObject, build_grader_input
+from support.saved_files import SavedFiles
 
 RESULT = Result(
     output=[OutputMessage(content="Paris")],
@@ -39,9 +39,13 @@ LAST_ERA = {
 }  # fmt: skip
 
 
-def read(case: Case, result: Result, beside: Beside | None = None, files: KeptFiles | None = None) -> JsonObject:
+def read(
+    case: Case, result: Result, beside: AnswerMetadata | None = None, files: SavedFiles | None = None
+) -> JsonObject:
     """What a grader reads, where nothing else is known."""
-    return grader_input(case, result, beside or Beside(), (KeptFiles() if files is None else files).keep)
+    return build_grader_input(
+        case, result, beside or AnswerMetadata(), (SavedFiles() if files is None else files).save_file
+    )
 
 
 def test_it_has_the_fields_of_every_era_and_is_json() -> None:
@@ -130,7 +134,7 @@ PRICE = Price(input_per_million=Decimal(1000), output_per_million=Decimal(5000))
 
 def test_the_times_are_the_targets_own_as_javascript_writes_them() -> None:
     result = RESULT.model_copy(update={"duration_ms": 1250.0})
-    fields = read(ASKED, result, Beside(answered_at=AFTERNOON))
+    fields = read(ASKED, result, AnswerMetadata(answered_at=AFTERNOON))
     assert (fields["start_time"], fields["end_time"]) == ("2026-03-01T11:59:59.000Z", "2026-03-01T12:00:00.250Z")
 
 
@@ -141,15 +145,15 @@ def test_what_nobody_knows_is_null(name: str) -> None:
 
 
 def test_the_cost_is_the_targets_where_its_price_and_its_tokens_are_known() -> None:
-    assert read(ASKED, RESULT, Beside(price=PRICE))["cost_usd"] == pytest.approx(0.008)
+    assert read(ASKED, RESULT, AnswerMetadata(price=PRICE))["cost_usd"] == pytest.approx(0.008)
     uncounted = RESULT.model_copy(update={"token_usage": None})
-    assert read(ASKED, uncounted, Beside(price=PRICE))["cost_usd"] is None
+    assert read(ASKED, uncounted, AnswerMetadata(price=PRICE))["cost_usd"] is None
 
 
 def test_a_long_answer_is_in_a_file_too() -> None:
     # With its two quotes it is as long as may be, and longer.
-    for characters, kept in ((LONG_ANSWER - 2, False), (LONG_ANSWER - 1, True)):
-        files = KeptFiles()
+    for characters, kept in ((LONG_ANSWER_CHARACTERS - 2, False), (LONG_ANSWER_CHARACTERS - 1, True)):
+        files = SavedFiles()
         long = RESULT.model_copy(update={"raw_text": "ä" * characters})
         fields = read(ASKED, long, files=files)
         assert ("output_path" in fields, len(files)) == (kept, int(kept))
@@ -164,7 +168,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw
 def test_an_image_is_a_file_wherever_messages_are() -> None:
     seen = ChatMessage(role="user", content=[{"type": "text", "text": "What is it?"}, IMAGE])
     own: JsonObject = {"expected_output": [{"role": "assistant", "content": [IMAGE]}, {"role": "assistant"}]}
-    files = KeptFiles()
+    files = SavedFiles()
     answer = RESULT.model_copy(update={"output": [OutputMessage(content=[IMAGE])]})
     fields = read(Case(id="1", messages=[seen], metadata=own), answer, files=files)
     ((path, held),) = files.items()
@@ -181,7 +185,7 @@ def test_an_image_is_a_file_wherever_messages_are() -> None:
 
 
 def test_the_trace_tells_what_is_known_and_leaves_out_the_rest() -> None:
-    trace, summary = (read(ASKED, RESULT, Beside(price=PRICE))[name] for name in ("trace", "trace_summary"))
+    trace, summary = (read(ASKED, RESULT, AnswerMetadata(price=PRICE))[name] for name in ("trace", "trace_summary"))
     assert isinstance(trace, dict)
     assert isinstance(summary, dict)
     assert trace["metadata"] == {"target": "bot", "eval_case_id": "1"}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from quintain_runner.grader_process import GraderCommand, run_grader
-from quintain_runner.verdict import GraderError
+from quintain_runner.graders.process import GraderCommand, run_grader
+from quintain_runner.graders.verdict_parser import GraderError
 from support.evaluation_folder import write_script
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintain_runner.grader_trace import JsonObject, summary_of, trace_of
+from quintain_runner.graders.input import JsonObject, build_trace, build_trace_summary
 
 CALLS: JsonObject = {
     "role": "assistant",
@@ -52,7 +52,7 @@ SUMS = {"event_count": 2, "tool_calls": {"look": 2}, "error_count": 0, "llm_call
 
 
 def test_a_trace_has_every_message_and_call_in_order() -> None:
-    assert trace_of(CONVERSATION, "Paris", {"duration_ms": 322}) == {
+    assert build_trace(CONVERSATION, "Paris", {"duration_ms": 322}) == {
         **SUMS,
         "messages": CONVERSATION,
         "events": [{**event, "ordinal": ordinal} for ordinal, event in enumerate(EVENTS)],
@@ -63,10 +63,10 @@ def test_a_trace_has_every_message_and_call_in_order() -> None:
 def test_a_summary_has_the_words_of_the_first_era_too() -> None:
     first = {"tool_names": ["look"], "tool_calls_by_name": {"look": 2}, "token_usage": {"input": 3, "output": 4}}
     known: JsonObject = {"token_usage": {"input": 3, "output": 4}, "start_time": "2026-03-01T11:59:59.000Z"}
-    assert summary_of(CONVERSATION, known) == {**SUMS, **first}
+    assert build_trace_summary(CONVERSATION, known) == {**SUMS, **first}
 
 
 def test_a_conversation_that_nobody_answered_ends_without_a_response() -> None:
-    trace = trace_of(CONVERSATION[:1], "", {})
+    trace = build_trace(CONVERSATION[:1], "", {})
     assert trace["events"] == [message(0, "user", "capital?") | {"ordinal": 0}]
     assert (trace["event_count"], trace["tool_calls"], trace["llm_call_count"]) == (0, {}, 0)

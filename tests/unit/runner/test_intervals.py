@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quintain_runner.intervals import (
-    FEWEST_RESAMPLES,
-    MOST_DRAWS,
+from quintain_runner.statistics.intervals import (
+    MAX_DRAWS,
+    MIN_RESAMPLES,
     Clusters,
     mean_interval,
     share_interval,
@@ -42,7 +42,7 @@ def test_repeats_that_are_all_alike_say_no_more_than_one() -> None:
     assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high), abs=1e-12)
 
 
-def test_repeats_that_differ_as_strangers_do_count_one_by_one() -> None:
+def test_repeats_that_differ_like_independent_samples_count_one_by_one() -> None:
     random = np.random.default_rng(1)
     values = random.binomial(4, 0.7, size=4000).astype(float)
     interval = share_interval(Clusters(values, np.full(4000, 4.0)))
@@ -96,7 +96,7 @@ def test_cases_that_are_alike_are_drawn_together_without_another_result() -> Non
 
 
 def test_where_a_bootstrap_would_take_long_the_normal_interval_is_the_same() -> None:
-    values = np.random.default_rng(4).random(MOST_DRAWS // FEWEST_RESAMPLES + 1)
+    values = np.random.default_rng(4).random(MAX_DRAWS // MIN_RESAMPLES + 1)
     normal = mean_interval(Clusters(values, np.ones(len(values))))
     drawn = mean_interval(Clusters(values[:-2], np.ones(len(values) - 2)))
     assert normal is not None

@@ -8,23 +8,23 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.kept import Kept
-from quintain_runner.plan import Again, Trial, check_known, choose_targets, trials
-from quintain_runner.rows import Mark, Row, RowError, Status
+from quintain_runner.results.resume_state import ResumeState
+from quintain_runner.results.row import Row, RowError, RowStats, RowStatus
+from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
+from quintain_runner.spec.plan import RerunPolicy, Trial, check_targets_available, choose_targets, pending_trials
 
 CASES = [Case(id="a", question="qa"), Case(id="b", question="qb")]
 
 
-def row(status: Status, *, case_id: str = "a", repeat: int = 1, output: str | None = None, tries: int = 1) -> Row:
-    error = None if status is Status.GRADED else RowError(code="x", error="x")
+def row(status: RowStatus, *, case_id: str = "a", repeat: int = 1, output: str | None = None, tries: int = 1) -> Row:
+    error = None if status is RowStatus.GRADED else RowError(code="x", error="x")
     return Row(case_id=case_id, target="t", repeat=repeat, status=status, output=output, error=error, tries=tries)
 
 
-def kept_of(*rows: Row) -> Kept:
-    kept = Kept()
+def resume_state(*rows: Row) -> ResumeState:
+    kept = ResumeState()
     for one in rows:
-        kept.add(one)
+        kept.add_row(one)
     return kept
 
 
@@ -36,43 +36,46 @@ def evaluation(targets: list[str] | None) -> Evaluation:
 
 
 def test_every_case_is_asked_of_a_target_as_often_as_said() -> None:
-    planned = [trial.key for trial in trials(CASES, "t", repeats=2, kept=Kept(), again=Again())]
+    planned = [
+        trial.key
+        for trial in pending_trials(CASES, "t", repeats=2, resume_state=ResumeState(), rerun_policy=RerunPolicy())
+    ]
     assert planned == [("a", "t", 1), ("a", "t", 2), ("b", "t", 1), ("b", "t", 2)]
 
 
 KEPT = (
-    row(Status.GRADED),
-    row(Status.IN_DOUBT, repeat=2),
-    row(Status.ERROR, case_id="b"),
-    row(Status.ERROR, case_id="b", repeat=2, tries=4),
+    row(RowStatus.GRADED),
+    row(RowStatus.IN_DOUBT, repeat=2),
+    row(RowStatus.ERROR, case_id="b"),
+    row(RowStatus.ERROR, case_id="b", repeat=2, tries=4),
 )
 
 
 @pytest.mark.parametrize(
     ("again", "asked"),
     [
-        (Again(), [("b", 1, 2), ("b", 2, 5)]),
-        (Again(in_doubt=True), [("a", 2, 2), ("b", 1, 2), ("b", 2, 5)]),
-        (Again(errors=False), []),
-        (Again(errors=False, in_doubt=True), [("a", 2, 2)]),
+        (RerunPolicy(), [("b", 1, 2), ("b", 2, 5)]),
+        (RerunPolicy(rerun_in_doubt=True), [("a", 2, 2), ("b", 1, 2), ("b", 2, 5)]),
+        (RerunPolicy(rerun_errors=False), []),
+        (RerunPolicy(rerun_errors=False, rerun_in_doubt=True), [("a", 2, 2)]),
     ],
 )
 def test_graded_rows_are_kept_and_errored_or_doubtful_ones_asked_again_as_told(
-    again: Again, asked: list[tuple[str, int, int]]
+    again: RerunPolicy, asked: list[tuple[str, int, int]]
 ) -> None:
-    planned = trials(CASES, "t", repeats=2, kept=kept_of(*KEPT), again=again)
+    planned = pending_trials(CASES, "t", repeats=2, resume_state=resume_state(*KEPT), rerun_policy=again)
     assert [(trial.case.id, trial.repeat, trial.tries) for trial in planned] == asked
 
 
 def test_where_the_target_answered_and_a_grader_failed_it_is_the_same_call_again() -> None:
-    mark = Mark.of(row(Status.ERROR, output="the answer", tries=3))
-    assert Trial(case=CASES[0], target="t", repeat=1, before=mark).tries == 3
+    mark = RowStats.of(row(RowStatus.ERROR, output="the answer", tries=3))
+    assert Trial(case=CASES[0], target="t", repeat=1, previous=mark).tries == 3
 
 
 def test_a_request_id_is_made_of_what_is_asked_and_of_nothing_else() -> None:
     def request_id(case: Case, target: str, repeat: int, tries: int) -> str:
-        before = None if tries == 1 else Mark.of(row(Status.ERROR, tries=tries - 1))
-        return Trial(case=case, target=target, repeat=repeat, before=before).request_id
+        before = None if tries == 1 else RowStats.of(row(RowStatus.ERROR, tries=tries - 1))
+        return Trial(case=case, target=target, repeat=repeat, previous=before).request_id
 
     first = request_id(CASES[0], "t", 1, 1)
     assert first == request_id(Case(id="a", question="qa"), "t", 1, 1)
@@ -119,6 +122,6 @@ def test_a_target_that_cannot_be_meant_is_refused(named: list[str] | None, only:
 
 
 def test_a_target_the_session_cannot_call_is_refused_before_any_call() -> None:
-    check_known([("targets", "bot")], ["bot"])
+    check_targets_available([("targets", "bot")], ["bot"])
     with pytest.raises(ConfigError, match="judge_target: unknown target 'juge'; did you mean 'judge'"):
-        check_known([("targets", "bot"), ("graders[0].judge_target", "juge")], ["bot", "judge"])
+        check_targets_available([("targets", "bot"), ("graders[0].judge_target", "juge")], ["bot", "judge"])

@@ -8,23 +8,23 @@ import pytest
 
 from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.metadata import TargetSpend
-from quintain_runner.cost import Cost, cost_of, dollars
-from quintain_runner.prices import LISTED, Price, price_of, prices_of
-from quintain_runner.sheets import cost_line
+from quintain.contracts.session import TargetUsage
+from quintain_runner.cost.prices import LISTED, Price, known_prices, target_price
+from quintain_runner.cost.run_cost import Cost, dollars, run_cost
+from quintain_runner.report.tables import cost_line
 
 CHEAP = Price(input_per_million=Decimal(1), output_per_million=Decimal(4))
 
 
-def spent(calls: int, *, counted: int | None = None, tokens_in: int = 0, tokens_out: int = 0) -> TargetSpend:
+def target_usage(calls: int, *, counted: int | None = None, tokens_in: int = 0, tokens_out: int = 0) -> TargetUsage:
     usage = TokenUsage(input=tokens_in, output=tokens_out)
-    return TargetSpend(calls=calls, counted=calls if counted is None else counted, token_usage=usage)
+    return TargetUsage(calls=calls, counted=calls if counted is None else counted, token_usage=usage)
 
 
 def test_the_configured_price_is_taken_before_the_list() -> None:
     price = TargetPrice(input_per_million=0.15, output_per_million=0.6)
     target = OpenAITarget(provider="openai", model="gpt-4o", price=price)
-    found = price_of(target)
+    found = target_price(target)
     assert found is not None
     assert (found.input_per_million, found.output_per_million, found.source) == (
         Decimal("0.15"),
@@ -35,7 +35,7 @@ def test_the_configured_price_is_taken_before_the_list() -> None:
 
 
 def test_a_known_model_of_a_known_provider_has_the_list_price() -> None:
-    found = price_of(OpenAITarget(provider="openai", model="gpt-4o"))
+    found = target_price(OpenAITarget(provider="openai", model="gpt-4o"))
     assert found is not None
     assert (found.input_per_million, found.output_per_million) == (Decimal("2.5"), Decimal(10))
     assert found.source == LISTED
@@ -52,15 +52,15 @@ def test_a_known_model_of_a_known_provider_has_the_list_price() -> None:
     ],
 )
 def test_what_nobody_lists_has_no_price(target: TargetConfig) -> None:
-    assert price_of(target) is None
-    assert prices_of({"it": target}) == {}
+    assert target_price(target) is None
+    assert known_prices({"it": target}) == {}
 
 
 def test_a_price_that_rises_with_the_prompt_is_the_least() -> None:
-    found = price_of(AnthropicTarget(provider="anthropic", model="claude-sonnet-4-5"))
+    found = target_price(AnthropicTarget(provider="anthropic", model="claude-sonnet-4-5"))
     assert found is not None
     assert found.least
-    assert cost_of({"it": spent(1, tokens_in=10)}, {"it": found}).at_least
+    assert run_cost({"it": target_usage(1, tokens_in=10)}, {"it": found}).at_least
 
 
 def test_cached_tokens_have_their_own_price_where_there_is_one() -> None:
@@ -70,24 +70,25 @@ def test_cached_tokens_have_their_own_price_where_there_is_one() -> None:
 
 
 def test_a_run_costs_what_its_targets_cost() -> None:
-    cost = cost_of(
-        {"bot": spent(2, tokens_in=1_000_000, tokens_out=500_000), "judge": spent(3)}, {"bot": CHEAP, "judge": CHEAP}
+    cost = run_cost(
+        {"bot": target_usage(2, tokens_in=1_000_000, tokens_out=500_000), "judge": target_usage(3)},
+        {"bot": CHEAP, "judge": CHEAP},
     )
     assert (cost.usd, cost.at_least) == (3.0, False)
     assert cost_line(cost) == "cost $3.00: bot $3.00, judge $0.00"
 
 
 def test_calls_without_their_tokens_and_targets_without_a_price_make_it_at_least() -> None:
-    some = cost_of({"bot": spent(3, counted=2, tokens_in=1000)}, {"bot": CHEAP})
+    some = run_cost({"bot": target_usage(3, counted=2, tokens_in=1000)}, {"bot": CHEAP})
     assert some.at_least
     assert cost_line(some) == "cost ≥ $0.0010: bot ≥ $0.0010"
-    other = cost_of({"bot": spent(1, tokens_in=1_000_000), "judge": spent(1)}, {"bot": CHEAP})
+    other = run_cost({"bot": target_usage(1, tokens_in=1_000_000), "judge": target_usage(1)}, {"bot": CHEAP})
     assert cost_line(other) == "cost ≥ $1.00: bot $1.00; not counted, having no price: judge"
-    assert cost_of({"bot": spent(1)}, {"bot": CHEAP}, whole=False).at_least
+    assert run_cost({"bot": target_usage(1)}, {"bot": CHEAP}, complete=False).at_least
 
 
 def test_where_no_price_is_known_no_cost_is_told() -> None:
-    cost = cost_of({"bot": spent(1, tokens_in=1000)}, {})
+    cost = run_cost({"bot": target_usage(1, tokens_in=1000)}, {})
     assert cost.usd is None
     assert cost_line(cost) is None
     assert cost_line(None) is None
@@ -95,7 +96,7 @@ def test_where_no_price_is_known_no_cost_is_told() -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    cost = cost_of({"bot": spent(3, counted=2, tokens_in=1000)}, {"bot": CHEAP})
+    cost = run_cost({"bot": target_usage(3, counted=2, tokens_in=1000)}, {"bot": CHEAP})
     assert Cost.from_wire(cost.to_wire()) == cost
 
 

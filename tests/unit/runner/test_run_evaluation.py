@@ -14,24 +14,24 @@ from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BrokerUnavailable, ConfigError, ProviderFailed, WorkerLost
-from quintain_runner.progress import Lines
-from quintain_runner.rows import Row, Status
-from quintain_runner.run import run_evaluation
-from quintain_runner.summary import ExitCode
-from support.evaluation_folder import EXACT, Folder, cases, write_evaluation, write_script
+from quintain_runner.engine.run import run_evaluation
+from quintain_runner.progress.display import Lines
+from quintain_runner.report.summary import ExitCode
+from quintain_runner.results.row import Row, RowStatus
+from support.evaluation_folder import EXACT, EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient, echo
 
 
-def prepared(folder: Path, count: int = 10, *, client: FakeClient | None = None) -> Folder:
+def prepared(folder: Path, count: int = 10, *, client: FakeClient | None = None) -> EvaluationFolder:
     write_evaluation(folder, cases(count), [EXACT])
-    return Folder(folder, client or FakeClient())
+    return EvaluationFolder(folder, client or FakeClient())
 
 
 async def test_every_case_is_asked_once_and_the_run_passes(tmp_path: Path) -> None:
     folder = prepared(tmp_path, 50)
     summary = await run_evaluation(folder.setup())
     assert (summary.exit_code, summary.total.passed, summary.total.mean_score) == (ExitCode.PASSED, 50, 1.0)
-    assert (summary.calls, len(folder.client.asked)) == (50, 50)
+    assert (summary.calls, len(folder.client.requests)) == (50, 50)
     assert len(folder.rows()) == 50
     record = json.loads((folder.output / "run.json").read_text())
     assert (record["exitCode"], record["totals"]["graded"], record["totals"]["calls"]) == (0, 50, 50)
@@ -40,7 +40,7 @@ async def test_every_case_is_asked_once_and_the_run_passes(tmp_path: Path) -> No
 
 async def test_every_target_answers_every_case_as_often_as_said(tmp_path: Path) -> None:
     write_evaluation(tmp_path, cases(3), [EXACT], repeats=2)
-    folder = Folder(tmp_path, FakeClient(targets=("bot", "other")), targets=("bot", "other"))
+    folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "other")), targets=("bot", "other"))
     summary = await run_evaluation(folder.setup())
     assert len({row.key for row in folder.rows()}) == 12
     assert (summary.cases, summary.total.trials, summary.per_target["other"].trials) == (3, 12, 6)
@@ -56,7 +56,7 @@ async def test_only_so_many_trials_exist_at_once(tmp_path: Path) -> None:
     folder = prepared(tmp_path, 80, client=FakeClient(meeting))
     folder.concurrency = together.parties
     await run_evaluation(folder.setup())
-    assert folder.client.most_in_flight == together.parties
+    assert folder.client.max_in_flight == together.parties
 
 
 async def test_the_result_does_not_depend_on_the_order_in_which_cases_end(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_the_same_command_again_asks_nothing_that_is_kept(tmp_path: Path) 
     await run_evaluation(folder.setup())
     before = (folder.output / "results.jsonl").read_bytes()
     again = await run_evaluation(folder.setup())
-    assert len(folder.client.asked) == 10
+    assert len(folder.client.requests) == 10
     assert (folder.output / "results.jsonl").read_bytes() == before
     assert (again.total.passed, again.exit_code) == (10, ExitCode.PASSED)
 
@@ -99,22 +99,22 @@ async def test_errored_cases_are_asked_again_and_doubtful_ones_kept(tmp_path: Pa
     assert (first.exit_code, first.total.errors, first.total.in_doubt) == (ExitCode.ERRORS, 1, 1)
     folder.client.answer = echo
     second = await run_evaluation(folder.setup())
-    assert [request.question for request in folder.client.asked[10:]] == ["q1"]
+    assert [request.question for request in folder.client.requests[10:]] == ["q1"]
     assert (second.total.graded, second.total.errors, second.total.in_doubt) == (9, 0, 1)
-    assert (folder.by_case()["case-1"].tries, folder.by_case()["case-2"].status) == (2, Status.IN_DOUBT)
+    assert (folder.rows_by_case()["case-1"].tries, folder.rows_by_case()["case-2"].status) == (2, RowStatus.IN_DOUBT)
     assert len(folder.rows()) == 10
 
 
 async def test_a_case_whose_grader_failed_is_graded_again_without_a_second_call(tmp_path: Path) -> None:
     argv = write_script(tmp_path, "judge.py", "raise SystemExit('bug')")
     write_evaluation(tmp_path, cases(2), [{"name": "judge", "command": argv}])
-    folder = Folder(tmp_path, FakeClient())
+    folder = EvaluationFolder(tmp_path, FakeClient())
     first = await run_evaluation(folder.setup())
     assert (first.exit_code, first.total.errors) == (ExitCode.ERRORS, 2)
     write_script(tmp_path, "judge.py", "print('{\"pass\": true}')")
     second = await run_evaluation(folder.setup())
     assert (second.exit_code, second.total.passed) == (ExitCode.PASSED, 2)
-    assert (second.calls, len(folder.client.asked)) == (2, 2)
+    assert (second.calls, len(folder.client.requests)) == (2, 2)
 
 
 async def test_one_failing_case_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ print(json.dumps({"score": 1}))
 """
     argv = write_script(tmp_path, "judge.py", source)
     write_evaluation(tmp_path, cases(6), [{"name": "judge", "command": argv, "timeout_seconds": 4}])
-    folder = Folder(tmp_path, FakeClient())
+    folder = EvaluationFolder(tmp_path, FakeClient())
     summary = await run_evaluation(folder.setup())
-    rows = folder.by_case()
+    rows = folder.rows_by_case()
     said = [rows[f"case-{number}"].graders["judge"].error or "" for number in range(6)]
     assert ["crashed" in said[0], "no JSON" in said[1], "hung past" in said[2]] == [True] * 3
     assert said[3:] == ["", "", ""]
@@ -151,7 +151,7 @@ async def test_at_the_end_of_the_budget_the_run_parks_and_goes_on_when_it_is_rai
 async def test_a_run_below_its_threshold_says_so(tmp_path: Path) -> None:
     wrong = [{**case, "expected": "something else"} for case in cases(1)]
     write_evaluation(tmp_path, cases(4)[1:] + wrong, [EXACT], threshold=0.8)
-    summary = await run_evaluation(Folder(tmp_path, FakeClient()).setup())
+    summary = await run_evaluation(EvaluationFolder(tmp_path, FakeClient()).setup())
     assert (summary.exit_code, summary.total.mean_score) == (ExitCode.BELOW_THRESHOLD, 0.75)
 
 
@@ -170,7 +170,7 @@ async def test_an_interrupted_run_leaves_complete_rows_and_is_taken_up(tmp_path:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert all(row.status is Status.GRADED for row in folder.rows())
+    assert all(row.status is RowStatus.GRADED for row in folder.rows())
     assert json.loads((folder.output / "run.json").read_text())["endedAt"] is None
     folder.client.answer = echo
     summary = await run_evaluation(folder.setup())
@@ -210,7 +210,7 @@ async def test_a_bad_dataset_and_an_unknown_target_are_refused_before_any_call(t
         file.write("not json\n")
     with pytest.raises(ConfigError, match=r"cases\.jsonl: line 11: it is not JSON"):
         await run_evaluation(folder.setup())
-    assert folder.client.asked == []
+    assert folder.client.requests == []
     assert not folder.output.exists()
 
 
@@ -226,7 +226,7 @@ async def test_another_evaluations_results_are_not_written_over(tmp_path: Path) 
 async def test_a_grader_inherits_no_secret(tmp_path: Path) -> None:
     source = "import json, os; print(json.dumps({'pass': True, 'reason': json.dumps(dict(os.environ))}))"
     write_evaluation(tmp_path, cases(1), [{"name": "judge", "command": write_script(tmp_path, "j.py", source)}])
-    folder = Folder(
+    folder = EvaluationFolder(
         tmp_path,
         FakeClient(),
         env={"PATH": "/bin", "PROVIDER_KEY": "k", "QUINTAIN_ADMIN_TOKEN": "a", "OPENAI_API_KEY": "k", "LANG": "C"},
@@ -248,7 +248,7 @@ async def test_what_a_model_wrote_reaches_the_results_as_it_is_and_the_terminal_
     source = "import json, sys; sys.exit(json.load(sys.stdin)['output'])"
     write_evaluation(tmp_path, cases(1), [{"name": "judge", "command": write_script(tmp_path, "j.py", source)}])
     stream = io.StringIO()
-    folder = Folder(tmp_path, FakeClient(evil), progress=Lines(Console(file=stream, width=200)))
+    folder = EvaluationFolder(tmp_path, FakeClient(evil), progress=Lines(Console(file=stream, width=200)))
     await run_evaluation(folder.setup())
     assert folder.rows()[0].output == hostile
     assert "[red]wiped" in stream.getvalue()
@@ -258,11 +258,11 @@ async def test_what_a_model_wrote_reaches_the_results_as_it_is_and_the_terminal_
 
 async def test_a_narrowed_run_and_the_whole_one_share_a_folder(tmp_path: Path) -> None:
     write_evaluation(tmp_path, cases(3), [EXACT], targets=["bot", "other"])
-    folder = Folder(tmp_path, FakeClient(targets=("bot", "other")))
+    folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "other")))
     narrow = await run_evaluation(folder.setup())
     folder.targets = ("bot", "other")
     whole = await run_evaluation(folder.setup())
-    assert (narrow.total.trials, whole.total.trials, len(folder.client.asked)) == (3, 6, 6)
+    assert (narrow.total.trials, whole.total.trials, len(folder.client.requests)) == (3, 6, 6)
 
 
 def key_order(rows: list[Row]) -> list[Row]:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.evaluation import load_evaluation
-from quintain_runner.record import Identity, begin_record, identity_of, write_record
-from quintain_runner.summary import Counts, RunSummary
+from quintain_runner.report.run_record import EvaluationIdentity, identity_of, open_record, write_record
+from quintain_runner.report.summary import RunSummary, TrialCounts
+from quintain_runner.spec.evaluation import load_evaluation
 from support.evaluation_folder import EXACT, cases, write_evaluation
 
-COUNTS = Counts(
+COUNTS = TrialCounts(
     trials=2, graded=1, passed=1, errors=1, in_doubt=0, mean_score=1.0, calls=3, input_tokens=5, output_tokens=6
 )
 SUMMARY = RunSummary(
@@ -24,12 +24,12 @@ SUMMARY = RunSummary(
     calls=4,
     max_calls=9,
     threshold=0.5,
-    parked=False,
+    is_budget_spent=False,
     results=Path("out/results.jsonl"),
 )
 
 
-def identity(folder: Path, *, dataset: str = "d" * 64, **settings: object) -> Identity:
+def identity(folder: Path, *, dataset: str = "d" * 64, **settings: object) -> EvaluationIdentity:
     graders = settings.pop("graders", [EXACT])
     assert isinstance(graders, list)
     return identity_of(load_evaluation(write_evaluation(folder, cases(1), graders, **settings)), dataset)
@@ -38,7 +38,7 @@ def identity(folder: Path, *, dataset: str = "d" * 64, **settings: object) -> Id
 def write(folder: Path, *, ended: bool = True, **settings: object) -> dict[str, object]:
     now = identity(folder, **settings)
     evaluation = load_evaluation(folder / "eval.yaml")
-    record = begin_record(folder, evaluation, ["bot"], now)
+    record = open_record(folder, evaluation, ["bot"], now)
     write_record(folder, record, SUMMARY, ended=ended)
     content = json.loads((folder / "run.json").read_text())
     assert isinstance(content, dict)

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.board import Board
-from quintain_runner.closing import last_line, note
-from quintain_runner.finishing import calls_left
-from quintain_runner.kept import Kept
-from quintain_runner.plan import Again
-from quintain_runner.rows import GraderRow, Mark, Row, RowError, Status
-from quintain_runner.summary import Counts, ExitCode, RunSummary, summarize
-from quintain_runner.tally import Tally
+from quintain_runner.progress.state import ProgressState
+from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts, summarize
+from quintain_runner.report.summary_text import exit_line, unaccounted_calls_note
+from quintain_runner.results.counts import RowTally, estimate_remaining_calls
+from quintain_runner.results.resume_state import ResumeState
+from quintain_runner.results.row import GraderRow, Row, RowError, RowStats, RowStatus
+from quintain_runner.spec.plan import RerunPolicy
 
-GOOD = Counts(
+GOOD = TrialCounts(
     trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8
 )
 PASSED = RunSummary(
@@ -27,7 +26,7 @@ PASSED = RunSummary(
     calls=8,
     max_calls=100,
     threshold=0.7,
-    parked=False,
+    is_budget_spent=False,
     results=Path("runs/eval/results.jsonl"),
 )
 COMMAND = "quintain run eval.yaml"
@@ -40,7 +39,7 @@ def row(case_id: str, score: float, *, target: str = "bot") -> Row:
         case_id=case_id,
         target=target,
         repeat=1,
-        status=Status.GRADED,
+        status=RowStatus.GRADED,
         score=score,
         graders=graders,
         calls=2,
@@ -50,36 +49,36 @@ def row(case_id: str, score: float, *, target: str = "bot") -> Row:
 
 def errored(case_id: str) -> Row:
     error = RowError(code="provider_error", error="it failed")
-    return Row(case_id=case_id, target="bot", repeat=1, status=Status.ERROR, error=error, calls=1)
+    return Row(case_id=case_id, target="bot", repeat=1, status=RowStatus.ERROR, error=error, calls=1)
 
 
-def kept_of(*rows: Row) -> Kept:
-    kept = Kept()
+def resume_state(*rows: Row) -> ResumeState:
+    kept = ResumeState()
     for one in rows:
-        kept.add(one)
+        kept.add_row(one)
     return kept
 
 
-def tally_of(trials: int, *calls: int, errors: int = 0) -> Tally:
+def row_tally(trials: int, *calls: int, errors: int = 0) -> RowTally:
     """A target whose graded rows cost so many calls each."""
-    tally = Tally(trials)
+    tally = RowTally(trials)
     for cost in calls:
-        tally.add(Mark.of(row("1", 1.0).model_copy(update={"calls": cost})))
+        tally.add(RowStats.of(row("1", 1.0).model_copy(update={"calls": cost})))
     for _ in range(errors):
-        tally.add(Mark.of(errored("1")))
+        tally.add(RowStats.of(errored("1")))
     return tally
 
 
-def counted(summary: RunSummary, **changes: int | float | None) -> RunSummary:
+def with_totals(summary: RunSummary, **changes: int | float | None) -> RunSummary:
     return replace(summary, total=replace(summary.total, **changes))  # type: ignore[arg-type]
 
 
 def test_rows_are_counted_per_target_and_the_ledger_has_the_last_word_on_calls() -> None:
-    board = Board(["bot", "other"], cases=3, repeats=1, kept=Kept())
+    board = ProgressState(["bot", "other"], cases=3, repeats=1, resume_state=ResumeState())
     for one in (row("1", 1.0), row("2", 0.0), errored("3"), row("1", 0.5, target="other")):
-        board.add(one)
-    board.budget.told(12, 50)
-    summary = summarize(board, threshold=None, parked=False, results=Path("r"))
+        board.add_row(one)
+    board.budget.update(12, 50)
+    summary = summarize(board, threshold=None, is_budget_spent=False, results=Path("r"))
     bot = summary.per_target["bot"]
     assert (bot.trials, bot.graded, bot.passed, bot.errors, bot.waiting) == (3, 2, 1, 1, 0)
     assert (bot.mean_score, bot.calls, bot.input_tokens) == (0.5, 5, 20)
@@ -89,10 +88,10 @@ def test_rows_are_counted_per_target_and_the_ledger_has_the_last_word_on_calls()
 
 
 def test_a_row_that_supersedes_an_errored_one_takes_its_place_in_the_counts() -> None:
-    kept = kept_of(errored("1"))
-    board = Board(["bot"], cases=1, repeats=1, kept=kept)
+    kept = resume_state(errored("1"))
+    board = ProgressState(["bot"], cases=1, repeats=1, resume_state=kept)
     assert (board.tallies["bot"].errors, board.done) == (1, 1)
-    board.add(row("1", 1.0), kept.mark(errored("1").key))
+    board.add_row(row("1", 1.0), kept.ungraded_row(errored("1").key))
     tally = board.tallies["bot"]
     assert (tally.errors, tally.graded, tally.calls, board.done) == (0, 1, 2, 1)
     assert board.calls_in_rows == 2
@@ -100,27 +99,33 @@ def test_a_row_that_supersedes_an_errored_one_takes_its_place_in_the_counts() ->
 
 def test_kept_rows_of_targets_and_repeats_that_are_not_asked_are_counted_for_what_they_spent_alone() -> None:
     again = row("1", 1.0).model_copy(update={"repeat": 2})
-    board = Board(["bot"], cases=1, repeats=1, kept=kept_of(again, row("1", 1.0, target="other")))
+    board = ProgressState(["bot"], cases=1, repeats=1, resume_state=resume_state(again, row("1", 1.0, target="other")))
     assert (board.done, board.calls_in_rows) == (0, 4)
 
 
 def test_what_becomes_of_the_rows_of_before_is_said() -> None:
-    doubtful = errored("3").model_copy(update={"status": Status.IN_DOUBT})
-    kept = kept_of(row("1", 1.0), errored("2"), doubtful)
-    said = Board(["bot"], cases=3, repeats=1, kept=kept).resumed
+    doubtful = errored("3").model_copy(update={"status": RowStatus.IN_DOUBT})
+    kept = resume_state(row("1", 1.0), errored("2"), doubtful)
+    said = ProgressState(["bot"], cases=3, repeats=1, resume_state=kept).resume_note
     assert said == "1 kept from before, 1 errors asked again, 1 in doubt kept"
-    otherwise = Board(["bot"], cases=3, repeats=1, kept=kept, again=Again(errors=False, in_doubt=True)).resumed
+    otherwise = ProgressState(
+        ["bot"],
+        cases=3,
+        repeats=1,
+        resume_state=kept,
+        rerun_policy=RerunPolicy(rerun_errors=False, rerun_in_doubt=True),
+    ).resume_note
     assert otherwise == "1 kept from before, 1 errors kept, 1 in doubt asked again"
-    assert Board(["bot"], cases=3, repeats=1, kept=Kept()).resumed is None
+    assert ProgressState(["bot"], cases=3, repeats=1, resume_state=ResumeState()).resume_note is None
 
 
 def test_the_mean_does_not_depend_on_the_order_in_which_cases_end() -> None:
     scores = [0.1, 0.2, 0.3, 0.7, 1 / 3, 0.9, 1e-9]
     means = set()
     for order in (scores, scores[::-1], scores[3:] + scores[:3]):
-        board = Board(["bot"], cases=len(scores), repeats=1, kept=Kept())
+        board = ProgressState(["bot"], cases=len(scores), repeats=1, resume_state=ResumeState())
         for number, score in enumerate(order):
-            board.add(row(str(number), score))
+            board.add_row(row(str(number), score))
         means.add(board.tallies["bot"].mean_score)
     assert len(means) == 1
 
@@ -132,10 +137,10 @@ def test_the_mean_does_not_depend_on_the_order_in_which_cases_end() -> None:
         (replace(PASSED, threshold=None), ExitCode.PASSED),
         (replace(PASSED, threshold=0.75), ExitCode.PASSED),
         (replace(PASSED, threshold=0.76), ExitCode.BELOW_THRESHOLD),
-        (counted(PASSED, mean_score=0.7 - 1e-16), ExitCode.PASSED),
-        (counted(PASSED, errors=1, mean_score=0.1), ExitCode.ERRORS),
-        (counted(PASSED, in_doubt=1), ExitCode.ERRORS),
-        (replace(counted(PASSED, errors=1), parked=True), ExitCode.BUDGET_SPENT),
+        (with_totals(PASSED, mean_score=0.7 - 1e-16), ExitCode.PASSED),
+        (with_totals(PASSED, errors=1, mean_score=0.1), ExitCode.ERRORS),
+        (with_totals(PASSED, in_doubt=1), ExitCode.ERRORS),
+        (replace(with_totals(PASSED, errors=1), is_budget_spent=True), ExitCode.BUDGET_SPENT),
     ],
 )
 def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCode) -> None:
@@ -146,11 +151,17 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
     ("summary", "said"),
     [
         (PASSED, ["exit 0: mean score 0.750, threshold 0.7", "runs/eval/results.jsonl"]),
-        (counted(PASSED, errors=1), ["exit 1: 1 of 4 trials erred", COMMAND]),
-        (counted(PASSED, in_doubt=2), ["exit 1: 2 of 4 trials are in doubt", f"{COMMAND} --in-doubt retry"]),
+        (with_totals(PASSED, errors=1), ["exit 1: 1 of 4 trials erred", COMMAND]),
+        (with_totals(PASSED, in_doubt=2), ["exit 1: 2 of 4 trials are in doubt", f"{COMMAND} --in-doubt retry"]),
         (replace(PASSED, threshold=0.9), ["exit 3:", "below the threshold 0.9", "grep '\"pass\":false' runs/"]),
         (
-            replace(counted(PASSED, graded=2, calls=4), parked=True, calls=4, max_calls=4, calls_left=4),
+            replace(
+                with_totals(PASSED, graded=2, calls=4),
+                is_budget_spent=True,
+                calls=4,
+                max_calls=4,
+                estimated_calls_left=4,
+            ),
             [
                 "exit 4: the budget is spent (4 of 4 calls), 2 trials wait, and every row so far is kept.",
                 "It takes 4 calls more, by what the graded ones took.",
@@ -160,34 +171,34 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
     ],
 )
 def test_the_last_line_says_the_exit_code_why_and_what_to_do_next(summary: RunSummary, said: list[str]) -> None:
-    line = last_line(summary, COMMAND)
+    line = exit_line(summary, COMMAND)
     assert [words for words in said if words not in line] == []
 
 
 def test_what_finishing_costs_is_reckoned_from_what_the_graded_rows_took() -> None:
-    assert calls_left([tally_of(10, 2, 2, 2)], most_per_trial=51) == 14
-    assert calls_left([tally_of(10, 2, 2, 2), tally_of(3)], most_per_trial=51) == 14 + 6
-    assert calls_left([tally_of(2, 5, 5)], most_per_trial=51) == 0
+    assert estimate_remaining_calls([row_tally(10, 2, 2, 2)], max_calls_per_trial=51) == 14
+    assert estimate_remaining_calls([row_tally(10, 2, 2, 2), row_tally(3)], max_calls_per_trial=51) == 14 + 6
+    assert estimate_remaining_calls([row_tally(2, 5, 5)], max_calls_per_trial=51) == 0
 
 
 def test_a_row_that_erred_for_want_of_budget_is_no_measure_of_what_it_will_cost() -> None:
-    assert calls_left([tally_of(5, 3, errors=4)], most_per_trial=51) == 4 * 3
+    assert estimate_remaining_calls([row_tally(5, 3, errors=4)], max_calls_per_trial=51) == 4 * 3
 
 
 def test_before_anything_is_graded_finishing_may_cost_the_utmost() -> None:
-    assert calls_left([tally_of(10, errors=1)], most_per_trial=21) == 210
+    assert estimate_remaining_calls([row_tally(10, errors=1)], max_calls_per_trial=21) == 210
 
 
 def test_where_trials_cost_differently_there_is_room_for_it() -> None:
-    scattered = calls_left([tally_of(104, 1, 9, 1, 9)], most_per_trial=51)
+    scattered = estimate_remaining_calls([row_tally(104, 1, 9, 1, 9)], max_calls_per_trial=51)
     assert 500 < scattered < 700
 
 
 def test_the_next_command_has_one_budget() -> None:
-    parked = replace(PASSED, parked=True, calls=30, max_calls=30, calls_left=7)
-    assert last_line(parked, f"{COMMAND} --max-calls 30 --json").endswith(f"{COMMAND} --json --max-calls 37")
+    parked = replace(PASSED, is_budget_spent=True, calls=30, max_calls=30, estimated_calls_left=7)
+    assert exit_line(parked, f"{COMMAND} --max-calls 30 --json").endswith(f"{COMMAND} --json --max-calls 37")
 
 
 def test_calls_that_no_row_accounts_for_are_said() -> None:
-    assert note(PASSED) is None
-    assert "3 of 8 calls are in no row" in str(note(replace(PASSED, calls_without_row=3)))
+    assert unaccounted_calls_note(PASSED) is None
+    assert "3 of 8 calls are in no row" in str(unaccounted_calls_note(replace(PASSED, calls_without_row=3)))

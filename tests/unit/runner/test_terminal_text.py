@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quintain_runner.terminal import plain, shown
+from quintain_runner.progress.terminal_text import plain_line, plain_text
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ from quintain_runner.terminal import plain, shown
     ],
 )
 def test_nothing_that_moves_the_terminal_is_left(hostile: str, safe: str) -> None:
-    assert plain(hostile) == safe
+    assert plain_line(hostile) == safe
 
 
 def test_a_long_text_is_cut() -> None:
-    assert plain("x" * 1000) == "x" * 399 + "…"
+    assert plain_line("x" * 1000) == "x" * 399 + "…"
 
 
 def test_markup_is_text() -> None:
-    assert shown("[bold]:smile:[/bold]").plain == "[bold]:smile:[/bold]"
+    assert plain_text("[bold]:smile:[/bold]").plain == "[bold]:smile:[/bold]"

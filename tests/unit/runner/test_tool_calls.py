@@ -9,9 +9,9 @@ import pytest
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, ToolCall
 from quintain.graders import Case
-from quintain_runner.case_rows import LineMistake, parse_case
-from quintain_runner.grader_input import Beside, grader_input
-from support.kept_files import KeptFiles
+from quintain_runner.dataset.reader import InvalidLine, parse_case
+from quintain_runner.graders.input import AnswerMetadata, build_grader_input
+from support.saved_files import SavedFiles
 
 CALL = ToolCall(id="c1", name="weather", arguments='{"city": "Genève"}')
 OF_OPENAI = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Genève"}'}}
@@ -44,7 +44,7 @@ def test_calls_in_other_words_are_no_mistake_and_not_asked(key: str, written: ob
 
 
 def test_a_turn_that_says_nothing_and_calls_nothing_is_still_a_mistake() -> None:
-    with pytest.raises(LineMistake, match=r"messages\[1\].content"):
+    with pytest.raises(InvalidLine, match=r"messages\[1\].content"):
         read({"role": "assistant", "content": None, "tool_calls": [OF_AGENTV]})
 
 
@@ -57,7 +57,7 @@ def test_a_grader_reads_agentvs_words_and_no_nulls() -> None:
     broken = ToolCall(id="c2", name="weather", arguments='{"city": NaN')
     said = OutputMessage(content="I look", tool_calls=[CALL, broken])
     result = Result(output=[said], raw_text="I look", target="t", call_count=1, max_calls=1)
-    fields = grader_input(Case(id="1", messages=turns), result, Beside(), KeptFiles().keep)
+    fields = build_grader_input(Case(id="1", messages=turns), result, AnswerMetadata(), SavedFiles().save_file)
     call = {"tool": "weather", "input": {"city": "Genève"}, "id": "c1"}
     assert fields["input"] == [
         {"role": "user", "content": "q"},

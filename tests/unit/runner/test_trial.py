@@ -22,35 +22,35 @@ from quintain.errors import (
     WorkerLost,
 )
 from quintain.graders import Case
-from quintain.telemetry.conventions import Opening
+from quintain.telemetry.semconv import SpanStart
 from quintain.telemetry.spans import span
-from quintain_runner import patience
-from quintain_runner.builtin import Comparing, compare_of
-from quintain_runner.grader_input import LONG_ANSWER
-from quintain_runner.grader_specs import ExactGrader
-from quintain_runner.grading import Bench, Grader
-from quintain_runner.plan import Trial
-from quintain_runner.rows import Status
-from quintain_runner.trial import run_trial
+from quintain_runner.engine.trial import run_trial
+from quintain_runner.graders import retry
+from quintain_runner.graders.base import GraderRunner, GradingContext
+from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
+from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS
+from quintain_runner.results.row import RowStatus
+from quintain_runner.spec.graders import ExactGrader
+from quintain_runner.spec.plan import Trial
 from support.fake_client import Answer, FakeClient
-from support.grader_bench import bench as bench_of
-from support.grader_bench import script
+from support.grading_context import grading_context as bench_of
+from support.grading_context import script_grader
 
 TRIAL = Trial(case=Case(id="c1", question="Paris", expected="Paris"), target="bot", repeat=1)
-SAME = Comparing("same", compare_of(ExactGrader(name="same", builtin="exact"), Path()))
+SAME = BuiltinGraderRunner("same", build_comparison(ExactGrader(name="same", builtin="exact"), Path()))
 
 
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked again is asked again at once."""
-    monkeypatch.setattr(patience, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
 
 
-def bench(client: FakeClient, *graders: Grader) -> Bench:
+def grading_context_of(client: FakeClient, *graders: GraderRunner) -> GradingContext:
     return bench_of(client, *(graders or (SAME,)))
 
 
-def failing(fault: Exception) -> Answer:
+def failing_with(fault: Exception) -> Answer:
     async def answer(request: InvokeRequest) -> str:
         raise fault
 
@@ -62,24 +62,24 @@ class SpendingClient(FakeClient):
 
     calls_of_a_grader = 3
 
-    async def count_calls(self, token: str) -> object:  # type: ignore[override]
+    async def read_session_info(self, token: str) -> object:  # type: ignore[override]
         self.spend(token, self.calls_of_a_grader)
-        return await super().count_calls(token)
+        return await super().read_session_info(token)
 
 
 async def test_an_answer_is_graded_into_a_row(tmp_path: Path) -> None:
-    outcome = await run_trial(TRIAL, bench(FakeClient()))
+    outcome = await run_trial(TRIAL, grading_context_of(FakeClient()))
     row = outcome.row
     assert row is not None
-    assert (row.key, row.status, row.output, row.score) == (("c1", "bot", 1), Status.GRADED, "Paris", 1.0)
+    assert (row.key, row.status, row.output, row.score) == (("c1", "bot", 1), RowStatus.GRADED, "Paris", 1.0)
     assert (row.calls, row.token_usage, row.duration_ms) == (1, TokenUsage(input=10, output=2), 5.0)
     assert row.graders["same"].passed
     assert not outcome.budget_spent
 
 
 async def test_the_score_is_the_mean_of_the_graders(tmp_path: Path) -> None:
-    half = script(tmp_path, 'print(\'{"score": 0.5, "reason": "half"}\')')
-    outcome = await run_trial(TRIAL, bench(FakeClient(), SAME, half))
+    half = script_grader(tmp_path, 'print(\'{"score": 0.5, "reason": "half"}\')')
+    outcome = await run_trial(TRIAL, grading_context_of(FakeClient(), SAME, half))
     assert outcome.row is not None
     assert outcome.row.score == 0.75
     assert outcome.row.graders["judge"].reason == "half"
@@ -87,10 +87,10 @@ async def test_the_score_is_the_mean_of_the_graders(tmp_path: Path) -> None:
 
 async def test_each_execution_of_a_grader_gets_a_session_that_only_narrows(tmp_path: Path) -> None:
     client = FakeClient(max_calls=20)
-    own = script(tmp_path, "print('{\"score\": 1}')", judge_target="own-judge")
-    other = script(tmp_path, "print('{\"score\": 1}')", name="other", max_calls=7)
-    await run_trial(TRIAL, bench(client, own, other))
-    first, second = (child.ask for child in client.children.values())
+    own = script_grader(tmp_path, "print('{\"score\": 1}')", judge_target="own-judge")
+    other = script_grader(tmp_path, "print('{\"score\": 1}')", name="other", max_calls=7)
+    await run_trial(TRIAL, grading_context_of(client, own, other))
+    first, second = (child.request for child in client.children.values())
     assert (first.default_target, first.max_calls, first.expires_in_seconds) == ("own-judge", 20, 90)
     assert (second.default_target, second.max_calls, second.label) == ("configured-judge", 7, "eval/c1/other")
 
@@ -101,14 +101,14 @@ import json, os, sys
 case = json.load(sys.stdin)
 print(json.dumps({"pass": True, "reason": os.environ["AGENTV_TARGET_PROXY_TOKEN"] + " " + case["output"]}))
 """
-    outcome = await run_trial(TRIAL, bench(FakeClient(), script(tmp_path, source)))
+    outcome = await run_trial(TRIAL, grading_context_of(FakeClient(), script_grader(tmp_path, source)))
     assert outcome.row is not None
     assert outcome.row.graders["judge"].reason == "token-1 Paris"
 
 
 async def test_what_the_graders_spend_is_counted(tmp_path: Path) -> None:
-    one, two = (script(tmp_path, "print('{\"score\": 1}')", name=name) for name in ("one", "two"))
-    outcome = await run_trial(TRIAL, bench(SpendingClient(), one, two))
+    one, two = (script_grader(tmp_path, "print('{\"score\": 1}')", name=name) for name in ("one", "two"))
+    outcome = await run_trial(TRIAL, grading_context_of(SpendingClient(), one, two))
     assert outcome.row is not None
     assert [grader.calls for grader in outcome.row.graders.values()] == [3, 3]
     assert (outcome.row.calls, outcome.row.token_usage) == (7, TokenUsage(input=16, output=2))
@@ -123,11 +123,11 @@ async def test_what_the_graders_spend_is_counted(tmp_path: Path) -> None:
     ],
 )
 async def test_a_failing_grader_is_an_error_and_never_a_score_of_0(tmp_path: Path, source: str, sentence: str) -> None:
-    later = script(tmp_path, "raise SystemExit('never run')", name="later")
-    outcome = await run_trial(TRIAL, bench(SpendingClient(), SAME, script(tmp_path, source), later))
+    later = script_grader(tmp_path, "raise SystemExit('never run')", name="later")
+    outcome = await run_trial(TRIAL, grading_context_of(SpendingClient(), SAME, script_grader(tmp_path, source), later))
     row = outcome.row
     assert row is not None
-    assert (row.status, row.score, row.output) == (Status.ERROR, None, "Paris")
+    assert (row.status, row.score, row.output) == (RowStatus.ERROR, None, "Paris")
     assert row.error is not None
     assert row.error.code == "grader_failed"
     assert row.error.error.startswith(sentence)
@@ -140,20 +140,20 @@ async def test_a_failing_grader_is_an_error_and_never_a_score_of_0(tmp_path: Pat
 @pytest.mark.parametrize(
     ("fault", "status", "calls"),
     [
-        (UnknownTarget("Unknown target 'bot'"), Status.ERROR, 0),
-        (ProviderFailed("it failed"), Status.ERROR, 0),
-        (ProviderFailed("it failed", charged=True), Status.ERROR, 1),
-        (Rejected("too long"), Status.ERROR, 1),
-        (Expired("in the queue"), Status.ERROR, 0),
-        (Expired("no answer", charged=True), Status.IN_DOUBT, 1),
-        (TimedOut("too slow"), Status.IN_DOUBT, 1),
-        (WorkerLost("three died"), Status.IN_DOUBT, 1),
+        (UnknownTarget("Unknown target 'bot'"), RowStatus.ERROR, 0),
+        (ProviderFailed("it failed"), RowStatus.ERROR, 0),
+        (ProviderFailed("it failed", charged=True), RowStatus.ERROR, 1),
+        (Rejected("too long"), RowStatus.ERROR, 1),
+        (Expired("in the queue"), RowStatus.ERROR, 0),
+        (Expired("no answer", charged=True), RowStatus.IN_DOUBT, 1),
+        (TimedOut("too slow"), RowStatus.IN_DOUBT, 1),
+        (WorkerLost("three died"), RowStatus.IN_DOUBT, 1),
     ],
 )
 async def test_a_fault_is_an_error_or_in_doubt_with_its_code(
-    tmp_path: Path, fault: Fault, status: Status, calls: int
+    tmp_path: Path, fault: Fault, status: RowStatus, calls: int
 ) -> None:
-    outcome = await run_trial(TRIAL, bench(FakeClient(failing(fault))))
+    outcome = await run_trial(TRIAL, grading_context_of(FakeClient(failing_with(fault))))
     row = outcome.row
     assert row is not None
     assert (row.status, row.calls, row.output, row.score) == (status, calls, None, None)
@@ -162,13 +162,13 @@ async def test_a_fault_is_an_error_or_in_doubt_with_its_code(
 
 
 async def test_a_spent_budget_leaves_no_row_of_a_case_that_was_not_asked(tmp_path: Path) -> None:
-    outcome = await run_trial(TRIAL, bench(FakeClient(max_calls=0)))
+    outcome = await run_trial(TRIAL, grading_context_of(FakeClient(max_calls=0)))
     assert (outcome.row, outcome.budget_spent) == (None, True)
 
 
 async def test_a_grader_that_fails_when_the_budget_is_spent_is_told_as_that(tmp_path: Path) -> None:
     client = FakeClient(max_calls=1)
-    outcome = await run_trial(TRIAL, bench(client, script(tmp_path, "raise SystemExit('refused')")))
+    outcome = await run_trial(TRIAL, grading_context_of(client, script_grader(tmp_path, "raise SystemExit('refused')")))
     assert outcome.budget_spent
     assert outcome.row is not None
     assert outcome.row.error is not None
@@ -181,7 +181,9 @@ async def test_a_grader_that_fails_while_the_ledger_cannot_be_read_keeps_its_own
         async def get_info(self) -> object:  # type: ignore[override]
             raise BudgetUnavailable("no ledger")
 
-    outcome = await run_trial(TRIAL, bench(Unreadable(), script(tmp_path, "raise SystemExit('bug')")))
+    outcome = await run_trial(
+        TRIAL, grading_context_of(Unreadable(), script_grader(tmp_path, "raise SystemExit('bug')"))
+    )
     assert outcome.row is not None
     assert outcome.row.error is not None
     assert (outcome.row.error.code, outcome.budget_spent) == ("grader_failed", False)
@@ -189,19 +191,21 @@ async def test_a_grader_that_fails_while_the_ledger_cannot_be_read_keeps_its_own
 
 async def test_a_counter_that_cannot_be_read_is_an_error_never_zero(tmp_path: Path) -> None:
     class Unreadable(FakeClient):
-        async def count_calls(self, token: str) -> object:  # type: ignore[override]
+        async def read_session_info(self, token: str) -> object:  # type: ignore[override]
             raise BudgetUnavailable("no ledger")
 
-    outcome = await run_trial(TRIAL, bench(Unreadable(), script(tmp_path, "print('{\"score\": 1}')")))
+    outcome = await run_trial(
+        TRIAL, grading_context_of(Unreadable(), script_grader(tmp_path, "print('{\"score\": 1}')"))
+    )
     assert outcome.row is not None
-    assert outcome.row.status is Status.ERROR
+    assert outcome.row.status is RowStatus.ERROR
     assert outcome.row.error is not None
     assert outcome.row.error.code == "budget_unavailable"
 
 
 async def test_a_broker_that_is_gone_ends_the_run_not_the_case(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailable):
-        await run_trial(TRIAL, bench(FakeClient(failing(BrokerUnavailable("gone")))))
+        await run_trial(TRIAL, grading_context_of(FakeClient(failing_with(BrokerUnavailable("gone")))))
 
 
 READS_THE_FILE = """
@@ -223,29 +227,29 @@ THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
 async def test_a_grader_finds_the_trace_it_belongs_to_where_there_is_one(tmp_path: Path) -> None:
     async def found() -> str | None:
-        outcome = await run_trial(TRIAL, bench(FakeClient(), script(tmp_path, FINDS_ITS_TRACE)))
+        outcome = await run_trial(TRIAL, grading_context_of(FakeClient(), script_grader(tmp_path, FINDS_ITS_TRACE)))
         assert outcome.row is not None
         return outcome.row.graders["judge"].reason
 
     assert await found() == "none"
-    with span(Opening("around"), parent=THEIRS):
+    with span(SpanStart("around"), parent=THEIRS):
         assert await found() == THEIRS
 
 
 async def long_answer(request: InvokeRequest) -> str:
-    return "ä" * LONG_ANSWER
+    return "ä" * LONG_ANSWER_CHARACTERS
 
 
-async def told(tmp_path: Path, client: FakeClient) -> dict[str, object]:
-    outcome = await run_trial(TRIAL, bench(client, script(tmp_path, READS_THE_FILE)))
+async def grader_input_of(tmp_path: Path, client: FakeClient) -> dict[str, object]:
+    outcome = await run_trial(TRIAL, grading_context_of(client, script_grader(tmp_path, READS_THE_FILE)))
     assert outcome.row is not None
     said: dict[str, object] = json.loads(outcome.row.graders["judge"].reason or "")
     return said
 
 
 async def test_a_long_answer_is_in_a_file_while_the_grader_runs(tmp_path: Path) -> None:
-    assert (await told(tmp_path, FakeClient()))["path"] is None
-    said = await told(tmp_path, FakeClient(long_answer))
+    assert (await grader_input_of(tmp_path, FakeClient()))["path"] is None
+    said = await grader_input_of(tmp_path, FakeClient(long_answer))
     assert said["whole"]
     assert not Path(str(said["path"])).parent.exists()
 
@@ -254,7 +258,9 @@ async def test_a_file_that_cannot_be_written_is_that_rows_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    outcome = await run_trial(TRIAL, bench(FakeClient(long_answer), script(tmp_path, READS_THE_FILE)))
+    outcome = await run_trial(
+        TRIAL, grading_context_of(FakeClient(long_answer), script_grader(tmp_path, READS_THE_FILE))
+    )
     assert outcome.row is not None
     assert outcome.row.error is not None
     assert "grader judge: A file for it cannot be written in" in outcome.row.error.error
@@ -262,7 +268,7 @@ async def test_a_file_that_cannot_be_written_is_that_rows_error(
 
 async def test_a_grader_is_told_when_the_answer_came_unless_it_came_before(tmp_path: Path) -> None:
     began = datetime.now(UTC)
-    end = datetime.fromisoformat(str((await told(tmp_path, FakeClient()))["end"]))
+    end = datetime.fromisoformat(str((await grader_input_of(tmp_path, FakeClient()))["end"]))
     assert began - timedelta(milliseconds=1) <= end <= datetime.now(UTC)
 
     class Ledger(FakeClient):
@@ -272,4 +278,4 @@ async def test_a_grader_is_told_when_the_answer_came_unless_it_came_before(tmp_p
             fresh = await super().send(request, request_id=request_id, deadline_seconds=deadline_seconds)
             return fresh.model_copy(update={"replayed": True})
 
-    assert (await told(tmp_path, Ledger()))["end"] is None
+    assert (await grader_input_of(tmp_path, Ledger()))["end"] is None

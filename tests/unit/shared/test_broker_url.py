@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from quintain.bus.broker_url import in_turn, nodes_of, shown
+from quintain.bus.broker_url import node_urls, round_robin, without_password
 
 HEARTBEAT = "heartbeat=15"
 
@@ -24,12 +24,12 @@ HEARTBEAT = "heartbeat=15"
     ],
 )
 def test_nodes_stand_between_commas(urls: str, nodes: tuple[str, ...]) -> None:
-    assert nodes_of(urls) == nodes
+    assert node_urls(urls) == nodes
 
 
 def test_nodes_take_turns_and_each_client_begins_somewhere() -> None:
     nodes = ("a", "b", "c")
-    rounds = {tuple(islice(in_turn(nodes), 4)) for _ in range(200)}
+    rounds = {tuple(islice(round_robin(nodes), 4)) for _ in range(200)}
     assert rounds == {("a", "b", "c", "a"), ("b", "c", "a", "b"), ("c", "a", "b", "c")}
 
 
@@ -42,4 +42,4 @@ def test_nodes_take_turns_and_each_client_begins_somewhere() -> None:
     ],
 )
 def test_no_password_is_shown(urls: str, said: str) -> None:
-    assert shown(urls) == said
+    assert without_password(urls) == said

@@ -13,16 +13,15 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.caller import Caller
 from quintain.client import amqp_transport, cancellation
-from quintain.client.amqp_transport import AmqpTransport, routing_key
+from quintain.client.amqp_transport import AmqpTransport, invoke_routing_key
 from quintain.client.client import Client
 from quintain.client.connect import connect
-from quintain.client.transport import BatchItem, unspent
+from quintain.client.transport import BatchItem, is_uncharged
 from quintain.clock import Clock
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.metadata import (
+from quintain.contracts.session import (
     CallsCancelled,
     CallsReleased,
     CallsReserved,
@@ -49,7 +48,8 @@ from quintain.errors import (
     UnknownTarget,
 )
 from quintain.routes import REQUEST_ID_HEADER
-from quintain.service import reply
+from quintain.rpc.client import RpcClient
+from quintain.rpc.server import send_reply
 from quintain.topology import (
     INVOKE,
     METADATA_QUEUE,
@@ -76,13 +76,13 @@ async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
         yield fleet
 
 
-class Metadata:
+class ScriptedMetadata:
     """The metadata service as a test wants it: keeps what it is asked, and answers as it is told, or not at all."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self.asked: asyncio.Queue[Delivery] = asyncio.Queue()
-        self.answers: dict[str, Callable[[bytes], Message | Fault | None]] = {
+        self.requests: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.replies: dict[str, Callable[[bytes], Message | Fault | None]] = {
             "info": lambda _: INFO,
             "reserve": lambda body: CallsReserved(granted=len(ReserveCalls.from_wire(body).request_ids)),
             "release": lambda body: CallsReleased(released=len(ReleaseCalls.from_wire(body).request_ids)),
@@ -91,29 +91,29 @@ class Metadata:
 
     async def start(self) -> None:
         await self._bus.declare(METADATA_TOPOLOGY)
-        await self._bus.consume(METADATA_QUEUE, self._answer, prefetch=100)
+        await self._bus.consume(METADATA_QUEUE, self._on_request, prefetch=100)
 
-    async def cancelled(self) -> list[str]:
+    async def next_cancelled(self) -> list[str]:
         """The request ids of the next cancellation."""
-        return CancelCalls.from_wire((await self._next("cancel")).body).request_ids
+        return CancelCalls.from_wire((await self._next_request("cancel")).body).request_ids
 
-    async def reserved(self) -> list[str]:
+    async def next_reserved(self) -> list[str]:
         """The request ids of the next reservation."""
-        return ReserveCalls.from_wire((await self._next("reserve")).body).request_ids
+        return ReserveCalls.from_wire((await self._next_request("reserve")).body).request_ids
 
-    async def _next(self, operation: str) -> Delivery:
+    async def _next_request(self, operation: str) -> Delivery:
         async with asyncio.timeout(5):
-            delivery = await self.asked.get()
+            delivery = await self.requests.get()
         assert delivery.routing_key == operation
         return delivery
 
-    async def _answer(self, delivery: Delivery) -> None:
+    async def _on_request(self, delivery: Delivery) -> None:
         await delivery.ack()
         if delivery.routing_key != "info":
-            self.asked.put_nowait(delivery)
-        answer = self.answers[delivery.routing_key](delivery.body)
+            self.requests.put_nowait(delivery)
+        answer = self.replies[delivery.routing_key](delivery.body)
         if answer is not None:
-            await reply(self._bus, delivery, answer)
+            await send_reply(self._bus, delivery, answer)
 
 
 INFO = Info(
@@ -128,43 +128,43 @@ INFO = Info(
 )
 
 
-class Alone:
+class LoneClient:
     """A client beside a broker on which nobody serves: what it publishes can be looked at."""
 
     def __init__(self) -> None:
         self.memory = MemoryBroker()
         self.bus: MemoryBus = self.memory.connect()
-        self.caller = Caller(self.bus)
+        self.rpc_client = RpcClient(self.bus)
         self.clock = Clock()
-        self.client = Client(AmqpTransport(self.caller, SessionToken.mint().text, self.clock))
-        self.seen: asyncio.Queue[Delivery] = asyncio.Queue()
-        self.metadata = Metadata(self.memory.connect())
+        self.client = Client(AmqpTransport(self.rpc_client, SessionToken.mint().text, self.clock))
+        self.deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.metadata = ScriptedMetadata(self.memory.connect())
 
     async def start(self) -> None:
         await self.bus.declare(target_topology("a"))
         await self.metadata.start()
-        await self.caller.start()
+        await self.rpc_client.start()
 
-    async def watch(self) -> None:
-        async def take(delivery: Delivery) -> None:
+    async def consume_target_queue(self) -> None:
+        async def on_delivery(delivery: Delivery) -> None:
             await delivery.ack()
-            self.seen.put_nowait(delivery)
+            self.deliveries.put_nowait(delivery)
 
-        await self.bus.consume(target_queue("a"), take, prefetch=1000)
+        await self.bus.consume(target_queue("a"), on_delivery, prefetch=1000)
 
-    async def ids(self, calls: int) -> list[str]:
+    async def next_request_ids(self, calls: int) -> list[str]:
         """The request ids of the next calls that arrive."""
         async with asyncio.timeout(5):
-            return [str((await self.seen.get()).headers[REQUEST_ID_HEADER]) for _ in range(calls)]
+            return [str((await self.deliveries.get()).headers[REQUEST_ID_HEADER]) for _ in range(calls)]
 
 
 @pytest.fixture
-async def alone() -> AsyncIterator[Alone]:
-    alone = Alone()
+async def lone_client() -> AsyncIterator[LoneClient]:
+    alone = LoneClient()
     await alone.start()
     yield alone
     await alone.client.close()
-    await alone.caller.close()
+    await alone.rpc_client.close()
     await alone.bus.close()
     alone.memory.close()
 
@@ -194,7 +194,7 @@ async def test_a_conversation_and_settings_reach_the_target(fleet: MemoryFleet) 
 async def test_a_bad_request_is_said_before_any_io(ask: dict[str, object]) -> None:
     bus = MemoryBroker().connect()
     await bus.close()  # whoever publishes now hears so
-    client = Client(AmqpTransport(Caller(bus), SessionToken.mint().text))
+    client = Client(AmqpTransport(RpcClient(bus), SessionToken.mint().text))
     with pytest.raises(BadRequest, match="question"):
         await client.invoke(**ask)  # type: ignore[arg-type]
 
@@ -289,35 +289,35 @@ async def test_a_child_draws_on_its_parent(fleet: MemoryFleet) -> None:
 
 
 async def test_nobody_in_time_is_expired_and_may_have_been_charged(
-    alone: Alone, monkeypatch: pytest.MonkeyPatch
+    lone_client: LoneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amqp_transport, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(amqp_transport, "REPLY_GRACE_SECONDS", 0.05)
     with pytest.raises(Expired) as expired:
-        await alone.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
+        await lone_client.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
     assert (expired.value.charged, expired.value.retryable) == (True, False)
-    assert alone.caller.in_flight == 0
+    assert lone_client.rpc_client.in_flight == 0
 
 
-async def test_a_full_queue_is_overloaded_and_says_when_to_come_again(alone: Alone) -> None:
+async def test_a_full_queue_is_overloaded_and_says_when_to_come_again(lone_client: LoneClient) -> None:
     tiny = dataclasses.replace(target_queue("tiny"), max_length=1)
-    await alone.bus.declare(Topology((), (tiny,), (Binding(INVOKE, tiny, "tiny"),)))
-    first = asyncio.get_running_loop().create_task(alone.client.invoke("x", target="tiny"))
-    while not alone.memory.queue(tiny.name).full:
+    await lone_client.bus.declare(Topology((), (tiny,), (Binding(INVOKE, tiny, "tiny"),)))
+    first = asyncio.get_running_loop().create_task(lone_client.client.invoke("x", target="tiny"))
+    while not lone_client.memory.queue(tiny.name).is_full:
         await asyncio.sleep(0)
     with pytest.raises(Overloaded) as overloaded:
-        await alone.client.invoke("y", target="tiny")
+        await lone_client.client.invoke("y", target="tiny")
     assert (overloaded.value.retryable, overloaded.value.retry_after_ms) == (True, 1000)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_a_request_on_the_wire_is_the_protocols(alone: Alone) -> None:
-    await alone.watch()
-    alone.clock.learn(5_000_000)  # the metadata service's clock is far from ours
+async def test_a_request_on_the_wire_is_the_protocols(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
+    lone_client.clock.synchronize(5_000_000)  # the metadata service's clock is far from ours
     asking = asyncio.get_running_loop().create_task(
-        alone.client.send(InvokeRequest(question="x", target="a"), request_id="mine", deadline_seconds=30)
+        lone_client.client.send(InvokeRequest(question="x", target="a"), request_id="mine", deadline_seconds=30)
     )
-    seen = await alone.seen.get()
+    seen = await lone_client.deliveries.get()
     assert (seen.exchange, seen.routing_key, seen.type) == ("quintain.invoke", "a", "invoke")
     assert seen.body == b'{"question":"x","target":"a"}'
     headers = dict(seen.headers)
@@ -325,15 +325,15 @@ async def test_a_request_on_the_wire_is_the_protocols(alone: Alone) -> None:
     assert 4_999_000 < int(str(headers.pop("timestamp_in_ms"))) < 5_001_000
     assert headers.keys() == {"x-quintain-session", "x-quintain-request-id", "x-quintain-protocol"}
     assert (headers["x-quintain-request-id"], headers["x-quintain-protocol"]) == ("mine", 1)
-    assert seen.reply_to == alone.caller.reply_key
+    assert seen.reply_to == lone_client.rpc_client.reply_key
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_each_call_has_a_request_id_of_its_own(alone: Alone) -> None:
-    await alone.watch()
-    asking = [asyncio.get_running_loop().create_task(alone.client.invoke("x", target="a")) for _ in range(5)]
-    seen = [await alone.seen.get() for _ in asking]
+async def test_each_call_has_a_request_id_of_its_own(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
+    asking = [asyncio.get_running_loop().create_task(lone_client.client.invoke("x", target="a")) for _ in range(5)]
+    seen = [await lone_client.deliveries.get() for _ in asking]
     assert len({str(one.headers["x-quintain-request-id"]) for one in seen}) == 5
     assert len({one.correlation_id for one in seen}) == 5
     for one in asking:
@@ -353,7 +353,7 @@ async def test_each_call_has_a_request_id_of_its_own(alone: Alone) -> None:
     ],
 )
 def test_only_what_can_be_a_target_is_an_address(names: dict[str, str], key: str) -> None:
-    assert routing_key(InvokeRequest.model_validate({"question": "x", **names})) == key
+    assert invoke_routing_key(InvokeRequest.model_validate({"question": "x", **names})) == key
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_only_what_can_be_a_target_is_an_address(names: dict[str, str], key: str
     ],
 )
 def test_a_reservation_is_given_back_where_nothing_was_charged(item: BatchItem, free: bool) -> None:
-    assert unspent(item) is free
+    assert is_uncharged(item) is free
 
 
 async def test_connecting_proves_the_token_and_takes_the_fleets_clock(fleet: MemoryFleet) -> None:
@@ -381,106 +381,110 @@ async def test_connecting_without_a_token_says_how_to_get_one(monkeypatch: pytes
             pytest.fail("there is nothing to connect with")
 
 
-def started(coroutine: Coroutine[Any, Any, Returned]) -> asyncio.Task[Returned]:
+def start(coroutine: Coroutine[Any, Any, Returned]) -> asyncio.Task[Returned]:
     return asyncio.get_running_loop().create_task(coroutine)
 
 
-async def ended(*tasks: asyncio.Task[Returned]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Task[Returned]) -> None:
     """Cancel these, and see that they ended so."""
     for task in tasks:
         task.cancel()
     assert {type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)} == {asyncio.CancelledError}
 
 
-async def test_cancel_takes_calls_back_and_says_how_many(alone: Alone) -> None:
-    alone.metadata.answers["cancel"] = lambda _: CallsCancelled(cancelled=1)
-    assert await alone.client.cancel(["x", "y"]) == 1
-    assert await alone.metadata.cancelled() == ["x", "y"]
-    assert await alone.client.cancel([]) == 0
-    assert alone.metadata.asked.empty()
+async def test_cancel_takes_calls_back_and_says_how_many(lone_client: LoneClient) -> None:
+    lone_client.metadata.replies["cancel"] = lambda _: CallsCancelled(cancelled=1)
+    assert await lone_client.client.cancel(["x", "y"]) == 1
+    assert await lone_client.metadata.next_cancelled() == ["x", "y"]
+    assert await lone_client.client.cancel([]) == 0
+    assert lone_client.metadata.requests.empty()
 
 
-async def test_who_is_cancelled_while_it_waits_takes_its_call_back(alone: Alone) -> None:
-    await alone.watch()
-    asking = started(alone.client.invoke("x", target="a"))
-    ids = await alone.ids(1)
-    await ended(asking)
-    assert await alone.metadata.cancelled() == ids
+async def test_who_is_cancelled_while_it_waits_takes_its_call_back(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
+    asking = start(lone_client.client.invoke("x", target="a"))
+    ids = await lone_client.next_request_ids(1)
+    await cancel_and_wait(asking)
+    assert await lone_client.metadata.next_cancelled() == ids
 
 
-async def test_a_timeout_of_the_callers_own_takes_the_call_back(alone: Alone) -> None:
-    await alone.watch()
+async def test_a_timeout_of_the_callers_own_takes_the_call_back(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await alone.client.send(InvokeRequest(question="x", target="a"))
-    assert await alone.metadata.cancelled() == await alone.ids(1)
+            await lone_client.client.send(InvokeRequest(question="x", target="a"))
+    assert await lone_client.metadata.next_cancelled() == await lone_client.next_request_ids(1)
 
 
-async def test_calls_that_end_together_are_taken_back_together(alone: Alone) -> None:
-    await alone.watch()
+async def test_calls_that_end_together_are_taken_back_together(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
 
     async def fail(after: int) -> None:
-        seen.extend(await alone.ids(after))
+        seen.extend(await lone_client.next_request_ids(after))
         raise LookupError
 
     seen: list[str] = []
     with pytest.raises(ExceptionGroup):
         async with asyncio.TaskGroup() as group:
             for number in range(50):
-                group.create_task(alone.client.invoke(str(number), target="a"))
+                group.create_task(lone_client.client.invoke(str(number), target="a"))
             group.create_task(fail(50))
-    assert sorted(await alone.metadata.cancelled()) == sorted(seen)
-    await alone.client.close()
-    assert alone.metadata.asked.empty()
+    assert sorted(await lone_client.metadata.next_cancelled()) == sorted(seen)
+    await lone_client.client.close()
+    assert lone_client.metadata.requests.empty()
 
 
-async def test_a_call_under_an_id_of_the_callers_own_goes_on(alone: Alone) -> None:
-    await alone.watch()
-    asking = started(alone.client.send(InvokeRequest(question="x", target="a"), request_id="mine"))
-    assert await alone.ids(1) == ["mine"]
-    await ended(asking)
-    await alone.client.close()
-    assert alone.metadata.asked.empty()
+async def test_a_call_under_an_id_of_the_callers_own_goes_on(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
+    asking = start(lone_client.client.send(InvokeRequest(question="x", target="a"), request_id="mine"))
+    assert await lone_client.next_request_ids(1) == ["mine"]
+    await cancel_and_wait(asking)
+    await lone_client.client.close()
+    assert lone_client.metadata.requests.empty()
 
 
-async def test_a_deadline_that_passes_takes_nothing_back(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_transport, "GRACE_SECONDS", 0.05)
+async def test_a_deadline_that_passes_takes_nothing_back(
+    lone_client: LoneClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amqp_transport, "REPLY_GRACE_SECONDS", 0.05)
     with pytest.raises(Expired):
-        await alone.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
-    await alone.client.close()
-    assert alone.metadata.asked.empty()
+        await lone_client.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
+    await lone_client.client.close()
+    assert lone_client.metadata.requests.empty()
 
 
-async def test_a_cancelled_batch_takes_back_what_runs_and_what_is_only_reserved(alone: Alone) -> None:
-    await alone.watch()
-    batch = started(alone.client.invoke_batch([*({"question": str(n), "target": "a"} for n in range(5)), {"bad": 1}]))
-    reserved = await alone.metadata.reserved()
-    running = await alone.ids(5)
-    await ended(batch)
-    assert await alone.metadata.cancelled() == reserved
+async def test_a_cancelled_batch_takes_back_what_runs_and_what_is_only_reserved(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
+    batch = start(
+        lone_client.client.invoke_batch([*({"question": str(n), "target": "a"} for n in range(5)), {"bad": 1}])
+    )
+    reserved = await lone_client.metadata.next_reserved()
+    running = await lone_client.next_request_ids(5)
+    await cancel_and_wait(batch)
+    assert await lone_client.metadata.next_cancelled() == reserved
     assert set(reserved) > set(running)
-    await alone.client.close()
-    assert alone.metadata.asked.empty()
+    await lone_client.client.close()
+    assert lone_client.metadata.requests.empty()
 
 
-async def test_a_cancelled_reservation_is_given_back(alone: Alone) -> None:
-    alone.metadata.answers["reserve"] = lambda _: None
-    reserving = started(alone.client.reserve(3))
-    ids = await alone.metadata.reserved()
-    await ended(reserving)
-    assert await alone.metadata.cancelled() == ids
+async def test_a_cancelled_reservation_is_given_back(lone_client: LoneClient) -> None:
+    lone_client.metadata.replies["reserve"] = lambda _: None
+    reserving = start(lone_client.client.reserve(3))
+    ids = await lone_client.metadata.next_reserved()
+    await cancel_and_wait(reserving)
+    assert await lone_client.metadata.next_cancelled() == ids
 
 
-async def answered(alone: Alone, calls: int) -> None:
+async def answer_calls(lone_client: LoneClient, calls: int) -> None:
     """Answer so many calls with their question."""
     for _ in range(calls):
-        seen = await alone.seen.get()
+        seen = await lone_client.deliveries.get()
         text = InvokeRequest.from_wire(seen.body).question or ""
-        await reply(alone.bus, seen, Result(output=[], raw_text=text, target="a", call_count=1, max_calls=9))
+        await send_reply(lone_client.bus, seen, Result(output=[], raw_text=text, target="a", call_count=1, max_calls=9))
 
 
-async def test_a_batch_takes_requests_mappings_and_plain_questions(alone: Alone) -> None:
-    await alone.watch()
+async def test_a_batch_takes_requests_mappings_and_plain_questions(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
     items: list[object] = [
         InvokeRequest(question="request", target="a"),
         {"question": "mapping", "target": "a", "systemPrompt": "p", "metadata": None},
@@ -490,8 +494,8 @@ async def test_a_batch_takes_requests_mappings_and_plain_questions(alone: Alone)
         7,
         "",
     ]
-    serving = started(answered(alone, 4))
-    got = await alone.client.invoke_batch(items)  # type: ignore[arg-type]
+    serving = start(answer_calls(lone_client, 4))
+    got = await lone_client.client.invoke_batch(items)  # type: ignore[arg-type]
     assert [item.result.raw_text if item.result else type(item.fault) for item in got] == [
         "request",
         "mapping",
@@ -502,86 +506,86 @@ async def test_a_batch_takes_requests_mappings_and_plain_questions(alone: Alone)
         BadRequest,
     ]
     assert "question" in str(got[3].fault)
-    reserved = await alone.metadata.reserved()
-    released = ReleaseCalls.from_wire((await alone.metadata.asked.get()).body).request_ids
+    reserved = await lone_client.metadata.next_reserved()
+    released = ReleaseCalls.from_wire((await lone_client.metadata.requests.get()).body).request_ids
     assert released == [reserved[number] for number in (3, 5, 6)]
     await serving
 
 
-async def test_a_text_is_no_batch_of_letters(alone: Alone) -> None:
+async def test_a_text_is_no_batch_of_letters(lone_client: LoneClient) -> None:
     with pytest.raises(BadRequest, match="a list of requests"):
-        await alone.client.invoke_batch("what?")
-    assert alone.metadata.asked.empty()
+        await lone_client.client.invoke_batch("what?")
+    assert lone_client.metadata.requests.empty()
 
 
 async def test_answers_are_not_lost_where_a_reservation_cannot_be_given_back(
-    alone: Alone, caplog: pytest.LogCaptureFixture
+    lone_client: LoneClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await alone.watch()
-    alone.metadata.answers["release"] = lambda _: BudgetUnavailable()
-    serving = started(answered(alone, 1))
-    good, bad = await alone.client.invoke_batch([{"question": "x", "target": "a"}, {}])
+    await lone_client.consume_target_queue()
+    lone_client.metadata.replies["release"] = lambda _: BudgetUnavailable()
+    serving = start(answer_calls(lone_client, 1))
+    good, bad = await lone_client.client.invoke_batch([{"question": "x", "target": "a"}, {}])
     assert good.result is not None
     assert isinstance(bad.fault, BadRequest)
     assert "1 reservations could not be given back" in caplog.text
     await serving
 
 
-async def test_leaving_a_connection_finishes_taking_back(alone: Alone) -> None:
-    await alone.watch()
+async def test_leaving_a_connection_finishes_taking_back(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
     token = SessionToken.mint().text
     before = asyncio.all_tasks()
-    async with connect("memory://", token, memory=alone.memory) as client:
-        asking = started(client.invoke("x", target="a"))
-        ids = await alone.ids(1)
-        await ended(asking)
-    assert alone.metadata.asked.qsize() == 1
-    assert await alone.metadata.cancelled() == ids
+    async with connect("memory://", token, memory=lone_client.memory) as client:
+        asking = start(client.invoke("x", target="a"))
+        ids = await lone_client.next_request_ids(1)
+        await cancel_and_wait(asking)
+    assert lone_client.metadata.requests.qsize() == 1
+    assert await lone_client.metadata.next_cancelled() == ids
     assert asyncio.all_tasks() == before
 
 
 async def test_a_fleet_that_does_not_answer_holds_nobody_who_leaves(
-    alone: Alone, monkeypatch: pytest.MonkeyPatch
+    lone_client: LoneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancellation, "CANCEL_SECONDS", 0.05)
-    await alone.watch()
-    alone.metadata.answers["cancel"] = lambda _: None
+    monkeypatch.setattr(cancellation, "CANCEL_TIMEOUT_SECONDS", 0.05)
+    await lone_client.consume_target_queue()
+    lone_client.metadata.replies["cancel"] = lambda _: None
     before = asyncio.all_tasks()
-    async with asyncio.timeout(2), connect("memory://", SessionToken.mint().text, memory=alone.memory) as client:
-        asking = [started(client.invoke("x", target="a")) for _ in range(10)]
-        await alone.ids(10)
-        await ended(*asking)
-    assert alone.metadata.asked.qsize() == 1
+    async with asyncio.timeout(2), connect("memory://", SessionToken.mint().text, memory=lone_client.memory) as client:
+        asking = [start(client.invoke("x", target="a")) for _ in range(10)]
+        await lone_client.next_request_ids(10)
+        await cancel_and_wait(*asking)
+    assert lone_client.metadata.requests.qsize() == 1
     assert asyncio.all_tasks() == before
 
 
 @pytest.mark.parametrize("answer", [Unauthorized(), BudgetUnavailable()])
-async def test_a_refused_cancellation_is_nobodys_error(alone: Alone, answer: Fault) -> None:
-    await alone.watch()
-    alone.metadata.answers["cancel"] = lambda _: answer
-    asking = started(alone.client.invoke("x", target="a"))
-    await alone.ids(1)
-    await ended(asking)
-    await alone.client.close()
-    assert alone.metadata.asked.qsize() == 1
+async def test_a_refused_cancellation_is_nobodys_error(lone_client: LoneClient, answer: Fault) -> None:
+    await lone_client.consume_target_queue()
+    lone_client.metadata.replies["cancel"] = lambda _: answer
+    asking = start(lone_client.client.invoke("x", target="a"))
+    await lone_client.next_request_ids(1)
+    await cancel_and_wait(asking)
+    await lone_client.client.close()
+    assert lone_client.metadata.requests.qsize() == 1
 
 
-async def test_two_hundred_calls_a_lost_reply_queue_and_the_end_leave_nothing_behind(alone: Alone) -> None:
-    await alone.watch()
-    tasks, queues = asyncio.all_tasks(), set(alone.memory._queues)
-    async with connect("memory://", SessionToken.mint().text, memory=alone.memory) as client:
-        asking = [started(client.invoke(str(number), target="a")) for number in range(200)]
-        await answered(alone, 80)
+async def test_two_hundred_calls_a_lost_reply_queue_and_the_end_leave_nothing_behind(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
+    tasks, queues = asyncio.all_tasks(), set(lone_client.memory._queues)
+    async with connect("memory://", SessionToken.mint().text, memory=lone_client.memory) as client:
+        asking = [start(client.invoke(str(number), target="a")) for number in range(200)]
+        await answer_calls(lone_client, 80)
         await asyncio.gather(*asking[:80])
-        (lost,) = set(alone.memory._queues) - queues
-        alone.memory.delete_queue(lost)
+        (lost,) = set(lone_client.memory._queues) - queues
+        lone_client.memory.delete_queue(lost)
         for _ in asking[80:]:
-            await alone.seen.get()  # the first time, into the queue that was lost
-        await answered(alone, 60)
+            await lone_client.deliveries.get()  # the first time, into the queue that was lost
+        await answer_calls(lone_client, 60)
         await asyncio.gather(*asking[80:140])
-        await ended(*asking[140:])
-    assert len(await alone.metadata.cancelled()) == 60
-    assert set(alone.memory._queues) == queues
+        await cancel_and_wait(*asking[140:])
+    assert len(await lone_client.metadata.next_cancelled()) == 60
+    assert set(lone_client.memory._queues) == queues
     assert asyncio.all_tasks() == tasks
 
 
@@ -594,29 +598,29 @@ async def slow_fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
         yield fleet
 
 
-async def until(client: Client, reached: Callable[[Info], bool]) -> Info:
+async def wait_for_counters(client: Client, condition: Callable[[Info], bool]) -> Info:
     """The session's counters, when they have come this far."""
     async with asyncio.timeout(10):
-        while not reached(info := await client.get_info()):
+        while not condition(info := await client.get_info()):
             await asyncio.sleep(0.02)
     return info
 
 
 async def test_a_client_that_leaves_does_not_leave_the_provider_working(slow_fleet: MemoryFleet) -> None:
-    session = await slow_fleet.open("slow")
+    session = await slow_fleet.open_session("slow")
     async with connect("memory://", session.token, memory=slow_fleet.running.memory) as client:
-        asking = [started(client.invoke(str(number))) for number in range(5)]
-        await until(client, lambda info: info.running == 2)
-        await ended(*asking)
+        asking = [start(client.invoke(str(number))) for number in range(5)]
+        await wait_for_counters(client, lambda info: info.running == 2)
+        await cancel_and_wait(*asking)
     async with connect("memory://", session.token, memory=slow_fleet.running.memory) as client:
-        info = await until(client, lambda info: info.running == 0)
+        info = await wait_for_counters(client, lambda info: info.running == 0)
         # What waited cost nothing; of what ran the ledger has the word.
         assert info.call_count <= 2
 
 
 async def test_a_batch_that_is_left_gives_back_what_it_had_reserved(slow_fleet: MemoryFleet) -> None:
     async with slow_fleet.client("slow", max_calls=5) as client:
-        batch = started(client.invoke_batch([str(number) for number in range(5)]))
-        await until(client, lambda info: (info.running, info.reserved) == (2, 3))
-        await ended(batch)
-        assert (await until(client, lambda info: info.running == 0)).reserved == 0
+        batch = start(client.invoke_batch([str(number) for number in range(5)]))
+        await wait_for_counters(client, lambda info: (info.running, info.reserved) == (2, 3))
+        await cancel_and_wait(batch)
+        assert (await wait_for_counters(client, lambda info: info.running == 0)).reserved == 0

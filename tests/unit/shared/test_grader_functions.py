@@ -81,5 +81,5 @@ def test_a_parameter_that_no_grader_is_given_is_refused_at_once(function: Callab
 
 def test_the_question_of_a_conversation_is_what_the_user_said_last() -> None:
     turns = [ChatMessage(role="user", content="one"), ChatMessage(role="user", content=[{"text": "two"}])]
-    assert Case(id="1", messages=turns).asked == "two"
-    assert Case(id="1", question="q").asked == "q"
+    assert Case(id="1", messages=turns).question_text == "two"
+    assert Case(id="1", question="q").question_text == "q"

@@ -13,7 +13,7 @@ import pytest
 from quintain import logs
 from quintain.errors import ConfigError
 from quintain.settings import read_log_settings
-from quintain.telemetry.conventions import Opening
+from quintain.telemetry.semconv import SpanStart
 from quintain.telemetry.spans import span
 
 THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
@@ -33,15 +33,15 @@ def lines(form: logging.Formatter, write: object) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def about_a_call(log: logging.Logger) -> None:
-    with span(Opening("work"), parent=THEIRS), logs.about(request_id="r-1", session_id="s-1", run_id="run-1"):
-        with logs.about(target="echo", request_id=None):
+def log_in_call(log: logging.Logger) -> None:
+    with span(SpanStart("work"), parent=THEIRS), logs.log_context(request_id="r-1", session_id="s-1", run_id="run-1"):
+        with logs.log_context(target="echo", request_id=None):
             log.warning("It happened %d times", 3)
         log.info("after")
 
 
 def test_a_line_of_json_says_which_call_it_is_about() -> None:
-    first, second = (json.loads(line) for line in lines(logs.JsonLines(), about_a_call))
+    first, second = (json.loads(line) for line in lines(logs.JsonFormatter(), log_in_call))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
     assert first == {
         "level": "warning",
@@ -57,26 +57,26 @@ def test_a_line_of_json_says_which_call_it_is_about() -> None:
 
 
 def test_a_line_of_text_says_it_briefly() -> None:
-    first, _ = lines(logs.TextLines(), about_a_call)
+    first, _ = lines(logs.TextFormatter(), log_in_call)
     words = f"WARNING quintain_test It happened 3 times [call=r-1 session=s-1 run=run-1 target=echo trace={'ab' * 16}]"
     assert first.endswith(words)
 
 
 def test_without_a_call_there_is_nothing_to_say() -> None:
-    [line] = lines(logs.TextLines(), lambda log: log.error("alone"))
+    [line] = lines(logs.TextFormatter(), lambda log: log.error("alone"))
     assert line.endswith(" ERROR quintain_test alone")
 
 
-@pytest.mark.parametrize("form", [logs.TextLines(), logs.JsonLines()], ids=["text", "json"])
+@pytest.mark.parametrize("form", [logs.TextFormatter(), logs.JsonFormatter()], ids=["text", "json"])
 def test_hostile_text_forges_no_line_and_steers_no_terminal(form: logging.Formatter) -> None:
     def write(log: logging.Logger) -> None:
-        with logs.about(request_id=HOSTILE, session_id="s" * 10_000):
+        with logs.log_context(request_id=HOSTILE, session_id="s" * 10_000):
             log.error("about %s", HOSTILE)
 
     [line] = lines(form, write)
     assert line.isprintable()
     assert len(line) < 1000
-    if isinstance(form, logs.JsonLines):
+    if isinstance(form, logs.JsonFormatter):
         assert json.loads(line)["requestId"] == HOSTILE
 
 
@@ -87,22 +87,22 @@ def test_a_traceback_in_text_is_indented_and_in_json_a_field() -> None:
         except ValueError:
             log.exception("failed")
 
-    first, *rest = lines(logs.TextLines(), write)
+    first, *rest = lines(logs.TextFormatter(), write)
     assert first.endswith("failed")
     assert len(rest) > 2
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
-    [line] = lines(logs.JsonLines(), write)
+    [line] = lines(logs.JsonFormatter(), write)
     assert "ValueError" in json.loads(line)["exception"]
 
 
 async def test_each_task_has_the_ids_of_its_own_call() -> None:
     async def call(number: int) -> dict[str, str]:
-        with logs.about(request_id=f"r-{number}"):
+        with logs.log_context(request_id=f"r-{number}"):
             await asyncio.sleep(0)
-            return logs.ids()
+            return logs.current_ids()
 
     assert await asyncio.gather(call(1), call(2)) == [{"requestId": "r-1"}, {"requestId": "r-2"}]
-    assert logs.ids() == {}
+    assert logs.current_ids() == {}
 
 
 def test_the_environment_says_form_and_level() -> None:

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from quintain.contracts import invoke, ledger, metadata
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage, text_of
+from quintain.contracts import invoke, ledger
+from quintain.contracts import session as session_messages
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage, content_text
 from quintain.contracts.message import Message
-from quintain.contracts.names import request_id_in
+from quintain.contracts.strings import sanitize_request_id
 from quintain.errors import BadRequest
 
 SECRET = "hunter2 and its prompt"
@@ -20,7 +21,7 @@ SECRET = "hunter2 and its prompt"
 EVERY_MESSAGE = sorted(
     {
         kind
-        for module in (invoke, ledger, metadata)
+        for module in (invoke, ledger, session_messages)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
     },
@@ -50,7 +51,7 @@ def test_null_means_absent() -> None:
     nothing = json.dumps({"question": "x", **dict.fromkeys(("systemPrompt", "target", "settings", "metadata"))})
     assert InvokeRequest.from_wire(nothing) == InvokeRequest(question="x")
     ask = b'{"defaultTarget": "a", "maxCalls": null, "allowedTargets": null, "label": null}'
-    assert metadata.OpenSession.from_wire(ask) == metadata.OpenSession(default_target="a")
+    assert session_messages.OpenSession.from_wire(ask) == session_messages.OpenSession(default_target="a")
 
 
 def test_what_is_absent_is_not_written() -> None:
@@ -124,29 +125,29 @@ def test_any_request_arrives_as_it_was_sent(question: str, prompt: str | None, m
         (InvokeRequest, b"\xff\xfe", "The body is not JSON: "),
         (InvokeRequest, b"", "The body is not JSON: "),
         (InvokeRequest, "[" * 100_000, "The body is not JSON: "),
-        (metadata.OpenSession, "{}", "Missing required field: defaultTarget"),
+        (session_messages.OpenSession, "{}", "Missing required field: defaultTarget"),
         (
-            metadata.OpenSession,
+            session_messages.OpenSession,
             '{"defaultTarget": "a", "expiresInSeconds": 0}',
             "expiresInSeconds: Input should be greater than 0",
         ),
         (
-            metadata.OpenSession,
+            session_messages.OpenSession,
             '{"defaultTarget": "a", "deadlineSeconds": 1501}',
             "deadlineSeconds: Input should be less than or equal to 1500",
         ),
         (
-            metadata.OpenSession,
+            session_messages.OpenSession,
             '{"defaultTarget": "a", "maxCalls": -1}',
             "maxCalls: Input should be greater than or equal to 0",
         ),
         (
-            metadata.OpenSession,
+            session_messages.OpenSession,
             '{"defaultTarget": "a", "label": "x\\u0000"}',
             "label: it holds U+0000, which no ledger keeps",
         ),
         (
-            metadata.ReserveCalls,
+            session_messages.ReserveCalls,
             '{"requestIds": ["\\u0000"], "deadline": 1}',
             "requestIds.0: it holds U+0000, which no ledger keeps",
         ),
@@ -155,7 +156,7 @@ def test_any_request_arrives_as_it_was_sent(question: str, prompt: str | None, m
             '{"workerId": "", "incarnation": "i", "targets": [{"name": "a", "provider": "", "maxConcurrency": 20000}]}',
             "targets.0.maxConcurrency: Input should be less than or equal to 10000",
         ),
-        (ledger.AdmitAnswer, f'{{"items": [], "now": {2**53}}}', f"now: Input should be less than {2**53}"),
+        (ledger.AdmitReply, f'{{"items": [], "now": {2**53}}}', f"now: Input should be less than {2**53}"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_field(kind: type[Message], body: str | bytes, sentence: str) -> None:
@@ -200,35 +201,35 @@ def test_a_sentence_is_short_however_long_the_key_it_names() -> None:
 
 @pytest.mark.parametrize("text", ["r", "-", "ü" * 128, "a b\n"])
 def test_a_request_id_is_kept_as_it_is(text: str) -> None:
-    assert request_id_in(text) == text
+    assert sanitize_request_id(text) == text
 
 
 @pytest.mark.parametrize("text", ["", "x" * 129, "a\0b", "\ud800"])
 def test_what_is_no_request_id_is_kept_as_one_like_it(text: str) -> None:
-    kept = request_id_in(text)
+    kept = sanitize_request_id(text)
     assert kept != text
     assert ledger.CallKey(session_id="s", request_id=kept).to_wire()
 
 
 @pytest.mark.parametrize("name", ["a", "A9", "gpt-4o.mini_1", "x" * 63])
 def test_a_targets_name_may_be_what_the_protocol_says(name: str) -> None:
-    assert metadata.OpenSession(default_target=name).default_target == name
+    assert session_messages.OpenSession(default_target=name).default_target == name
 
 
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "ä", "x" * 64, "a\n", "#", "*", "a.#"])
 def test_a_targets_name_may_be_nothing_else(name: str) -> None:
     with pytest.raises(BadRequest, match="defaultTarget"):
-        metadata.OpenSession.from_wire(json.dumps({"defaultTarget": name}))
+        session_messages.OpenSession.from_wire(json.dumps({"defaultTarget": name}))
 
 
 @pytest.mark.parametrize(("length", "ok"), [(0, False), (1, True), (128, True), (129, False)])
 def test_a_request_id_has_1_to_128_characters(length: int, ok: bool) -> None:
     body = json.dumps({"requestIds": ["x" * length], "deadline": 1})
     if ok:
-        assert metadata.ReserveCalls.from_wire(body).request_ids == ["x" * length]
+        assert session_messages.ReserveCalls.from_wire(body).request_ids == ["x" * length]
     else:
         with pytest.raises(BadRequest, match=r"requestIds\.0"):
-            metadata.ReserveCalls.from_wire(body)
+            session_messages.ReserveCalls.from_wire(body)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_a_request_id_has_1_to_128_characters(length: int, ok: bool) -> None:
     [(None, None, None), ("a", None, "a"), (None, "b", "b"), ("a", "a", "a"), ("", None, "")],
 )
 def test_a_target_may_be_named_in_either_spelling(target: str | None, provider: str | None, names: str | None) -> None:
-    assert InvokeRequest(question="x", target=target, provider=provider).names == names
+    assert InvokeRequest(question="x", target=target, provider=provider).requested_target == names
 
 
 def test_a_question_is_a_conversation_of_one_with_the_system_prompt_first() -> None:
@@ -253,8 +254,8 @@ def test_the_text_of_parts_is_the_text_parts_joined() -> None:
         {"text": "b"},
         {"text": 7},
     ]
-    assert text_of(parts) == "ab"
-    assert text_of("as it is") == "as it is"
+    assert content_text(parts) == "ab"
+    assert content_text("as it is") == "as it is"
 
 
 def test_token_counts_add_up_and_stay_unknown_where_nobody_counted() -> None:

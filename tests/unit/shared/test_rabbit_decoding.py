@@ -9,15 +9,15 @@ import pytest
 from pamqp import decode
 from pamqp.commands import Basic
 
-from quintain.bus.rabbit_decoding import EPOCH, tolerate_strangers
+from quintain.bus.rabbit_connection import EPOCH, install_tolerant_decoders
 
 HEADERS, CORRELATION_ID, REPLY_TO, TIMESTAMP = 1 << 13, 1 << 10, 1 << 9, 1 << 6
 
 
 @pytest.fixture(autouse=True)
-def tolerant() -> Iterator[None]:
+def tolerant_decoders() -> Iterator[None]:
     methods, table = dict(decode.METHODS), dict(decode.TABLE_MAPPING)
-    tolerate_strangers()
+    install_tolerant_decoders()
     yield
     decode.METHODS.update(methods)
     decode.TABLE_MAPPING.update(table)

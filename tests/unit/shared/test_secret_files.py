@@ -73,13 +73,13 @@ def test_a_reference_of_the_configuration_is_read_from_its_file(file: Path, tmp_
     path = tmp_path / "quintain.yaml"
     path.write_text("targets: {a: {provider: openai, model: m, api_key: '${{ MY_KEY }}'}}")
     file.write_text("the key\n")
-    resolved = load_config(path).resolved({"MY_KEY_FILE": str(file)})
+    resolved = load_config(path).resolve({"MY_KEY_FILE": str(file)})
     target = resolved.targets["a"]
     assert isinstance(target, OpenAITarget)
     assert target.api_key is not None
     assert target.api_key.get_secret_value() == "the key"
     with pytest.raises(ConfigError, match="MY_KEY_FILE names /nowhere"):
-        load_config(path).resolved({"MY_KEY_FILE": "/nowhere"})
+        load_config(path).resolve({"MY_KEY_FILE": "/nowhere"})
 
 
 def test_who_may_not_have_a_variable_does_not_hear_of_its_file() -> None:

@@ -18,17 +18,24 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings, TokenUsage
 from quintain.errors import BudgetExhausted, ConfigError
 from quintain.settings import read_trace_settings
-from quintain.telemetry import genai, spans
-from quintain.telemetry.context import traceparent_in
-from quintain.telemetry.conventions import ERROR_TYPE, Opening, sent
-from quintain.telemetry.spans import context_headers, joining, past, span, trace_id, traceparent
+from quintain.telemetry import semconv_genai, spans
+from quintain.telemetry.semconv import ERROR_TYPE, SpanStart, publish_span
+from quintain.telemetry.spans import (
+    context_headers,
+    current_trace_id,
+    current_traceparent,
+    record_finished_span,
+    span,
+    span_in_trace,
+)
+from quintain.telemetry.trace_context import valid_traceparent
 
 THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
-WORK = Opening("work")
+WORK = SpanStart("work")
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+def recorded_spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """What a program that set up OpenTelemetry would record."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -38,18 +45,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 
 def test_where_nobody_records_what_came_is_passed_on_as_it_is() -> None:
-    assert traceparent() is None
+    assert current_traceparent() is None
     assert context_headers() == {}
     with span(WORK, parent=THEIRS) as one:
-        assert not one.recorded
-        one.tell({"anything": 1})
-        one.fail("whatever")
+        assert not one.is_recording
+        one.set_attributes({"anything": 1})
+        one.set_error("whatever")
         one.rename("other")
-        with span(WORK), joining(WORK, "nonsense"):
+        with span(WORK), span_in_trace(WORK, "nonsense"):
             assert context_headers() == {"traceparent": THEIRS}
-            assert trace_id() == "ab" * 16
-        past(WORK, seconds=1)
-    assert traceparent() is None
+            assert current_trace_id() == "ab" * 16
+        record_finished_span(WORK, duration_seconds=1)
+    assert current_traceparent() is None
 
 
 def test_without_the_library_everything_works_as_where_nobody_records() -> None:
@@ -60,12 +67,12 @@ sys.modules["opentelemetry"] = None
 import quintain
 from quintain.settings import TraceSettings
 from quintain.telemetry import export, spans
-from quintain.telemetry.conventions import Opening
+from quintain.telemetry.semconv import SpanStart
 asked = TraceSettings(export=True)
-with export.exporting("test", asked), spans.span(Opening("work"), parent={THEIRS!r}, apart=True) as one:
-    one.tell({{"a": 1}})
-    spans.past(Opening("before"), seconds=1.0)
-    print(spans.traceparent(), one.recorded)
+with export.export_spans("test", asked), spans.span(SpanStart("work"), parent={THEIRS!r}, new_trace=True) as one:
+    one.set_attributes({{"a": 1}})
+    spans.record_finished_span(SpanStart("before"), duration_seconds=1.0)
+    print(spans.current_traceparent(), one.is_recording)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (said.stdout, said.stderr) == (f"{THEIRS} False\n", "")
@@ -77,37 +84,37 @@ def test_a_program_may_set_up_its_tracing_when_spans_were_begun_already() -> Non
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from quintain.telemetry import spans
-from quintain.telemetry.conventions import Opening
+from quintain.telemetry.semconv import SpanStart
 def nobody_makes_it():
     raise AssertionError
 with spans.span(nobody_makes_it) as before:
-    assert not before.recorded
+    assert not before.is_recording
 trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
 for _ in range(2):
-    with spans.span(lambda: Opening("work")) as after:
-        print(after.recorded, after._span.name)
+    with spans.span(lambda: SpanStart("work")) as after:
+        print(after.is_recording, after._span.name)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (said.stdout, said.stderr) == ("True work\n" * 2, "")
 
 
-def test_a_span_belongs_to_what_came_and_what_is_inside_to_it(recorded: InMemorySpanExporter) -> None:
-    with span(WORK, parent=THEIRS), span(Opening("inside")) as inside:
-        assert inside.recorded
-        here = traceparent()
-    with joining(WORK, None):
-        assert traceparent() is None
-    spans = {one.name: one for one in recorded.get_finished_spans()}
-    assert len(recorded.get_finished_spans()) == 2
+def test_a_span_belongs_to_what_came_and_what_is_inside_to_it(recorded_spans: InMemorySpanExporter) -> None:
+    with span(WORK, parent=THEIRS), span(SpanStart("inside")) as inside:
+        assert inside.is_recording
+        here = current_traceparent()
+    with span_in_trace(WORK, None):
+        assert current_traceparent() is None
+    spans = {one.name: one for one in recorded_spans.get_finished_spans()}
+    assert len(recorded_spans.get_finished_spans()) == 2
     assert spans["work"].parent is not None
     assert (spans["work"].parent.span_id, spans["work"].context.trace_id) == (int("cd" * 8, 16), int("ab" * 16, 16))
     assert here == f"00-{'ab' * 16}-{spans['inside'].context.span_id:016x}-01"
 
 
-def test_apart_is_a_trace_of_its_own_with_a_link(recorded: InMemorySpanExporter) -> None:
-    with span(WORK), span(Opening("trial"), apart=True):
+def test_apart_is_a_trace_of_its_own_with_a_link(recorded_spans: InMemorySpanExporter) -> None:
+    with span(WORK), span(SpanStart("trial"), new_trace=True):
         pass
-    trial, work = recorded.get_finished_spans()
+    trial, work = recorded_spans.get_finished_spans()
     assert trial.parent is None
     assert trial.context.trace_id != work.context.trace_id
     assert [link.context.span_id for link in trial.links] == [work.context.span_id]
@@ -122,19 +129,19 @@ def test_apart_is_a_trace_of_its_own_with_a_link(recorded: InMemorySpanExporter)
     ],
 )
 def test_an_error_is_told_by_its_kind_and_never_by_its_words(
-    recorded: InMemorySpanExporter, error: BaseException, told: str
+    recorded_spans: InMemorySpanExporter, error: BaseException, told: str
 ) -> None:
     with pytest.raises(type(error)), span(WORK):
         raise error
-    [one] = recorded.get_finished_spans()
+    [one] = recorded_spans.get_finished_spans()
     assert one.attributes == {ERROR_TYPE: told}
     assert one.status.status_code is trace.StatusCode.ERROR
     assert "words" not in one.to_json()
 
 
-def test_what_is_over_is_told_with_its_duration(recorded: InMemorySpanExporter) -> None:
-    past(WORK, seconds=2.5, parent=THEIRS, failed="throttled")
-    [one] = recorded.get_finished_spans()
+def test_what_is_over_is_told_with_its_duration(recorded_spans: InMemorySpanExporter) -> None:
+    record_finished_span(WORK, duration_seconds=2.5, parent=THEIRS, error_type="throttled")
+    [one] = recorded_spans.get_finished_spans()
     assert one.start_time is not None
     assert one.end_time is not None
     assert one.end_time - one.start_time == 2_500_000_000
@@ -143,7 +150,7 @@ def test_what_is_over_is_told_with_its_duration(recorded: InMemorySpanExporter) 
 
 @given(st.one_of(st.text(max_size=80), st.binary(max_size=80), st.integers(), st.none()))
 def test_no_header_is_more_than_a_context_or_nothing(header: object) -> None:
-    assert traceparent_in(header) in {None, header}
+    assert valid_traceparent(header) in {None, header}
 
 
 @pytest.mark.parametrize(
@@ -162,11 +169,11 @@ def test_no_header_is_more_than_a_context_or_nothing(header: object) -> None:
     ids=lambda header: repr(header)[:20],
 )
 def test_a_malformed_context_is_none(header: object) -> None:
-    assert traceparent_in(header) is None
+    assert valid_traceparent(header) is None
 
 
-def test_what_strangers_chose_is_cut() -> None:
-    opening = sent("quintain.invoke", "k" * 1000, request_id="r" * 1000)
+def test_text_chosen_by_callers_is_truncated() -> None:
+    opening = publish_span("quintain.invoke", "k" * 1000, request_id="r" * 1000)
     assert len(opening.name) < 200
     assert all(len(str(value)) < 200 for value in opening.attributes.values())
 
@@ -175,7 +182,7 @@ def test_a_model_is_told_by_the_conventions_and_its_words_apart() -> None:
     request = InvokeRequest(
         question="secret", system_prompt="secret too", settings=InvokeSettings(temperature=0.5, max_tokens=9)
     )
-    opening = genai.tried("judge", "openai", "gpt-x", request)
+    opening = semconv_genai.provider_span("judge", "openai", "gpt-x", request)
     assert opening.name == "chat gpt-x"
     assert opening.attributes == {
         "gen_ai.operation.name": "chat",
@@ -185,13 +192,13 @@ def test_a_model_is_told_by_the_conventions_and_its_words_apart() -> None:
         "gen_ai.request.max_tokens": 9,
         "quintain.target": "judge",
     }
-    assert genai.tried("bot", "command", None, request).name == "invoke_agent bot"
-    told = genai.answer_told("gpt-x-1", "stop", TokenUsage(input=3, output=4, cached=1))
+    assert semconv_genai.provider_span("bot", "command", None, request).name == "invoke_agent bot"
+    told = semconv_genai.response_attributes("gpt-x-1", "stop", TokenUsage(input=3, output=4, cached=1))
     assert told["gen_ai.usage.cache_read.input_tokens"] == 1
     assert "secret" not in f"{opening}{told}"
-    assert str(genai.question_content(request)).count("secret") == 2
+    assert str(semconv_genai.input_content(request)).count("secret") == 2
     # What is no Unicode would end the export of everything that travels with it.
-    assert str(genai.answer_content("half \ud800", None, None)["gen_ai.output.messages"]).isascii()
+    assert str(semconv_genai.output_content("half \ud800", None, None)["gen_ai.output.messages"]).isascii()
 
 
 @pytest.mark.parametrize(
@@ -207,10 +214,10 @@ def test_a_model_is_told_by_the_conventions_and_its_words_apart() -> None:
 )
 def test_the_standard_variables_switch_it_on(env: dict[str, str], export: bool) -> None:
     settings = read_trace_settings(env)
-    assert (settings.export, settings.content, settings.service_named) == (export, False, False)
+    assert (settings.export, settings.include_content, settings.has_service_name) == (export, False, False)
 
 
 def test_content_is_asked_for_in_one_word() -> None:
-    assert read_trace_settings({"QUINTAIN_TRACE_CONTENT": "true", "OTEL_SERVICE_NAME": "x"}).content
+    assert read_trace_settings({"QUINTAIN_TRACE_CONTENT": "true", "OTEL_SERVICE_NAME": "x"}).include_content
     with pytest.raises(ConfigError, match="QUINTAIN_TRACE_CONTENT is 'yes': it is one of true, false"):
         read_trace_settings({"QUINTAIN_TRACE_CONTENT": "yes"})

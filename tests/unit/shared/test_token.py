@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.contracts.token import SessionToken, digest, mask, same_secret
+from quintain.contracts.token import SessionToken, digest, mask_tokens, same_secret
 from quintain.errors import Unauthorized
 
 DIGITS = string.digits + string.ascii_letters
@@ -87,14 +87,14 @@ def test_printing_a_token_shows_its_id_and_nothing_of_its_secret() -> None:
 def test_masking_takes_every_secret_out_of_a_text(before: str, after: str, kinds: list[str]) -> None:
     tokens = [SessionToken.mint(kind) for kind in kinds]
     text = before + " and ".join(token.text for token in tokens) + after
-    masked = mask(text)
+    masked = mask_tokens(text)
     for token in tokens:
         assert secret_of(token) not in masked
         assert f"qtn_{token.kind}_{token.id}_…" in masked
 
 
 def test_masking_leaves_other_text_alone() -> None:
-    assert mask("qtn_ses_short and amqp://user@host/qtn") == "qtn_ses_short and amqp://user@host/qtn"
+    assert mask_tokens("qtn_ses_short and amqp://user@host/qtn") == "qtn_ses_short and amqp://user@host/qtn"
 
 
 def test_the_ledger_keeps_a_digest_that_only_the_whole_token_matches() -> None:

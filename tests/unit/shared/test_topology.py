@@ -8,8 +8,8 @@ from quintain.routes import ADMIT, AMEND, HEARTBEAT, INFO, INVOKE, LIST, OPEN, R
 from quintain.topology import (
     EVALUATOR_TOPOLOGY,
     METADATA_TOPOLOGY,
+    POISON_LOCK_TOPOLOGY,
     POISON_TOPOLOGY,
-    POISON_TURN_TOPOLOGY,
     Queue,
     Topology,
     reply_topology,
@@ -81,8 +81,8 @@ def test_every_route_of_the_metadata_service_is_bound_to_one_queue(route: object
     assert len(bound) == 1
 
 
-def test_the_turn_at_the_poison_queue_is_one_message_that_lapses_in_a_minute() -> None:
-    (queue,) = POISON_TURN_TOPOLOGY.queues
+def test_the_poison_queues_lock_is_one_message_that_expires_in_a_minute() -> None:
+    (queue,) = POISON_LOCK_TOPOLOGY.queues
     assert (queue.name, queue.arguments) == (
         "quintain.poison.turn",
         {
@@ -96,7 +96,7 @@ def test_the_turn_at_the_poison_queue_is_one_message_that_lapses_in_a_minute() -
 
 
 def test_what_is_bound_is_declared() -> None:
-    operators = (POISON_TOPOLOGY, POISON_TURN_TOPOLOGY)
+    operators = (POISON_TOPOLOGY, POISON_LOCK_TOPOLOGY)
     for topology in (METADATA_TOPOLOGY, EVALUATOR_TOPOLOGY, *operators, target_topology("a"), reply_topology("q", "k")):
         for bound in topology.bindings:
             assert bound.exchange in topology.exchanges

@@ -20,30 +20,30 @@ import typer.main
 from quintain import errors, topology
 from quintain.asyncapi.document import asyncapi_document
 from quintain.config.schema import config_schema
+from quintain.contracts.admin import TargetPause, WorkerList
 from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.dlq import PoisonMessage, PoisonMessageList
 from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.metadata import Info, SessionList, SessionOpened
-from quintain.contracts.operating import TargetPause, WorkerList
-from quintain.contracts.poison import Poisoned, PoisonList
+from quintain.contracts.session import Info, SessionList, SessionOpened
 from quintain.errors import Fault, QuintainError
 from quintain.settings import read_log_settings, read_settings, read_trace_settings
 from quintain.topology import Topology
-from quintain_cli import screen
+from quintain_cli import console
 from quintain_cli.__main__ import app
-from quintain_cli.census import Census
-from quintain_cli.checking import CheckReport
-from quintain_cli.examination import Examination
+from quintain_cli.fleet.doctor_checks import DoctorReport
+from quintain_cli.fleet.fleet_view import FleetView
 from quintain_cli.lazy_command import LazyCommand
-from quintain_gateway import refusals
-from quintain_gateway.app import OPERATIONS
-from quintain_gateway.openapi import document as openapi_document
-from quintain_metadata.ledger_factory import open_ledger
-from quintain_metadata.schema import MIGRATIONS
-from quintain_runner.comparison import Comparison
-from quintain_runner.rows import Row
-from quintain_runner.schema import evaluation_schema
-from quintain_runner.summary import ExitCode
-from support.meters import meters
+from quintain_cli.run.preflight import CheckReport
+from quintain_gateway.http import errors as http_errors
+from quintain_gateway.http.openapi import build_document as openapi_document
+from quintain_gateway.server.app import OPERATIONS
+from quintain_metadata.ledger.factory import open_ledger
+from quintain_metadata.ledger.migrations import MIGRATIONS
+from quintain_runner.report.comparison import Comparison
+from quintain_runner.report.summary import ExitCode
+from quintain_runner.results.row import Row
+from quintain_runner.spec.json_schema import evaluation_schema
+from support.metric_names import service_metrics
 from support.snapshots import fields_of_model, hold, without_prose
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -52,16 +52,16 @@ RECORDED = Path(__file__).parent / "recorded"
 PRINTED = {
     "check": CheckReport,
     "compare": Comparison,
-    "dlq list": PoisonList,
-    "dlq show": Poisoned,
-    "doctor": Examination,
+    "dlq list": PoisonMessageList,
+    "dlq show": PoisonMessage,
+    "doctor": DoctorReport,
     "drain": WorkerList,
     "an error": FaultReply,
     "info": Info,
     "invoke": Result,
     "session list": SessionList,
     "session open": SessionOpened,
-    "status": Census,
+    "status": FleetView,
     "status of one service": ServiceCard,
     "target pause": TargetPause,
     "a row of results.jsonl": Row,
@@ -115,7 +115,7 @@ def type_of(parameter: object) -> str:
 def commands_of(command: object, words: str = "quintain") -> Iterator[tuple[str, dict[str, object]]]:
     """Every command with its parameters, prose left out."""
     if isinstance(command, LazyCommand):
-        command = command.load()
+        command = command.load_command()
     context = typer.Context(command)  # type: ignore[arg-type]
     parameters = [
         {
@@ -166,7 +166,7 @@ def test_the_brokers_topology() -> None:
 
 def test_the_metrics() -> None:
     content = {}
-    for meter in meters():
+    for meter in service_metrics():
         content[meter.service] = sorted(metrics_of(meter.registry), key=lambda one: str(one["name"]))
     hold(RECORDED / "metrics.json", content)
 
@@ -184,7 +184,7 @@ async def test_the_sql_schema(tmp_path: Path) -> None:
 
 def test_the_errors_and_their_codes() -> None:
     faults = {}
-    for kind in [*classes_of(errors, Fault), *classes_of(refusals, Fault)]:
+    for kind in [*classes_of(errors, Fault), *classes_of(http_errors, Fault)]:
         plain, charged = kind(), kind(charged=True)
         faults[kind.__name__] = {
             "code": plain.code,
@@ -199,9 +199,15 @@ def test_the_errors_and_their_codes() -> None:
 
 def test_the_exit_codes() -> None:
     content = {
-        "of a command": [screen.OK, screen.ERRORS, screen.USAGE, screen.BELOW_THRESHOLD, screen.BUDGET_SPENT],
+        "of a command": [
+            console.EXIT_OK,
+            console.EXIT_ERRORS,
+            console.EXIT_USAGE,
+            console.EXIT_BELOW_THRESHOLD,
+            console.EXIT_BUDGET_SPENT,
+        ],
         "of a run": {one.name: int(one) for one in ExitCode},
-        "of an error": {kind.__name__: screen.exit_code(kind()) for kind in classes_of(errors, QuintainError)},
+        "of an error": {kind.__name__: console.exit_code(kind()) for kind in classes_of(errors, QuintainError)},
     }
     hold(RECORDED / "exit_codes.json", content)
 

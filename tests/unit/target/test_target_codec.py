@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain import target as ours
-from quintain.contracts import hosted as wire
-from quintain.contracts.text import whole
+from quintain.contracts import remote_target as wire
+from quintain.contracts.strings import replace_surrogates
 from quintain.target.codec import Codec, write_event, write_response
-from quintain.target.tags import TagBook
-from quintain.target.text import from_json_text, to_json_text
-from quintain.target.vocabulary import OURS
+from quintain.target.serialization import from_json_text, to_json_text
+from quintain.target.tag_registry import TagRegistry
+from quintain.target.type_registry import QUINTAIN_TYPES
 
 ROOT = ours.SecurityDomainTag("root")
 USER = ours.SecurityDomainTag("user", ROOT)
@@ -27,8 +27,16 @@ NOW = datetime(2026, 1, 2, 3, 4, 5)
 #: Any text, halves of characters too: those are replaced.
 TEXT = st.text(st.characters(codec=None), max_size=30)
 TAG = st.sampled_from([ROOT, USER, TOOLS])
-CONTROLLABLE = st.builds(ours.Controllable, TEXT.map(whole), TAG, TEXT.map(whole), st.sampled_from(["text", "json"]))
-OBSERVABLE = st.builds(ours.Observable, TEXT.map(whole), TAG, TEXT.map(whole), st.sampled_from(["text", "code"]))
+CONTROLLABLE = st.builds(
+    ours.Controllable,
+    TEXT.map(replace_surrogates),
+    TAG,
+    TEXT.map(replace_surrogates),
+    st.sampled_from(["text", "json"]),
+)
+OBSERVABLE = st.builds(
+    ours.Observable, TEXT.map(replace_surrogates), TAG, TEXT.map(replace_surrogates), st.sampled_from(["text", "code"])
+)
 
 #: What JSON has and keeps.
 JSON = st.recursive(
@@ -42,34 +50,37 @@ ANY = JSON | st.datetimes() | st.binary(max_size=10) | st.frozensets(st.integers
 
 DOMAIN = st.none() | TAG
 EVENT = st.one_of(
-    st.builds(ours.Event, event_id=TEXT.map(whole), security_domain=TAG),
+    st.builds(ours.Event, event_id=TEXT.map(replace_surrogates), security_domain=TAG),
     st.builds(ours.ObservableEvent, observable=OBSERVABLE, content=ANY, security_domain=DOMAIN),
     st.builds(
-        ours.ControllablePreCallEvent, controllable=CONTROLLABLE, request=TEXT.map(whole), security_domain=DOMAIN
+        ours.ControllablePreCallEvent,
+        controllable=CONTROLLABLE,
+        request=TEXT.map(replace_surrogates),
+        security_domain=DOMAIN,
     ),
     st.builds(
         ours.ControllablePostCallEvent,
         controllable=CONTROLLABLE,
-        request=TEXT.map(whole),
-        answer=TEXT.map(whole),
+        request=TEXT.map(replace_surrogates),
+        answer=TEXT.map(replace_surrogates),
         security_domain=DOMAIN,
     ),
 )
 
 
-def crossed(message: Any) -> Any:
+def over_the_wire(message: Any) -> Any:
     """A message after the wire."""
     return type(message).from_wire(message.to_wire())
 
 
 def codec() -> Codec:
     """A side that holds the tags above."""
-    return Codec(OURS, TagBook(OURS.tag, [USER, TOOLS]))
+    return Codec(QUINTAIN_TYPES, TagRegistry(QUINTAIN_TYPES.tag, [USER, TOOLS]))
 
 
 @given(EVENT)
 def test_an_event_comes_out_as_it_went_in(event: Any) -> None:
-    out = codec().event(crossed(write_event(event)), timestamp=NOW)
+    out = codec().event(over_the_wire(write_event(event)), timestamp=NOW)
     expected = dataclasses.replace(event, timestamp=NOW)
     if isinstance(event, ours.ObservableEvent):
         expected = dataclasses.replace(expected, content=from_json_text(to_json_text(event.content)))
@@ -79,19 +90,19 @@ def test_an_event_comes_out_as_it_went_in(event: Any) -> None:
 
 @given(EVENT)
 def test_an_events_time_crosses_as_seconds(event: Any) -> None:
-    assert crossed(write_event(event)).at == pytest.approx(event.timestamp.timestamp())
+    assert over_the_wire(write_event(event)).at == pytest.approx(event.timestamp.timestamp())
 
 
-@given(CONTROLLABLE, TEXT.map(whole))
+@given(CONTROLLABLE, TEXT.map(replace_surrogates))
 def test_a_response_carries_its_sides_own_objects(controllable: Any, value: str) -> None:
     event = ours.ControllablePreCallEvent(controllable=controllable, request="q")
-    there = codec().event(crossed(write_event(event)), timestamp=NOW)
+    there = codec().event(over_the_wire(write_event(event)), timestamp=NOW)
     for response in (
         ours.ControllableInjection(event=there, controllable=there.controllable, value=value),
         ours.ControllableNoInjection(event=there, controllable=there.controllable),
         ours.EventResponse(event=there),
     ):
-        back = codec().response(crossed(write_response(response)), event)
+        back = codec().response(over_the_wire(write_response(response)), event)
         assert type(back) is type(response)
         assert back.event is event
         assert getattr(back, "controllable", controllable) is controllable
@@ -102,7 +113,7 @@ def test_a_response_may_name_another_controllable() -> None:
     event = ours.ControllablePreCallEvent(controllable=ours.Controllable("a", USER), request="q")
     other = ours.Controllable("b", TOOLS)
     back = codec().response(
-        crossed(write_response(ours.ControllableInjection(event=event, controllable=other, value="v"))), event
+        over_the_wire(write_response(ours.ControllableInjection(event=event, controllable=other, value="v"))), event
     )
     assert back.controllable == other
     assert back.event is event
@@ -112,9 +123,9 @@ def test_a_response_may_name_another_controllable() -> None:
 def test_what_ought_to_be_text_and_is_not_crosses_as_it_is(value: Any) -> None:
     controllable = ours.Controllable("a", USER)
     event = ours.ControllablePreCallEvent(controllable=controllable, request=value)
-    assert codec().event(crossed(write_event(event)), timestamp=NOW).request == value
+    assert codec().event(over_the_wire(write_event(event)), timestamp=NOW).request == value
     response = ours.ControllableInjection(event=event, controllable=controllable, value=value)
-    assert codec().response(crossed(write_response(response)), event).value == value
+    assert codec().response(over_the_wire(write_response(response)), event).value == value
 
 
 @given(ANY)
@@ -142,7 +153,7 @@ def test_content_whose_repr_fails_is_its_class() -> None:
 
 @given(st.text(st.characters(codec=None)))
 def test_text_without_halves_of_characters_can_be_carried(text: str) -> None:
-    carried = whole(text)
+    carried = replace_surrogates(text)
     carried.encode()
     assert carried == text or any("\ud800" <= each <= "\udfff" for each in text)
 
@@ -160,11 +171,11 @@ class Knock(ours.Event):
 
 
 def test_a_class_of_somebodys_own_crosses_with_all_its_fields() -> None:
-    mine = Codec(OURS.with_classes([Knock]), TagBook(OURS.tag, [USER]))
+    mine = Codec(QUINTAIN_TYPES.with_classes([Knock]), TagRegistry(QUINTAIN_TYPES.tag, [USER]))
     knock = Knock(times=3, silent={"yes": True}, security_domain=USER)
-    assert mine.event(crossed(write_event(knock)), timestamp=knock.timestamp) == knock
+    assert mine.event(over_the_wire(write_event(knock)), timestamp=knock.timestamp) == knock
     # The event itself says which classes answer it.
-    assert codec().response(crossed(write_response(Opened(event=knock, by="anne"))), knock).by == "anne"
+    assert codec().response(over_the_wire(write_response(Opened(event=knock, by="anne"))), knock).by == "anne"
 
 
 def test_a_class_that_nobody_registered_is_refused_by_name() -> None:
@@ -175,10 +186,10 @@ def test_a_class_that_nobody_registered_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"'Opened' is unknown to the target: name it in Event\.response_types"):
         codec().response(wire.WireResponse(kind="Opened"), event)
     with pytest.raises(TypeError, match="int is neither an Event nor an EventResponse"):
-        OURS.with_classes([int])
+        QUINTAIN_TYPES.with_classes([int])
 
 
-class Shown(ours.Target):
+class ExposingTarget(ours.Target):
     """A target that only exposes things."""
 
     security_domain = ours.SecurityDomain([ROOT, USER, TOOLS])  # type: ignore[assignment]
@@ -207,9 +218,9 @@ class Shown(ours.Target):
 
 
 def test_what_a_target_exposes_comes_out_as_it_is() -> None:
-    target, side = Shown(), codec()
-    said = crossed(side.describe(target))
-    assert said.target_class == "Shown"
+    target, side = ExposingTarget(), codec()
+    said = over_the_wire(side.describe(target))
+    assert said.target_class == "ExposingTarget"
     assert side.config_specs(said) == target.config_specs
     assert side.query_specs(said) == target.query_specs
     assert side.domain(said).tags == (ROOT, USER, TOOLS)

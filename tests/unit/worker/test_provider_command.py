@@ -13,14 +13,14 @@ import pytest
 from quintain.config import CommandTarget
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import BadRequest, ProviderFailed, ReplyTooLarge, TargetUnavailable
-from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
-from quintain_worker.providers.build import Surroundings, build_provider
+from quintain_worker.providers.factory import ProviderContext, build_provider
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
 
 ENV = {"PATH": os.environ["PATH"], "GREETING": "hello"}
 
 
 @pytest.fixture(autouse=True)
-def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def calls_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the calls' folders are made; every test leaves it empty."""
     temp = tmp_path / "temp"
     temp.mkdir()
@@ -28,41 +28,43 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return temp
 
 
-def provider_of(folder: Path, command: list[str], **says: object) -> Provider:
-    target = CommandTarget.model_validate({"provider": "command", "command": command, **says})
-    return build_provider("it", target, Surroundings(folder, ENV))
+def make_provider(folder: Path, command: list[str], **options: object) -> Provider:
+    target = CommandTarget.model_validate({"provider": "command", "command": command, **options})
+    return build_provider("it", target, ProviderContext(folder, ENV))
 
 
 def shell(script: str, *arguments: str) -> list[str]:
     return ["/bin/sh", "-c", script, "sh", *arguments]
 
 
-async def ask(provider: Provider, **says: object) -> Answer:
-    request = InvokeRequest.model_validate(says or {"question": "How are you?"})
+async def answer_of(provider: Provider, **fields: object) -> ProviderAnswer:
+    request = InvokeRequest.model_validate(fields or {"question": "How are you?"})
     return await provider.answer(request, timeout_seconds=30)
 
 
-async def failure(provider: Provider, **says: object) -> ProviderFailure:
+async def failure(provider: Provider, **fields: object) -> ProviderFailure:
     with pytest.raises(ProviderFailure) as caught:
-        await ask(provider, **says)
+        await answer_of(provider, **fields)
     return caught.value
 
 
-async def test_the_question_is_on_stdin_and_the_answer_on_stdout(tmp_path: Path, temp: Path) -> None:
+async def test_the_question_is_on_stdin_and_the_answer_on_stdout(tmp_path: Path, calls_folder: Path) -> None:
     text = " Ünïcode \n'; $(reboot) {output_file}\n"
-    assert await ask(provider_of(tmp_path, ["cat"]), question=text) == Answer(text=text)
-    assert list(temp.iterdir()) == []
+    assert await answer_of(make_provider(tmp_path, ["cat"]), question=text) == ProviderAnswer(text=text)
+    assert list(calls_folder.iterdir()) == []
 
 
-async def test_files_take_the_prompt_and_the_answer_where_they_are_asked_for(tmp_path: Path, temp: Path) -> None:
+async def test_files_take_the_prompt_and_the_answer_where_they_are_asked_for(
+    tmp_path: Path, calls_folder: Path
+) -> None:
     command = shell('cat "$1" "$2" > "$3"; cat; echo ignored', "{prompt_file}", "{system_prompt_file}", "{output_file}")
-    answer = await ask(provider_of(tmp_path, command), question="question ", systemPrompt="be kind")
-    assert answer == Answer(text="question be kind")
-    assert list(temp.iterdir()) == []
+    answer = await answer_of(make_provider(tmp_path, command), question="question ", systemPrompt="be kind")
+    assert answer == ProviderAnswer(text="question be kind")
+    assert list(calls_folder.iterdir()) == []
 
 
 async def test_a_placeholder_may_be_a_part_of_an_argument(tmp_path: Path) -> None:
-    answer = await ask(provider_of(tmp_path, shell('cat "${1#--in=}"', "--in={prompt_file}")), question="q")
+    answer = await answer_of(make_provider(tmp_path, shell('cat "${1#--in=}"', "--in={prompt_file}")), question="q")
     assert answer.text == "q"
 
 
@@ -74,21 +76,23 @@ TURNS = [
 
 
 async def test_several_turns_are_told_apart_by_who_speaks(tmp_path: Path) -> None:
-    answer = await ask(provider_of(tmp_path, ["cat"]), messages=TURNS)
+    answer = await answer_of(make_provider(tmp_path, ["cat"]), messages=TURNS)
     assert answer.text == "user: one\n\nassistant: two\n\nuser: three"
 
 
 async def test_a_system_prompt_is_never_lost(tmp_path: Path) -> None:
-    assert (await ask(provider_of(tmp_path, ["cat"]), question="q", systemPrompt="s")).text == "system: s\n\nuser: q"
-    apart = provider_of(tmp_path, shell('cat; echo; cat "$1"', "{system_prompt_file}"))
-    assert (await ask(apart, question="q", systemPrompt="s")).text == "q\ns"
-    assert (await ask(apart, question="q")).text == "q\n"
+    assert (
+        await answer_of(make_provider(tmp_path, ["cat"]), question="q", systemPrompt="s")
+    ).text == "system: s\n\nuser: q"
+    apart = make_provider(tmp_path, shell('cat; echo; cat "$1"', "{system_prompt_file}"))
+    assert (await answer_of(apart, question="q", systemPrompt="s")).text == "q\ns"
+    assert (await answer_of(apart, question="q")).text == "q\n"
 
 
 async def test_no_path_is_made_of_what_a_request_says(tmp_path: Path) -> None:
     listing = shell('echo "$1"; ls "$(dirname "$1")"', "{prompt_file}")
-    answer = await ask(
-        provider_of(tmp_path, listing),
+    answer = await answer_of(
+        make_provider(tmp_path, listing),
         question="../../etc",
         evalCaseId="../evil",
         target="it",
@@ -102,82 +106,82 @@ async def test_the_environment_is_what_was_passed_down_and_the_targets_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUINTAIN_CANARY", "canary")
-    provider = provider_of(tmp_path, ["env"], env={"MINE": "1", "GREETING": "hi"})
-    lines = (await ask(provider)).text.splitlines()
+    provider = make_provider(tmp_path, ["env"], env={"MINE": "1", "GREETING": "hi"})
+    lines = (await answer_of(provider)).text.splitlines()
     assert {"MINE=1", "GREETING=hi"} <= set(lines)
     assert not [line for line in lines if "canary" in line]
 
 
 async def test_it_runs_in_the_configurations_folder_or_where_it_says(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
-    assert (await ask(provider_of(tmp_path, ["pwd", "-P"]))).text.strip() == str(tmp_path.resolve())
-    below = provider_of(tmp_path, ["pwd", "-P"], cwd="below")
-    assert (await ask(below)).text.strip() == str((tmp_path / "below").resolve())
+    assert (await answer_of(make_provider(tmp_path, ["pwd", "-P"]))).text.strip() == str(tmp_path.resolve())
+    below = make_provider(tmp_path, ["pwd", "-P"], cwd="below")
+    assert (await answer_of(below)).text.strip() == str((tmp_path / "below").resolve())
 
 
 async def test_output_that_is_not_utf_8_is_kept_as_far_as_it_goes(tmp_path: Path) -> None:
-    assert (await ask(provider_of(tmp_path, shell(r"printf 'a\377b'")))).text == "a\ufffdb"
+    assert (await answer_of(make_provider(tmp_path, shell(r"printf 'a\377b'")))).text == "a\ufffdb"
 
 
 async def test_a_program_need_not_read_its_input(tmp_path: Path) -> None:
-    assert (await ask(provider_of(tmp_path, ["echo", "done"]), question="x" * 1_000_000)).text == "done\n"
+    assert (await answer_of(make_provider(tmp_path, ["echo", "done"]), question="x" * 1_000_000)).text == "done\n"
 
 
 @pytest.mark.parametrize(
     ("printed", "answer"),
     [
-        ({"text": "hi"}, Answer(text="hi")),
+        ({"text": "hi"}, ProviderAnswer(text="hi")),
         ({"output": "hi", "token_usage": {"input": 3, "output": 1}, "more": 1}, ("hi", 3, 1)),
         (
             {"output": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "hi"}]},
-            Answer(text="hi", output=[OutputMessage(content="hi")]),
+            ProviderAnswer(text="hi", output=[OutputMessage(content="hi")]),
         ),
         (
             {"output": [{"role": "assistant", "content": "hi", "toolCalls": [{"tool": "ls", "input": {"a": 1}}]}]},
-            Answer(text="hi", output=[OutputMessage(content="hi")]),
+            ProviderAnswer(text="hi", output=[OutputMessage(content="hi")]),
         ),
     ],
 )
 async def test_json_says_the_text_the_messages_and_the_tokens(
-    tmp_path: Path, printed: dict[str, object], answer: Answer | tuple[str, int, int]
+    tmp_path: Path, printed: dict[str, object], answer: ProviderAnswer | tuple[str, int, int]
 ) -> None:
     if isinstance(answer, tuple):
         text, taken, given = answer
-        answer = Answer(text=text, token_usage=TokenUsage(input=taken, output=given))
-    provider = provider_of(tmp_path, ["cat"], output_format="json")
-    assert await ask(provider, question=json.dumps(printed)) == answer
+        answer = ProviderAnswer(text=text, token_usage=TokenUsage(input=taken, output=given))
+    provider = make_provider(tmp_path, ["cat"], output_format="json")
+    assert await answer_of(provider, question=json.dumps(printed)) == answer
 
 
 @pytest.mark.parametrize(
     "printed", ["canary", '{"canary": 1}', "[]", '{"output": []}', '{"text": 5}', '{"output": [{"role": "user"}]}']
 )
 async def test_json_that_says_nothing_is_charged_and_not_quoted(tmp_path: Path, printed: str) -> None:
-    failed = await failure(provider_of(tmp_path, ["cat"], output_format="json"), question=printed)
+    failed = await failure(make_provider(tmp_path, ["cat"], output_format="json"), question=printed)
     assert isinstance(failed.fault, ProviderFailed)
     assert failed.fault.message.startswith("it: exit code 0, and the answer cannot be used: ")
     assert "canary" not in failed.fault.message
-    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.BILLED, False, True)
+    assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.BILLED, False, True)
 
 
-async def test_an_exit_code_is_charged_and_told_with_the_end_of_stderr(tmp_path: Path, temp: Path) -> None:
+async def test_an_exit_code_is_charged_and_told_with_the_end_of_stderr(tmp_path: Path, calls_folder: Path) -> None:
     script = "echo partial; i=0; while [ $i -lt 400 ]; do echo line $i >&2; i=$((i+1)); done; exit 7"
-    failed = await failure(provider_of(tmp_path, shell(script)))
+    failed = await failure(make_provider(tmp_path, shell(script)))
     assert isinstance(failed.fault, ProviderFailed)
     assert failed.fault.message.startswith("it: exit code 7: ")
     assert failed.fault.message.endswith("line 398\nline 399")
     assert len(failed.fault.message) == len("it: exit code 7: ") + 300
-    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.BILLED, False, True)
-    assert list(temp.iterdir()) == []
+    assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.BILLED, False, True)
+    assert list(calls_folder.iterdir()) == []
 
 
 async def test_a_program_that_a_signal_ended_is_charged(tmp_path: Path) -> None:
-    failed = await failure(provider_of(tmp_path, shell("kill -TERM $$")))
+    failed = await failure(make_provider(tmp_path, shell("kill -TERM $$")))
     assert failed.fault.message == "it: exit code -15: "
     assert failed.billing is Billing.BILLED
 
 
 async def test_an_answer_that_was_not_written_is_charged(tmp_path: Path) -> None:
-    failed = await failure(provider_of(tmp_path, ["true", "{output_file}"]))
+    failed = await failure(make_provider(tmp_path, ["true", "{output_file}"]))
     assert failed.fault.message == "it: exit code 0, and no {output_file} was written"
     assert failed.billing is Billing.BILLED
 
@@ -185,17 +189,17 @@ async def test_an_answer_that_was_not_written_is_charged(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "command", [["no-such-program-at-all"], ["./not-here"], ["{folder}"]], ids=["by name", "by path", "a folder"]
 )
-async def test_a_missing_program_costs_nothing(tmp_path: Path, temp: Path, command: list[str]) -> None:
+async def test_a_missing_program_costs_nothing(tmp_path: Path, calls_folder: Path, command: list[str]) -> None:
     command = [part if part != "{folder}" else str(tmp_path) for part in command]
-    failed = await failure(provider_of(tmp_path, command))
+    failed = await failure(make_provider(tmp_path, command))
     assert isinstance(failed.fault, TargetUnavailable)
-    assert (failed.billing, failed.again) == (Billing.UNBILLED, False)
+    assert (failed.billing, failed.retryable) == (Billing.UNBILLED, False)
     assert f"it: {command[0]} cannot be started: " in failed.fault.message
-    assert list(temp.iterdir()) == []
+    assert list(calls_folder.iterdir()) == []
 
 
 async def test_a_working_folder_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
-    failed = await failure(provider_of(tmp_path, ["true"], cwd="nowhere"))
+    failed = await failure(make_provider(tmp_path, ["true"], cwd="nowhere"))
     assert (type(failed.fault), failed.billing) == (TargetUnavailable, Billing.UNBILLED)
 
 
@@ -205,7 +209,7 @@ async def test_a_working_folder_that_is_not_there_costs_nothing(tmp_path: Path) 
     ids=["on stdout", "in its file"],
 )
 async def test_an_answer_without_end_is_cut_off_and_charged(tmp_path: Path, command: list[str]) -> None:
-    failed = await failure(provider_of(tmp_path, command))
+    failed = await failure(make_provider(tmp_path, command))
     assert isinstance(failed.fault, ReplyTooLarge)
     assert failed.fault.message == "it: the answer is larger than 8 MiB"
     assert failed.billing is Billing.BILLED
@@ -231,7 +235,7 @@ async def test_an_answer_without_end_is_cut_off_and_charged(tmp_path: Path, comm
 async def test_what_a_program_cannot_be_told_is_refused_by_name(
     tmp_path: Path, says: dict[str, object], field: str
 ) -> None:
-    failed = await failure(provider_of(tmp_path, ["cat"]), **says)
+    failed = await failure(make_provider(tmp_path, ["cat"]), **says)
     assert isinstance(failed.fault, BadRequest)
     assert failed.fault.message.startswith(f"{field}: ")
     assert failed.billing is Billing.UNBILLED
@@ -239,12 +243,12 @@ async def test_what_a_program_cannot_be_told_is_refused_by_name(
 
 async def test_a_program_is_not_heard_before_it_has_ended(tmp_path: Path) -> None:
     heard: list[str] = []
-    provider = provider_of(tmp_path, shell("echo one; echo two"))
-    answer = await provider.answer(InvokeRequest(question="q"), timeout_seconds=10, heard=heard.append)
+    provider = make_provider(tmp_path, shell("echo one; echo two"))
+    answer = await provider.answer(InvokeRequest(question="q"), timeout_seconds=10, on_text=heard.append)
     assert (answer.text, heard) == ("one\ntwo\n", [])
 
 
 async def test_many_calls_run_side_by_side_each_with_its_own_files(tmp_path: Path) -> None:
-    provider = provider_of(tmp_path, shell('cat "$1" > "$2"', "{prompt_file}", "{output_file}"))
-    answers = await asyncio.gather(*(ask(provider, question=f"question {number}") for number in range(20)))
+    provider = make_provider(tmp_path, shell('cat "$1" > "$2"', "{prompt_file}", "{output_file}"))
+    answers = await asyncio.gather(*(answer_of(provider, question=f"question {number}") for number in range(20)))
     assert [answer.text for answer in answers] == [f"question {number}" for number in range(20)]

@@ -10,8 +10,8 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
-from quintain_worker.port import Billing, ProviderFailure
-from support.model_server import ModelServer, Script, model_server
+from quintain_worker.providers.provider import Billing, ProviderFailure
+from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
 
 #: What providers quote in their errors, and nobody may repeat.
@@ -39,47 +39,47 @@ def error_body(code: str | None = None, kind: str = "some_error") -> dict[str, o
 
 
 @dataclass(frozen=True)
-class Row:
+class StatusRow:
     """One row of the table: a status, and what is to be made of it."""
 
     status: int
     fault: type[Fault]
     billing: Billing
-    again: bool
+    retryable: bool
     charged: bool
 
 
 TABLE = [
-    Row(400, Rejected, Billing.BILLED, again=False, charged=True),
-    Row(401, TargetUnavailable, Billing.UNBILLED, again=False, charged=False),
-    Row(402, TargetUnavailable, Billing.UNBILLED, again=False, charged=False),
-    Row(403, TargetUnavailable, Billing.UNBILLED, again=False, charged=False),
-    Row(404, TargetUnavailable, Billing.UNBILLED, again=False, charged=False),
-    Row(408, TimedOut, Billing.UNKNOWN, again=False, charged=True),
-    Row(413, Rejected, Billing.BILLED, again=False, charged=True),
-    Row(422, Rejected, Billing.BILLED, again=False, charged=True),
-    Row(429, Throttled, Billing.UNBILLED, again=True, charged=False),
-    Row(500, ProviderFailed, Billing.BILLED, again=True, charged=True),
-    Row(502, ProviderFailed, Billing.BILLED, again=True, charged=True),
-    Row(503, ProviderFailed, Billing.UNBILLED, again=True, charged=False),
-    Row(504, ProviderFailed, Billing.BILLED, again=True, charged=True),
-    Row(529, ProviderFailed, Billing.UNBILLED, again=True, charged=False),
+    StatusRow(400, Rejected, Billing.BILLED, retryable=False, charged=True),
+    StatusRow(401, TargetUnavailable, Billing.UNBILLED, retryable=False, charged=False),
+    StatusRow(402, TargetUnavailable, Billing.UNBILLED, retryable=False, charged=False),
+    StatusRow(403, TargetUnavailable, Billing.UNBILLED, retryable=False, charged=False),
+    StatusRow(404, TargetUnavailable, Billing.UNBILLED, retryable=False, charged=False),
+    StatusRow(408, TimedOut, Billing.UNKNOWN, retryable=False, charged=True),
+    StatusRow(413, Rejected, Billing.BILLED, retryable=False, charged=True),
+    StatusRow(422, Rejected, Billing.BILLED, retryable=False, charged=True),
+    StatusRow(429, Throttled, Billing.UNBILLED, retryable=True, charged=False),
+    StatusRow(500, ProviderFailed, Billing.BILLED, retryable=True, charged=True),
+    StatusRow(502, ProviderFailed, Billing.BILLED, retryable=True, charged=True),
+    StatusRow(503, ProviderFailed, Billing.UNBILLED, retryable=True, charged=False),
+    StatusRow(504, ProviderFailed, Billing.BILLED, retryable=True, charged=True),
+    StatusRow(529, ProviderFailed, Billing.UNBILLED, retryable=True, charged=False),
 ]
 
 
 @wires
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: str(row.status))
 async def test_a_status_says_what_is_charged_and_whether_to_try_again(
-    server: ModelServer, wire: Wire, row: Row
+    server: ModelServer, wire: Wire, row: StatusRow
 ) -> None:
     header = "request-id" if wire is ANTHROPIC else "x-request-id"
-    server.reply(Script(status=row.status, body=error_body(), headers={header: "req_42"}))
+    server.set_responses(ScriptedResponse(status=row.status, body=error_body(), headers={header: "req_42"}))
     failed = await failure(wire, server.url)
     assert type(failed.fault) is row.fault
-    assert (failed.billing, failed.again, failed.fault.charged) == (row.billing, row.again, row.charged)
+    assert (failed.billing, failed.retryable, failed.fault.charged) == (row.billing, row.retryable, row.charged)
     assert failed.retry_after_seconds is None
     # Once: the library's own retries are off.
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     provider = "anthropic" if wire is ANTHROPIC else "openai"
     assert failed.fault.message.startswith(f"{provider} ")
     assert failed.fault.message.endswith(f"HTTP {row.status}, request id req_42)")
@@ -89,7 +89,7 @@ async def test_a_status_says_what_is_charged_and_whether_to_try_again(
 
 @wires
 async def test_a_failure_never_repeats_what_the_provider_wrote(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(status=401, body=error_body(), headers={"x-request-id": f"<{KEY}>"}))
+    server.set_responses(ScriptedResponse(status=401, body=error_body(), headers={"x-request-id": f"<{KEY}>"}))
     failed = await failure(wire, server.url)
     assert KEY not in f"{failed} {failed!r} {failed.fault.message}"
     assert failed.__cause__ is None
@@ -109,21 +109,21 @@ async def test_a_failure_never_repeats_what_the_provider_wrote(server: ModelServ
 async def test_a_throttled_call_says_when_to_come_back_and_is_not_slept_over(
     server: ModelServer, wire: Wire, headers: dict[str, str], seconds: float | None
 ) -> None:
-    server.reply(Script(status=429, body=error_body(), headers=headers))
+    server.set_responses(ScriptedResponse(status=429, body=error_body(), headers=headers))
     failed = await failure(wire, server.url)
     assert failed.retry_after_seconds == seconds
     assert failed.fault.retry_after_ms == (None if seconds is None else seconds * 1000)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
     ("wire", "script"),
     [
-        (CHAT, Script(status=429, body=error_body("insufficient_quota"))),
-        (RESPONSES, Script(status=429, body=error_body("insufficient_quota"))),
+        (CHAT, ScriptedResponse(status=429, body=error_body("insufficient_quota"))),
+        (RESPONSES, ScriptedResponse(status=429, body=error_body("insufficient_quota"))),
         (
             ANTHROPIC,
-            Script(
+            ScriptedResponse(
                 status=400,
                 body={"error": {"type": "invalid_request_error", "message": "Your credit balance is too low"}},
             ),
@@ -131,29 +131,29 @@ async def test_a_throttled_call_says_when_to_come_back_and_is_not_slept_over(
     ],
 )
 async def test_spent_credit_is_no_throttling_and_no_fault_of_the_request(
-    server: ModelServer, wire: Wire, script: Script
+    server: ModelServer, wire: Wire, script: ScriptedResponse
 ) -> None:
-    server.reply(script)
+    server.set_responses(script)
     failed = await failure(wire, server.url)
     assert isinstance(failed.fault, TargetUnavailable)
-    assert (failed.billing, failed.again) == (Billing.UNBILLED, False)
+    assert (failed.billing, failed.retryable) == (Billing.UNBILLED, False)
 
 
 @wires
 async def test_a_server_that_broke_is_charged_though_it_calls_itself_overloaded(
     server: ModelServer, wire: Wire
 ) -> None:
-    server.reply(Script(status=500, body=error_body("overloaded", "overloaded_error")))
+    server.set_responses(ScriptedResponse(status=500, body=error_body("overloaded", "overloaded_error")))
     failed = await failure(wire, server.url)
     assert (failed.billing, failed.fault.charged) == (Billing.BILLED, True)
 
 
 async def test_an_error_inside_an_answer_is_charged(server: ModelServer) -> None:
     broken = {"status": "failed", "error": {"code": "rate_limit_exceeded", "message": CANARY}, "output": []}
-    server.reply(Script(body=RESPONSES.answer("") | broken))
+    server.set_responses(ScriptedResponse(body=RESPONSES.answer("") | broken))
     failed = await failure(RESPONSES, server.url)
     assert isinstance(failed.fault, ProviderFailed)
-    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.BILLED, True, True)
+    assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.BILLED, True, True)
     assert KEY not in failed.fault.message
 
 
@@ -163,35 +163,35 @@ GARBAGE = [b"", b"{oops", b"\xff\xfe", b"[]", b"null", b"{}", b'{"choices": []}'
 @wires
 @pytest.mark.parametrize("body", GARBAGE)
 async def test_garbage_after_sending_is_in_doubt(server: ModelServer, wire: Wire, body: bytes) -> None:
-    server.reply(Script(body=body))
+    server.set_responses(ScriptedResponse(body=body))
     assert_in_doubt(await failure(wire, server.url))
 
 
 @wires
 async def test_an_answer_that_is_no_json_is_in_doubt(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=b"<html>hello</html>", headers={"content-type": "text/html"}))
+    server.set_responses(ScriptedResponse(body=b"<html>hello</html>", headers={"content-type": "text/html"}))
     assert_in_doubt(await failure(wire, server.url))
 
 
 @wires
 @pytest.mark.parametrize("close_after", [0, 10, 60, 120], ids=lambda after: f"after {after} bytes")
 async def test_a_connection_lost_after_sending_is_in_doubt(server: ModelServer, wire: Wire, close_after: int) -> None:
-    server.reply(Script(body=wire.answer("Fine."), close_after=close_after))
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine."), close_after=close_after))
     assert_in_doubt(await failure(wire, server.url))
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def assert_in_doubt(failed: ProviderFailure) -> None:
     assert isinstance(failed.fault, ProviderFailed)
-    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.UNKNOWN, True, True)
+    assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNKNOWN, True, True)
 
 
 @wires
 async def test_a_redirect_is_not_followed(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(status=307, headers={"location": f"{server.url}/elsewhere"}, body=b""))
+    server.set_responses(ScriptedResponse(status=307, headers={"location": f"{server.url}/elsewhere"}, body=b""))
     failed = await failure(wire, server.url)
     assert failed.fault.charged
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @wires
@@ -200,5 +200,5 @@ async def test_a_server_that_cannot_be_reached_costs_nothing(wire: Wire) -> None
         port = closed.getsockname()[1]
     failed = await failure(wire, f"http://127.0.0.1:{port}")
     assert isinstance(failed.fault, ProviderFailed)
-    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.UNBILLED, True, False)
+    assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNBILLED, True, False)
     assert "nothing was sent (ModelConnectionError)" in failed.fault.message

@@ -10,8 +10,8 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BadRequest
-from quintain_worker.port import Billing, ProviderFailure
-from support.model_server import ModelServer, Script, model_server
+from quintain_worker.providers.provider import Billing, ProviderFailure
+from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
 
 DATA = base64.b64encode(bytes(range(256))).decode()
@@ -27,11 +27,11 @@ async def server() -> AsyncIterator[ModelServer]:
         yield server
 
 
-def image(url: object, **says: object) -> dict[str, object]:
-    return {"type": "image_url", "image_url": {"url": url, **says}}
+def image(url: object, **fields: object) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 
-async def ask(server: ModelServer, wire: Wire, message: dict[str, object]) -> None:
+async def answer_of(server: ModelServer, wire: Wire, message: dict[str, object]) -> None:
     provider = wire.provider(server.url)
     try:
         await provider.answer(InvokeRequest.model_validate({"messages": [message]}), timeout_seconds=10)
@@ -41,9 +41,9 @@ async def ask(server: ModelServer, wire: Wire, message: dict[str, object]) -> No
 
 async def sent(server: ModelServer, wire: Wire, *parts: dict[str, object]) -> object:
     """The content that the provider was sent for these parts of a user's message."""
-    server.reply(Script(body=wire.answer("A cat.")))
-    await ask(server, wire, {"role": "user", "content": list(parts)})
-    body: dict[str, Any] = server.asked[0].body
+    server.set_responses(ScriptedResponse(body=wire.answer("A cat.")))
+    await answer_of(server, wire, {"role": "user", "content": list(parts)})
+    body: dict[str, Any] = server.requests[0].body
     return body["input" if wire is RESPONSES else "messages"][0]["content"]
 
 
@@ -72,17 +72,17 @@ async def test_anthropic_gets_an_image_in_its_own_words(server: ModelServer) -> 
 @wires
 async def test_the_worker_fetches_no_url(server: ModelServer, wire: Wire) -> None:
     async with model_server() as elsewhere:
-        elsewhere.reply(Script(body=b"a cat", headers={"content-type": "image/png"}))
+        elsewhere.set_responses(ScriptedResponse(body=b"a cat", headers={"content-type": "image/png"}))
         url = elsewhere.url.replace("http://", "https://")
         assert url in str(await sent(server, wire, image(f"{url}/x.png")))
         assert elsewhere.connections == 0
 
 
-async def refused(server: ModelServer, wire: Wire, message: dict[str, object]) -> str:
+async def refusal_message(server: ModelServer, wire: Wire, message: dict[str, object]) -> str:
     with pytest.raises(ProviderFailure) as caught:
-        await ask(server, wire, message)
+        await answer_of(server, wire, message)
     assert isinstance(caught.value.fault, BadRequest)
-    assert (caught.value.billing, caught.value.again, server.asked) == (Billing.UNBILLED, False, [])
+    assert (caught.value.billing, caught.value.retryable, server.requests) == (Billing.UNBILLED, False, [])
     return caught.value.fault.message
 
 
@@ -105,7 +105,7 @@ async def test_an_image_that_is_none_is_refused_by_name(
     server: ModelServer, wire: Wire, part: dict[str, object], field: str
 ) -> None:
     content = [{"type": "text", "text": "What?"}, part]
-    message = await refused(server, wire, {"role": "user", "content": content})
+    message = await refusal_message(server, wire, {"role": "user", "content": content})
     assert message.startswith(f"messages[0].content[1].{field}")
 
 
@@ -125,17 +125,17 @@ async def test_an_image_that_is_none_is_refused_by_name(
 async def test_other_parts_are_refused_by_name(
     server: ModelServer, wire: Wire, part: dict[str, object], says: str
 ) -> None:
-    message = await refused(server, wire, {"role": "user", "content": [part]})
+    message = await refusal_message(server, wire, {"role": "user", "content": [part]})
     assert message.startswith(f"messages[0].content[0]: {says}")
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "tool"])
 @wires
 async def test_only_the_user_shows_images(server: ModelServer, wire: Wire, role: str) -> None:
-    message = await refused(server, wire, {"role": role, "toolCallId": None, "content": [image(ELSEWHERE)]})
+    message = await refusal_message(server, wire, {"role": role, "toolCallId": None, "content": [image(ELSEWHERE)]})
     assert message == "messages[0].content[0]: this target takes text parts only here"
 
 
 async def test_a_detail_that_anthropic_does_not_take_is_refused_by_name(server: ModelServer) -> None:
-    message = await refused(server, ANTHROPIC, {"role": "user", "content": [image(ELSEWHERE, detail="low")]})
+    message = await refusal_message(server, ANTHROPIC, {"role": "user", "content": [image(ELSEWHERE, detail="low")]})
     assert message.startswith("messages[0].content[0].image_url.detail: anthropic does not take it")

@@ -10,8 +10,8 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import BadRequest, TimedOut
-from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
-from support.model_server import ModelServer, Script, model_server
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
 
 QUESTION = InvokeRequest(question="How are you?")
@@ -38,26 +38,26 @@ async def server() -> AsyncIterator[ModelServer]:
         yield server
 
 
-async def ask(provider: Provider, request: InvokeRequest | None = None) -> Answer:
+async def answer_of(provider: Provider, request: InvokeRequest | None = None) -> ProviderAnswer:
     try:
         return await provider.answer(request or QUESTION, timeout_seconds=10)
     finally:
         await provider.close()
 
 
-async def refused(provider: Provider, **says: object) -> str:
+async def refusal_message(provider: Provider, **fields: object) -> str:
     """The sentence of a request that was refused before anything was sent."""
     with pytest.raises(ProviderFailure) as caught:
-        await ask(provider, InvokeRequest.model_validate(says))
+        await answer_of(provider, InvokeRequest.model_validate(fields))
     assert isinstance(caught.value.fault, BadRequest)
-    assert (caught.value.billing, caught.value.again) == (Billing.UNBILLED, False)
+    assert (caught.value.billing, caught.value.retryable) == (Billing.UNBILLED, False)
     return caught.value.fault.message
 
 
 @wires
 async def test_an_answer_says_what_it_cost_and_which_model_really_served_it(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.answer("Fine.")))
-    answer = await ask(wire.provider(server.url))
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
+    answer = await answer_of(wire.provider(server.url))
     assert (answer.text, answer.model, answer.finish_reason) == ("Fine.", "served-2026-01-01", "stop")
     reasoning = None if wire is ANTHROPIC else 3
     assert answer.token_usage == TokenUsage(input=21, output=9, cached=4, reasoning=reasoning)
@@ -65,9 +65,9 @@ async def test_an_answer_says_what_it_cost_and_which_model_really_served_it(serv
 
 @wires
 async def test_the_key_goes_in_its_header_and_nowhere_else(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.answer("Fine.")))
-    await ask(wire.provider(server.url))
-    asked = server.asked[0]
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
+    await answer_of(wire.provider(server.url))
+    asked = server.requests[0]
     assert asked.headers["authorization"] == f"Bearer {KEY}"
     assert KEY.encode() not in asked.raw
     assert KEY not in asked.path
@@ -81,14 +81,14 @@ async def test_where_no_key_is_set_the_environments_key_is_not_sent_in_its_place
         monkeypatch.setenv(name, KEY)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:1")
-    server.reply(Script(body=wire.answer("Fine.")))
-    await ask(wire.provider(server.url, api_key=None))
-    assert KEY not in str(server.asked[0].headers)
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
+    await answer_of(wire.provider(server.url, api_key=None))
+    assert KEY not in str(server.requests[0].headers)
 
 
 @both
 async def test_a_conversation_arrives_byte_for_byte_and_so_does_the_answer(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.answer(TRICKY)))
+    server.set_responses(ScriptedResponse(body=wire.answer(TRICKY)))
     request = InvokeRequest.model_validate(
         {
             "systemPrompt": f"s{TRICKY}",
@@ -99,9 +99,9 @@ async def test_a_conversation_arrives_byte_for_byte_and_so_does_the_answer(serve
             ],
         }
     )
-    answer = await ask(wire.provider(server.url), request)
+    answer = await answer_of(wire.provider(server.url), request)
     assert answer.text == TRICKY
-    body = server.asked[0].body
+    body = server.requests[0].body
 
     def said(text: str) -> object:
         return text if wire is CHAT else [{"type": "text", "text": text}]
@@ -118,11 +118,11 @@ async def test_a_conversation_arrives_byte_for_byte_and_so_does_the_answer(serve
 
 
 async def test_the_responses_api_gets_the_conversation_byte_for_byte_too(server: ModelServer) -> None:
-    server.reply(Script(body=RESPONSES.answer(TRICKY)))
+    server.set_responses(ScriptedResponse(body=RESPONSES.answer(TRICKY)))
     request = InvokeRequest(question=TRICKY, system_prompt=f"s{TRICKY}")
-    assert (await ask(RESPONSES.provider(server.url), request)).text == TRICKY
-    body = server.asked[0].body
-    assert server.asked[0].path == "/v1/responses"
+    assert (await answer_of(RESPONSES.provider(server.url), request)).text == TRICKY
+    body = server.requests[0].body
+    assert server.requests[0].path == "/v1/responses"
     assert body["input"] == [
         {"role": "system", "content": f"s{TRICKY}"},
         {"role": "user", "content": TRICKY},
@@ -134,24 +134,24 @@ async def test_the_responses_api_gets_the_conversation_byte_for_byte_too(server:
 async def test_a_setting_is_sent_even_to_a_model_thought_not_to_take_it(
     server: ModelServer, wire: Wire, model: str
 ) -> None:
-    server.reply(Script(body=wire.answer("Fine.")))
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
     request = InvokeRequest.model_validate(
         {"question": "q", "settings": {"temperature": 0, "maxTokens": 10_000_000, "stop": "END"}}
     )
-    await ask(wire.provider(server.url, model=model, temperature=1.0, max_tokens=5), request)
-    body = server.asked[0].body
+    await answer_of(wire.provider(server.url, model=model, temperature=1.0, max_tokens=5), request)
+    body = server.requests[0].body
     assert (body["model"], body["temperature"], body["max_tokens"]) == (model, 0, 10_000_000)
     assert body["stop" if wire is CHAT else "stop_sequences"] == ["END"]
 
 
 @both
 async def test_the_targets_settings_stand_where_the_request_says_nothing(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.answer("Fine.")))
-    await ask(wire.provider(server.url, temperature=0.25, max_tokens=77))
-    assert (server.asked[0].body["temperature"], server.asked[0].body["max_tokens"]) == (0.25, 77)
-    await ask(wire.provider(server.url))
-    assert "temperature" not in server.asked[1].body
-    assert server.asked[1].body.get("max_tokens") == (None if wire is CHAT else 4096)
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
+    await answer_of(wire.provider(server.url, temperature=0.25, max_tokens=77))
+    assert (server.requests[0].body["temperature"], server.requests[0].body["max_tokens"]) == (0.25, 77)
+    await answer_of(wire.provider(server.url))
+    assert "temperature" not in server.requests[1].body
+    assert server.requests[1].body.get("max_tokens") == (None if wire is CHAT else 4096)
 
 
 @pytest.mark.parametrize(
@@ -171,17 +171,17 @@ async def test_the_targets_settings_stand_where_the_request_says_nothing(server:
 async def test_a_response_format_is_asked_for_in_the_providers_own_words(
     server: ModelServer, wire: Wire, form: dict[str, object], field: str, sent: object
 ) -> None:
-    server.reply(Script(body=wire.answer("{}")))
+    server.set_responses(ScriptedResponse(body=wire.answer("{}")))
     request = InvokeRequest.model_validate({"question": "q", "settings": {"responseFormat": form}})
-    await ask(wire.provider(server.url), request)
-    assert server.asked[0].body.get(field) == sent
+    await answer_of(wire.provider(server.url), request)
+    assert server.requests[0].body.get(field) == sent
 
 
 async def test_openai_takes_a_seed_and_a_response_format(server: ModelServer) -> None:
-    server.reply(Script(body=CHAT.answer("{}")))
+    server.set_responses(ScriptedResponse(body=CHAT.answer("{}")))
     settings = {"seed": 7, "responseFormat": FORM, "stop": ["a", "b"]}
-    await ask(CHAT.provider(server.url), InvokeRequest.model_validate({"question": "q", "settings": settings}))
-    body = server.asked[0].body
+    await answer_of(CHAT.provider(server.url), InvokeRequest.model_validate({"question": "q", "settings": settings}))
+    body = server.requests[0].body
     assert (body["seed"], body["response_format"], body["stop"]) == (7, FORM, ["a", "b"])
 
 
@@ -199,9 +199,9 @@ async def test_openai_takes_a_seed_and_a_response_format(server: ModelServer) ->
 async def test_what_a_provider_cannot_honour_is_refused_by_name(
     server: ModelServer, wire: Wire, settings: dict[str, object], field: str
 ) -> None:
-    message = await refused(wire.provider(server.url), question="q", settings=settings)
+    message = await refusal_message(wire.provider(server.url), question="q", settings=settings)
     assert message.startswith(f"{field}: ")
-    assert server.asked == []
+    assert server.requests == []
 
 
 USER = {"role": "user", "content": "q"}
@@ -217,17 +217,17 @@ USER = {"role": "user", "content": "q"}
 async def test_a_message_a_provider_cannot_take_is_refused_by_name(
     server: ModelServer, wire: Wire, messages: list[object], field: str
 ) -> None:
-    message = await refused(wire.provider(server.url), systemPrompt="s", messages=messages)
+    message = await refusal_message(wire.provider(server.url), systemPrompt="s", messages=messages)
     assert message.startswith(f"{field}: ")
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_openai_takes_system_messages_anywhere(server: ModelServer) -> None:
-    server.reply(Script(body=CHAT.answer("Fine.")))
+    server.set_responses(ScriptedResponse(body=CHAT.answer("Fine.")))
     turns = [USER, {"role": "system", "content": "now"}, {"role": "assistant", "content": ""}]
     request = InvokeRequest.model_validate({"systemPrompt": "s", "messages": turns})
-    await ask(CHAT.provider(server.url), request)
-    assert server.asked[0].body["messages"] == [{"role": "system", "content": "s"}, *turns]
+    await answer_of(CHAT.provider(server.url), request)
+    assert server.requests[0].body["messages"] == [{"role": "system", "content": "s"}, *turns]
 
 
 async def test_a_refusal_is_what_the_model_said(server: ModelServer) -> None:
@@ -235,29 +235,29 @@ async def test_a_refusal_is_what_the_model_said(server: ModelServer) -> None:
     body["choices"] = [
         {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "refusal": "I will not."}}
     ]
-    server.reply(Script(body=body))
-    answer = await ask(CHAT.provider(server.url))
+    server.set_responses(ScriptedResponse(body=body))
+    answer = await answer_of(CHAT.provider(server.url))
     assert (answer.text, answer.finish_reason) == ("I will not.", "content_filter")
 
 
 async def test_a_server_that_counts_no_tokens_leaves_the_usage_out(server: ModelServer) -> None:
-    server.reply(Script(body=CHAT.answer("Fine.") | {"usage": None}))
-    assert (await ask(CHAT.provider(server.url))).token_usage is None
+    server.set_responses(ScriptedResponse(body=CHAT.answer("Fine.") | {"usage": None}))
+    assert (await answer_of(CHAT.provider(server.url))).token_usage is None
 
 
 @both
 async def test_connections_are_kept_and_used_again(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.answer("Fine.")))
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
     provider = wire.provider(server.url)
     for _ in range(10):
         await provider.answer(QUESTION, timeout_seconds=10)
     await provider.close()
-    assert (len(server.asked), server.connections) == (10, 1)
+    assert (len(server.requests), server.connections) == (10, 1)
 
 
 @both
 async def test_calls_run_side_by_side(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(stall=True), Script(body=wire.answer("Fine.")))
+    server.set_responses(ScriptedResponse(stall=True), ScriptedResponse(body=wire.answer("Fine.")))
     provider = wire.provider(server.url, max_concurrency=1)
     slow = asyncio.create_task(provider.answer(QUESTION, timeout_seconds=10))
     await server.arrived.wait()
@@ -269,22 +269,22 @@ async def test_calls_run_side_by_side(server: ModelServer, wire: Wire) -> None:
 
 @both
 async def test_a_deadline_ends_the_call_in_doubt_and_closes_the_connection(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.answer("Fine.")), Script(stall=True))
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")), ScriptedResponse(stall=True))
     provider = wire.provider(server.url)
     # The libraries import much of themselves at a process's first call, which may outlast the deadline unsent.
     await provider.answer(QUESTION, timeout_seconds=10)
     with pytest.raises(ProviderFailure) as caught:
         await provider.answer(QUESTION, timeout_seconds=0.5)
     assert isinstance(caught.value.fault, TimedOut)
-    assert (caught.value.billing, caught.value.again) == (Billing.UNKNOWN, False)
+    assert (caught.value.billing, caught.value.retryable) == (Billing.UNKNOWN, False)
     await asyncio.wait_for(server.disconnected.wait(), 10)
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
     await provider.close()
 
 
 @both
 async def test_cancelling_stops_the_work_at_the_provider(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(stall=True))
+    server.set_responses(ScriptedResponse(stall=True))
     provider = wire.provider(server.url)
     call = asyncio.create_task(provider.answer(QUESTION, timeout_seconds=60))
     await asyncio.wait_for(server.arrived.wait(), 10)

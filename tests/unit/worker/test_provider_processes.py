@@ -14,12 +14,12 @@ import pytest
 from quintain.config import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import TimedOut
-from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
-from quintain_worker.providers.build import Surroundings, build_provider
+from quintain_worker.providers.factory import ProviderContext, build_provider
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
 
 
 @pytest.fixture(autouse=True)
-def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def calls_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the calls' folders are made; every test leaves it empty."""
     temp = tmp_path / "temp"
     temp.mkdir()
@@ -27,16 +27,16 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return temp
 
 
-def provider_of(folder: Path, command: list[str]) -> Provider:
+def make_provider(folder: Path, command: list[str]) -> Provider:
     target = CommandTarget(provider="command", command=command)
-    return build_provider("it", target, Surroundings(folder, {"PATH": os.environ["PATH"]}))
+    return build_provider("it", target, ProviderContext(folder, {"PATH": os.environ["PATH"]}))
 
 
 def shell(script: str, *arguments: str) -> list[str]:
     return ["/bin/sh", "-c", script, "sh", *arguments]
 
 
-async def ask(provider: Provider) -> Answer:
+async def answer_of(provider: Provider) -> ProviderAnswer:
     return await provider.answer(InvokeRequest(question="How are you?"), timeout_seconds=30)
 
 
@@ -51,7 +51,7 @@ async def ids_in(file: Path) -> list[int]:
     return [int(each) for each in file.read_text().split()]
 
 
-async def gone(process_id: int) -> None:
+async def wait_until_gone(process_id: int) -> None:
     """Return when no such process runs; a dead one that nobody has collected yet is gone too."""
     async with asyncio.timeout(30):
         while True:
@@ -64,29 +64,29 @@ async def gone(process_id: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_deadline_kills_the_whole_group_and_is_in_doubt(tmp_path: Path, temp: Path) -> None:
-    provider = provider_of(tmp_path, shell(FAMILY, str(tmp_path / "ids")))
+async def test_a_deadline_kills_the_whole_group_and_is_in_doubt(tmp_path: Path, calls_folder: Path) -> None:
+    provider = make_provider(tmp_path, shell(FAMILY, str(tmp_path / "ids")))
     with pytest.raises(ProviderFailure) as caught:
         await provider.answer(InvokeRequest(question="q"), timeout_seconds=1)
     assert isinstance(caught.value.fault, TimedOut)
-    assert (caught.value.billing, caught.value.again) == (Billing.UNKNOWN, False)
+    assert (caught.value.billing, caught.value.retryable) == (Billing.UNKNOWN, False)
     for process_id in await ids_in(tmp_path / "ids"):
-        await gone(process_id)
-    assert list(temp.iterdir()) == []
+        await wait_until_gone(process_id)
+    assert list(calls_folder.iterdir()) == []
 
 
-async def test_cancelling_kills_the_whole_group(tmp_path: Path, temp: Path) -> None:
-    call = asyncio.create_task(ask(provider_of(tmp_path, shell(FAMILY, str(tmp_path / "ids")))))
+async def test_cancelling_kills_the_whole_group(tmp_path: Path, calls_folder: Path) -> None:
+    call = asyncio.create_task(answer_of(make_provider(tmp_path, shell(FAMILY, str(tmp_path / "ids")))))
     process_ids = await ids_in(tmp_path / "ids")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     for process_id in process_ids:
-        await gone(process_id)
-    assert list(temp.iterdir()) == []
+        await wait_until_gone(process_id)
+    assert list(calls_folder.iterdir()) == []
 
 
-def those_in(folder: Path) -> list[str]:
+def processes_in(folder: Path) -> list[str]:
     """The processes whose working folder this is."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -96,27 +96,29 @@ def those_in(folder: Path) -> list[str]:
     return found
 
 
-async def test_a_call_cancelled_at_any_moment_of_its_start_leaves_nothing_behind(tmp_path: Path, temp: Path) -> None:
-    provider = provider_of(tmp_path, shell("sleep 600 & wait"))
+async def test_a_call_cancelled_at_any_moment_of_its_start_leaves_nothing_behind(
+    tmp_path: Path, calls_folder: Path
+) -> None:
+    provider = make_provider(tmp_path, shell("sleep 600 & wait"))
     for turns in range(40):
-        call = asyncio.create_task(ask(provider))
+        call = asyncio.create_task(answer_of(provider))
         for _ in range(turns):
             await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
     async with asyncio.timeout(30):
-        while those_in(tmp_path):
+        while processes_in(tmp_path):
             await asyncio.sleep(0.01)
-    assert list(temp.iterdir()) == []
+    assert list(calls_folder.iterdir()) == []
 
 
 async def test_what_a_program_leaves_running_neither_holds_the_answer_up_nor_lives_on(tmp_path: Path) -> None:
     script = 'sleep 600 & echo "$!" > "$1"; echo answered'
-    answer = await ask(provider_of(tmp_path, shell(script, str(tmp_path / "ids"))))
+    answer = await answer_of(make_provider(tmp_path, shell(script, str(tmp_path / "ids"))))
     assert answer.text == "answered\n"
     for process_id in await ids_in(tmp_path / "ids"):
-        await gone(process_id)
+        await wait_until_gone(process_id)
 
 
 async def test_a_process_that_left_the_group_does_not_hold_the_answer_up(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ print("answered", flush=True)
 os._exit(0)
 """
     try:
-        answer = await ask(provider_of(tmp_path, [sys.executable, "-c", code, str(tmp_path / "ids")]))
+        answer = await answer_of(make_provider(tmp_path, [sys.executable, "-c", code, str(tmp_path / "ids")]))
         assert answer.text == "answered\n"
     finally:
         for process_id in await ids_in(tmp_path / "ids"):

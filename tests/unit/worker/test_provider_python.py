@@ -14,8 +14,8 @@ import pytest
 from quintain.config import PythonTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import BadRequest, ConfigError, ProviderFailed, TimedOut
-from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
-from quintain_worker.providers.build import Surroundings, build_provider
+from quintain_worker.providers.factory import ProviderContext, build_provider
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.providers.python_callable import PythonProvider
 
 QUESTION = InvokeRequest(question="How are you?")
@@ -33,14 +33,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def provider_of(folder: Path, code: str, function: str = "run") -> Provider:
+def make_provider(folder: Path, code: str, function: str = "run") -> Provider:
     module = f"bot_{next(_numbers)}"
     (folder / f"{module}.py").write_text(code, encoding="utf-8")
     target = PythonTarget(provider="python", callable=f"{module}:{function}", max_concurrency=4)
-    return build_provider("it", target, Surroundings(folder, {}))
+    return build_provider("it", target, ProviderContext(folder, {}))
 
 
-async def ask(provider: Provider, *, timeout_seconds: float = 10) -> Answer:
+async def answer_of(provider: Provider, *, timeout_seconds: float = 10) -> ProviderAnswer:
     try:
         return await provider.answer(QUESTION, timeout_seconds=timeout_seconds)
     finally:
@@ -49,7 +49,7 @@ async def ask(provider: Provider, *, timeout_seconds: float = 10) -> Answer:
 
 async def failure(provider: Provider, *, timeout_seconds: float = 10) -> ProviderFailure:
     with pytest.raises(ProviderFailure) as caught:
-        await ask(provider, timeout_seconds=timeout_seconds)
+        await answer_of(provider, timeout_seconds=timeout_seconds)
     return caught.value
 
 
@@ -62,27 +62,27 @@ async def failure(provider: Provider, *, timeout_seconds: float = 10) -> Provide
     ],
 )
 async def test_a_function_takes_the_request_and_returns_its_text(folder: Path, code: str) -> None:
-    assert await ask(provider_of(folder, code)) == Answer(text="HOW ARE YOU?")
+    assert await answer_of(make_provider(folder, code)) == ProviderAnswer(text="HOW ARE YOU?")
 
 
 async def test_a_function_may_return_a_whole_answer(folder: Path) -> None:
     code = """
 from quintain.contracts.invoke import TokenUsage
-from quintain_worker.port import Answer
+from quintain_worker.providers.provider import ProviderAnswer
 
 def run(request):
-    return Answer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
+    return ProviderAnswer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
 """
-    answer = await ask(provider_of(folder, code))
-    assert answer == Answer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
+    answer = await answer_of(make_provider(folder, code))
+    assert answer == ProviderAnswer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
 
 
 async def test_an_async_generator_yields_its_text_in_pieces(folder: Path) -> None:
-    provider = provider_of(folder, "async def run(r):\n    for word in ('one ', '', 'two'):\n        yield word")
+    provider = make_provider(folder, "async def run(r):\n    for word in ('one ', '', 'two'):\n        yield word")
     heard: list[str] = []
-    assert await provider.answer(QUESTION, timeout_seconds=10, heard=heard.append) == Answer(text="one two")
+    assert await provider.answer(QUESTION, timeout_seconds=10, on_text=heard.append) == ProviderAnswer(text="one two")
     assert heard == ["one ", "two"]
-    assert await ask(provider) == Answer(text="one two")
+    assert await answer_of(provider) == ProviderAnswer(text="one two")
 
 
 async def test_a_deadline_ends_an_async_generator() -> None:
@@ -98,7 +98,7 @@ async def test_a_deadline_ends_an_async_generator() -> None:
     heard: list[str] = []
     provider = PythonProvider("it", run, threads=1)
     with pytest.raises(ProviderFailure) as caught:
-        await provider.answer(QUESTION, timeout_seconds=0.05, heard=heard.append)
+        await provider.answer(QUESTION, timeout_seconds=0.05, on_text=heard.append)
     assert isinstance(caught.value.fault, TimedOut)
     assert (caught.value.billing, heard, ended.is_set()) == (Billing.UNKNOWN, ["one "], True)
     await provider.close()
@@ -106,15 +106,17 @@ async def test_a_deadline_ends_an_async_generator() -> None:
 
 async def test_a_function_that_returns_its_text_is_not_heard(folder: Path) -> None:
     heard: list[str] = []
-    provider = provider_of(folder, "def run(r): return 'whole'")
-    assert (await provider.answer(QUESTION, timeout_seconds=10, heard=heard.append)).text == "whole"
+    provider = make_provider(folder, "def run(r): return 'whole'")
+    assert (await provider.answer(QUESTION, timeout_seconds=10, on_text=heard.append)).text == "whole"
     assert heard == []
     await provider.close()
 
 
 async def test_a_module_may_import_its_neighbours(folder: Path) -> None:
     (folder / "bot_neighbour.py").write_text("WORD = 'hello'", encoding="utf-8")
-    assert (await ask(provider_of(folder, "from bot_neighbour import WORD\ndef run(r): return WORD"))).text == "hello"
+    assert (
+        await answer_of(make_provider(folder, "from bot_neighbour import WORD\ndef run(r): return WORD"))
+    ).text == "hello"
 
 
 async def test_functions_run_in_threads_as_many_as_the_target_may_have_in_flight() -> None:
@@ -137,30 +139,30 @@ async def test_functions_run_in_threads_as_many_as_the_target_may_have_in_flight
         ("async def run(r): raise TimeoutError('canary')", "it: the function raised TimeoutError"),
         ("def run(r): raise SystemExit('canary')", "it: the function raised SystemExit"),
         ("def run(): return 'canary'", "it: the function raised TypeError"),
-        ("def run(r): return {'canary': 1}", "it: the function returned dict, not str or Answer"),
+        ("def run(r): return {'canary': 1}", "it: the function returned dict, not str or ProviderAnswer"),
         ("async def run(r):\n    yield 'a'\n    yield 5", "it: the function yielded int, not str"),
         ("async def run(r):\n    yield 'a'\n    raise KeyError('canary')", "it: the function raised KeyError"),
-        ("def run(r): yield 'canary'", "it: the function returned generator, not str or Answer"),
+        ("def run(r): yield 'canary'", "it: the function returned generator, not str or ProviderAnswer"),
     ],
 )
 async def test_what_a_function_does_wrong_is_charged_and_told_by_its_class_alone(
     folder: Path, code: str, says: str
 ) -> None:
-    failed = await failure(provider_of(folder, code))
+    failed = await failure(make_provider(folder, code))
     assert isinstance(failed.fault, ProviderFailed)
     assert (failed.fault.message, failed.fault.charged) == (says, True)
-    assert (failed.billing, failed.again) == (Billing.BILLED, False)
+    assert (failed.billing, failed.retryable) == (Billing.BILLED, False)
 
 
 async def test_a_function_may_judge_its_own_failure(folder: Path) -> None:
     code = """
 from quintain.errors import BadRequest
-from quintain_worker.port import Billing, ProviderFailure
+from quintain_worker.providers.provider import Billing, ProviderFailure
 
 def run(request):
     raise ProviderFailure(BadRequest("question: too short"), Billing.UNBILLED)
 """
-    failed = await failure(provider_of(folder, code))
+    failed = await failure(make_provider(folder, code))
     assert isinstance(failed.fault, BadRequest)
     assert failed.billing is Billing.UNBILLED
 
@@ -177,7 +179,7 @@ async def test_a_deadline_is_in_doubt_for_a_coroutine() -> None:
 
     failed = await failure(PythonProvider("it", run, threads=1), timeout_seconds=0.05)
     assert isinstance(failed.fault, TimedOut)
-    assert (failed.billing, failed.again) == (Billing.UNKNOWN, False)
+    assert (failed.billing, failed.retryable) == (Billing.UNKNOWN, False)
     assert stopped.is_set()
 
 
@@ -205,7 +207,7 @@ async def test_a_cancelled_call_is_cancelled() -> None:
         return "never"
 
     provider = PythonProvider("it", run, threads=1)
-    call = asyncio.create_task(ask(provider))
+    call = asyncio.create_task(answer_of(provider))
     await began.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -226,5 +228,5 @@ def test_a_function_that_cannot_be_had_stops_the_start(folder: Path, callable_: 
     (folder / "bot_fine.py").write_text("run = 5", encoding="utf-8")
     target = PythonTarget(provider="python", callable=callable_)
     with pytest.raises(ConfigError) as caught:
-        build_provider("it", target, Surroundings(folder, {}))
+        build_provider("it", target, ProviderContext(folder, {}))
     assert caught.value.message.startswith(says)

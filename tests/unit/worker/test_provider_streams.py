@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall
-from quintain.contracts.text import whole
+from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
-from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
-from support.model_server import ModelServer, Script, Streamed, model_server
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
 from support.model_streams import chat_refusal_events, event
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
 
 QUESTION = InvokeRequest(question="How are you?")
 
 #: Pieces that libraries like to mend: white space alone, tags, chat-template tokens, joined characters.
-PIECES = ["\n", " \n", "<think>", "aloud", "</think>", "<|im_start|>", "é\u200d", "🏇", " ", "fine.\r\n "]
+PARTS = ["\n", " \n", "<think>", "aloud", "</think>", "<|im_start|>", "é\u200d", "🏇", " ", "fine.\r\n "]
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 
@@ -30,30 +30,32 @@ async def server() -> AsyncIterator[ModelServer]:
         yield server
 
 
-class Ear:
+class TextRecorder:
     """Keeps what it hears; `enough` is set once it has heard so many pieces."""
 
-    def __init__(self, pieces: int = 1) -> None:
-        self.heard: list[str] = []
+    def __init__(self, enough_parts: int = 1) -> None:
+        self.texts: list[str] = []
         self.enough = asyncio.Event()
-        self._pieces = pieces
+        self._enough_parts = enough_parts
 
-    def __call__(self, piece: str) -> None:
-        self.heard.append(piece)
-        if len(self.heard) >= self._pieces:
+    def __call__(self, text: str) -> None:
+        self.texts.append(text)
+        if len(self.texts) >= self._enough_parts:
             self.enough.set()
 
 
-async def listen(provider: Provider, ear: Ear, request: InvokeRequest = QUESTION, *, seconds: float = 10) -> Answer:
+async def stream_answer(
+    provider: Provider, recorder: TextRecorder, request: InvokeRequest = QUESTION, *, seconds: float = 10
+) -> ProviderAnswer:
     try:
-        return await provider.answer(request, timeout_seconds=seconds, heard=ear)
+        return await provider.answer(request, timeout_seconds=seconds, on_text=recorder)
     finally:
         await provider.close()
 
 
-async def failure(wire: Wire, server: ModelServer, ear: Ear | None = None) -> ProviderFailure:
+async def failure(wire: Wire, server: ModelServer, recorder: TextRecorder | None = None) -> ProviderFailure:
     with pytest.raises(ProviderFailure) as caught:
-        await listen(wire.provider(server.url), ear or Ear())
+        await stream_answer(wire.provider(server.url), recorder or TextRecorder())
     return caught.value
 
 
@@ -68,11 +70,13 @@ def before_the_end(wire: Wire, events: list[bytes]) -> int:
 async def test_a_streamed_answer_is_heard_piece_by_piece_and_is_as_whole_as_any(
     server: ModelServer, wire: Wire, framed: bool
 ) -> None:
-    server.reply(Streamed(events=wire.events(PIECES), framed=framed), Script(body=wire.answer("".join(PIECES))))
-    ear = Ear()
-    streamed = await listen(wire.provider(server.url, model="qwen3-think"), ear)
-    assert ear.heard == PIECES
-    assert (streamed.text, streamed.model) == ("".join(PIECES), "served-2026-01-01")
+    server.set_responses(
+        StreamedResponse(events=wire.events(PARTS), framed=framed), ScriptedResponse(body=wire.answer("".join(PARTS)))
+    )
+    ear = TextRecorder()
+    streamed = await stream_answer(wire.provider(server.url, model="qwen3-think"), ear)
+    assert ear.texts == PARTS
+    assert (streamed.text, streamed.model) == ("".join(PARTS), "served-2026-01-01")
     assert streamed.finish_reason == "stop"
     reasoning = None if wire is ANTHROPIC else 3
     assert streamed.token_usage == TokenUsage(input=21, output=9, cached=4, reasoning=reasoning)
@@ -83,12 +87,12 @@ async def test_a_streamed_answer_is_heard_piece_by_piece_and_is_as_whole_as_any(
 
 @wires
 async def test_a_stream_is_asked_for_only_where_somebody_listens(server: ModelServer, wire: Wire) -> None:
-    server.reply(Streamed(events=wire.events(["Fine."])), Script(body=wire.answer("Fine.")))
+    server.set_responses(StreamedResponse(events=wire.events(["Fine."])), ScriptedResponse(body=wire.answer("Fine.")))
     provider = wire.provider(server.url)
-    await provider.answer(QUESTION, timeout_seconds=10, heard=Ear())
+    await provider.answer(QUESTION, timeout_seconds=10, on_text=TextRecorder())
     await provider.answer(QUESTION, timeout_seconds=10)
     await provider.close()
-    streamed, plain = (asked.body for asked in server.asked)
+    streamed, plain = (asked.body for asked in server.requests)
     assert (streamed.pop("stream"), plain.pop("stream", False)) == (True, False)
     assert streamed.pop("stream_options", None) == ({"include_usage": True} if wire is CHAT else None)
     assert streamed == plain
@@ -97,11 +101,11 @@ async def test_a_stream_is_asked_for_only_where_somebody_listens(server: ModelSe
 @wires
 async def test_a_piece_is_heard_before_the_next_one_comes(server: ModelServer, wire: Wire) -> None:
     events = wire.events(["one ", "two"])
-    server.reply(Streamed(events=events, sent=before_the_end(wire, events), then="stall"))
-    ear = Ear(2)
-    call = asyncio.create_task(listen(wire.provider(server.url), ear))
+    server.set_responses(StreamedResponse(events=events, event_count=before_the_end(wire, events), then="stall"))
+    ear = TextRecorder(2)
+    call = asyncio.create_task(stream_answer(wire.provider(server.url), ear))
     await asyncio.wait_for(ear.enough.wait(), 10)
-    assert (ear.heard, call.done(), server.disconnected.is_set()) == (["one ", "two"], False, False)
+    assert (ear.texts, call.done(), server.disconnected.is_set()) == (["one ", "two"], False, False)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -113,10 +117,12 @@ async def test_the_calls_of_a_streamed_answer_are_put_together_in_the_models_own
     server: ModelServer, wire: Wire
 ) -> None:
     odd = ['{ "ci', 'ty" :\n', ' "F\\u00e8s"', " }"]
-    server.reply(Streamed(events=wire.call_events([("call_1", "weather", odd), ("call_2", "clock", ["{}"])])))
-    ear = Ear()
-    answer = await listen(wire.provider(server.url), ear)
-    assert (ear.heard, answer.text, answer.finish_reason) == ([], "", "tool_calls")
+    server.set_responses(
+        StreamedResponse(events=wire.call_events([("call_1", "weather", odd), ("call_2", "clock", ["{}"])]))
+    )
+    ear = TextRecorder()
+    answer = await stream_answer(wire.provider(server.url), ear)
+    assert (ear.texts, answer.text, answer.finish_reason) == ([], "", "tool_calls")
     calls = [
         ToolCall(id="call_1", name="weather", arguments="".join(odd)),
         ToolCall(id="call_2", name="clock", arguments="{}"),
@@ -126,17 +132,17 @@ async def test_the_calls_of_a_streamed_answer_are_put_together_in_the_models_own
 
 
 async def test_a_call_without_arguments_streams_an_empty_object(server: ModelServer) -> None:
-    server.reply(Streamed(events=ANTHROPIC.call_events([("call_1", "clock", [])])))
-    answer = await listen(ANTHROPIC.provider(server.url), Ear())
+    server.set_responses(StreamedResponse(events=ANTHROPIC.call_events([("call_1", "clock", [])])))
+    answer = await stream_answer(ANTHROPIC.provider(server.url), TextRecorder())
     assert answer.output is not None
     assert answer.output[0].tool_calls == [ToolCall(id="call_1", name="clock", arguments="{}")]
 
 
 async def test_a_streamed_refusal_is_what_the_model_said(server: ModelServer) -> None:
-    server.reply(Streamed(events=chat_refusal_events(["I will ", "not."])))
-    ear = Ear()
-    answer = await listen(CHAT.provider(server.url), ear)
-    assert (ear.heard, answer.text, answer.finish_reason) == (["I will not."], "I will not.", "content_filter")
+    server.set_responses(StreamedResponse(events=chat_refusal_events(["I will ", "not."])))
+    ear = TextRecorder()
+    answer = await stream_answer(CHAT.provider(server.url), ear)
+    assert (ear.texts, answer.text, answer.finish_reason) == (["I will not."], "I will not.", "content_filter")
 
 
 @pytest.mark.parametrize(
@@ -153,10 +159,10 @@ async def test_a_streamed_refusal_is_what_the_model_said(server: ModelServer) ->
 async def test_a_character_that_comes_in_halves_is_heard_whole(
     server: ModelServer, wire: Wire, pieces: list[str], heard: list[str]
 ) -> None:
-    server.reply(Streamed(events=wire.events(pieces)))
-    ear = Ear()
-    answer = await listen(wire.provider(server.url), ear)
-    assert (ear.heard, whole(answer.text)) == (heard, "".join(heard))
+    server.set_responses(StreamedResponse(events=wire.events(pieces)))
+    ear = TextRecorder()
+    answer = await stream_answer(wire.provider(server.url), ear)
+    assert (ear.texts, replace_surrogates(answer.text)) == (heard, "".join(heard))
 
 
 @wires
@@ -172,24 +178,24 @@ async def test_an_answer_cut_short_by_its_limit_is_an_answer(server: ModelServer
     events = [each.replace(*words[wire.name]) for each in wire.events(["Fi"])]
     if wire is RESPONSES:
         events[-1] = re.sub(rb"response\.completed", b"response.incomplete", events[-1])
-    server.reply(Streamed(events=events))
-    answer = await listen(wire.provider(server.url), Ear())
+    server.set_responses(StreamedResponse(events=events))
+    answer = await stream_answer(wire.provider(server.url), TextRecorder())
     assert (answer.text, answer.finish_reason) == ("Fi", "length")
 
 
 @wires
 async def test_connections_are_kept_after_a_stream(server: ModelServer, wire: Wire) -> None:
-    server.reply(Streamed(events=wire.events(["Fine."])))
+    server.set_responses(StreamedResponse(events=wire.events(["Fine."])))
     provider = wire.provider(server.url)
     for _ in range(5):
-        await provider.answer(QUESTION, timeout_seconds=10, heard=Ear())
+        await provider.answer(QUESTION, timeout_seconds=10, on_text=TextRecorder())
     await provider.close()
-    assert (len(server.asked), server.connections) == (5, 1)
+    assert (len(server.requests), server.connections) == (5, 1)
 
 
 def assert_in_doubt(failed: ProviderFailure) -> None:
     assert isinstance(failed.fault, ProviderFailed)
-    assert (failed.billing, failed.again, failed.fault.charged) == (Billing.UNKNOWN, True, True)
+    assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNKNOWN, True, True)
     assert KEY not in failed.fault.message
 
 
@@ -197,27 +203,29 @@ def assert_in_doubt(failed: ProviderFailure) -> None:
 @wires
 async def test_a_stream_that_closes_half_way_is_in_doubt(server: ModelServer, wire: Wire, framed: bool) -> None:
     events = wire.events(["one ", "two"])
-    server.reply(Streamed(events=events, sent=before_the_end(wire, events), then="close", framed=framed))
-    ear = Ear()
+    server.set_responses(
+        StreamedResponse(events=events, event_count=before_the_end(wire, events), then="close", framed=framed)
+    )
+    ear = TextRecorder()
     assert_in_doubt(await failure(wire, server, ear))
-    assert ear.heard == ["one ", "two"]
-    assert len(server.asked) == 1
+    assert ear.texts == ["one ", "two"]
+    assert len(server.requests) == 1
 
 
 @wires
 async def test_a_stream_that_ends_in_good_order_without_its_end_is_in_doubt(server: ModelServer, wire: Wire) -> None:
     events = wire.events(["one ", "two"])
-    server.reply(Streamed(events=events, sent=before_the_end(wire, events)))
+    server.set_responses(StreamedResponse(events=events, event_count=before_the_end(wire, events)))
     failed = await failure(wire, server)
     assert_in_doubt(failed)
-    assert "broke off in the middle of its answer (BrokenOff)" in failed.fault.message
+    assert "broke off in the middle of its answer (StreamInterrupted)" in failed.fault.message
 
 
 @pytest.mark.parametrize("sent", [0, 1], ids=lambda sent: f"after {sent} events")
 @pytest.mark.parametrize("then", ["end", "close"])
 @wires
 async def test_a_stream_that_hardly_began_is_in_doubt(server: ModelServer, wire: Wire, sent: int, then: str) -> None:
-    server.reply(Streamed(events=wire.events(["one"]), sent=sent, then=then))  # type: ignore[arg-type]
+    server.set_responses(StreamedResponse(events=wire.events(["one"]), event_count=sent, then=then))  # type: ignore[arg-type]
     assert_in_doubt(await failure(wire, server))
 
 
@@ -230,15 +238,15 @@ async def test_garbage_in_a_stream_is_in_doubt(server: ModelServer, wire: Wire, 
     events = wire.events(["one ", "two"])
     named = b"event: content_block_delta\n" if wire is ANTHROPIC else b""
     at = before_the_end(wire, events)
-    server.reply(Streamed(events=[*events[:at], named + garbage]))
-    ear = Ear()
+    server.set_responses(StreamedResponse(events=[*events[:at], named + garbage]))
+    ear = TextRecorder()
     assert_in_doubt(await failure(wire, server, ear))
-    assert ear.heard == ["one ", "two"]
+    assert ear.texts == ["one ", "two"]
 
 
 @wires
 async def test_an_answer_that_is_no_stream_is_in_doubt(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.answer("Fine.")))
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
     assert_in_doubt(await failure(wire, server))
 
 
@@ -246,41 +254,41 @@ async def test_an_answer_that_is_no_stream_is_in_doubt(server: ModelServer, wire
 @wires
 async def test_an_error_in_a_stream_is_in_doubt_and_is_not_quoted(server: ModelServer, wire: Wire, sent: int) -> None:
     events = wire.events(["one ", "two"])
-    server.reply(Streamed(events=[*events[:sent], wire.error(f"invalid key {KEY}"), *events[sent:]]))
+    server.set_responses(StreamedResponse(events=[*events[:sent], wire.error(f"invalid key {KEY}"), *events[sent:]]))
     failed = await failure(wire, server)
     assert_in_doubt(failed)
     assert "broke off in the middle of its answer (Model" in failed.fault.message
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("code", ["rate_limit_exceeded", "insufficient_quota", "invalid_api_key"])
 async def test_a_status_named_in_a_stream_is_no_proof_of_anything(server: ModelServer, code: str) -> None:
     error = event({"error": {"message": KEY, "type": "x", "code": code}})
-    server.reply(Streamed(events=[*CHAT.events(["one"])[:2], error]))
+    server.set_responses(StreamedResponse(events=[*CHAT.events(["one"])[:2], error]))
     assert_in_doubt(await failure(CHAT, server))
 
 
 @wires
 async def test_a_stream_that_stalls_is_ended_at_the_deadline(server: ModelServer, wire: Wire) -> None:
     events = wire.events(["one ", "two"])
-    stalled = Streamed(events=events, sent=before_the_end(wire, events), then="stall")
-    server.reply(Streamed(events=events), stalled)
-    provider, ear = wire.provider(server.url), Ear()
+    stalled = StreamedResponse(events=events, event_count=before_the_end(wire, events), then="stall")
+    server.set_responses(StreamedResponse(events=events), stalled)
+    provider, ear = wire.provider(server.url), TextRecorder()
     # The libraries import much of themselves at a process's first call, which may outlast the deadline unsent.
-    await provider.answer(QUESTION, timeout_seconds=10, heard=Ear())
+    await provider.answer(QUESTION, timeout_seconds=10, on_text=TextRecorder())
     with pytest.raises(ProviderFailure) as caught:
-        await listen(provider, ear, seconds=1)
+        await stream_answer(provider, ear, seconds=1)
     assert isinstance(caught.value.fault, TimedOut)
-    assert (caught.value.billing, caught.value.again) == (Billing.UNKNOWN, False)
-    assert ear.heard == ["one ", "two"]
+    assert (caught.value.billing, caught.value.retryable) == (Billing.UNKNOWN, False)
+    assert ear.texts == ["one ", "two"]
     await asyncio.wait_for(server.disconnected.wait(), 10)
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 @wires
 async def test_cancelling_before_the_first_event_closes_the_request(server: ModelServer, wire: Wire) -> None:
-    server.reply(Streamed(events=[], then="stall"))
-    call = asyncio.create_task(listen(wire.provider(server.url), Ear()))
+    server.set_responses(StreamedResponse(events=[], then="stall"))
+    call = asyncio.create_task(stream_answer(wire.provider(server.url), TextRecorder()))
     await asyncio.wait_for(server.arrived.wait(), 10)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -302,10 +310,10 @@ async def test_cancelling_before_the_first_event_closes_the_request(server: Mode
 async def test_a_status_before_the_stream_says_what_it_says_without_one(
     server: ModelServer, wire: Wire, status: int, fault: type[Fault], billing: Billing, again: bool
 ) -> None:
-    server.reply(Script(status=status, body={"error": {"type": "some_error", "message": KEY}}))
+    server.set_responses(ScriptedResponse(status=status, body={"error": {"type": "some_error", "message": KEY}}))
     failed = await failure(wire, server)
     assert isinstance(failed.fault, fault)
-    assert (failed.billing, failed.again, len(server.asked)) == (billing, again, 1)
+    assert (failed.billing, failed.retryable, len(server.requests)) == (billing, again, 1)
     assert KEY not in failed.fault.message
 
 
@@ -313,6 +321,6 @@ async def test_a_status_before_the_stream_says_what_it_says_without_one(
 async def test_what_cannot_be_asked_is_refused_before_any_stream(server: ModelServer, wire: Wire) -> None:
     request = InvokeRequest.model_validate({"question": "q", "settings": {"toolChoice": "auto"}})
     with pytest.raises(ProviderFailure) as caught:
-        await listen(wire.provider(server.url), Ear(), request)
+        await stream_answer(wire.provider(server.url), TextRecorder(), request)
     assert isinstance(caught.value.fault, BadRequest)
-    assert server.asked == []
+    assert server.requests == []

@@ -9,8 +9,8 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ToolCall
 from quintain.errors import BadRequest
-from quintain_worker.port import Answer, Billing, Provider, ProviderFailure
-from support.model_server import ModelServer, Script, model_server
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
 
 #: A schema that libraries like to mend: titles, defaults, no ``additionalProperties``, limits.
@@ -36,26 +36,26 @@ async def server() -> AsyncIterator[ModelServer]:
         yield server
 
 
-async def ask(provider: Provider, **says: object) -> Answer:
+async def answer_of(provider: Provider, **fields: object) -> ProviderAnswer:
     try:
-        return await provider.answer(InvokeRequest.model_validate(says), timeout_seconds=10)
+        return await provider.answer(InvokeRequest.model_validate(fields), timeout_seconds=10)
     finally:
         await provider.close()
 
 
-async def sent(server: ModelServer, wire: Wire, **says: object) -> dict[str, Any]:
+async def sent(server: ModelServer, wire: Wire, **fields: object) -> dict[str, Any]:
     """The body of a request that was answered."""
-    server.reply(Script(body=wire.answer("Fine.")))
-    await ask(wire.provider(server.url), **says)
-    return server.asked[-1].body
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
+    await answer_of(wire.provider(server.url), **fields)
+    return server.requests[-1].body
 
 
-async def refused(server: ModelServer, wire: Wire, **says: object) -> str:
+async def refusal_message(server: ModelServer, wire: Wire, **fields: object) -> str:
     """The sentence of a request that was refused before anything was sent."""
     with pytest.raises(ProviderFailure) as caught:
-        await ask(wire.provider(server.url), **says)
+        await answer_of(wire.provider(server.url), **fields)
     assert isinstance(caught.value.fault, BadRequest)
-    assert (caught.value.billing, caught.value.again, server.asked) == (Billing.UNBILLED, False, [])
+    assert (caught.value.billing, caught.value.retryable, server.requests) == (Billing.UNBILLED, False, [])
     return caught.value.fault.message
 
 
@@ -111,8 +111,8 @@ async def test_one_tool_can_be_demanded(server: ModelServer, wire: Wire, said: o
 
 @wires
 async def test_the_calls_of_an_answer_come_back_with_the_models_own_arguments(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.calls([("call_1", "weather", ODD), ("call_2", "clock", "{}")])))
-    answer = await ask(wire.provider(server.url), question="q", settings={"tools": TOOLS})
+    server.set_responses(ScriptedResponse(body=wire.calls([("call_1", "weather", ODD), ("call_2", "clock", "{}")])))
+    answer = await answer_of(wire.provider(server.url), question="q", settings={"tools": TOOLS})
     # Anthropic's API answers with an object, not with the model's text.
     arguments = '{"city":"Rome"}' if wire is ANTHROPIC else ODD
     calls = [
@@ -125,24 +125,26 @@ async def test_the_calls_of_an_answer_come_back_with_the_models_own_arguments(se
 
 @wires
 async def test_an_answer_without_calls_is_its_text_alone(server: ModelServer, wire: Wire) -> None:
-    server.reply(Script(body=wire.answer("Fine.")))
-    answer = await ask(wire.provider(server.url), question="q", settings={"tools": TOOLS})
+    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
+    answer = await answer_of(wire.provider(server.url), question="q", settings={"tools": TOOLS})
     assert (answer.text, answer.output, answer.finish_reason) == ("Fine.", None, "stop")
 
 
 async def test_text_beside_calls_is_kept(server: ModelServer) -> None:
     body = ANTHROPIC.calls([("call_1", "clock", "{}")])
     body["content"] = [{"type": "text", "text": "Let me see."}, *body["content"]]  # type: ignore[misc]
-    server.reply(Script(body=body))
-    answer = await ask(ANTHROPIC.provider(server.url), question="q", settings={"tools": TOOLS})
+    server.set_responses(ScriptedResponse(body=body))
+    answer = await answer_of(ANTHROPIC.provider(server.url), question="q", settings={"tools": TOOLS})
     assert answer.text == "Let me see."
     assert answer.output is not None
     assert [message.content for message in answer.output] == ["Let me see."]
 
 
 async def test_arguments_that_are_no_json_come_back_as_they_are(server: ModelServer) -> None:
-    server.reply(Script(body=CHAT.calls([("call_1", "weather", "{city: Rome"), ("call_2", "clock", "")])))
-    answer = await ask(CHAT.provider(server.url), question="q", settings={"tools": TOOLS})
+    server.set_responses(
+        ScriptedResponse(body=CHAT.calls([("call_1", "weather", "{city: Rome"), ("call_2", "clock", "")]))
+    )
+    answer = await answer_of(CHAT.provider(server.url), question="q", settings={"tools": TOOLS})
     assert answer.output is not None
     assert [call.arguments for call in answer.output[0].tool_calls or []] == ["{city: Rome", ""]
 
@@ -232,7 +234,7 @@ async def test_calls_go_to_anthropic_as_objects_and_their_answers_in_one_message
 async def test_tools_that_no_provider_takes_are_refused_by_name(
     server: ModelServer, wire: Wire, settings: dict[str, object], field: str
 ) -> None:
-    assert (await refused(server, wire, question="q", settings=settings)).startswith(field)
+    assert (await refusal_message(server, wire, question="q", settings=settings)).startswith(field)
 
 
 CALL = {"id": "call_1", "name": "weather", "arguments": "{}"}
@@ -251,14 +253,14 @@ async def test_a_call_in_the_wrong_place_is_refused_by_name(
     server: ModelServer, wire: Wire, message: dict[str, object], field: str
 ) -> None:
     talk = [{"role": "user", "content": "q"}, message]
-    assert (await refused(server, wire, messages=talk)).startswith(field)
+    assert (await refusal_message(server, wire, messages=talk)).startswith(field)
 
 
 @pytest.mark.parametrize("arguments", ["[]", "{oops", '"text"', "1"])
 async def test_anthropic_takes_arguments_that_are_an_object_only(server: ModelServer, arguments: str) -> None:
     calls = [CALL, {**CALL, "arguments": arguments}]
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "toolCalls": calls}]
-    message = await refused(server, ANTHROPIC, messages=talk)
+    message = await refusal_message(server, ANTHROPIC, messages=talk)
     assert message == "messages[1].toolCalls[1].arguments: anthropic takes a JSON object only"
     body = await sent(server, CHAT, messages=talk)
     assert body["messages"][1]["tool_calls"][1]["function"]["arguments"] == arguments

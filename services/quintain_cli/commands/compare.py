@@ -1,0 +1,55 @@
+"""``quintain compare``: compares two runs on the same cases, with significance tests."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain_cli.console import EXIT_BELOW_THRESHOLD, EXIT_OK, print_json, run_command, stdout_console
+from quintain_cli.run.output import print_table
+from quintain_runner import (
+    Comparison,
+    compare_runs,
+    comparison_lines,
+    comparison_tables,
+    conclusion,
+    plain_line,
+    read_report,
+)
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="RUN", help="The earlier run's results folder.")],
+    after: Annotated[Path, typer.Argument(metavar="RUN", help="The later run's.")],
+    fail_on_regression: Annotated[
+        bool, typer.Option("--fail-on-regression", help="Exit 3 where a target is significantly worse.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare runs of other datasets or graders too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the comparison, as JSON.")] = False,
+) -> None:
+    """Compare two runs case by case: the change, its interval, its p-value, and which cases flipped.
+
+    Exit 0, or, where --fail-on-regression asks for it, 3 when a target is significantly worse.
+    """
+    comparison = run_command(_compare(before, after, force=force), as_json=as_json)
+    code = EXIT_BELOW_THRESHOLD if fail_on_regression and comparison.regressed_targets else EXIT_OK
+    if as_json:
+        fields = comparison.model_dump(by_alias=True, exclude_none=True, mode="json")
+        print_json({**fields, "verdict": conclusion(comparison), "exitCode": code})
+    else:
+        for table in comparison_tables(comparison):
+            print_table(table)
+        for line in (*comparison_lines(comparison), f"exit {code}: {conclusion(comparison)}. {_next_command(after)}"):
+            stdout_console().print(plain_line(line, max_length=1000), markup=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def _next_command(after: Path) -> str:
+    return f"The later run by itself: quintain report {shlex.quote(str(after))}"
+
+
+async def _compare(before: Path, after: Path, *, force: bool) -> Comparison:
+    return compare_runs(read_report(before), read_report(after), force=force)

@@ -1,0 +1,263 @@
+"""``quintain dlq list|show|replay|drop``: the messages in ``quintain.poison`` that no service could process."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from quintain.client.connect import connect
+from quintain.contracts.dlq import PoisonMessage, PoisonMessageList
+from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.dlq.poison_queue import PoisonQueue
+from quintain.errors import BadRequest, ConfigError, Expired, Fault
+from quintain.settings import environment, read_settings
+from quintain_cli import console
+from quintain_cli.commands.invoke import print_result
+from quintain_cli.console import (
+    EXIT_ERRORS,
+    escape_for_terminal,
+    exit_with_error,
+    print_json,
+    print_stderr,
+    run_command,
+    stderr_console,
+    stdout_console,
+)
+from quintain_cli.fleet import bootstrap
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+PoisonIdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The message's id, as `quintain dlq list` shows it.")
+]
+
+#: How long the broker may take to be there, in seconds.
+CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+def list_messages(as_json: AsJson = False) -> None:
+    """The kept messages, the oldest first. Looking takes nothing out."""
+    message_list = PoisonMessageList(messages=run_command(_list_messages(), as_json=as_json))
+    if as_json:
+        print_json(message_list)
+    elif not message_list.messages:
+        print_stderr("quintain.poison is empty: there is no message that nobody could answer")
+    else:
+        stdout_console().print(_message_table(message_list.messages))
+        print_stderr(f"next     quintain dlq show {single_line(message_list.messages[0].id)}")
+
+
+def show_message(poison_id: PoisonIdArgument, as_json: AsJson = False) -> None:
+    """One message: its headers and its body, tokens masked."""
+    message, body = run_command(find_message(poison_id), as_json=as_json)
+    if as_json:
+        print_json({**json.loads(message.to_wire()), **console.body_to_json(body)})
+        return
+    stdout_console().print(_message_details(message))
+    text = console.body_to_text(body)
+    sys.stdout.write(f"\n{console.hex_dump(body) if text is None else escape_for_terminal(text)}\n")
+    sys.stdout.flush()
+    print_stderr(
+        f"next     quintain dlq replay {single_line(poison_id)}, or quintain dlq drop {single_line(poison_id)}"
+    )
+
+
+def drop_messages(
+    poison_ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Which messages.")] = None,
+    all_messages: Annotated[bool, typer.Option("--all", help="Every message that is kept now.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first; needed where nobody can be asked.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete messages for ever."""
+    ids = list(dict.fromkeys(poison_ids or []))
+    if all_messages == bool(ids):
+        raise typer.BadParameter("name messages, or say --all", param_hint="ID…")
+    _confirm_deletion(
+        "every message that is kept" if all_messages else f"{len(ids)} messages" if len(ids) > 1 else ids[0], yes=yes
+    )
+    dropped = run_command(drop_by_id(None if all_messages else ids), as_json=as_json)
+    unknown = [message_id for message_id in ids if message_id not in dropped]
+    if as_json:
+        print_json({"dropped": sorted(dropped), "unknown": unknown})
+        raise typer.Exit(EXIT_ERRORS if unknown else 0)
+    stdout_console().print(f"dropped  {len(dropped)} {'message' if len(dropped) == 1 else 'messages'}", markup=False)
+    if unknown:
+        exit_with_error(unknown_ids_error(unknown), as_json=False)
+    print_stderr("next     quintain dlq list")
+
+
+async def find_message(poison_id: str) -> tuple[PoisonMessage, bytes]:
+    """One message and its body. Raises `BadRequest` where there is none of this id."""
+    async with open_poison_queue() as poison:
+        message = await poison.find(poison_id)
+    if message is None:
+        raise unknown_ids_error([poison_id])
+    return message
+
+
+async def drop_by_id(ids: list[str] | None) -> set[str]:
+    """Delete these messages, or all; returns the ids that were there."""
+    async with open_poison_queue() as poison:
+        return await poison.drop(ids)
+
+
+@contextlib.asynccontextmanager
+async def open_poison_queue() -> AsyncIterator[PoisonQueue]:
+    """The poison queue of the environment's broker. Raises `ConfigError`, `BusError`."""
+    url = read_settings(environment()).require_broker_url()
+    async with bootstrap.open_bus(url, "dlq", None, timeout_seconds=CONNECT_TIMEOUT_SECONDS) as bus:
+        yield PoisonQueue(bus)
+
+
+def unknown_ids_error(ids: list[str]) -> BadRequest:
+    """What is said of ids that no message has."""
+    id_list = ", ".join(repr(message_id) for message_id in ids)
+    return BadRequest(f"No message {id_list} in quintain.poison: `quintain dlq list` shows what is there")
+
+
+def single_line(text: str) -> str:
+    """Anybody's text on one line of a terminal."""
+    return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+async def _list_messages() -> list[PoisonMessage]:
+    async with open_poison_queue() as poison:
+        return await poison.list()
+
+
+def _confirm_deletion(description: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("nobody can be asked here, and what is dropped is gone: say --yes", param_hint="--yes")
+    # Not the library's own question, which writes to standard output, too.
+    stderr_console().print(f"Delete {single_line(description)} for ever? [y/N]", markup=False, soft_wrap=True, end=" ")
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        print_stderr("nothing was deleted")
+        raise typer.Exit(EXIT_ERRORS)
+
+
+def _message_table(messages: list[PoisonMessage]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "when", "size", "type"):
+        table.add_column(name, no_wrap=name != "type", overflow="fold")
+    for name in ("from", "reason"):
+        table.add_column(name, overflow="fold")
+    for message in messages:
+        cells = (
+            message.id,
+            _format_time(message),
+            f"{message.size_bytes} B",
+            message.type,
+            _format_origin(message),
+            message.reason or "",
+        )
+        table.add_row(*(Text(single_line(cell)) for cell in cells))
+    return table
+
+
+def _message_details(message: PoisonMessage) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    fields = {
+        "id": message.id,
+        "when": _format_time(message),
+        "reason": message.reason or "",
+        "from": _format_origin(message),
+        "size": f"{message.size_bytes} B",
+        "type": message.type,
+    }
+    headers = {f"header {name}": str(value) for name, value in sorted(message.headers.items())}
+    for name, value in (fields | headers).items():
+        table.add_row(Text(single_line(name)), Text(single_line(value)))
+    return table
+
+
+def _format_origin(message: PoisonMessage) -> str:
+    return f"{message.exchange or '?'} / {message.routing_key or '(no routing key)'}"
+
+
+def _format_time(message: PoisonMessage) -> str:
+    """When it was kept, to the second, in UTC; a moment outside the calendar is none."""
+    if message.kept_ms is None:
+        return "?"
+    try:
+        dead_lettered_at = dt.datetime.fromtimestamp(message.kept_ms / 1000, tz=dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    return f"{dead_lettered_at:%Y-%m-%d %H:%M:%S}Z"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What became of it; ``fault`` is that of a call which was charged and is over."""
+
+    result: Result | None
+    fault: Fault | None
+
+
+def replay(
+    poison_id: PoisonIdArgument,
+    target: Annotated[str | None, typer.Option(help="The target; the one it was sent to if absent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a message again, and drop it once its call is charged and answered.
+
+    Takes QUINTAIN_SESSION_TOKEN: the message's own token is masked and opens nothing. Doing it twice in one session
+    is one call.
+    """
+    outcome = run_command(_replay_message(poison_id, target), as_json=as_json)
+    # The answer is shown first: whatever becomes of the message, it was paid for.
+    if outcome.result is not None:
+        print_result(outcome.result, as_json=as_json)
+    run_command(drop_by_id([poison_id]))
+    if not as_json:
+        print_stderr(f"dropped  {single_line(poison_id)}: it is answered\nnext     quintain dlq list")
+    if outcome.fault is not None:
+        exit_with_error(outcome.fault, as_json=as_json)
+
+
+async def _replay_message(poison_id: str, target: str | None) -> ReplayResult:
+    if read_settings(environment()).session_token is None:
+        raise ConfigError(
+            "QUINTAIN_SESSION_TOKEN is not set: the message's own token is masked, so it is sent under a session of "
+            "yours: open one with `quintain session open --default-target NAME`"
+        )
+    async with connect(timeout_seconds=CONNECT_TIMEOUT_SECONDS) as client:
+        message, body = await find_message(poison_id)
+        request = replay_request(message, body, target)
+        # The same message to the same target under the same session is the same call: charged once.
+        request_id = f"dlq-{message.id[:32]}-{(request.requested_target or '')[:63]}"
+        try:
+            return ReplayResult(await client.send(request, request_id=request_id), None)
+        except Expired:
+            raise  # nobody answered in time: the answer may still be had under the same request id
+        except Fault as fault:
+            if not fault.charged:
+                raise
+            return ReplayResult(None, fault)
+
+
+def replay_request(message: PoisonMessage, body: bytes, target: str | None) -> InvokeRequest:
+    """The request of a kept message: to this target, else to the one its routing key names, else to the one its
+    body names. Raises `BadRequest` where the body is no invoke request, or names another target."""
+    hint = f"it stays where it is; `quintain dlq drop {message.id}` deletes it"
+    try:
+        request = InvokeRequest.from_wire(body)
+    except BadRequest as error:
+        raise BadRequest(f"This message is no invoke request ({error.message}): {hint}") from None
+    routing_key = message.routing_key
+    if target is None and routing_key and request.requested_target not in {None, routing_key}:
+        raise BadRequest(
+            f"The body names target {request.requested_target!r}, the routing key {routing_key!r}: say which with "
+            f"--target; {hint}"
+        )
+    target_name = target or routing_key or request.requested_target
+    return request.model_copy(update={"target": target_name, "provider": None})

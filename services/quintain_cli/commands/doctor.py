@@ -1,0 +1,62 @@
+"""``quintain doctor``: checks the broker, its declarations and the ledger, and says how to fix what is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from quintain.settings import environment, read_settings
+from quintain_cli.console import (
+    EXIT_ERRORS,
+    EXIT_OK,
+    escape_for_terminal,
+    print_json,
+    print_stderr,
+    run_command,
+    stdout_console,
+)
+from quintain_cli.fleet.admin_client import fleet_broker_url
+from quintain_cli.fleet.doctor_checks import DoctorReport, run_checks
+
+
+def doctor(
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for the broker to answer.")] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+) -> None:
+    """Look at the broker, at what is declared there, and at the ledger; change nothing.
+
+    Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
+
+    Exit codes: 0 nothing fails, 1 something is to be mended.
+    """
+    report = run_command(_run_checks(timeout), as_json=as_json)
+    code = EXIT_ERRORS if report.has_failures else EXIT_OK
+    if as_json:
+        print_json({"exitCode": code, **json.loads(report.to_wire())})
+    else:
+        _print_report(report)
+    raise typer.Exit(code)
+
+
+async def _run_checks(timeout: float) -> DoctorReport:
+    settings = read_settings(environment())
+    return await run_checks(settings, fleet_broker_url(settings), timeout_seconds=timeout)
+
+
+def _print_report(report: DoctorReport) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "what", "says", "mend"):
+        table.add_column(name, overflow="fold")
+    for check in report.lines:
+        table.add_row(
+            *(Text(escape_for_terminal(cell)) for cell in (check.verdict, check.what, check.says, check.mend or ""))
+        )
+    stdout_console().print(table)
+    failed_count = sum(line.verdict == "fail" for line in report.lines)
+    print_stderr(
+        f"next     mend {failed_count} of these, then quintain doctor" if failed_count else "next     quintain status"
+    )

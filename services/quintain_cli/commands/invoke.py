@@ -1,0 +1,62 @@
+"""``quintain invoke`` and ``quintain info``: call a target, and show the session, with the session's token."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from quintain.client.connect import connect
+from quintain.contracts.invoke import Result
+from quintain.contracts.session import Info
+from quintain_cli.commands.session import print_info
+from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+
+
+def invoke(
+    question: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
+    target: Annotated[str | None, typer.Option(help="The target; the session's default if absent.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="What the model is told beforehand.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a target. Takes QUINTAIN_SESSION_TOKEN, and QUINTAIN_BROKER_URL or QUINTAIN_GATEWAY_URL.
+
+    Ctrl-C takes the call back.
+    """
+    text = sys.stdin.read() if question == "-" else question
+    print_result(run_command(_invoke(text, target, system_prompt), as_json=as_json), as_json=as_json)
+
+
+def print_result(result: Result, *, as_json: bool) -> None:
+    """An answer for people or programs: its text alone on standard output, what it took beside it."""
+    if as_json:
+        print_json(result)
+        return
+    sys.stdout.write(f"{escape_for_terminal(result.raw_text)}\n")
+    usage = f", {result.token_usage.input}+{result.token_usage.output} tokens" if result.token_usage else ""
+    duration_text = f"{result.duration_ms:.0f} ms"
+    print_stderr(f"{result.target}  {duration_text}{usage}, call {result.call_count} of {result.max_calls}")
+
+
+def info(as_json: AsJson = False) -> None:
+    """The session, its counters and the targets it may call. Takes QUINTAIN_SESSION_TOKEN."""
+    print_info(run_command(_info(), as_json=as_json), as_json=as_json)
+
+
+async def _invoke(question: str, target: str | None, system_prompt: str | None) -> Result:
+    async with connect(timeout_seconds=10.0) as client:
+        try:
+            return await client.invoke(question, target=target, system_prompt=system_prompt)
+        except asyncio.CancelledError:
+            # The client does it as it leaves; whether that was in time, the ledger knows.
+            print_stderr("taking the call back; `quintain info` shows whether it was charged")
+            raise
+
+
+async def _info() -> Info:
+    async with connect(timeout_seconds=10.0) as client:
+        return await client.get_info()

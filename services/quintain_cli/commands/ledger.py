@@ -1,0 +1,57 @@
+"""``quintain ledger verify|export``: reads the ledger while its metadata service is running."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from quintain.settings import environment, read_settings
+from quintain_cli.console import EXIT_ERRORS, print_json, print_stderr, run_command, stdout_console
+from quintain_cli.state_dir import ledger_url
+from quintain_metadata import AuditReport, export_page, open_snapshot, verify_counters
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")]
+
+
+def verify(as_json: AsJson = False) -> None:
+    """Recompute every counter from its calls; exit 0 where the books are clean, 1 where they are not."""
+    verdict = run_command(_verify(ledger_url(read_settings(environment()))), as_json=as_json)
+    findings = [{"rule": finding.rule, "facts": [str(fact) for fact in finding.facts]} for finding in verdict.findings]
+    if as_json:
+        print_json({"sessions": verdict.sessions, "calls": verdict.calls, "findings": findings})
+    else:
+        for finding in verdict.findings:
+            stdout_console().print(
+                f"broken   {finding.rule}: {' '.join(map(str, finding.facts))}", markup=False, soft_wrap=True
+            )
+        state = "clean" if not findings else f"{len(findings)} broken"
+        stdout_console().print(f"ledger   {verdict.sessions} sessions, {verdict.calls} calls: {state}", markup=False)
+    raise typer.Exit(EXIT_ERRORS if findings else 0)
+
+
+def export(
+    session: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of this session and its children alone: a run's, for example.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print nothing but the calls: they are JSON anyway.")] = False,
+) -> None:
+    """Every call as a line of JSON on standard output: ``quintain ledger export > calls.jsonl``."""
+    call_count = run_command(_export(ledger_url(read_settings(environment())), session), as_json=as_json)
+    if not as_json:
+        print_stderr(f"ledger   {call_count} calls")
+
+
+async def _verify(url: str) -> AuditReport:
+    async with open_snapshot(url) as snapshot:
+        return await snapshot.read(verify_counters())
+
+
+async def _export(url: str, session_id: str | None) -> int:
+    call_count, cursor = 0, ("", "")
+    async with open_snapshot(url) as snapshot:
+        while page := await snapshot.read(export_page(cursor, session_id=session_id)):
+            sys.stdout.writelines(f"{call.to_wire().decode()}\n" for call in page)
+            call_count, cursor = call_count + len(page), (page[-1].session_id, page[-1].request_id)
+    return call_count

@@ -1,0 +1,36 @@
+"""``quintain schema``: prints the JSON schemas of evaluation and configuration files, and the AsyncAPI 3 document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from pydantic import JsonValue
+
+from quintain.asyncapi.document import asyncapi_document
+from quintain.config.schema import config_schema
+from quintain_runner import evaluation_schema
+
+AsJson = Annotated[bool, typer.Option("--json", help="Changes nothing: a schema is JSON.")]
+
+
+def evaluation(as_json: AsJson = False) -> None:
+    """Print the JSON schema of an evaluation file, eval.yaml."""
+    _print_schema(evaluation_schema())
+
+
+def config(as_json: AsJson = False) -> None:
+    """Print the JSON schema of a configuration, quintain.yaml."""
+    _print_schema(config_schema())
+
+
+def asyncapi(as_json: AsJson = False) -> None:
+    """Print the wire as an AsyncAPI 3 document: channels, operations, replies, messages."""
+    _print_schema(asyncapi_document())
+
+
+def _print_schema(schema: Mapping[str, JsonValue]) -> None:
+    sys.stdout.write(json.dumps(schema, indent=2) + "\n")

@@ -1,0 +1,98 @@
+"""``quintain serve metadata|worker``: runs one service until SIGTERM. Services may be started in any order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.errors import ConfigError
+from quintain.settings import environment, read_settings
+from quintain_cli.config_file import load_configuration
+from quintain_cli.console import print_json, print_stderr, run_command, set_up_logging
+from quintain_cli.fleet import bootstrap
+from quintain_cli.fleet.ops_options import OpsHost, OpsOptions, OpsPort, connect_when_available, open_ops_endpoints
+from quintain_cli.signals import handle_stop_signals
+from quintain_cli.state_dir import ledger_url
+from quintain_metadata import MetadataMetrics, redacted_url, running_metadata
+from quintain_worker import WorkerMetrics
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+
+
+def serve_metadata(
+    ops_port: OpsPort = None, ops_host: OpsHost = None, as_json: AsJson = False, verbose: Verbose = False
+) -> None:
+    """Sessions, info and the ledger. Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN."""
+    set_up_logging(verbose=verbose)
+    run_command(_run_metadata(OpsOptions(ops_port, ops_host), as_json=as_json), as_json=as_json, service="metadata")
+
+
+def serve_worker(
+    config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
+    grace_seconds: Annotated[float, typer.Option(help="How long running calls may take after SIGTERM.")] = 30.0,
+    ops_port: OpsPort = None,
+    ops_host: OpsHost = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Serve the configured targets. Reads QUINTAIN_BROKER_URL, QUINTAIN_CONFIG and the configuration's variables."""
+    set_up_logging(verbose=verbose)
+    ops_options = OpsOptions(ops_port, ops_host)
+    run_command(_run_worker(config, grace_seconds, ops_options, as_json=as_json), as_json=as_json, service="worker")
+
+
+async def _run_metadata(ops_options: OpsOptions, *, as_json: bool) -> None:
+    settings = read_settings(environment())
+    settings.require_broker_url()
+    url = ledger_url(settings)
+    if settings.admin_token is None:
+        raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
+    metrics = MetadataMetrics()
+    async with (
+        handle_stop_signals() as stop,
+        open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
+        # First: what its operator must mend is said at once, whether or not there is a broker yet.
+        bootstrap.open_ledger_or_wait(url, on_waiting=endpoints.set_not_ready) as ledger,
+        connect_when_available(settings, "metadata", endpoints.set_not_ready) as bus,
+        running_metadata(bus, ledger, settings.admin_token, metrics, timings=settings.timings) as service,
+        endpoints.report_ready(bus, service.check, service.card),
+    ):
+        print_ready("metadata", {"ledger": redacted_url(url)}, as_json=as_json)
+        await stop.wait()
+
+
+async def _run_worker(
+    config_path: Path | None, grace_seconds: float, ops_options: OpsOptions, *, as_json: bool
+) -> None:
+    env = environment()
+    settings = read_settings(env)
+    config = load_configuration(settings, config_path)
+    metrics = WorkerMetrics()
+    async with (
+        handle_stop_signals() as stop,
+        open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
+        connect_when_available(settings, "worker", endpoints.set_not_ready) as bus,
+        bootstrap.run_worker(
+            bus,
+            config,
+            env,
+            grace_seconds=grace_seconds,
+            metrics=metrics,
+            drain=stop.request,
+            timings=settings.timings,
+        ) as worker,
+        endpoints.report_ready(bus, worker.check, worker.card),
+    ):
+        print_ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)
+        await stop.wait()
+
+
+def print_ready(service: str, details: dict[str, object], *, as_json: bool) -> None:
+    """Say that a service answers, with what it stands on."""
+    if as_json:
+        print_json({"service": service, "state": "ready", **details})
+    else:
+        print_stderr(f"ready  {service}  " + "  ".join(f"{key} {value}" for key, value in details.items()))

@@ -1,0 +1,229 @@
+"""``quintain serve host``: leases instances of a target under test to controllers, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.strings import TARGET_NAME_PATTERN
+from quintain.discovery.announce import ServiceIdentity, announce
+from quintain.observability.ops_server import OpsEndpoints
+from quintain.settings import Settings, environment, read_settings
+from quintain_cli.commands.serve import AsJson, Verbose, print_ready
+from quintain_cli.console import run_command, set_up_logging
+from quintain_cli.fleet.ops_options import (
+    OpsHost,
+    OpsOptions,
+    OpsPort,
+    connect_when_available,
+    open_ops_endpoints,
+    print_waiting,
+)
+from quintain_cli.signals import StopSignal, handle_stop_signals
+from quintain_host import (
+    PARENT_FD_OPTION,
+    READY,
+    Host,
+    HostCounters,
+    HostMetrics,
+    InstanceFactory,
+    IpcWriter,
+    SlotProcesses,
+    host_card,
+    load_factory,
+    probe_factory,
+    wait_parent_exit,
+)
+
+#: The exit code of a process whose target did not let go.
+STUCK_EXIT_CODE = 70
+
+
+class Isolation(StrEnum):
+    """Where a slot's instance lives: a process of its own, or a thread of this one."""
+
+    PROCESS = "process"
+    THREAD = "thread"
+
+
+def parse_target_name(text: str) -> str:
+    """A target's name. Raises `typer.BadParameter`."""
+    if not re.fullmatch(TARGET_NAME_PATTERN, text):
+        raise typer.BadParameter(
+            "a name has letters, digits, '.', '_' and '-', 63 at most, and begins with one of the first two"
+        )
+    return text
+
+
+def serve_host(
+    factory: Annotated[str, typer.Argument(help="What makes the target, as module:name: a class, or a function.")],
+    name: Annotated[str, typer.Option(help="The name it is leased under.", parser=parse_target_name)],
+    slots: Annotated[int, typer.Option(min=1, max=1000, help="How many instances are leased out at a time.")] = 1,
+    isolation: Annotated[
+        Isolation | None,
+        typer.Option(help="Where each instance lives. Else: a process of its own for more than one slot."),
+    ] = None,
+    grace_seconds: Annotated[float, typer.Option(help="How long leases may go on after SIGTERM.")] = 30.0,
+    ops_port: OpsPort = None,
+    ops_host: OpsHost = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    parent_fd: Annotated[int | None, typer.Option(PARENT_FD_OPTION, hidden=True)] = None,
+) -> None:
+    """Lease out a target under test to controllers anywhere. Reads QUINTAIN_BROKER_URL."""
+    set_up_logging(verbose=verbose)
+    host_options = HostOptions(factory, name, slots, isolation, grace_seconds)
+    if parent_fd is not None:
+        is_stuck = run_command(_run_slot(host_options, parent_fd), service="host")
+    else:
+        ops_options = OpsOptions(ops_port, ops_host)
+        is_stuck = run_command(_run_host(host_options, ops_options, as_json=as_json), as_json=as_json, service="host")
+    if is_stuck:
+        # A thread of the target's that never ends would keep this process from ending.
+        logging.shutdown()
+        os._exit(STUCK_EXIT_CODE)
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """What the command was asked for."""
+
+    factory_reference: str
+    name: str
+    slots: int
+    isolation: Isolation | None
+    grace_seconds: float
+
+
+async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_json: bool) -> bool:
+    """Serve until SIGTERM. Returns whether a target does not let go of this process."""
+    settings = read_settings(environment())
+    settings.require_broker_url()
+    factory = load_factory(host_options.factory_reference, Path.cwd())
+    isolation = host_options.isolation or default_isolation(factory, host_options.slots)
+    serve_slots = _serve_in_processes if isolation is Isolation.PROCESS else _serve_in_threads
+    metrics = HostMetrics()
+    async with handle_stop_signals() as stop, open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints:
+        await probe_factory(factory, host_options.factory_reference)
+        details = {"target": host_options.name, "slots": host_options.slots, "isolation": isolation.value}
+
+        def report_ready(extra_details: dict[str, object]) -> None:
+            print_ready("host", {**details, **extra_details}, as_json=as_json)
+
+        return await serve_slots(host_options, factory, _HostContext(settings, endpoints, metrics, stop, report_ready))
+
+
+@dataclass(frozen=True, slots=True)
+class _HostContext:
+    """What a host of either kind is served on."""
+
+    settings: Settings
+    endpoints: OpsEndpoints
+    metrics: HostMetrics
+    stop: StopSignal
+    report_ready: Callable[[dict[str, object]], None]
+
+
+async def _serve_in_processes(host_options: HostOptions, _: InstanceFactory, context: _HostContext) -> bool:
+    slot_processes, identity = (
+        SlotProcesses(_child_command(host_options), host_options.slots, environment()),
+        ServiceIdentity("host"),
+    )
+    context.metrics.set_counters(slot_processes.counters)
+    slot_processes.start()
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            if context.endpoints.is_serving:
+                # This process carries nothing: it has a bus only to be asked whether the broker is there.
+                bus = await stack.enter_async_context(
+                    connect_when_available(context.settings, "host", context.endpoints.set_not_ready)
+                )
+
+                def card() -> ServiceCard:
+                    return host_card(
+                        identity,
+                        bus,
+                        host_options.name,
+                        slots=host_options.slots,
+                        in_flight=slot_processes.counters.active_leases,
+                    )
+
+                await stack.enter_async_context(context.endpoints.report_ready(bus, slot_processes.check, card))
+            await slot_processes.wait_ready()
+            context.report_ready({})
+            await context.stop.wait()
+    finally:
+        await slot_processes.stop(host_options.grace_seconds + 5)
+    return False
+
+
+async def _serve_in_threads(host_options: HostOptions, factory: InstanceFactory, context: _HostContext) -> bool:
+    async with connect_when_available(context.settings, "host", context.endpoints.set_not_ready) as bus:
+        host = Host(bus, host_options.name, factory, host_options.slots, timings=context.settings.timings)
+        context.metrics.set_counters(host.counters)
+        await host.start()
+        try:
+            async with announce(bus, host.card), context.endpoints.report_ready(bus, host.check, host.card):
+                context.report_ready({"hostId": host.host_id})
+                await context.stop.wait()
+        finally:
+            await host.stop(host_options.grace_seconds)
+        return host.stuck.is_set()
+
+
+def _child_command(host_options: HostOptions) -> list[str]:
+    arguments = (
+        "serve",
+        "host",
+        host_options.factory_reference,
+        "--name",
+        host_options.name,
+        "--grace-seconds",
+        str(host_options.grace_seconds),
+    )
+    return [sys.executable, "-m", "quintain_cli", *arguments]
+
+
+async def _run_slot(host_options: HostOptions, parent_fd: int) -> bool:
+    """One slot, in a process of its own, until SIGTERM, its parent's end, or a target that does not let go: then it
+    ends too, and the parent starts another one."""
+    settings = read_settings(environment())
+    ipc_writer = IpcWriter(parent_fd)
+    factory = load_factory(host_options.factory_reference, Path.cwd())
+    async with handle_stop_signals() as stop, connect_when_available(settings, "host", print_waiting) as bus:
+        host = Host(
+            bus, host_options.name, factory, 1, HostCounters(on_count=ipc_writer.send), timings=settings.timings
+        )
+        await host.start()
+        ipc_writer.send(READY)
+        end_tasks = [
+            asyncio.ensure_future(end_task) for end_task in (stop.wait(), wait_parent_exit(), host.stuck.wait())
+        ]
+        try:
+            async with announce(bus, host.card):
+                await asyncio.wait(end_tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in end_tasks:
+                each.cancel()
+            await host.stop(0 if host.stuck.is_set() else host_options.grace_seconds)
+        return host.stuck.is_set()
+
+
+def default_isolation(factory: InstanceFactory, slots: int) -> Isolation:
+    """A process for each of several slots, unless the factory says that its instances share this one: it has an
+    attribute ``isolation`` of "thread"."""
+    if slots == 1 or getattr(factory, "isolation", None) == Isolation.THREAD.value:
+        return Isolation.THREAD
+    return Isolation.PROCESS

@@ -1,0 +1,142 @@
+"""``quintain session open|list|show|close``: manages sessions, with the admin token."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import ValidationError
+from rich.table import Table
+from rich.text import Text
+
+from quintain.client.admin import Admin
+from quintain.client.connect import connect_admin
+from quintain.contracts.message import describe_validation_error
+from quintain.contracts.session import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
+from quintain.errors import ConfigError
+from quintain.settings import Settings, environment, read_settings
+from quintain_cli.config_file import load_configuration
+from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command, stdout_console
+from quintain_cli.state_dir import require_admin_token
+
+ResultT = TypeVar("ResultT")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+
+
+def open_session(
+    default_target: Annotated[
+        str | None, typer.Option(help="The target of calls that name none; where one is configured, that one.")
+    ] = None,
+    max_calls: Annotated[int | None, typer.Option(help="How many calls may ever be charged; 50 if absent.")] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="The targets it may call, comma-separated; all if absent.")
+    ] = None,
+    expires_in: Annotated[float | None, typer.Option(help="Seconds until the token opens nothing.")] = None,
+    label: Annotated[str | None, typer.Option(help="A note for people.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open a session. Its token is shown this once."""
+    try:
+        request = OpenSession(
+            default_target=default_target or only_target(),
+            max_calls=max_calls,
+            allowed_targets=None if targets is None else [name.strip() for name in targets.split(",")],
+            expires_in_seconds=expires_in,
+            label=label,
+        )
+    except ValidationError as error:
+        raise typer.BadParameter(describe_validation_error(error)) from None
+    opened = run_command(_run_with_admin(lambda admin: admin.open(request)), as_json=as_json)
+    if as_json:
+        print_json(opened)
+        return
+    stdout_console().print(f"session  {opened.session_id}\ntoken    {opened.token}", soft_wrap=True, markup=False)
+    print_stderr('next     export QUINTAIN_SESSION_TOKEN=<the token>, then `quintain invoke "a question"`')
+
+
+def list_sessions(
+    state: Annotated[SessionState | None, typer.Option(help="Only sessions in this state.")] = None,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The sessions, newest first, a page at a time."""
+    request = ListSessions(state=state, cursor=cursor)
+    page = run_command(_run_with_admin(lambda admin: admin.list(request)), as_json=as_json)
+    if as_json:
+        print_json(page)
+        return
+    _print_page(page)
+
+
+def show_session(session_id: str, as_json: AsJson = False) -> None:
+    """One session and its counters."""
+    info = run_command(_run_with_admin(lambda admin: admin.show(session_id)), as_json=as_json)
+    print_info(info, as_json=as_json)
+
+
+def close_session(session_id: str, as_json: AsJson = False) -> None:
+    """Close a session for ever: its token opens nothing any more, its reservations are given back."""
+    request = AmendSession(session_id=session_id, state=SessionState.CLOSED)
+    info = run_command(_run_with_admin(lambda admin: admin.amend(request)), as_json=as_json)
+    print_info(info, as_json=as_json)
+
+
+def only_target() -> str:
+    """The one target of the configuration here. Raises a usage error where there are several, or none."""
+    try:
+        names = list(load_configuration(read_settings(environment()), None).targets)
+    except ConfigError as error:
+        raise typer.BadParameter(f"name one: {error.message}", param_hint="--default-target") from None
+    if len(names) != 1:
+        raise typer.BadParameter(f"name one of {', '.join(names)}", param_hint="--default-target")
+    return names[0]
+
+
+def print_info(info: Info, *, as_json: bool) -> None:
+    """A session for people or programs."""
+    if as_json:
+        print_json(info)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "session": info.session_id,
+        "state": info.state.value,
+        "default target": info.target_name,
+        "calls": f"{info.call_count} of {info.max_calls}",
+        "of these": f"{info.committed} committed, {info.running} running, {info.reserved} reserved, "
+        f"{info.in_doubt} in doubt",
+        "refunded": str(info.refunded),
+        "tokens": f"{info.token_usage.input} in, {info.token_usage.output} out",
+        "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
+    }
+    for name, value in rows.items():
+        table.add_row(name, Text(escape_for_terminal(value)))
+    stdout_console().print(table)
+
+
+def _print_page(page: SessionList) -> None:
+    table = Table("session", "state", "default target", "calls", "label")
+    for info in page.sessions:
+        calls_text = f"{info.call_count}/{info.max_calls}"
+        table.add_row(
+            info.session_id, info.state.value, info.target_name, calls_text, Text(escape_for_terminal(info.label or ""))
+        )
+    stdout_console().print(table)
+    if page.cursor:
+        print_stderr(f"next     quintain session list --cursor {page.cursor}")
+
+
+async def _run_with_admin(action: Callable[[Admin], Awaitable[ResultT]]) -> ResultT:
+    async with open_session_admin(read_settings(environment())) as admin:
+        return await action(admin)
+
+
+@contextlib.asynccontextmanager
+async def open_session_admin(settings: Settings) -> AsyncIterator[Admin]:
+    """The administrator's client of the environment."""
+    url = settings.require_fleet_url()
+    async with connect_admin(url, require_admin_token(settings), timeout_seconds=10.0) as admin:
+        yield admin

@@ -1,0 +1,229 @@
+"""``quintain snippet TOOL``: prints the configuration with which another tool calls a target through the gateway.
+
+The token appears only in environment variables. Files and commands do not contain it, so they can be saved and shared.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from quintain.client.connect import connect
+from quintain.contracts.session import Info
+from quintain.errors import ConfigError, UnknownTarget
+from quintain.settings import environment, read_settings
+from quintain_cli.console import print_json, print_stderr, run_command
+
+
+class SnippetTool(StrEnum):
+    """The tools that there is a text for."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    INSPECT = "inspect"
+    PROMPTFOO = "promptfoo"
+    GARAK = "garak"
+    LM_EVAL = "lm-eval"
+    DEEPEVAL = "deepeval"
+    AGENTV = "agentv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConnection:
+    """Where a session is reached over HTTP, without a slash at the end; its token; the target to ask."""
+
+    url: str
+    token: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snippet:
+    """What a tool is given: variables, what to put where (a file's name, or a program's language), what to run."""
+
+    variables: Mapping[str, str]
+    file: str | None = None
+    text: str | None = None
+    command: str | None = None
+    note: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """The same for a program; what there is nothing to say about is absent."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def to_text(self) -> str:
+        """The whole for a person to paste, part by part; ``#`` begins a comment in each of them."""
+        parts = ["# in your shell", *(f"export {name}={shlex.quote(value)}" for name, value in self.variables.items())]
+        if self.text is not None:
+            parts += [f"# in {self.file}", self.text]
+        if self.command is not None:
+            parts += ["# then", self.command]
+        if self.note is not None:
+            parts += [f"# {self.note}"]
+        return "\n".join(parts)
+
+
+def _openai(connection: GatewayConnection) -> Snippet:
+    return Snippet(
+        variables=_openai_variables(connection),
+        file="Python",
+        text=(
+            "client = openai.OpenAI()\n"
+            f'client.chat.completions.create(model="{connection.target}", '
+            'messages=[{"role": "user", "content": "Hello?"}])'
+        ),
+    )
+
+
+def _anthropic(connection: GatewayConnection) -> Snippet:
+    return Snippet(
+        variables={"ANTHROPIC_BASE_URL": connection.url, "ANTHROPIC_API_KEY": connection.token},
+        file="Python",
+        text=(
+            "client = anthropic.Anthropic()\n"
+            f'client.messages.create(model="{connection.target}", max_tokens=1024, '
+            'messages=[{"role": "user", "content": "Hello?"}])'
+        ),
+    )
+
+
+def _inspect(connection: GatewayConnection) -> Snippet:
+    # The middle word of the model names the variables; `openai/…` would ask for OpenAI's own models' features.
+    return Snippet(
+        variables={"QUINTAIN_BASE_URL": f"{connection.url}/v1", "QUINTAIN_API_KEY": connection.token},
+        command=f"inspect eval task.py --model openai-api/quintain/{connection.target}",
+    )
+
+
+def _promptfoo(connection: GatewayConnection) -> Snippet:
+    return Snippet(
+        variables={"OPENAI_API_KEY": connection.token},
+        file="promptfooconfig.yaml",
+        text=(
+            "providers:\n"
+            f"  - id: openai:chat:{connection.target}\n"
+            "    config:\n"
+            f"      apiBaseUrl: {json.dumps(f'{connection.url}/v1')}\n"
+            "      apiKeyEnvar: OPENAI_API_KEY"
+        ),
+        command="npx promptfoo@latest eval",
+    )
+
+
+def _garak(connection: GatewayConnection) -> Snippet:
+    return Snippet(
+        variables={"OPENAICOMPATIBLE_API_KEY": connection.token},
+        file="generator.json",
+        text=json.dumps({"openai": {"OpenAICompatible": {"uri": f"{connection.url}/v1/"}}}),
+        command=(
+            f"python -m garak --target_type openai.OpenAICompatible --target_name {connection.target} "
+            "--generator_option_file generator.json"
+        ),
+    )
+
+
+def _lm_eval(connection: GatewayConnection) -> Snippet:
+    model_args = f"model={connection.target},base_url={connection.url}/v1/chat/completions,num_concurrent=16"
+    return Snippet(
+        variables={"OPENAI_API_KEY": connection.token},
+        command=(
+            "lm_eval --model local-chat-completions --apply_chat_template --tasks gsm8k "
+            f"--model_args {shlex.quote(model_args)}"
+        ),
+        note="tasks that generate; a chat API has no log-likelihoods. It sends a seed, which some targets refuse.",
+    )
+
+
+def _deepeval(connection: GatewayConnection) -> Snippet:
+    return Snippet(
+        variables={
+            "USE_LOCAL_MODEL": "1",
+            "LOCAL_MODEL_NAME": connection.target,
+            "LOCAL_MODEL_BASE_URL": f"{connection.url}/v1",
+            "LOCAL_MODEL_API_KEY": connection.token,
+        },
+        command="deepeval test run test_it.py",
+    )
+
+
+def _agentv(connection: GatewayConnection) -> Snippet:
+    # Both eras' names: AgentV renamed targets to providers in July 2026.
+    variable_prefixes = ("TARGET", "PROVIDER")
+    return Snippet(
+        variables={
+            name: value
+            for prefix in variable_prefixes
+            for name, value in (
+                (f"AGENTV_{prefix}_PROXY_URL", connection.url),
+                (f"AGENTV_{prefix}_PROXY_TOKEN", connection.token),
+            )
+        },
+        command="agentv eval evals/it.eval.yaml",
+        note="a code grader inherits them; its own `target:` block would name AgentV's proxy in their place.",
+    )
+
+
+def _openai_variables(connection: GatewayConnection) -> dict[str, str]:
+    return {"OPENAI_BASE_URL": f"{connection.url}/v1", "OPENAI_API_KEY": connection.token}
+
+
+SNIPPETS: Mapping[SnippetTool, Callable[[GatewayConnection], Snippet]] = {
+    SnippetTool.OPENAI: _openai,
+    SnippetTool.ANTHROPIC: _anthropic,
+    SnippetTool.INSPECT: _inspect,
+    SnippetTool.PROMPTFOO: _promptfoo,
+    SnippetTool.GARAK: _garak,
+    SnippetTool.LM_EVAL: _lm_eval,
+    SnippetTool.DEEPEVAL: _deepeval,
+    SnippetTool.AGENTV: _agentv,
+}
+
+
+_CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+def snippet(
+    tool: Annotated[SnippetTool, typer.Argument(help="The tool.")],
+    target: Annotated[str | None, typer.Option(help="The target it asks; the session's default if absent.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the parts, as JSON.")] = False,
+) -> None:
+    """Print what a tool is given to ask a target through the gateway. Takes QUINTAIN_GATEWAY_URL and
+    QUINTAIN_SESSION_TOKEN; the text has the token in it."""
+    connection, info = run_command(_find_connection(target), as_json=as_json)
+    tool_snippet = SNIPPETS[tool](connection)
+    if as_json:
+        print_json({"tool": tool.value, "target": connection.target, **tool_snippet.to_dict()})
+        return
+    sys.stdout.write(f"{tool_snippet.to_text()}\n")
+    remaining_calls = max(0, info.max_calls - info.call_count)
+    print_stderr(
+        f"note   it holds the session's token: who has that may spend the {remaining_calls} calls that are left"
+    )
+
+
+async def _find_connection(target: str | None) -> tuple[GatewayConnection, Info]:
+    """The session's door, its token proven, and the session. Raises `ConfigError`, `UnknownTarget`, `Unauthorized`."""
+    settings = read_settings(environment())
+    url, token = settings.gateway_url, settings.session_token
+    if url is None:
+        raise ConfigError(
+            "QUINTAIN_GATEWAY_URL is not set: other tools speak HTTP, to `quintain serve gateway` or `quintain up`, "
+            "such as http://127.0.0.1:8787"
+        )
+    async with connect(url, token, timeout_seconds=_CONNECT_TIMEOUT_SECONDS) as client:
+        info = await client.get_info()
+    assert token is not None, "nobody connects without one"
+    target_name = target or info.target_name
+    if target_name not in info.available_targets:
+        available = ", ".join(info.available_targets)
+        raise UnknownTarget(
+            f"Unknown target '{target_name}'. Available: {available}", available_targets=info.available_targets
+        )
+    return GatewayConnection(url=url.rstrip("/"), token=token, target=target_name), info

@@ -1,0 +1,78 @@
+"""``quintain target pause|resume``: pauses a target for all workers, with the admin token."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+
+from quintain.client.admin import Admin
+from quintain.contracts.admin import MAX_PAUSE_SECONDS, TargetPause
+from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command, stdout_console
+from quintain_cli.fleet.admin_client import open_fleet_admin
+from quintain_cli.fleet.fleet_view import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, format_duration
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
+
+UNIT_SECONDS = {"": 1, "s": 1, "m": MINUTE_SECONDS, "min": MINUTE_SECONDS, "h": HOUR_SECONDS, "d": DAY_SECONDS}
+
+#: What an answer may say more than was asked for, where it is no longer pause that was there already, in seconds.
+PAUSE_TOLERANCE_SECONDS = 1.0
+
+
+def parse_duration_seconds(text: str) -> float:
+    """A time such as 90s, 10m or 2h, in seconds. Raises `typer.BadParameter`."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|min|h|d|)", text.strip())
+    seconds = float(match[1]) * UNIT_SECONDS[match[2]] if match else math.nan
+    if not 0 < seconds <= MAX_PAUSE_SECONDS:
+        raise typer.BadParameter("a time is a number with s, m, h or d behind it, such as 90s or 10m: a day at most")
+    return seconds
+
+
+def pause(
+    name: TargetArgument,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--for", metavar="TIME", parser=parse_duration_seconds, help="How long: 90s, 10m, 2h; a day at most."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Nobody calls a target for this long. What runs is finished, what comes waits in its queue, until its deadline."""
+    target_pause = run_command(_run_with_admin(lambda admin: admin.pause(name, seconds)), as_json=as_json)
+    if as_json:
+        print_json(target_pause)
+        return
+    remaining_seconds = ((target_pause.paused_until or target_pause.now) - target_pause.now) / 1000
+    stdout_console().print(
+        f"paused   {escape_for_terminal(target_pause.target)} for {format_duration(remaining_seconds)}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if remaining_seconds > seconds + PAUSE_TOLERANCE_SECONDS:
+        print_stderr("note     it was paused for longer already, by its provider or by you: `resume` ends that too")
+    print_stderr(f"next     quintain target resume {escape_for_terminal(target_pause.target)}")
+
+
+def resume(name: TargetArgument, as_json: AsJson = False) -> None:
+    """End a target's pause, its provider's too: a provider that still wants one says so with its next answer."""
+    target_pause = run_command(_run_with_admin(lambda admin: admin.resume(name)), as_json=as_json)
+    if as_json:
+        print_json(target_pause)
+        return
+    stdout_console().print(
+        f"resumed  {escape_for_terminal(target_pause.target)}: workers hear of it within 3 s",
+        markup=False,
+        soft_wrap=True,
+    )
+    print_stderr("next     quintain status")
+
+
+async def _run_with_admin(action: Callable[[Admin], Awaitable[TargetPause]]) -> TargetPause:
+    async with open_fleet_admin() as admin:
+        return await action(admin)

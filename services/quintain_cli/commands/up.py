@@ -1,0 +1,77 @@
+"""``quintain up``: runs all services in one process, over an in-memory or a real broker, until SIGTERM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.bus.broker_url import without_password
+from quintain.config import Config
+from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.settings import MEMORY_URL, environment, read_settings
+from quintain_cli.config_file import load_configuration
+from quintain_cli.console import print_json, print_stderr, run_command, set_up_logging, stdout_console
+from quintain_cli.fleet.embedded import Fleet, FleetPlan, run_fleet
+from quintain_cli.signals import handle_stop_signals
+from quintain_cli.state_dir import ledger_url, read_or_create_admin_token
+
+DEFAULT_PORT = 8787
+
+
+def up(
+    config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The gateway's port on 127.0.0.1.")] = DEFAULT_PORT,
+    max_calls: Annotated[int, typer.Option(min=0, help="The limit of the session it opens for you.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run every service in this process. Without QUINTAIN_BROKER_URL no broker is needed (memory://)."""
+    set_up_logging(verbose=verbose)
+    run_command(_run_up(config, port, max_calls, as_json=as_json), as_json=as_json)
+
+
+async def _run_up(config_path: Path | None, port: int, max_calls: int, *, as_json: bool) -> None:
+    settings = read_settings(environment())
+    config = load_configuration(settings, config_path)
+    plan = FleetPlan(
+        config=config,
+        env=environment(),
+        broker_url=settings.broker_url or MEMORY_URL,
+        ledger_url=ledger_url(settings),
+        admin_token=read_or_create_admin_token(settings),
+        port=port,
+        exclusive_path=None if settings.broker_url or settings.ledger_url else str(settings.state_dir.absolute()),
+        timings=settings.timings,
+    )
+    async with handle_stop_signals() as stop, run_fleet(plan) as running_fleet:
+        first_target = next(iter(config.targets))
+        request = OpenSession(default_target=first_target, max_calls=max_calls, label="opened by quintain up")
+        opened = await running_fleet.open_session(request)
+        _print_started(running_fleet, config, opened, as_json=as_json)
+        await stop.wait()
+
+
+def _print_started(running_fleet: Fleet, config: Config, opened: SessionOpened, *, as_json: bool) -> None:
+    details = {
+        "gatewayUrl": running_fleet.gateway_url,
+        "brokerUrl": without_password(running_fleet.broker_url),
+        "targets": list(config.targets),
+        "sessionId": opened.session_id,
+        "token": opened.token,
+    }
+    if as_json:
+        print_json(details)
+        return
+    curl_command = (
+        f"curl -s {running_fleet.gateway_url}/invoke -H 'Authorization: Bearer {opened.token}' "
+        '-d \'{"question": "Hello?"}\''
+    )
+    stdout_console().print(
+        f"gateway  {running_fleet.gateway_url}\nbroker   {details['brokerUrl']}", soft_wrap=True, markup=False
+    )
+    stdout_console().print(
+        f"targets  {', '.join(config.targets)}\ntry      {curl_command}", soft_wrap=True, markup=False
+    )
+    print_stderr("stop     ctrl-c")

@@ -1,0 +1,1 @@
+"""Starts services, and inspects and administers running ones."""

@@ -1,0 +1,140 @@
+"""Starts services from settings. Each function is an async context manager that closes what it opened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+import quintain_gateway
+import quintain_metadata
+import quintain_worker
+from quintain.bus.base import Bus
+from quintain.bus.connect import connect_bus
+from quintain.bus.memory import MemoryBroker
+from quintain.clock import Clock
+from quintain.config import Config, card_of
+from quintain.contracts.discovery import ServiceCard
+from quintain.discovery.announce import ServiceIdentity, announce
+from quintain.errors import BudgetUnavailable
+from quintain.rpc.client import RpcClient
+from quintain.secret_files import without_variables
+from quintain.settings import read_trace_settings
+from quintain.timings import DEFAULT_TIMINGS, Timings
+
+#: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
+INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
+
+
+@contextlib.asynccontextmanager
+async def open_bus(
+    url: str, name: str, memory: MemoryBroker | None, *, timeout_seconds: float = 30.0
+) -> AsyncIterator[Bus]:
+    """A bus of this URL."""
+    bus = await connect_bus(url, name, memory=memory, timeout_seconds=timeout_seconds)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def open_ledger_or_wait(
+    url: str, *, on_waiting: Callable[[str], None] | None = None
+) -> AsyncIterator[quintain_metadata.Ledger]:
+    """The ledger of this URL. One that does not answer yet is waited for where there is somebody to be told so, once.
+
+    Raises `ConfigError` where waiting does not help, and `BudgetUnavailable` where nobody waits.
+    """
+    ledger = await (
+        quintain_metadata.open_ledger(url) if on_waiting is None else _open_ledger_with_retry(url, on_waiting)
+    )
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+async def _open_ledger_with_retry(url: str, on_waiting: Callable[[str], None]) -> quintain_metadata.Ledger:
+    delay_seconds = INITIAL_RETRY_SECONDS
+    while True:
+        try:
+            return await quintain_metadata.open_ledger(url)
+        except BudgetUnavailable as error:
+            if delay_seconds == INITIAL_RETRY_SECONDS:
+                on_waiting(error.message)
+        await asyncio.sleep(delay_seconds)
+        delay_seconds = min(2 * delay_seconds, MAX_RETRY_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def run_worker(
+    bus: Bus,
+    config: Config,
+    env: Mapping[str, str],
+    *,
+    only_targets: Iterable[str] | None = None,
+    grace_seconds: float = 30.0,
+    metrics: quintain_worker.WorkerMetrics | None = None,
+    sole_id: str | None = None,
+    drain: Callable[[], object] | None = None,
+    timings: Timings = DEFAULT_TIMINGS,
+) -> AsyncIterator[quintain_worker.Worker]:
+    """A running worker for the configuration's targets, or some of them; ``sole_id`` and ``drain`` as of `Worker`.
+
+    Raises `ConfigError`.
+    """
+    resolved = config.resolve(env)
+    names = list(resolved.targets) if only_targets is None else list(only_targets)
+    # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
+    command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
+    provider_context = quintain_worker.ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
+    cards = {name: card_of(name, resolved.targets[name]) for name in names}
+    trace_content = read_trace_settings(env).include_content
+    served_targets = {
+        name: quintain_worker.WorkerTarget(
+            name=name,
+            provider=quintain_worker.build_provider(name, resolved.targets[name], provider_context),
+            max_tries=resolved.targets[name].max_tries,
+            timeout_seconds=resolved.targets[name].timeout_seconds,
+            trace_content=trace_content,
+        )
+        for name in names
+    }
+    worker = quintain_worker.Worker(
+        bus, served_targets, list(cards.values()), metrics, sole_id=sole_id, on_drain=drain, timings=timings
+    )
+    try:
+        await worker.start()
+        async with announce(bus, worker.card):
+            yield worker
+    finally:
+        await worker.stop(grace_seconds)
+
+
+@contextlib.asynccontextmanager
+async def run_gateway(
+    bus: Bus, address: quintain_gateway.BindAddress, limits: quintain_gateway.GatewayLimits
+) -> AsyncIterator[str]:
+    """A running gateway; yields its base URL. Raises `ConfigError`."""
+    rpc_client, metrics = RpcClient(bus), quintain_gateway.GatewayMetrics()
+    metrics.set_bus(bus)
+    identity = ServiceIdentity("gateway")
+
+    def card() -> ServiceCard:
+        return identity.card(in_flight=rpc_client.in_flight, broker_reconnects=bus.reconnects)
+
+    metrics.set_service_card(card)
+    await rpc_client.start()
+    try:
+        fleet_gateway = quintain_gateway.FleetGateway(rpc_client, Clock(), limits, metrics)
+        try:
+            async with (
+                quintain_gateway.serve_app(quintain_gateway.build_app(fleet_gateway), address, limits, metrics) as url,
+                announce(bus, card),
+            ):
+                yield url
+        finally:
+            await fleet_gateway.close()
+    finally:
+        await rpc_client.close()

@@ -1,0 +1,135 @@
+"""The checks of `quintain doctor`: the broker, its declarations and the ledger."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import Field
+
+from quintain.bus.broker_url import without_password
+from quintain.bus.rabbit_topology_check import BrokerInspector, DeclarationCheck, DeclarationStatus, inspect_broker
+from quintain.contracts.message import Message
+from quintain.errors import BudgetUnavailable, BusError, ConfigError
+from quintain.settings import Settings
+from quintain.topology import DISCOVERY, METADATA_TOPOLOGY, Exchange, Queue, target_queue
+from quintain_cli.state_dir import has_stored_ledger, ledger_url
+from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
+from quintain_metadata import redacted_url as shown_ledger
+
+#: RabbitMQ's versions that the suite was run on, the oldest and the newest.
+OLDEST_TESTED_VERSION, NEWEST_TESTED_VERSION = (3, 10), (4, 2)
+
+CheckVerdict = Literal["ok", "note", "warn", "fail"]
+
+
+class DoctorCheck(Message):
+    """One thing looked at: what of it, how it stands, and what mends it where it does not."""
+
+    what: str
+    verdict: CheckVerdict
+    says: str
+    mend: str | None = None
+
+
+class DoctorReport(Message):
+    """All of it, in the order in which it was looked at."""
+
+    lines: list[DoctorCheck] = Field(default_factory=list)
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether something is to be mended before anything works."""
+        return any(line.verdict == "fail" for line in self.lines)
+
+
+async def run_checks(settings: Settings, url: str, *, timeout_seconds: float) -> DoctorReport:
+    """Look at everything that can be reached from here."""
+    checks, targets = await _ledger_checks(settings)
+    try:
+        async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
+            checks = [
+                DoctorCheck(what="broker", verdict="ok", says=without_password(url)),
+                *await _broker_checks(inspection, targets),
+                *checks,
+            ]
+    except BusError as error:
+        fix = "start a broker, or set QUINTAIN_BROKER_URL to one that runs"
+        checks = [DoctorCheck(what="broker", verdict="fail", says=error.message, mend=fix), *checks]
+    return DoctorReport(lines=checks)
+
+
+async def _broker_checks(inspection: BrokerInspector, targets: Iterable[str]) -> list[DoctorCheck]:
+    checks = [check_version(await inspection.version()), _CONSUMER_TIMEOUT_NOTE]
+    declarations: list[Exchange | Queue] = [*METADATA_TOPOLOGY.exchanges, DISCOVERY, *METADATA_TOPOLOGY.queues]
+    declarations += [target_queue(name) for name in targets]
+    return checks + [check_declaration(await inspection.check(declaration)) for declaration in declarations]
+
+
+#: The broker tells no client of it.
+_CONSUMER_TIMEOUT_NOTE = DoctorCheck(
+    what="consumer timeout",
+    verdict="note",
+    says="RabbitMQ does not tell it here; calls last up to 25 min, its default is 30",
+    mend="where rabbitmq.conf sets consumer_timeout, let it be 1800000 (ms) or more",
+)
+
+
+def check_version(version: str) -> DoctorCheck:
+    """The broker's version against those that the suite was run on."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    major_minor = (int(match[1]), int(match[2])) if match else None
+    if major_minor is None or major_minor > NEWEST_TESTED_VERSION:
+        tested = f"{_format_version(OLDEST_TESTED_VERSION)} to {_format_version(NEWEST_TESTED_VERSION)}"
+        fix = f"nothing is known against it; the suite runs on {tested}"
+        return DoctorCheck(what="version", verdict="warn", says=f"RabbitMQ {version}", mend=fix)
+    if major_minor < OLDEST_TESTED_VERSION:
+        return DoctorCheck(
+            what="version",
+            verdict="fail",
+            says=f"RabbitMQ {version}",
+            mend=f"take {_format_version(OLDEST_TESTED_VERSION)} or newer",
+        )
+    return DoctorCheck(what="version", verdict="ok", says=f"RabbitMQ {version}")
+
+
+def check_declaration(declaration: DeclarationCheck) -> DoctorCheck:
+    """A thing of the protocol's as it stands at the broker."""
+    if declaration.status is DeclarationStatus.SAME:
+        return DoctorCheck(what=declaration.name, verdict="ok", says="as the protocol has it")
+    if declaration.status is DeclarationStatus.MISSING:
+        fix = "the first service that needs it makes it: `quintain serve metadata`"
+        return DoctorCheck(what=declaration.name, verdict="warn", says="not there yet", mend=fix)
+    if declaration.status is DeclarationStatus.HIDDEN:
+        fix = "ask with a user who may configure it, to compare its arguments"
+        return DoctorCheck(what=declaration.name, verdict="warn", says=declaration.broker_message, mend=fix)
+    fix = "empty and delete it, and a service makes it anew; what you tune goes into a policy"
+    return DoctorCheck(what=declaration.name, verdict="fail", says=declaration.broker_message, mend=fix)
+
+
+async def _ledger_checks(settings: Settings) -> tuple[list[DoctorCheck], list[str]]:
+    """The ledger's line, and the targets it knows."""
+    url = ledger_url(settings)
+    if settings.ledger_url is None and not has_stored_ledger(settings):
+        text = "not looked at: QUINTAIN_LEDGER_URL is not set, and the state folder has none"
+        return [DoctorCheck(what="ledger", verdict="note", says=text, mend="ask where the metadata service runs")], []
+    try:
+        async with open_snapshot(url) as snapshot:
+            version = await snapshot.version()
+            targets = await snapshot.read(target_names()) if version else []
+    except (ConfigError, BudgetUnavailable) as error:
+        fix = "QUINTAIN_LEDGER_URL names it, as the metadata service has it"
+        return [DoctorCheck(what="ledger", verdict="fail", says=error.message, mend=fix)], []
+    text = f"{shown_ledger(url)}, schema {version}"
+    if version < SCHEMA_VERSION:
+        fix = f"this release makes it {SCHEMA_VERSION} when its metadata service starts"
+        return [DoctorCheck(what="ledger", verdict="warn", says=text, mend=fix)], targets
+    if version > SCHEMA_VERSION:
+        fix = f"this release knows {SCHEMA_VERSION}: upgrade quintain"
+        return [DoctorCheck(what="ledger", verdict="fail", says=text, mend=fix)], targets
+    return [DoctorCheck(what="ledger", verdict="ok", says=text)], targets
+
+
+def _format_version(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -1,0 +1,105 @@
+"""All services in one process, for ``quintain up`` and for runs without a broker."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from quintain.bus.base import Bus
+from quintain.bus.memory import MemoryBroker
+from quintain.client.connect import connect_admin
+from quintain.config import Config
+from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.contracts.token import digest
+from quintain.secret_files import without_variables
+from quintain.settings import MEMORY_URL
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain_cli.fleet import bootstrap
+from quintain_cli.fleet.metadata_process import run_metadata_process
+from quintain_gateway import BindAddress, GatewayLimits
+from quintain_metadata import running_metadata
+from quintain_worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Every service, running in this process."""
+
+    broker_url: str
+    gateway_url: str
+    admin_token: str
+    memory: MemoryBroker | None
+    bus: Bus
+
+    async def open_session(self, request: OpenSession) -> SessionOpened:
+        """Open a session in this fleet."""
+        async with connect_admin(self.broker_url, self.admin_token, memory=self.memory) as admin:
+            return await admin.open(request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """What a fleet is made of. ``ledger_url`` of ``sqlite://`` is a ledger in memory.
+
+    ``has_metadata_process``: where there is no broker, the metadata service has a process of its own.
+    ``exclusive_path`` is a file or a folder where one fleet at a time can be: the calls that the last one was running
+    when it was killed need not wait for its lease.
+    """
+
+    config: Config
+    env: Mapping[str, str]
+    broker_url: str
+    ledger_url: str
+    admin_token: str
+    port: int = 0
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
+    has_metadata_process: bool = False
+    exclusive_path: str | None = None
+    timings: Timings = DEFAULT_TIMINGS
+
+
+@contextlib.asynccontextmanager
+async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
+    """Run every service. Raises `ConfigError`, `BrokerUnavailable`."""
+    memory = MemoryBroker() if plan.broker_url.startswith(MEMORY_URL) else None
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_named_bus(name: str) -> Bus:
+            return await stack.enter_async_context(bootstrap.open_bus(plan.broker_url, name, memory))
+
+        # What cannot start says so before anything else is up.
+        plan.config.resolve(plan.env)
+        if memory is not None and plan.has_metadata_process:
+            await stack.enter_async_context(_run_separate_metadata(plan, memory))
+        else:
+            ledger = await stack.enter_async_context(bootstrap.open_ledger_or_wait(plan.ledger_url))
+            metadata = running_metadata(
+                await open_named_bus("metadata"), ledger, plan.admin_token, timings=plan.timings
+            )
+            await stack.enter_async_context(metadata)
+        await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))
+        gateway_bus = await open_named_bus("gateway")
+        gateway_url = await stack.enter_async_context(
+            bootstrap.run_gateway(gateway_bus, BindAddress(port=plan.port), plan.limits)
+        )
+        yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
+    if memory is not None:
+        memory.close()
+
+
+def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[Worker]:
+    # Of a place on this machine; a hash of it, because an id is shown to the whole fleet.
+    sole_id = (
+        None
+        if plan.exclusive_path is None
+        else f"sole-{digest(f'{socket.gethostname()} {plan.exclusive_path}').hex()[:16]}"
+    )
+    return bootstrap.run_worker(bus, plan.config, plan.env, sole_id=sole_id, timings=plan.timings)
+
+
+def _run_separate_metadata(plan: FleetPlan, memory: MemoryBroker) -> contextlib.AbstractAsyncContextManager[None]:
+    # A provider's keys are the workers' alone.
+    env = without_variables(plan.env, plan.config.variable_names)
+    return run_metadata_process(memory, plan.ledger_url, plan.admin_token, env)

@@ -1,0 +1,161 @@
+"""The state of the fleet: service cards compared with the targets of the ledger, and its tables for a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from pydantic import Field
+from rich.table import Table
+from rich.text import Text
+
+from quintain.contracts.discovery import ServedTarget, ServiceCard, TargetList
+from quintain.contracts.message import Message
+from quintain_cli.console import escape_for_terminal, print_stderr, stdout_console
+
+#: What a host's targets are: leased out whole, and not called.
+LEASED_KIND = "leased"
+
+
+class TargetRow(Message):
+    """A target over the fleet. ``workers`` serve it, or hosts lease it out; ``slots`` and ``in_flight`` are theirs
+    together; ``most`` is what the ledger lets run at once, ``running`` what does. ``registered`` is None where nobody
+    could say."""
+
+    name: str
+    kind: str
+    registered: bool | None = None
+    workers: int = 0
+    slots: int = 0
+    in_flight: int = 0
+    most: int | None = None
+    running: int | None = None
+    paused_ms: int | None = None
+
+
+class FleetView(Message):
+    """The fleet. ``problems`` are what makes it unwell, each with what to do next; ``notes`` what cannot be said."""
+
+    services: list[ServiceCard]
+    targets: list[TargetRow]
+    problems: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+
+def build_fleet_view(
+    cards: Sequence[ServiceCard], registered: TargetList | None, notes: Iterable[str] = ()
+) -> FleetView:
+    """The fleet of these cards; ``registered`` is None where the ledger was not asked, or did not answer."""
+    rows = {(row.name, row.kind == LEASED_KIND): row for row in _registered_rows(registered)}
+    is_registered = None if registered is None else False
+    for card in cards:
+        for served_target in card.targets:
+            key = (served_target.name, served_target.kind == LEASED_KIND)
+            current = rows.get(key) or TargetRow(
+                name=served_target.name,
+                kind=served_target.kind,
+                registered=None if served_target.kind == LEASED_KIND else is_registered,
+            )
+            rows[key] = _add_served_target(current, served_target)
+    targets = [rows[key] for key in sorted(rows)]
+    return FleetView(services=list(cards), targets=targets, problems=_find_problems(cards, targets), notes=list(notes))
+
+
+def _registered_rows(registered: TargetList | None) -> Iterable[TargetRow]:
+    if registered is None:
+        return
+    for target in registered.targets:
+        yield TargetRow(
+            name=target.name,
+            kind=target.provider,
+            registered=True,
+            most=target.max_concurrency,
+            running=target.running,
+            paused_ms=None if target.paused_until is None else max(0, target.paused_until - registered.now),
+        )
+
+
+def _add_served_target(row: TargetRow, served_target: ServedTarget) -> TargetRow:
+    pause_times_ms = [ms for ms in (row.paused_ms, served_target.paused_ms) if ms is not None]
+    return row.model_copy(
+        update={
+            "workers": row.workers + 1,
+            "slots": row.slots + served_target.slots,
+            "in_flight": row.in_flight + served_target.in_flight,
+            "paused_ms": max(pause_times_ms, default=None),
+        }
+    )
+
+
+def _find_problems(cards: Sequence[ServiceCard], targets: Sequence[TargetRow]) -> list[str]:
+    problems = []
+    if not any(card.service == "metadata" for card in cards):
+        problems.append("no metadata service answers: start one with `quintain serve metadata`")
+    problems += [
+        f"target {row.name} has no live worker: start one with `quintain serve worker` where its configuration is"
+        for row in targets
+        if row.registered and not row.workers
+    ]
+    return problems
+
+
+MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60, 3600, 86400
+
+
+def print_fleet_view(view: FleetView) -> None:
+    """Print it: tables on standard output, words on the other."""
+    if view.services:
+        stdout_console().print(_services_table(view.services))
+    if view.targets:
+        stdout_console().print(_targets_table(view.targets))
+    for note in view.notes:
+        print_stderr(f"note     {escape_for_terminal(note)}")
+    for problem in view.problems:
+        print_stderr(f"problem  {escape_for_terminal(problem)}")
+    if not view.problems:
+        print_stderr(f"well     {len(view.services)} services answer, and no target was found without a worker")
+
+
+def _services_table(cards: list[ServiceCard]) -> Table:
+    table = _empty_table("service", "id", "version", "up", "in flight", "heartbeat", "serves")
+    for card in cards:
+        slots = "" if card.slots is None else f" of {card.slots}"
+        uptime = format_duration(max(0.0, time.time() - card.started_at / 1000))
+        heartbeat_age = "-" if card.heartbeat_age_ms is None else f"{card.heartbeat_age_ms / 1000:.1f} s ago"
+        served_names = ", ".join(target.name for target in card.targets) or card.ledger or "-"
+        _add_row(
+            table, card.service, card.id, card.version, uptime, f"{card.in_flight}{slots}", heartbeat_age, served_names
+        )
+    return table
+
+
+def _targets_table(rows: list[TargetRow]) -> Table:
+    table = _empty_table("target", "kind", "served by", "in flight", "at most", "paused")
+    for row in rows:
+        provider_noun = "host" if row.kind == LEASED_KIND else "worker"
+        served_by = f"{row.workers} {provider_noun}{'' if row.workers == 1 else 's'}" if row.workers else "nobody"
+        running = row.in_flight if row.running is None else row.running
+        max_running = row.slots if row.most is None else row.most
+        paused = "-" if row.paused_ms is None else f"for {format_duration(row.paused_ms / 1000)}"
+        _add_row(table, row.name, row.kind, served_by, str(running), str(max_running), paused)
+    return table
+
+
+def format_duration(seconds: float) -> str:
+    """A time for people, in the largest unit it fills."""
+    for unit_seconds, unit in ((DAY_SECONDS, "d"), (HOUR_SECONDS, "h"), (MINUTE_SECONDS, "min")):
+        if seconds >= unit_seconds:
+            return f"{seconds / unit_seconds:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _empty_table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    # What a service says of itself is anybody's text.
+    table.add_row(*(Text(escape_for_terminal(cell).replace("\n", "\\n").replace("\t", "\\t")) for cell in cells))

@@ -1,0 +1,166 @@
+"""The backend of a run: services in this process, or a fleet behind a broker or a gateway.
+
+Also finds the configuration and the targets of an evaluation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintain.bus.broker_url import without_password
+from quintain.bus.memory import MemoryBroker
+from quintain.client.admin import Admin
+from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.client import Client
+from quintain.client.connect import verified_client
+from quintain.client.http_transport import HttpTransport, open_http_connection, open_http_transport
+from quintain.config import Config
+from quintain.contracts.session import Info
+from quintain.rpc.client import RpcClient
+from quintain.settings import MEMORY_URL, Settings, environment
+from quintain_cli.config_file import find_configuration, load_configuration
+from quintain_cli.fleet import bootstrap
+from quintain_cli.fleet.embedded import FleetPlan, run_fleet
+from quintain_gateway import BindAddress, GatewayLimits
+from quintain_metadata import IN_MEMORY_URL
+from quintain_runner import Evaluation, choose_targets
+
+#: From so many trials on the metadata service has a process of its own: to begin it takes as long as some hundred
+#: calls.
+METADATA_PROCESS_MIN_TRIALS = 1000
+
+
+def is_on_fleet(settings: Settings) -> bool:
+    """Whether the environment names a fleet: a broker's, else a gateway's."""
+    if settings.broker_url is None:
+        return settings.gateway_url is not None
+    return not settings.broker_url.startswith(MEMORY_URL)
+
+
+def load_evaluation_config(
+    settings: Settings, config_path: Path | None, evaluation_folder: Path, *, on_fleet: bool
+) -> Config | None:
+    """The configuration of an evaluation in this folder; on a fleet the workers have it, and here it may be missing,
+    but not be wrong: what it names is what graders must not see. Raises `ConfigError`."""
+    if on_fleet and find_configuration(settings, config_path, start_folder=evaluation_folder) is None:
+        return None
+    return load_configuration(settings, config_path, start_folder=evaluation_folder)
+
+
+def select_targets(
+    evaluation: Evaluation, config: Config | None, only_targets: tuple[str, ...], *, on_fleet: bool
+) -> tuple[str, ...]:
+    """The systems under test. On a fleet its own list decides, before the first call, what is known.
+
+    Raises `ConfigError`.
+    """
+    known_targets = [] if config is None else list(config.targets)
+    if on_fleet:
+        known_targets += [*(evaluation.spec.targets or ()), *only_targets]
+    return choose_targets(evaluation, list(dict.fromkeys(known_targets)), only_targets)
+
+
+def embedded_fleet_plan(
+    settings: Settings, config: Config, ledger_url: str, *, trial_count: int = 0, results_folder: Path | None = None
+) -> FleetPlan:
+    """The services of this process, on this ledger, for so many trials, with their results in a place of their own. A
+    ledger in memory has one life: it stays here."""
+    return FleetPlan(
+        config=config,
+        env=environment(),
+        broker_url=MEMORY_URL,
+        ledger_url=ledger_url,
+        admin_token=settings.admin_token or secrets.token_urlsafe(32),
+        exclusive_path=None if results_folder is None else str(results_folder.absolute()),
+        timings=settings.timings,
+        has_metadata_process=trial_count >= METADATA_PROCESS_MIN_TRIALS and ledger_url != IN_MEMORY_URL,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """The fleet as a run meets it. ``admin`` opens its session, where there is one; else ``parent_token`` a child.
+
+    ``connect_session`` gives the client of a session by its token, and ``read_session_info`` that session's counters.
+    """
+
+    #: Where it is, for people.
+    location: str
+    gateway_url: str
+    admin: Admin | None
+    parent_token: str | None
+    connect_session: Callable[[str], AbstractAsyncContextManager[Client]]
+    read_session_info: Callable[[str], Awaitable[Info]]
+
+
+@contextlib.asynccontextmanager
+async def connect_backend(settings: Settings, plan: FleetPlan | None) -> AsyncIterator[Backend]:
+    """The embedded services of the plan, or, without one, the fleet of the environment: a broker's, else a gateway's.
+
+    Raises `ConfigError`, `BrokerUnavailable`, `BrokerRefused`, `GatewayUnavailable`.
+    """
+    if plan is None and settings.broker_url is None and settings.gateway_url is not None:
+        async with _connect_http_backend(settings, settings.gateway_url) as backend:
+            yield backend
+    else:
+        async with _connect_bus_backend(settings, plan) as backend:
+            yield backend
+
+
+@contextlib.asynccontextmanager
+async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> AsyncIterator[Backend]:
+    async with contextlib.AsyncExitStack() as stack:
+        memory: MemoryBroker | None = None
+        url, admin_token = settings.broker_url or "", settings.admin_token
+        gateway_url = None
+        if plan is not None:
+            embedded = await stack.enter_async_context(run_fleet(plan))
+            memory, url, admin_token = embedded.memory, embedded.broker_url, embedded.admin_token
+            gateway_url = embedded.gateway_url
+        bus = await stack.enter_async_context(bootstrap.open_bus(url, "run", memory))
+        if gateway_url is None:
+            gateway_url = await stack.enter_async_context(bootstrap.run_gateway(bus, BindAddress(), GatewayLimits()))
+        rpc_client = RpcClient(bus)
+        await rpc_client.start()
+        stack.push_async_callback(rpc_client.close)
+        yield Backend(
+            location=f"the fleet at {without_password(url)}" if plan is None else _embedded_location(plan),
+            gateway_url=gateway_url,
+            admin=None if admin_token is None else Admin(AmqpTransport(rpc_client, admin_token)),
+            parent_token=settings.session_token,
+            connect_session=lambda token: verified_client(AmqpTransport(rpc_client, token)),
+            read_session_info=lambda token: Client(AmqpTransport(rpc_client, token)).get_info(),
+        )
+
+
+def _embedded_location(plan: FleetPlan) -> str:
+    return "in this process, its ledger in one beside it" if plan.has_metadata_process else "in this process"
+
+
+@contextlib.asynccontextmanager
+async def _connect_http_backend(settings: Settings, url: str) -> AsyncIterator[Backend]:
+    async with contextlib.AsyncExitStack() as stack:
+        admin: Admin | None = None
+        if settings.admin_token is not None:
+            admin = Admin(await stack.enter_async_context(open_http_transport(url, settings.admin_token)))
+        # One connection for all children: there are thousands, and each is asked once.
+        info_connection = await stack.enter_async_context(open_http_connection(url))
+
+        @contextlib.asynccontextmanager
+        async def connect_session(token: str) -> AsyncIterator[Client]:
+            async with open_http_transport(url, token) as transport, verified_client(transport) as client:
+                yield client
+
+        yield Backend(
+            location=f"the fleet behind {info_connection.address}",
+            gateway_url=url.rstrip("/"),
+            admin=admin,
+            parent_token=settings.session_token,
+            connect_session=connect_session,
+            read_session_info=lambda token: Client(HttpTransport(info_connection, token)).get_info(),
+        )

@@ -1,0 +1,245 @@
+"""Executes a run: reads its files, connects a backend, opens the session, runs the trials and reports."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from quintain import logs
+from quintain.config import Config, card_of
+from quintain.errors import ConfigError
+from quintain.runtime.gc import reduce_gc_frequency
+from quintain.settings import Settings, environment, read_settings
+from quintain.telemetry import semconv
+from quintain.telemetry.spans import span
+from quintain_cli.console import (
+    escape_for_terminal,
+    format_count,
+    print_json,
+    print_stderr,
+    run_command,
+    stderr_console,
+)
+from quintain_cli.fleet.embedded import FleetPlan
+from quintain_cli.run.backend import (
+    Backend,
+    connect_backend,
+    embedded_fleet_plan,
+    is_on_fleet,
+    load_evaluation_config,
+    select_targets,
+)
+from quintain_cli.run.output import OutputFiles, print_report, report_to_json
+from quintain_cli.run.session import RunBudget, RunSession, open_run_session
+from quintain_cli.run.usage import CALLS_FILE_NAME, fleet_calls_note, read_current_usage, read_final_usage, write_calls
+from quintain_runner import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_GRADER_CONCURRENCY,
+    DatasetStats,
+    Evaluation,
+    GraderEnvironment,
+    NoProgressDisplay,
+    Origin,
+    RerunPolicy,
+    RunReport,
+    RunSetup,
+    charged_calls,
+    exclusive_lock,
+    known_prices,
+    load_evaluation,
+    max_calls_per_trial,
+    open_dataset,
+    progress_display,
+    read_report,
+    run_evaluation,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the command line says of a run."""
+
+    path: Path
+    targets: tuple[str, ...] = ()
+    max_calls: int | None = None
+    output: Path | None = None
+    config: Path | None = None
+    concurrency: int = DEFAULT_CONCURRENCY
+    grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
+    rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
+    files: OutputFiles = field(default_factory=OutputFiles)
+    as_json: bool = False
+    #: In this process, whatever fleet the environment names.
+    is_embedded: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go: ``runs/<name of the file>`` of the working folder, where nobody says."""
+        return self.output or Path("runs") / self.path.stem
+
+
+def run_and_report(options: RunOptions, command: str) -> int:
+    """Run an evaluation and show how it ended; returns the exit code. ``command`` is what resumes it."""
+    reduce_gc_frequency()
+    try:
+        report = run_command(_run_prepared(options, command), as_json=options.as_json, service="run")
+    except typer.Exit as exit_request:
+        if exit_request.exit_code == INTERRUPTED_EXIT_CODE:
+            print_stderr(f"next   the rows written are kept; the same command resumes: {command}")
+        raise
+    if options.as_json:
+        print_json(report_to_json(report))
+    else:
+        print_report(report, command)
+    return int(report.summary.exit_code)
+
+
+INTERRUPTED_EXIT_CODE = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PreparedRun:
+    """A run before anything is connected: everything that a person wrote was read, and can be used."""
+
+    options: RunOptions
+    evaluation: Evaluation
+    config: Config | None
+    targets: tuple[str, ...]
+    dataset_stats: DatasetStats
+    trial_count: int
+    budget: RunBudget
+    fleet_plan: FleetPlan | None
+
+
+def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
+    options.files.check_writable()
+    if not options.path.is_file():
+        raise ConfigError(f"{options.path}: there is no such file; `quintain demo` writes an example to start from")
+    evaluation = load_evaluation(options.path)
+    on_fleet = is_on_fleet(settings) and not options.is_embedded
+    config = load_evaluation_config(settings, options.config, evaluation.folder, on_fleet=on_fleet)
+    targets = select_targets(evaluation, config, options.targets, on_fleet=on_fleet)
+    dataset_stats = open_dataset(evaluation, options.folder, environment())
+    trial_count = dataset_stats.cases * len(targets) * evaluation.spec.repeats
+    budget = RunBudget(
+        default_target=targets[0],
+        max_calls=_max_calls(options, evaluation, trial_count),
+        is_explicit=options.max_calls is not None or evaluation.spec.max_calls is not None,
+        label=f"run {evaluation.name}",
+        token_path=options.folder / "session-token",
+        count_spent_calls=lambda: charged_calls(options.folder),
+    )
+    return _PreparedRun(
+        options=options,
+        evaluation=evaluation,
+        config=config,
+        targets=targets,
+        dataset_stats=dataset_stats,
+        trial_count=trial_count,
+        budget=budget,
+        fleet_plan=None if config is None or on_fleet else _embedded_fleet_plan(settings, options, config, trial_count),
+    )
+
+
+async def _run_prepared(options: RunOptions, command: str) -> RunReport:
+    settings = read_settings(environment())
+    prepared = _prepare_run(settings, options)
+    with exclusive_lock(options.folder, options.folder / ".lock"):
+        async with (
+            connect_backend(settings, prepared.fleet_plan) as backend,
+            open_run_session(backend, prepared.budget) as session,
+        ):
+            _print_plan(prepared, backend.location)
+            session_id = (await session.client.get_info()).session_id
+            with span(semconv.run_span(prepared.evaluation.name, session_id)), logs.log_context(run_id=session_id):
+                summary = await run_evaluation(_run_setup(prepared, backend, session, session_id))
+            if prepared.fleet_plan is not None:
+                await write_calls(options.folder, prepared.fleet_plan.ledger_url, session_id)
+        report = await asyncio.to_thread(read_report, options.folder, summary)
+        await asyncio.to_thread(options.files.write, report, command, environment())
+        return report
+
+
+def _run_setup(prepared: _PreparedRun, backend: Backend, session: RunSession, session_id: str) -> RunSetup:
+    options, config = prepared.options, prepared.config
+    return RunSetup(
+        evaluation=prepared.evaluation,
+        targets=prepared.targets,
+        output=options.folder,
+        client=session.client,
+        calls_of_earlier_sessions=session.calls_of_earlier_sessions,
+        dataset_stats=prepared.dataset_stats,
+        rerun_policy=options.rerun_policy,
+        read_session_info=backend.read_session_info,
+        grader_environment=GraderEnvironment(gateway_url=backend.gateway_url),
+        judge_targets={}
+        if config is None
+        else {name: target_config.judge_target for name, target_config in config.targets.items()},
+        hidden_variables=frozenset(() if config is None else config.variable_names),
+        env=environment(),
+        progress=NoProgressDisplay() if options.as_json else progress_display(stderr_console(), environment()),
+        concurrency=options.concurrency,
+        grader_concurrency=options.grader_concurrency,
+        origin=_run_origin(config, session_id, is_embedded=prepared.fleet_plan is not None),
+        prices={} if config is None else known_prices(config.targets),
+        read_final_spending=partial(read_final_usage, session.client),
+        read_current_spending=partial(read_current_usage, session.client),
+        raise_budget=None if prepared.budget.is_explicit else session.raise_budget,
+    )
+
+
+def _run_origin(config: Config | None, session_id: str, *, is_embedded: bool) -> Origin:
+    return Origin(
+        session_id=session_id,
+        calls_location=CALLS_FILE_NAME if is_embedded else fleet_calls_note(session_id),
+        cards=() if config is None else tuple(card_of(name, target) for name, target in config.targets.items()),
+    )
+
+
+def _max_calls(options: RunOptions, evaluation: Evaluation, trial_count: int) -> int:
+    """The budget named; where none is, what the plan can need at most: the answers and every grader's limit."""
+    if options.max_calls is not None:
+        return options.max_calls
+    spec = evaluation.spec
+    if spec.max_calls is not None:
+        return spec.max_calls
+    return trial_count * max_calls_per_trial(evaluation)
+
+
+def _embedded_fleet_plan(settings: Settings, options: RunOptions, config: Config, trial_count: int) -> FleetPlan:
+    default_ledger_url = f"sqlite://{(options.folder / 'ledger.sqlite3').absolute()}"
+    return embedded_fleet_plan(
+        settings,
+        config,
+        settings.ledger_url or default_ledger_url,
+        trial_count=trial_count,
+        results_folder=options.folder,
+    )
+
+
+def _print_plan(prepared: _PreparedRun, location: str) -> None:
+    options, evaluation, budget = prepared.options, prepared.evaluation, prepared.budget
+    if options.as_json:
+        return
+    cases, targets, repeats = prepared.dataset_stats.cases, len(prepared.targets), evaluation.spec.repeats
+    names = ", ".join(grader.name for grader in evaluation.spec.graders)
+    size_text = " × ".join(
+        (format_count(cases, "case"), format_count(targets, "target"), format_count(repeats, "repeat"))
+    )
+    trials, max_per_trial = prepared.trial_count, max_calls_per_trial(evaluation)
+    print_stderr(
+        escape_for_terminal(
+            f"run      {evaluation.name}: {size_text} = {format_count(trials, 'trial')}, graders {names}"
+        )
+    )
+    budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "none named, so all of these"
+    print_stderr(f"calls    {trials:,} to {trials * max_per_trial:,}" if max_per_trial > 1 else f"calls    {trials:,}")
+    print_stderr(f"budget   {budget_text}, graders included")
+    print_stderr(
+        f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"
+    )
+    print_stderr(f"results  {options.folder}")

@@ -1,0 +1,50 @@
+"""Calls and token usage of a run, read from the ledger: ``calls.jsonl`` and the usage of each target."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from quintain.client.client import Client
+from quintain.contracts.session import TargetUsage
+from quintain_metadata import export_page, open_snapshot
+from quintain_runner import atomic_write
+
+CALLS_FILE_NAME = "calls.jsonl"
+
+#: An answer may overtake its own settlement: so long it is waited for, and asked about so often, in seconds.
+SETTLE_TIMEOUT_SECONDS, SETTLE_POLL_SECONDS = 5.0, 0.1
+
+
+def fleet_calls_note(session_id: str) -> str:
+    """What the record of a run says whose calls another machine keeps."""
+    return f"on the fleet, beside its ledger: quintain ledger export --session {session_id}"
+
+
+async def write_calls(folder: Path, ledger_url: str, session_id: str) -> None:
+    """Write every call of a session and its children, in one step; a metadata service may be at work on the ledger.
+
+    Raises `QuintainError` where the disk refuses it.
+    """
+    cursor = ("", "")
+    async with open_snapshot(ledger_url) as snapshot:
+        with atomic_write(folder / CALLS_FILE_NAME) as file:
+            while page := await snapshot.read(export_page(cursor, session_id=session_id)):
+                file.writelines(call.to_wire() + b"\n" for call in page)
+                cursor = (page[-1].session_id, page[-1].request_id)
+
+
+async def read_final_usage(client: Client) -> Mapping[str, TargetUsage] | None:
+    """What a session spent on which target, once its last calls are settled."""
+    for _ in range(round(SETTLE_TIMEOUT_SECONDS / SETTLE_POLL_SECONDS)):
+        info = await client.get_info(per_target=True)
+        if not info.running:
+            break
+        await asyncio.sleep(SETTLE_POLL_SECONDS)
+    return info.per_target
+
+
+async def read_current_usage(client: Client) -> Mapping[str, TargetUsage] | None:
+    """The same while calls are under way."""
+    return (await client.get_info(per_target=True)).per_target

@@ -1,0 +1,1 @@
+"""The endpoints of each HTTP API of the gateway."""

@@ -1,0 +1,171 @@
+"""Sessions over HTTP with the admin token: ``POST`` and ``GET /sessions``; ``GET``, ``PATCH`` and ``DELETE`` of one.
+
+A session's own token may only open child sessions of that session, as over the bus.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quintain.client.admin import Admin
+from quintain.contracts.message import Message, describe_validation_error
+from quintain.contracts.session import (
+    AmendSession,
+    Count,
+    Info,
+    ListSessions,
+    OpenSession,
+    SessionList,
+    SessionOpened,
+    SessionState,
+    ShowSession,
+)
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
+from quintain_gateway.http.endpoint import Api, FleetGateway, bearer_token, method_route
+from quintain_gateway.http.errors import JSON_MEDIA_TYPE, NotFound, fault_response
+from quintain_gateway.http.openapi import ADMIN_TOKEN, Operation, fault_responses
+
+API = Api(error_response=fault_response)
+
+SESSION_PATH = "/sessions/{session_id}"
+
+_COMMON_FAULT_STATUSES = (401, 431, 500, 503)
+_BODY_FAULT_STATUSES = (400, 408, 413)
+
+
+class SessionPatch(Message):
+    """Change a session's limit or state; usage is never reset, and a limit below it becomes it."""
+
+    max_calls: Count | None = None
+    state: SessionState | None = None
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/sessions",
+        "Open a session; its token is shown this once",
+        token=ADMIN_TOKEN,
+        request_model=OpenSession,
+        responses={201: SessionOpened, **fault_responses(403, *_BODY_FAULT_STATUSES, *_COMMON_FAULT_STATUSES)},
+    ),
+    Operation(
+        "GET",
+        "/sessions",
+        "The sessions, newest first, a page at a time",
+        token=ADMIN_TOKEN,
+        responses={200: SessionList, **fault_responses(400, *_COMMON_FAULT_STATUSES)},
+        query={"cursor": {"type": "string"}, "state": {"enum": [state.value for state in SessionState]}},
+    ),
+    Operation(
+        "GET",
+        SESSION_PATH,
+        "One session and its counters",
+        token=ADMIN_TOKEN,
+        responses={200: Info, **fault_responses(404, *_COMMON_FAULT_STATUSES)},
+    ),
+    Operation(
+        "PATCH",
+        SESSION_PATH,
+        "Change a session's limit or state",
+        token=ADMIN_TOKEN,
+        request_model=SessionPatch,
+        responses={200: Info, **fault_responses(404, *_BODY_FAULT_STATUSES, *_COMMON_FAULT_STATUSES)},
+    ),
+    Operation(
+        "DELETE",
+        SESSION_PATH,
+        "Close a session for ever",
+        token=ADMIN_TOKEN,
+        responses={200: Info, **fault_responses(404, *_COMMON_FAULT_STATUSES)},
+    ),
+)
+
+
+class SessionEndpoints:
+    """The endpoints of sessions."""
+
+    def __init__(self, gateway: FleetGateway) -> None:
+        self._gateway = gateway
+        self.routes: list[Route] = [
+            method_route("/sessions", {"GET": self.list, "POST": self.open}, API.to_endpoint),
+            method_route(SESSION_PATH, {"GET": self.show, "PATCH": self.amend, "DELETE": self.close}, API.to_endpoint),
+        ]
+
+    async def open(self, request: Request) -> Response:
+        """``POST /sessions``"""
+        admin = self._gateway.admin_client(request)
+        try:
+            open_session = OpenSession.from_wire(await self._gateway.read_body(request))
+        except (BadRequest, PayloadTooLarge):
+            await self._verify_token(request, admin)
+            raise
+        return _message_response(await admin.open(open_session), status=201)
+
+    async def list(self, request: Request) -> Response:
+        """``GET /sessions?cursor=&state=``"""
+        admin = self._gateway.admin_client(request)
+        try:
+            list_sessions = ListSessions.model_validate(
+                {name: value for name, value in request.query_params.items() if value}
+            )
+        except ValidationError as error:
+            await self._verify_token(request, admin)
+            raise BadRequest(describe_validation_error(error)) from None
+        return _message_response(await admin.list(list_sessions))
+
+    async def show(self, request: Request) -> Response:
+        """``GET /sessions/{id}``"""
+        return _message_response(await _existing_session(self._gateway.admin_client(request), request))
+
+    async def amend(self, request: Request) -> Response:
+        """``PATCH /sessions/{id}``"""
+        admin = self._gateway.admin_client(request)
+        session = await _existing_session(admin, request)
+        patch = SessionPatch.from_wire(await self._gateway.read_body(request))
+        amend_session = AmendSession(session_id=session.session_id, max_calls=patch.max_calls, state=patch.state)
+        return _message_response(await admin.amend(amend_session))
+
+    async def close(self, request: Request) -> Response:
+        """``DELETE /sessions/{id}``"""
+        admin = self._gateway.admin_client(request)
+        session = await _existing_session(admin, request)
+        return _message_response(
+            await admin.amend(AmendSession(session_id=session.session_id, state=SessionState.CLOSED))
+        )
+
+    async def _verify_token(self, request: Request, admin: Admin) -> None:
+        """The token before the body: whoever may open nothing hears nothing about what was wrong with it."""
+        with contextlib.suppress(Unauthorized):
+            SessionToken.parse(bearer_token(request))
+            await (await self._gateway.session_client(request)).get_info()
+            return
+        with contextlib.suppress(BadRequest):
+            await admin.show("")
+
+
+async def _existing_session(admin: Admin, request: Request) -> Info:
+    """The session of the path. Raises `NotFound`, which is all that a good token's `show` can be refused for."""
+    try:
+        return await _show_session(admin, request.path_params["session_id"])
+    except BadRequest as bad_request:
+        raise NotFound(bad_request.message) from None
+
+
+async def _show_session(admin: Admin, session_id: str) -> Info:
+    try:
+        ShowSession(session_id=session_id)
+    except ValidationError:
+        # What can be no session's name; the token is looked at all the same.
+        session_id = ""
+    return await admin.show(session_id)
+
+
+def _message_response(message: Message, *, status: int = 200) -> Response:
+    return Response(message.to_wire(), status_code=status, media_type=JSON_MEDIA_TYPE)

@@ -1,0 +1,192 @@
+"""AgentV's proxy API in all its versions: ``GET /info``, ``POST /invoke``, ``POST /invokeBatch``.
+
+Requests are checked in AgentV's order: CORS, token, path; then body and budget. Paths, methods and queries match
+exactly, with any prefix. Everything else is 404, after the token was checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from quintain.client.client import Client
+from quintain.client.transport import BatchItem, is_uncharged
+from quintain.contracts.invoke import FaultReply, InvokeRequest
+from quintain.errors import BusError, Fault
+from quintain.rpc.server import log_defect
+from quintain_gateway.apis.agentv.wire import (
+    AgentVBatchRequest,
+    AgentVBatchResponse,
+    AgentVInfo,
+    AgentVResult,
+    agentv_status,
+    read_batch,
+    read_invoke,
+    write_info,
+    write_item_fault,
+    write_result,
+)
+from quintain_gateway.http.context import UNMATCHED_ROUTE, context_of
+from quintain_gateway.http.endpoint import (
+    HTTP_METHODS,
+    Api,
+    FleetGateway,
+    cancel_on_disconnect,
+    parse_json,
+    unreachable_fault,
+    verify_token_on_body_error,
+)
+from quintain_gateway.http.errors import JSON_MEDIA_TYPE, NotFound
+from quintain_gateway.http.headers import read_deadline_seconds, read_request_id
+from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
+
+log = logging.getLogger(__name__)
+
+CORS_HEADERS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Headers": "Content-Type, Authorization",
+}
+
+#: The one query there is: beyond AgentV, what went to which target.
+PER_TARGET_QUERY = b"perTarget=true"
+
+_CALL_FAULT_STATUSES = (400, 401, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503, 504)
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/info",
+        "The session and its counters",
+        token=SESSION_TOKEN,
+        responses={200: AgentVInfo, **fault_responses(401, 404, 431, 500, 503)},
+        query={"perTarget": {"enum": ["true"]}},
+    ),
+    Operation(
+        "POST",
+        "/invoke",
+        "Ask a target",
+        token=SESSION_TOKEN,
+        request_model=InvokeRequest,
+        responses={200: AgentVResult, **fault_responses(*_CALL_FAULT_STATUSES)},
+    ),
+    Operation(
+        "POST",
+        "/invokeBatch",
+        "Ask many at once; the budget is reserved all or nothing",
+        token=SESSION_TOKEN,
+        request_model=AgentVBatchRequest,
+        responses={200: AgentVBatchResponse, **fault_responses(*_CALL_FAULT_STATUSES)},
+    ),
+)
+
+
+def error_response(fault: Fault) -> Response:
+    """A fault as AgentV's clients read it."""
+    return Response(
+        FaultReply.from_fault(fault).to_wire(), status_code=agentv_status(fault), media_type=JSON_MEDIA_TYPE
+    )
+
+
+API = Api(error_response=error_response, headers=CORS_HEADERS)
+
+
+class AgentVEndpoints:
+    """The endpoints of AgentV's proxy."""
+
+    def __init__(self, gateway: FleetGateway) -> None:
+        self._gateway = gateway
+        # Every method is heard, so that a wrong one is a 404 behind the token, as in AgentV, and never a 405 before it.
+        self.routes = [Route("/{path:path}", API.to_endpoint(self.handle), methods=list(HTTP_METHODS))]
+        self._handlers = {
+            ("GET", b"info", b""): self.info,
+            ("GET", b"info", PER_TARGET_QUERY): self.info,
+            ("POST", b"invoke", b""): self.invoke,
+            ("POST", b"invokeBatch", b""): self.batch,
+        }
+
+    async def handle(self, request: Request) -> Response:
+        """Whatever is asked of AgentV's proxy, in AgentV's order of checks."""
+        last_segment = request.scope["raw_path"].rpartition(b"/")[2]
+        handler = self._handlers.get((request.method, last_segment, request.scope["query_string"]))
+        context_of(request).route = f"/{last_segment.decode()}" if handler is not None else UNMATCHED_ROUTE
+        if request.method == "OPTIONS":
+            return Response(status_code=204)
+        client = await self._gateway.session_client(request)
+        if handler is None:
+            await client.get_info()
+            raise NotFound
+        return await handler(request, client)
+
+    async def info(self, request: Request, client: Client) -> Response:
+        """``GET /info``"""
+        info = await client.get_info(per_target=request.scope["query_string"] == PER_TARGET_QUERY)
+        return Response(write_info(info).to_wire(), media_type=JSON_MEDIA_TYPE)
+
+    async def invoke(self, request: Request, client: Client) -> Response:
+        """``POST /invoke``"""
+        async with verify_token_on_body_error(client):
+            request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
+            invoke_request = read_invoke(parse_json(await self._gateway.read_body(request)))
+        call = client.send(invoke_request, request_id=request_id, deadline_seconds=deadline_seconds)
+        return JSONResponse(write_result(await cancel_on_disconnect(request, call)))
+
+    async def batch(self, request: Request, client: Client) -> Response:
+        """``POST /invokeBatch``: all at once, answered in order; the budget all or nothing."""
+        async with verify_token_on_body_error(client):
+            deadline_seconds = read_deadline_seconds(request, self._gateway.clock)
+            items = read_batch(parse_json(await self._gateway.read_body(request)))
+        if not items:
+            await client.get_info()
+            return JSONResponse({"responses": []})
+        results = await cancel_on_disconnect(request, _invoke_batch(client, items, deadline_seconds))
+        return JSONResponse({"responses": [_write_item(item) for item in results]})
+
+
+async def _invoke_batch(
+    client: Client, items: Sequence[InvokeRequest | Fault], deadline_seconds: float
+) -> list[BatchItem]:
+    """Reserve all, ask all, give back what was not used; also where the client leaves in the middle."""
+    request_ids = await client.reserve(len(items), deadline_seconds=deadline_seconds)
+    results: dict[str, BatchItem] = {}
+
+    async def invoke_one(item: InvokeRequest | Fault, request_id: str) -> BatchItem:
+        results[request_id] = await _invoke_item(client, item, request_id, deadline_seconds)
+        return results[request_id]
+
+    try:
+        return await asyncio.gather(*(invoke_one(item, name) for item, name in zip(items, request_ids, strict=True)))
+    finally:
+        try:
+            await client.release([name for name, item in results.items() if is_uncharged(item)])
+        except (Fault, BusError) as error:
+            log.warning("What a batch did not use is given back at its deadline: %s", error.message)
+
+
+async def _invoke_item(
+    client: Client, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float
+) -> BatchItem:
+    """One item's result, or the fault that took its place, whatever went wrong."""
+    if isinstance(item, Fault):
+        return BatchItem(None, item)
+    try:
+        call = client.send(item, request_id=request_id, deadline_seconds=deadline_seconds, cancel_with_task=True)
+        return BatchItem(await call, None)
+    except Fault as fault:
+        return BatchItem(None, fault)
+    except BusError as bus_error:
+        return BatchItem(None, unreachable_fault(bus_error))
+    except Exception as error:
+        return BatchItem(None, log_defect(error, "asking one item of a batch"))
+
+
+def _write_item(item: BatchItem) -> dict[str, object]:
+    if item.result is not None:
+        return write_result(item.result)
+    assert item.fault is not None, "an item has a result or a fault"
+    return write_item_fault(item.fault)

@@ -1,0 +1,98 @@
+"""Anthropic's API over the targets of a session: ``POST /v1/messages``, also streamed.
+
+``model`` is the name of a target.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from quintain.errors import Fault
+from quintain_gateway.apis.anthropic.schemas import (
+    AnthropicErrorResponse,
+    AnthropicMessageRequest,
+    AnthropicMessageResponse,
+)
+from quintain_gateway.apis.anthropic.stream import AnthropicMessageEncoder
+from quintain_gateway.apis.anthropic.wire import parse_message_request, write_error
+from quintain_gateway.dispatch.dispatch import CallGroup, DispatchRequest
+from quintain_gateway.dispatch.response import ResponseWriter
+from quintain_gateway.http.context import context_of
+from quintain_gateway.http.endpoint import (
+    Api,
+    FleetGateway,
+    bearer_token,
+    cancel_on_disconnect,
+    method_route,
+    parse_json,
+    verify_token_on_body_error,
+)
+from quintain_gateway.http.headers import read_deadline_seconds
+from quintain_gateway.http.idempotency import read_idempotency_key
+from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
+
+MESSAGES_PATH = "/v1/messages"
+
+_FAULT_STATUSES = (400, 401, 402, 403, 405, 408, 409, 410, 413, 422, 499, 500, 502, 503, 504)
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        MESSAGES_PATH,
+        "Ask a target, as Anthropic's messages; the token may come as x-api-key",
+        token=SESSION_TOKEN,
+        request_model=AnthropicMessageRequest,
+        streams=True,
+        responses={
+            200: AnthropicMessageResponse,
+            **fault_responses(*_FAULT_STATUSES, body=AnthropicErrorResponse),
+            **fault_responses(431),
+        },
+    ),
+)
+
+
+def error_response(fault: Fault) -> Response:
+    """A fault as Anthropic's clients read it."""
+    status, body, headers = write_error(fault)
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+API = Api(error_response=error_response, request_id_header="request-id")
+
+
+class AnthropicEndpoints:
+    """The endpoint of Anthropic's API, behind any prefix. Its clients send their key as ``x-api-key``, too."""
+
+    def __init__(self, gateway: FleetGateway) -> None:
+        self._gateway = gateway
+        self.routes: list[Route] = [
+            method_route(MESSAGES_PATH, {"POST": self.messages}, API.to_endpoint, any_prefix=True)
+        ]
+
+    async def messages(self, request: Request) -> Response:
+        """``POST /v1/messages``"""
+        client = await self._gateway.session_client(request, read_token)
+        async with verify_token_on_body_error(client):
+            key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
+            parsed = parse_message_request(parse_json(await self._gateway.read_body(request)))
+        dispatch_request = DispatchRequest(
+            request=parsed.request, key=key, deadline_seconds=deadline_seconds, stream=parsed.stream
+        )
+        writer = ResponseWriter(
+            AnthropicMessageEncoder(f"msg_{key.text}", parsed.request.target or ""),
+            CallGroup(client, dispatch_request),
+            key.headers(parsed.ignored_fields),
+            context_of(request),
+            keep_alive_seconds=self._gateway.limits.keep_alive_seconds,
+        )
+        return await cancel_on_disconnect(
+            request, writer.streaming_response() if parsed.stream else writer.json_response()
+        )
+
+
+def read_token(request: Request) -> str:
+    """The session's token: Anthropic's clients send it as ``x-api-key``, or as a bearer token."""
+    return request.headers.get("x-api-key") or bearer_token(request)

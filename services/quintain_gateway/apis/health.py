@@ -1,0 +1,72 @@
+"""``GET /health/live``, ``GET /health/ready`` and ``GET /metrics``, without authentication.
+
+Live: the process answers. Ready: a request reached the metadata service through the broker, and its reply came back
+through this gateway's reply queue. The request is `GetInfo` with a well-formed token that was never issued; the
+expected reply is `Unauthorized`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from starlette.routing import Route
+
+from quintain.contracts.session import GetInfo
+from quintain.contracts.token import SessionToken
+from quintain.errors import BusError, Fault, NoAnswer, Unauthorized
+from quintain.observability.health import CHECK_TIMEOUT_SECONDS, Live, Readiness
+from quintain.observability.ops_server import HealthEndpoints
+from quintain.routes import INFO, TOKEN_HEADER
+from quintain.rpc.client import RpcClient
+from quintain_gateway.http.endpoint import Api, FleetGateway, method_route
+from quintain_gateway.http.errors import fault_response
+from quintain_gateway.http.openapi import Operation, fault_responses
+
+API = Api(error_response=fault_response)
+
+
+OPERATIONS = (
+    Operation("GET", "/health/live", "Whether the process answers", responses={200: Live, **fault_responses(431)}),
+    Operation(
+        "GET",
+        "/health/ready",
+        "Whether the fleet can be reached",
+        responses={200: Readiness, 503: Readiness, **fault_responses(431)},
+    ),
+    Operation("GET", "/metrics", "Numbers for Prometheus", responses={200: "text/plain", **fault_responses(431)}),
+)
+
+
+class GatewayHealthEndpoints:
+    """The endpoints of probes."""
+
+    def __init__(self, gateway: FleetGateway) -> None:
+        endpoints = HealthEndpoints(gateway.metrics, MetadataHealthCheck(gateway.rpc_client).check)
+        self.routes: list[Route] = [
+            method_route("/health/live", {"GET": endpoints.live}, API.to_endpoint),
+            method_route("/health/ready", {"GET": endpoints.ready}, API.to_endpoint),
+            method_route("/metrics", {"GET": endpoints.metrics}, API.to_endpoint),
+        ]
+
+
+class MetadataHealthCheck:
+    """A question to the metadata service that nobody may ask, and its refusal."""
+
+    def __init__(self, rpc_client: RpcClient) -> None:
+        self._rpc_client = rpc_client
+        self._token = SessionToken.mint().text
+
+    async def check(self) -> str | None:
+        """Whether the way through the broker to the metadata service and back is open."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
+                with contextlib.suppress(Unauthorized):
+                    await self._rpc_client.call_route(
+                        INFO, GetInfo(), {TOKEN_HEADER: self._token}, timeout_seconds=CHECK_TIMEOUT_SECONDS
+                    )
+        except (Fault, BusError, NoAnswer) as error:
+            return error.message
+        except TimeoutError:
+            return f"The broker took no question within {CHECK_TIMEOUT_SECONDS:g} s"
+        return None

@@ -1,0 +1,97 @@
+"""The targets of a session as models: ``/v1/models`` in OpenAI's format, or in Anthropic's for its clients.
+
+Both APIs use the same paths. Anthropic's clients send the header ``anthropic-version``.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from quintain_gateway.apis.anthropic import routes as anthropic
+from quintain_gateway.apis.anthropic.wire import write_anthropic_model, write_anthropic_models
+from quintain_gateway.apis.openai import routes as openai
+from quintain_gateway.apis.openai.schemas import OpenAIErrorResponse, OpenAIModel, OpenAIModelList
+from quintain_gateway.apis.openai.wire import write_model, write_models
+from quintain_gateway.http.endpoint import FleetGateway, Handler, bearer_token, method_route
+from quintain_gateway.http.errors import NotFound
+from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
+
+MODELS_PATH, MODEL_PATH = "/v1/models", "/v1/models/{model}"
+
+#: Every client of Anthropic's sends it, and nobody else does.
+ANTHROPIC_VERSION_HEADER = "anthropic-version"
+
+_COMMON_FAULT_STATUSES = (401, 405, 500, 503)
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        MODELS_PATH,
+        "The session's targets, as OpenAI's models; with anthropic-version as Anthropic's",
+        token=SESSION_TOKEN,
+        responses={
+            200: OpenAIModelList,
+            **fault_responses(*_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
+            **fault_responses(431),
+        },
+    ),
+    Operation(
+        "GET",
+        MODEL_PATH,
+        "One target as a model of OpenAI's; with anthropic-version as one of Anthropic's",
+        token=SESSION_TOKEN,
+        responses={
+            200: OpenAIModel,
+            **fault_responses(404, *_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
+            **fault_responses(431),
+        },
+    ),
+)
+
+
+def to_endpoint(handler: Handler) -> Handler:
+    """An endpoint that refuses in the words of whoever asks."""
+    for_openai, for_anthropic = openai.API.to_endpoint(handler), anthropic.API.to_endpoint(handler)
+
+    async def respond(request: Request) -> Response:
+        return await (for_anthropic if is_anthropic_client(request) else for_openai)(request)
+
+    return respond
+
+
+class ModelEndpoints:
+    """The endpoints, behind any prefix."""
+
+    def __init__(self, gateway: FleetGateway) -> None:
+        self._gateway = gateway
+        self.routes: list[Route] = [
+            method_route(MODELS_PATH, {"GET": self.list_models}, to_endpoint, any_prefix=True),
+            method_route(MODEL_PATH, {"GET": self.get_model}, to_endpoint, any_prefix=True),
+        ]
+
+    async def list_models(self, request: Request) -> Response:
+        """``GET /v1/models``"""
+        write = write_anthropic_models if is_anthropic_client(request) else write_models
+        return JSONResponse(write(await self._targets(request)))
+
+    async def get_model(self, request: Request) -> Response:
+        """``GET /v1/models/{model}``"""
+        targets = await self._targets(request)
+        name = request.path_params["model"]
+        if name not in targets:
+            raise NotFound(f"There is no such target. Available: {', '.join(targets)}")
+        write = write_anthropic_model if is_anthropic_client(request) else write_model
+        return JSONResponse(write(name))
+
+    async def _targets(self, request: Request) -> list[str]:
+        client = await self._gateway.session_client(
+            request, anthropic.read_token if is_anthropic_client(request) else bearer_token
+        )
+        return (await client.get_info()).available_targets
+
+
+def is_anthropic_client(request: Request) -> bool:
+    """Whether a client of Anthropic's asks."""
+    return ANTHROPIC_VERSION_HEADER in request.headers

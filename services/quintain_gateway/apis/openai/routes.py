@@ -1,0 +1,95 @@
+"""OpenAI's API over the targets of a session: ``POST /v1/chat/completions``, also streamed.
+
+``model`` is the name of a target. Each choice is one call of the budget; either all choices of a request are reserved
+or none. ``Idempotency-Key`` is the request id: a retry under the same key is the same call, charged once.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from quintain.errors import Fault
+from quintain_gateway.apis.openai.schemas import ChatCompletionRequest, ChatCompletionResponse, OpenAIErrorResponse
+from quintain_gateway.apis.openai.stream import ChatCompletionEncoder
+from quintain_gateway.apis.openai.wire import parse_chat_request, write_error
+from quintain_gateway.dispatch.dispatch import CallGroup, DispatchRequest
+from quintain_gateway.dispatch.response import ResponseWriter
+from quintain_gateway.http.context import context_of
+from quintain_gateway.http.endpoint import (
+    Api,
+    FleetGateway,
+    cancel_on_disconnect,
+    method_route,
+    parse_json,
+    verify_token_on_body_error,
+)
+from quintain_gateway.http.headers import read_deadline_seconds
+from quintain_gateway.http.idempotency import read_idempotency_key
+from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
+
+CHAT_COMPLETIONS_PATH = "/v1/chat/completions"
+
+_COMMON_FAULT_STATUSES = (401, 405, 500, 503)
+_CALL_FAULT_STATUSES = (400, 402, 403, 408, 409, 410, 413, 422, 499, 502, 504)
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        CHAT_COMPLETIONS_PATH,
+        "Ask a target, as OpenAI's chat completions",
+        token=SESSION_TOKEN,
+        request_model=ChatCompletionRequest,
+        streams=True,
+        responses={
+            200: ChatCompletionResponse,
+            **fault_responses(*_CALL_FAULT_STATUSES, *_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
+            **fault_responses(431),
+        },
+    ),
+)
+
+
+def error_response(fault: Fault) -> Response:
+    """A fault as OpenAI's clients read it."""
+    status, body, headers = write_error(fault)
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+API = Api(error_response=error_response)
+
+
+class OpenAIEndpoints:
+    """The endpoint of OpenAI's API, behind any prefix."""
+
+    def __init__(self, gateway: FleetGateway) -> None:
+        self._gateway = gateway
+        self.routes: list[Route] = [
+            method_route(CHAT_COMPLETIONS_PATH, {"POST": self.chat_completions}, API.to_endpoint, any_prefix=True),
+        ]
+
+    async def chat_completions(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``"""
+        client = await self._gateway.session_client(request)
+        async with verify_token_on_body_error(client):
+            key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
+            parsed = parse_chat_request(parse_json(await self._gateway.read_body(request)))
+        dispatch_request = DispatchRequest(
+            request=parsed.request,
+            key=key,
+            deadline_seconds=deadline_seconds,
+            choice_count=parsed.choice_count,
+            stream=parsed.stream,
+        )
+        model = parsed.request.target or ""
+        writer = ResponseWriter(
+            ChatCompletionEncoder(f"chatcmpl-{key.text}", model, include_usage=parsed.include_usage),
+            CallGroup(client, dispatch_request),
+            key.headers(parsed.ignored_fields),
+            context_of(request),
+            keep_alive_seconds=self._gateway.limits.keep_alive_seconds,
+        )
+        return await cancel_on_disconnect(
+            request, writer.streaming_response() if parsed.stream else writer.json_response()
+        )

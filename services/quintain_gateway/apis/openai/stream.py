@@ -1,0 +1,90 @@
+"""Encodes a chat completion as one JSON body or as server-sent events. No I/O."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintain.contracts.invoke import Result
+from quintain.errors import Fault
+from quintain_gateway.apis.openai.wire import (
+    finish_reason_of,
+    tool_calls_of,
+    write_completion,
+    write_error,
+    write_tool_call,
+    write_usage,
+)
+
+DONE_EVENT = b"data: [DONE]\n\n"
+
+#: A comment: it keeps the connection open, and no client reads it.
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+
+
+def encode_data_event(data: object) -> bytes:
+    """One event."""
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletionEncoder:
+    """One completion, whole or as events. ``model`` is the target's name: who serves it is known at the end only."""
+
+    completion_id: str
+    model: str
+    include_usage: bool = False
+    keep_alive_event: bytes = KEEP_ALIVE_COMMENT
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
+        """The answer as one body."""
+        return write_completion(self.completion_id, self.model, self.created, results)
+
+    def encode_error(self, fault: Fault) -> dict[str, Any]:
+        """A fault as a body."""
+        return write_error(fault)[1]
+
+    def stream_start(self, choice_count: int) -> bytes:
+        """Every choice begins."""
+        return b"".join(
+            self._chunk_event(choice, {"role": "assistant", "content": ""}) for choice in range(choice_count)
+        )
+
+    def stream_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
+        """A piece of a choice's text."""
+        return self._chunk_event(choice, {"content": delta})
+
+    def stream_choice_end(self, choice: int, result: Result) -> bytes:
+        """Its tool calls, where there are any, and why it ended."""
+        calls = [{"index": index, **write_tool_call(call)} for index, call in enumerate(tool_calls_of(result))]
+        tool_calls_chunk = self._chunk_event(choice, {"tool_calls": calls}) if calls else b""
+        return tool_calls_chunk + self._chunk_event(choice, {}, finish_reason_of(result))
+
+    def stream_end(self, results: Sequence[Result]) -> bytes:
+        """The usage, for a client that asked for it, and the last event."""
+        usage = write_usage(results) if self.include_usage else None
+        return (
+            DONE_EVENT
+            if usage is None
+            else encode_data_event({**self._common_fields(), "choices": [], "usage": usage}) + DONE_EVENT
+        )
+
+    def stream_error(self, fault: Fault) -> bytes:
+        """The end of a stream that has none."""
+        return encode_data_event(self.encode_error(fault))
+
+    def _chunk_event(self, choice: int, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        choice_object = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return encode_data_event({**self._common_fields(), "choices": [choice_object]})
+
+    def _common_fields(self) -> dict[str, Any]:
+        return {
+            "id": self.completion_id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+        }

@@ -1,0 +1,183 @@
+"""Converts between OpenAI's chat completions and contracts. No I/O.
+
+Fields of a request that a call cannot carry are listed in `ParsedChatRequest.ignored_fields`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage, ToolCall
+from quintain.errors import Fault
+from quintain_gateway.apis.openai.schemas import SILENTLY_IGNORED_FIELDS, ChatCompletionRequest, ChatRequestMessage
+from quintain_gateway.http.schemas import InvalidField, validate_as
+
+JsonDict = dict[str, Any]
+
+#: Why an answer ended, in OpenAI's words, by what providers say; clients know these few alone.
+FINISH_REASONS: Mapping[str, str] = {
+    "length": "length",
+    "max_tokens": "length",
+    "content_filter": "content_filter",
+    "refusal": "content_filter",
+}
+
+#: OpenAI's kinds of error, by status.
+ERROR_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    402: "insufficient_quota",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedChatRequest:
+    """One request: what to ask, how many times, and how to answer."""
+
+    request: InvokeRequest
+    choice_count: int
+    stream: bool
+    include_usage: bool
+    ignored_fields: frozenset[str]
+
+
+def parse_chat_request(value: object) -> ParsedChatRequest:
+    """A chat completion request. Raises `BadRequest`, naming the field as OpenAI does."""
+    body = validate_as(ChatCompletionRequest, value)
+    request = InvokeRequest(
+        target=body.model,
+        messages=[_parse_message(index, message) for index, message in enumerate(body.messages)],
+        settings=_parse_settings(body),
+    )
+    return ParsedChatRequest(
+        request=request,
+        choice_count=body.n or 1,
+        stream=body.stream is True,
+        include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
+        ignored_fields=frozenset(
+            body.unknown_fields(known=SILENTLY_IGNORED_FIELDS).union(
+                *(turn.unknown_fields("messages[].") for turn in body.messages)
+            )
+        ),
+    )
+
+
+def _parse_settings(body: ChatCompletionRequest) -> InvokeSettings | None:
+    settings = InvokeSettings(
+        temperature=body.temperature,
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        seed=body.seed,
+        stop=body.stop,
+        response_format=body.response_format,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+    )
+    return None if settings == InvokeSettings() else settings
+
+
+def _parse_message(index: int, message: ChatRequestMessage) -> ChatMessage:
+    content = message.refusal if message.content is None else message.content
+    if content is None and not message.tool_calls:
+        field = f"messages.{index}.content"
+        raise InvalidField(field, f"Missing required field: {field}")
+    calls = [
+        ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+        for call in message.tool_calls or []
+    ]
+    return ChatMessage(
+        # The newer models' name for it.
+        role="system" if message.role == "developer" else message.role,
+        content=content or "",
+        tool_calls=calls or None,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def write_models(targets: Sequence[str]) -> JsonDict:
+    """The list of models: the targets a session may call."""
+    return {"object": "list", "data": [write_model(target) for target in targets]}
+
+
+def write_model(target: str) -> JsonDict:
+    """One target as a model."""
+    return {"id": target, "object": "model", "created": 0, "owned_by": "quintain"}
+
+
+def write_completion(completion_id: str, model: str, created: int, results: Sequence[Result]) -> JsonDict:
+    """The whole answer, made at ``created`` (seconds since the epoch): a choice for every result."""
+    body: JsonDict = {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": results[0].model or model,
+        "choices": [
+            {
+                "index": index,
+                "message": _write_message(result),
+                "finish_reason": finish_reason_of(result),
+                "logprobs": None,
+            }
+            for index, result in enumerate(results)
+        ],
+    }
+    usage = write_usage(results)
+    return body if usage is None else {**body, "usage": usage}
+
+
+def _write_message(result: Result) -> JsonDict:
+    calls = tool_calls_of(result)
+    message: JsonDict = {"role": "assistant", "content": result.raw_text or (None if calls else ""), "refusal": None}
+    return {**message, "tool_calls": [write_tool_call(call) for call in calls]} if calls else message
+
+
+def write_tool_call(call: ToolCall) -> JsonDict:
+    """A tool call of an answer."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def tool_calls_of(result: Result) -> list[ToolCall]:
+    """What the model wants called."""
+    return [call for message in result.output for call in message.tool_calls or []]
+
+
+def finish_reason_of(result: Result) -> str:
+    """Why the answer ended, in OpenAI's words."""
+    return "tool_calls" if tool_calls_of(result) else FINISH_REASONS.get(result.finish_reason or "", "stop")
+
+
+def write_usage(results: Sequence[Result]) -> JsonDict | None:
+    """Tokens, added up over the choices; None where no target tells."""
+    usages = [result.token_usage for result in results if result.token_usage is not None]
+    if not usages:
+        return None
+    total = sum(usages, TokenUsage())
+    return {
+        "prompt_tokens": total.input,
+        "completion_tokens": total.output,
+        "total_tokens": total.input + total.output,
+        "prompt_tokens_details": {"cached_tokens": total.cached or 0},
+        "completion_tokens_details": {"reasoning_tokens": total.reasoning or 0},
+    }
+
+
+def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:
+    """A fault as OpenAI's clients read it: a status, the error object, and whether another try may help.
+
+    A spent budget is 402: clients take a 429 for a rate limit, and repeat it for ever.
+    """
+    status = 402 if fault.code == "budget_exhausted" else fault.status
+    param = "model" if fault.code in {"unknown_target", "forbidden_target"} else None
+    error = {
+        "message": fault.message,
+        "type": ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
+        "param": (fault.field or None) if isinstance(fault, InvalidField) else param,
+        "code": fault.code,
+        "charged": fault.charged,
+    }
+    headers = {"x-should-retry": "true" if fault.retryable else "false"}
+    if fault.retry_after_ms is not None:
+        headers["retry-after-ms"] = str(fault.retry_after_ms)
+    return status, {"error": error}, headers

@@ -1,0 +1,1 @@
+"""Makes the calls of a request and writes their results as a response, whole or streamed."""

@@ -1,0 +1,161 @@
+"""The calls of one HTTP request, run concurrently while its response is written.
+
+Status and headers can be sent only once. Before they are sent, `CallGroup.check_and_reserve` makes sure that the
+session may call the target and that the budget suffices. After that the connection is kept open for as long as the
+calls wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from quintain.client.client import Client
+from quintain.contracts.invoke import Chunk, InvokeRequest, Result
+from quintain.errors import BudgetExhausted, BusError, Fault, ForbiddenTarget, NoAnswer
+from quintain.rpc.server import log_defect
+from quintain_gateway.http.endpoint import unreachable_fault
+from quintain_gateway.http.idempotency import IdempotencyKey
+
+log = logging.getLogger(__name__)
+
+#: So long it is tried to give back what was reserved and not used, in seconds.
+RELEASE_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchRequest:
+    """What is asked: one call for each choice. ``stream``: the answer's pieces are wanted as they come."""
+
+    request: InvokeRequest
+    key: IdempotencyKey
+    deadline_seconds: float
+    choice_count: int = 1
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallEvent:
+    """What came of one of the calls: a piece of its answer, its result, or its fault."""
+
+    choice: int
+    payload: Chunk | Result | Fault
+
+
+class CallGroup:
+    """The calls of one request, all under way at once. Whoever begins them closes them."""
+
+    def __init__(self, client: Client, dispatch_request: DispatchRequest) -> None:
+        self._client, self._dispatch_request = client, dispatch_request
+        self._request_ids = dispatch_request.key.request_ids(dispatch_request.choice_count)
+        self._calls: list[asyncio.Task[Result]] = []
+        self._events: asyncio.Queue[CallEvent] = asyncio.Queue()
+        self._reserved_ids = set[str]()
+
+    @property
+    def choice_count(self) -> int:
+        """How many calls they are."""
+        return len(self._request_ids)
+
+    async def start(self) -> None:
+        """Ask: all of them, or, where the budget does not suffice for that, none.
+
+        Raises `BudgetExhausted`, and what else a reservation may end with.
+        """
+        if len(self._request_ids) > 1:
+            await self._reserve(self._request_ids)
+        loop = asyncio.get_running_loop()
+        self._calls = [loop.create_task(self._run_call(choice)) for choice in range(len(self._request_ids))]
+
+    async def check_and_reserve(self) -> None:
+        """Make certain, before anything is sent, that calls which still wait in a queue may be made.
+
+        Raises `BudgetExhausted`, `ForbiddenTarget`, `Unauthorized`.
+        """
+        info = await self._client.get_info()
+        target = self._dispatch_request.request.requested_target or info.target_name
+        if target not in info.available_targets:
+            raise ForbiddenTarget(f"This session may not call {target!r}")
+        pending_ids = [name for name, call in zip(self._request_ids, self._calls, strict=True) if not call.done()]
+        try:
+            await self._reserve(pending_ids)
+        except BudgetExhausted:
+            if len(self._request_ids) > 1 or info.call_count < info.max_calls:
+                raise
+            # Nobody asked for a batch: the sentence that a single call hears.
+            raise BudgetExhausted(f"Max calls exceeded (limit: {info.max_calls})") from None
+
+    async def next_event(self, timeout_seconds: float) -> CallEvent | None:
+        """What came next; None where nothing came in so many seconds."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._events.get()
+        except TimeoutError:
+            return None
+
+    async def results(self, timeout_seconds: float) -> list[Result] | None:
+        """Every choice's result; None where that takes longer. Raises the first `Fault`, without waiting for others."""
+        done, pending = await asyncio.wait(self._calls, timeout=timeout_seconds, return_when=asyncio.FIRST_EXCEPTION)
+        for call in done:
+            call.result()
+        return None if pending else [call.result() for call in self._calls]
+
+    async def close(self) -> None:
+        """Take back what still runs, and give back what was reserved and not used."""
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        if not self._reserved_ids:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_TIMEOUT_SECONDS):
+                await self._client.release(sorted(self._reserved_ids))
+        except (Fault, BusError, TimeoutError) as error:
+            log.warning("What a request reserved and did not use is given back at its deadline: %s", error)
+
+    async def _reserve(self, request_ids: list[str]) -> None:
+        if not request_ids:
+            return
+        # From here on something may be reserved, also where the client leaves before the answer comes.
+        self._reserved_ids.update(request_ids)
+        try:
+            await self._client.reserve_ids(request_ids, deadline_seconds=self._dispatch_request.deadline_seconds)
+        except Fault:
+            self._reserved_ids.clear()
+            raise
+
+    async def _run_call(self, choice: int) -> Result:
+        try:
+            result = await self._send(choice)
+        except Fault as fault:
+            if fault.charged:
+                self._reserved_ids.discard(self._request_ids[choice])
+            self._events.put_nowait(CallEvent(choice, fault))
+            raise
+        except asyncio.CancelledError:
+            self._reserved_ids.discard(self._request_ids[choice])
+            raise
+        self._reserved_ids.discard(self._request_ids[choice])
+        self._events.put_nowait(CallEvent(choice, result))
+        return result
+
+    async def _send(self, choice: int) -> Result:
+        def on_chunk(chunk: Chunk) -> None:
+            self._events.put_nowait(CallEvent(choice, chunk))
+
+        try:
+            return await self._client.send(
+                self._dispatch_request.request,
+                request_id=self._request_ids[choice],
+                deadline_seconds=self._dispatch_request.deadline_seconds,
+                on_chunk=on_chunk if self._dispatch_request.stream else None,
+                cancel_with_task=not self._dispatch_request.key.is_from_client,
+            )
+        except (BusError, NoAnswer) as bus_error:
+            raise unreachable_fault(bus_error) from None
+        except Fault:
+            raise
+        except Exception as error:
+            # Whatever went wrong, whoever waits hears of it.
+            raise log_defect(error, "asking a target") from None

@@ -1,0 +1,180 @@
+"""Writes the response of running calls in the format of an API: as one JSON body or as server-sent events.
+
+Headers are sent once it is certain that the calls may be made. If the client disconnects before the end, the calls are
+cancelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from starlette.responses import JSONResponse, Response
+
+from quintain.contracts.invoke import Chunk, Result
+from quintain.errors import Fault
+from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
+from quintain_gateway.dispatch.streaming import CallStreamingResponse, ChunkAssembler
+from quintain_gateway.http.context import RequestContext
+from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE
+
+#: What stands between a stream and whoever reads it keeps nothing back.
+NO_BUFFERING_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class ResponseEncoder(Protocol):
+    """How one API writes an answer. Everything is pure; events are bytes as they go over the wire."""
+
+    @property
+    def keep_alive_event(self) -> bytes:
+        """An event that nobody reads."""
+
+    def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
+        """The answer as one body."""
+
+    def encode_error(self, fault: Fault) -> dict[str, Any]:
+        """A fault as a body."""
+
+    def stream_start(self, choice_count: int) -> bytes:
+        """The answer begins."""
+
+    def stream_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
+        """A piece of a choice's text."""
+
+    def stream_choice_end(self, choice: int, result: Result) -> bytes:
+        """A choice is at its end; its text has been said."""
+
+    def stream_end(self, results: Sequence[Result]) -> bytes:
+        """The whole answer is at its end."""
+
+    def stream_error(self, fault: Fault) -> bytes:
+        """The answer has no end."""
+
+
+class ResponseWriter:
+    """One request's answer. ``headers`` go with it, whatever it is; a client that waits hears something every
+    ``keep_alive_seconds``."""
+
+    def __init__(
+        self,
+        encoder: ResponseEncoder,
+        calls: CallGroup,
+        headers: Mapping[str, str],
+        context: RequestContext,
+        *,
+        keep_alive_seconds: float,
+    ) -> None:
+        self._encoder, self._calls, self._headers, self._context = encoder, calls, dict(headers), context
+        self._keep_alive_seconds = keep_alive_seconds
+
+    async def json_response(self) -> Response:
+        """The whole answer, or, where it takes long, a body that begins with blank lines. Raises a `Fault`."""
+        async with self._started_calls():
+            results = await self._calls.results(self._keep_alive_seconds)
+            if results is None:
+                await self._calls.check_and_reserve()
+                return CallStreamingResponse(
+                    self._padded_json(), self._calls, self._encode_error, JSON_MEDIA_TYPE, self._headers
+                )
+        await self._calls.close()
+        return JSONResponse(
+            self._encoder.encode_response(results), headers={**self._headers, **result_headers(results)}
+        )
+
+    async def streaming_response(self) -> Response:
+        """Server-sent events, once it is certain that the calls may be made. Raises a `Fault`."""
+        async with self._started_calls():
+            first_event = await self._calls.next_event(self._keep_alive_seconds)
+            if first_event is None:
+                await self._calls.check_and_reserve()
+            elif isinstance(first_event.payload, Fault):
+                raise first_event.payload
+        known_headers = (
+            result_headers([first_event.payload])
+            if first_event is not None and isinstance(first_event.payload, Result)
+            else {}
+        )
+        headers = {**self._headers, **known_headers, **NO_BUFFERING_HEADERS}
+        return CallStreamingResponse(
+            self._encoded_events(first_event), self._calls, self._encode_stream_error, EVENT_STREAM_MEDIA_TYPE, headers
+        )
+
+    @contextlib.asynccontextmanager
+    async def _started_calls(self) -> AsyncIterator[None]:
+        """Ask; where the answer cannot even begin, whatever still runs is taken back."""
+        try:
+            await self._calls.start()
+            yield
+        except BaseException:
+            await self._calls.close()
+            raise
+
+    async def _padded_json(self) -> AsyncIterator[bytes]:
+        """Blank lines, which JSON does not mind, until the answer is there."""
+        yield b"\n"
+        try:
+            while (results := await self._calls.results(self._keep_alive_seconds)) is None:
+                yield b"\n"
+        except Fault as fault:
+            yield self._encode_error(fault)
+        else:
+            yield _json_bytes(self._encoder.encode_response(results))
+
+    async def _encoded_events(self, first_event: CallEvent | None) -> AsyncIterator[bytes]:
+        assemblers = [ChunkAssembler() for _ in range(self._calls.choice_count)]
+        results: dict[int, Result] = {}
+        yield self._encoder.stream_start(len(assemblers))
+        event = first_event
+        try:
+            while len(results) < len(assemblers):
+                yield (
+                    self._encoder.keep_alive_event
+                    if event is None
+                    else self._encode_event(assemblers[event.choice], event)
+                )
+                if event is not None and isinstance(event.payload, Result):
+                    results[event.choice] = event.payload
+                if len(results) < len(assemblers):
+                    event = await self._calls.next_event(self._keep_alive_seconds)
+        except Fault as fault:
+            yield self._encode_stream_error(fault)
+        else:
+            yield self._encoder.stream_end([results[choice] for choice in range(len(assemblers))])
+
+    def _encode_error(self, fault: Fault) -> bytes:
+        self._context.code = fault.code
+        return _json_bytes(self._encoder.encode_error(fault))
+
+    def _encode_stream_error(self, fault: Fault) -> bytes:
+        self._context.code = fault.code
+        return self._encoder.stream_error(fault)
+
+    def _encode_event(self, assembler: ChunkAssembler, event: CallEvent) -> bytes:
+        """What is written for one thing heard, often nothing. Raises the `Fault` that a call ended with."""
+        if isinstance(event.payload, Fault):
+            raise event.payload
+        is_first = not assembler.has_output
+        delta = (
+            assembler.add_chunk(event.payload) if isinstance(event.payload, Chunk) else assembler.finish(event.payload)
+        )
+        encoded_delta = self._encoder.stream_delta(event.choice, delta, is_first=is_first) if delta else b""
+        return (
+            encoded_delta
+            if isinstance(event.payload, Chunk)
+            else encoded_delta + self._encoder.stream_choice_end(event.choice, event.payload)
+        )
+
+
+def result_headers(results: Sequence[Result]) -> dict[str, str]:
+    """What the ledger and the queue say of the calls, for the answer's headers."""
+    return {
+        "x-quintain-call-count": str(max(result.call_count for result in results)),
+        "x-quintain-max-calls": str(results[0].max_calls),
+        "x-quintain-queued-ms": f"{max(result.queued_ms for result in results):.0f}",
+    }
+
+
+def _json_bytes(body: object) -> bytes:
+    return json.dumps(body).encode()

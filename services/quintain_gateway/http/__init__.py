@@ -1,0 +1,1 @@
+"""What all endpoints share: authentication, request bodies and headers, errors, limits and the OpenAPI document."""

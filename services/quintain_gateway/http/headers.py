@@ -1,0 +1,46 @@
+"""Parses the request headers of ``protocol.md`` §2: the request id (idempotency key) and the deadline. No I/O."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+
+from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
+from quintain.clock import Clock
+from quintain.contracts.strings import RequestId
+from quintain.errors import BadRequest, Expired
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER
+
+#: HTTP's own name for a request id.
+IDEMPOTENCY_KEY_HEADER = "idempotency-key"
+
+_REQUEST_ID_ADAPTER: TypeAdapter[str] = TypeAdapter(RequestId)
+
+
+def read_request_id(request: Request) -> str | None:
+    """The call's request id, where the client names it, in our header or HTTP's own. Raises `BadRequest`."""
+    value = request.headers.get(REQUEST_ID_HEADER, request.headers.get(IDEMPOTENCY_KEY_HEADER))
+    if value is None:
+        return None
+    try:
+        return _REQUEST_ID_ADAPTER.validate_python(value)
+    except ValidationError:
+        raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters") from None
+
+
+def read_deadline_seconds(request: Request, clock: Clock) -> float:
+    """Seconds until the call's deadline; the usual ones where none is named. Raises `BadRequest`, `Expired`."""
+    value = request.headers.get(DEADLINE_HEADER)
+    if value is None:
+        return DEFAULT_DEADLINE_SECONDS
+    try:
+        remaining_seconds = clock.seconds_until(float(value))
+    except ValueError:
+        remaining_seconds = math.nan
+    if not math.isfinite(remaining_seconds):
+        raise BadRequest(f"{DEADLINE_HEADER}: milliseconds since the epoch")
+    if remaining_seconds <= 0:
+        raise Expired("The deadline had passed before the request came")
+    return remaining_seconds

@@ -1,0 +1,1 @@
+"""Builds the gateway's ASGI application and serves it: TLS, connection limits, access log."""

@@ -1,0 +1,124 @@
+"""The access log: an id for each request, a log line, metrics and a span. Never logs a body or a token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quintain import logs
+from quintain.rpc.server import log_defect
+from quintain.telemetry.semconv import http_response_attributes, http_server_span
+from quintain.telemetry.spans import Span, span
+from quintain.telemetry.trace_context import TRACEPARENT_HEADER
+from quintain_gateway.http.context import RequestContext, valid_or_new_id
+from quintain_gateway.http.endpoint import HTTP_METHODS
+from quintain_gateway.http.errors import GatewayStopping, HeadersTooLarge, fault_response
+from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+#: Probes come every few seconds from every side; they are no news.
+PROBE_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
+
+
+class AccessLog:
+    """The outermost ASGI application: the APIs, with every request written down."""
+
+    def __init__(self, app: ASGIApp, limits: GatewayLimits, metrics: GatewayMetrics) -> None:
+        self._app, self._limits, self._metrics = app, limits, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        context = RequestContext(valid_or_new_id(Headers(scope=scope).get("x-request-id")))
+        method = scope["method"] if scope["method"] in HTTP_METHODS else "other"
+        scope.setdefault("state", {})["visit"] = context
+        recorder = _ResponseRecorder(send, context)
+        started_at = time.perf_counter()
+        self._metrics.in_flight.inc()
+        with self._request_span(scope, method) as request_span:
+            try:
+                await self._respond(scope, receive, recorder)
+            finally:
+                self._metrics.in_flight.dec()
+                duration_seconds = time.perf_counter() - started_at
+                self._metrics.count_request(context.route, method, recorder.status, duration_seconds)
+                _log_request(context, method, recorder.status, duration_seconds)
+                _record_on_span(request_span, context, method, recorder.status)
+
+    def _request_span(self, scope: Scope, method: str) -> AbstractContextManager[Span]:
+        """Part of the client's trace, where it has one; probes are in none."""
+        if scope["path"] in PROBE_PATHS:
+            return nullcontext(Span())
+        return span(http_server_span(method, scope["path"]), parent=Headers(scope=scope).get(TRACEPARENT_HEADER))
+
+    async def _respond(self, scope: Scope, receive: Receive, recorder: _ResponseRecorder) -> None:
+        if _header_size(scope) > self._limits.max_header_bytes:
+            fault = HeadersTooLarge(
+                f"The request's line and headers are larger than {self._limits.max_header_bytes} bytes"
+            )
+            await fault_response(fault)(scope, receive, recorder.send)
+            return
+        try:
+            await self._app(scope, receive, recorder.send)
+        except asyncio.CancelledError:
+            # The server's grace is over; nobody else cancels this task.
+            if not recorder.status:
+                recorder.context.code = GatewayStopping.code
+                await fault_response(GatewayStopping())(scope, receive, recorder.send)
+        except Exception as error:
+            response = fault_response(
+                log_defect(error, f"answering {recorder.context.route}, x-request-id {recorder.context.id}")
+            )
+            if recorder.status:
+                raise  # it has begun: all that is left is to break it off
+            await response(scope, receive, recorder.send)
+
+
+class _ResponseRecorder:
+    """The way back to the client: puts the visit's id on the answer, and sees its status."""
+
+    def __init__(self, send: Send, context: RequestContext) -> None:
+        self._send, self.context = send, context
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self.context.id
+        await self._send(message)
+
+
+def _record_on_span(request_span: Span, context: RequestContext, method: str, status: int) -> None:
+    request_span.rename(f"{method} {context.route}")
+    request_span.set_attributes(http_response_attributes(context.route, status))
+    # A refusal is the client's error, and no error of the server's span.
+    if status >= 500:
+        request_span.set_error(context.code or str(status))
+
+
+def _header_size(scope: Scope) -> int:
+    headers = sum(len(name) + len(value) for name, value in scope["headers"])
+    return headers + len(scope["raw_path"]) + len(scope["query_string"])
+
+
+def _log_request(context: RequestContext, method: str, status: int, duration_seconds: float) -> None:
+    fields = {
+        "id": context.id,
+        "method": method,
+        "route": context.route,
+        "status": status,
+        "ms": f"{duration_seconds * 1000:.0f}",
+        "session": context.session_id,
+        "code": context.code,
+    }
+    level = logging.DEBUG if context.route in PROBE_PATHS and status == 200 else logging.INFO
+    with logs.log_context(session_id=context.session_id):
+        log.log(level, "visit %s", " ".join(f"{name}={value}" for name, value in fields.items() if value != ""))

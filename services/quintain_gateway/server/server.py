@@ -1,0 +1,52 @@
+"""Serves the gateway's application with uvicorn, inside a process that owns its own signal handlers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quintain.runtime.http_server import BACKLOG, serve_uvicorn
+from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.metrics import GatewayMetrics
+from quintain_gateway.server.bind import BindAddress
+from quintain_gateway.server.connection_limits import LimitedH11Protocol, SharedConnectionState
+
+
+@contextlib.asynccontextmanager
+async def serve_app(
+    app: ASGIApp, address: BindAddress, limits: GatewayLimits, metrics: GatewayMetrics
+) -> AsyncIterator[str]:
+    """Serve the app; yields its base URL, without a slash at its end. Afterwards nothing new is taken, and what runs
+    is answered within the grace.
+
+    Raises `ConfigError` where the address may not or cannot be opened.
+    """
+    tls = address.ssl_context()
+    protocol: Any = functools.partial(LimitedH11Protocol, SharedConnectionState(limits, metrics))
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        # Neither who we are nor whom a proxy speaks for is anybody's business here.
+        server_header=False,
+        proxy_headers=False,
+        workers=1,
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=limits.max_header_bytes,
+        timeout_keep_alive=limits.idle_timeout_seconds,
+        timeout_graceful_shutdown=math.ceil(limits.grace_seconds),
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+    )
+    listener = address.open_socket()
+    async with serve_uvicorn(listener, config, "gateway"):
+        yield address.url(listener)

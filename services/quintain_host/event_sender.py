@@ -1,0 +1,189 @@
+"""Sends a run's events to the controller: numbered, batched, kept until acknowledged, and resent when lost.
+
+Items may be added from any thread; everything else runs on the host's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from quintain.bus.base import Bus, Envelope
+from quintain.contracts.remote_target import RUN_OUTPUT_TYPE, LogLine, RemoteFailure, RunItem, RunOutput, WireEvent
+from quintain.errors import BusError
+from quintain.target.ordering import Outbox
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import RUN
+
+log = logging.getLogger(__name__)
+
+#: One message carries so many items at most, or so many characters, and so many messages are under way at once.
+MAX_ITEMS_PER_MESSAGE = 128
+MAX_CHARACTERS_PER_MESSAGE = 1_000_000
+MAX_CONCURRENT_SENDS = 4
+
+#: So much may wait to be heard, in items and in characters; whoever says more waits too, so that a fast target
+#: cannot fill the memory, here or at its controller.
+MAX_UNACKNOWLEDGED_ITEMS = 10_000
+MAX_UNACKNOWLEDGED_CHARACTERS = 64_000_000
+
+#: No single event may be larger, in characters: the broker refuses a message of 16 MiB.
+MAX_EVENT_CHARACTERS = 4_000_000
+
+#: What a target is told that speaks after its run.
+RUN_OVER_MESSAGE = "Cannot emit to a closed trajectory: the run is over"
+
+
+class EventSender:
+    """One run's way out."""
+
+    def __init__(self, bus: Bus, run_id: str, run_key: str, timings: Timings = DEFAULT_TIMINGS) -> None:
+        self._bus, self._run_id, self._run_key, self._timings = bus, run_id, run_key, timings
+        self._loop = asyncio.get_running_loop()
+        # Whoever says something wakes this loop in this context, not in the target's: what the host logs then is
+        # not the target's to tell.
+        self._context = contextvars.copy_context()
+        self._outbox: Outbox[RunItem] = Outbox()
+        self._characters = 0
+        self._room_available = threading.Condition()
+        self._flush_scheduled = self._is_stopped = False
+        self._send_tasks: set[asyncio.Task[None]] = set()
+        self._acknowledged_at = self._loop.time()
+        self._all_acknowledged = asyncio.Event()
+        self._heartbeat_task = self._loop.create_task(self._send_heartbeats())
+
+    def send(
+        self,
+        kind: Literal["emit", "send", "log"],
+        *,
+        event: WireEvent | None = None,
+        line: LogLine | None = None,
+        on_numbered: Callable[[int], None] | None = None,
+    ) -> None:
+        """Take an item in, from any thread but the host's own; waits where too much is unheard.
+
+        ``on_numbered`` hears the item's number before anybody else can. Raises `RuntimeError` once the run is over, and
+        `ValueError` for an event that is too large to be sent.
+        """
+        size = event_size(event)
+        if size > MAX_EVENT_CHARACTERS:
+            raise ValueError(
+                f"{event.kind if event else kind} has {size:,} characters, and {MAX_EVENT_CHARACTERS:,} is the most "
+                "that crosses: say where it is instead"
+            )
+        with self._room_available:
+            self._room_available.wait_for(self._has_room)
+            if self._is_stopped:
+                raise RuntimeError(RUN_OVER_MESSAGE)
+            number = self._outbox.put(RunItem(seq=self._outbox.last_number + 1, what=kind, event=event, log=line))
+            self._characters += size
+            if on_numbered is not None:
+                on_numbered(number)
+            self._schedule_flush()
+
+    def send_end(self, failure: RemoteFailure | None) -> None:
+        """Say that the run is over, on the host's loop; that never waits."""
+        with self._room_available:
+            self._outbox.put(RunItem(seq=self._outbox.last_number + 1, what="end", failure=failure))
+            self._schedule_flush()
+
+    def acknowledge(self, sequence_number: int, *, resend: bool) -> None:
+        """The controller has everything up to this number; ``resend``: and misses what follows."""
+        self._acknowledged_at = self._loop.time()
+        with self._room_available:
+            self._characters -= sum(event_size(item.event) for item in self._outbox.acknowledge(sequence_number))
+            if resend:
+                self._outbox.requeue_unacknowledged()
+            self._room_available.notify_all()
+        self._flush()
+        if self._outbox.unacknowledged_count == 0:
+            self._all_acknowledged.set()
+
+    async def wait_acknowledged(self) -> None:
+        """Wait until everything said was heard."""
+        while self._outbox.unacknowledged_count:
+            self._all_acknowledged.clear()
+            await self._all_acknowledged.wait()
+
+    def stop(self) -> None:
+        """Take nothing in any more, and let those who wait for room go."""
+        with self._room_available:
+            self._is_stopped = True
+            self._room_available.notify_all()
+
+    async def close(self) -> None:
+        """Say no more."""
+        self.stop()
+        tasks = (self._heartbeat_task, *self._send_tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _has_room(self) -> bool:
+        has_space = (
+            self._outbox.unacknowledged_count < MAX_UNACKNOWLEDGED_ITEMS
+            and self._characters < MAX_UNACKNOWLEDGED_CHARACTERS
+        )
+        return has_space or self._is_stopped
+
+    def _schedule_flush(self) -> None:
+        """Have the host's loop send what there is: once, however much is said until it does. The lock is held."""
+        if not self._flush_scheduled and not self._is_stopped:
+            self._flush_scheduled = True
+            self._loop.call_soon_threadsafe(self._flush, context=self._context)
+
+    def _flush(self) -> None:
+        while len(self._send_tasks) < MAX_CONCURRENT_SENDS and (batch := self._take_batch()):
+            task = self._loop.create_task(self._publish(batch))
+            self._send_tasks.add(task)
+            task.add_done_callback(self._on_sent)
+
+    def _take_batch(self) -> list[RunItem]:
+        with self._room_available:
+            self._flush_scheduled = False
+            batch: list[RunItem] = []
+            size = 0
+            while not self._is_stopped and len(batch) < MAX_ITEMS_PER_MESSAGE and size < MAX_CHARACTERS_PER_MESSAGE:
+                item = self._outbox.take(1)
+                if not item:
+                    break
+                batch.append(item[0][1])
+                size += event_size(item[0][1].event)
+            return batch
+
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
+        self._send_tasks.discard(task)
+        if self._outbox.has_unsent:
+            self._flush()
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.host_heartbeat_seconds)
+            await self._publish([])
+            silent_seconds = self._loop.time() - self._acknowledged_at
+            if self._outbox.unacknowledged_count and silent_seconds > self._timings.host_resend_seconds:
+                with self._room_available:
+                    self._outbox.requeue_unacknowledged()
+                self._flush()
+
+    async def _publish(self, items: Sequence[RunItem]) -> None:
+        body = RunOutput(run_id=self._run_id, said=self._outbox.last_sent, items=list(items)).to_wire()
+        # Not persistent: no run survives its host, and what a broker loses is sent again.
+        envelope = Envelope(body=body, type=RUN_OUTPUT_TYPE, persistent=False)
+        try:
+            await self._bus.publish(RUN, self._run_key, envelope, timeout_seconds=self._timings.host_lost_seconds)
+        except BusError as error:
+            # It is kept, and goes again: the controller's queue may come back, or the lease ends.
+            log.warning("What a run says could not be sent yet: %s", error.message)
+
+
+def event_size(event: WireEvent | None) -> int:
+    """About how much an event holds."""
+    if event is None:
+        return 0
+    extra = sum(map(len, event.extra.values())) if event.extra else 0
+    return len(event.content or "") + len(event.request or "") + len(event.answer or "") + extra

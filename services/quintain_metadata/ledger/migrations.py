@@ -1,0 +1,104 @@
+"""The ledger's tables as numbered migrations, in SQL that SQLite and PostgreSQL share.
+
+Times are milliseconds since the epoch on the store's clock. Counters are kept forever, replies are not.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Migration N brings the schema from version N - 1 to N. Never edit one that was released: add another.
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        """CREATE TABLE session (
+            id text PRIMARY KEY,
+            token_sha256 bytea NOT NULL,
+            parent_id text REFERENCES session (id),
+            default_target text NOT NULL,
+            allowed_targets text,
+            max_calls bigint NOT NULL,
+            used bigint NOT NULL DEFAULT 0,
+            state text NOT NULL,
+            label text,
+            deadline_ms bigint NOT NULL,
+            store_replies integer NOT NULL,
+            created_at bigint NOT NULL,
+            expires_at bigint,
+            tokens_input bigint NOT NULL DEFAULT 0,
+            tokens_output bigint NOT NULL DEFAULT 0,
+            tokens_cached bigint NOT NULL DEFAULT 0,
+            tokens_reasoning bigint NOT NULL DEFAULT 0,
+            CHECK (0 <= used AND used <= max_calls)
+        )""",
+        "CREATE INDEX session_parent ON session (parent_id)",
+        """CREATE TABLE call (
+            session_id text NOT NULL REFERENCES session (id),
+            request_id text NOT NULL,
+            body_sha256 text NOT NULL,
+            target text NOT NULL,
+            state text NOT NULL,
+            attempts integer NOT NULL,
+            attempt_id text,
+            incarnation text,
+            deadline bigint NOT NULL,
+            call_count bigint NOT NULL,
+            fault text,
+            created_at bigint NOT NULL,
+            updated_at bigint NOT NULL,
+            PRIMARY KEY (session_id, request_id)
+        )""",
+        "CREATE INDEX call_by_state ON call (session_id, state)",
+        "CREATE INDEX call_running ON call (target) WHERE state = 'running'",
+        "CREATE INDEX call_unfinished ON call (deadline) WHERE state IN ('reserved', 'running')",
+        # What became of each attempt: running, proven (unbilled), unproven, or void (never to run).
+        """CREATE TABLE attempt (
+            id text PRIMARY KEY,
+            session_id text NOT NULL,
+            request_id text NOT NULL,
+            number integer NOT NULL,
+            incarnation text NOT NULL,
+            state text NOT NULL,
+            at bigint NOT NULL
+        )""",
+        "CREATE INDEX attempt_of_call ON attempt (session_id, request_id)",
+        """CREATE TABLE reply (
+            session_id text NOT NULL,
+            request_id text NOT NULL,
+            body bytea NOT NULL,
+            expires_at bigint NOT NULL,
+            PRIMARY KEY (session_id, request_id)
+        )""",
+        "CREATE INDEX reply_expiry ON reply (expires_at)",
+        "CREATE TABLE worker (incarnation text PRIMARY KEY, worker_id text NOT NULL, lease_until bigint NOT NULL)",
+        """CREATE TABLE target (
+            name text PRIMARY KEY,
+            provider text NOT NULL,
+            model text,
+            judge_target text,
+            max_concurrency integer NOT NULL,
+            registered_at bigint NOT NULL
+        )""",
+    ),
+    (
+        # When its caller took it back; and until when another delivery of it is known to wait for its answer.
+        "ALTER TABLE call ADD COLUMN cancelled_at bigint",
+        "ALTER TABLE call ADD COLUMN joined_until bigint NOT NULL DEFAULT 0",
+        "ALTER TABLE target ADD COLUMN paused_until bigint NOT NULL DEFAULT 0",
+        "CREATE INDEX call_taken_back ON call (incarnation) WHERE state = 'running' AND cancelled_at IS NOT NULL",
+    ),
+    (
+        # What the call took, where its provider said so; null otherwise, and before this migration.
+        "ALTER TABLE call ADD COLUMN tokens_input bigint",
+        "ALTER TABLE call ADD COLUMN tokens_output bigint",
+        "ALTER TABLE call ADD COLUMN tokens_cached bigint",
+    ),
+    (
+        # How far the worker is with draining, as `drains.RANKS` counts it.
+        "ALTER TABLE worker ADD COLUMN drain integer NOT NULL DEFAULT 0",
+        # Every admit counts what runs of its target, worker by worker: from the index alone.
+        "DROP INDEX call_running",
+        "CREATE INDEX call_running ON call (target, incarnation) WHERE state = 'running'",
+    ),
+)
+
+SCHEMA_VERSION: Final = len(MIGRATIONS)

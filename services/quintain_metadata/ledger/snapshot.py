@@ -1,0 +1,111 @@
+"""Reads a ledger in one snapshot, without locks or changes, while a metadata service writes to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from quintain.errors import BudgetUnavailable, ConfigError
+from quintain_metadata.ledger.base import AdvisoryLock, Row, SqlProgram, Statement, fetch_one
+from quintain_metadata.ledger.url import POSTGRES_SCHEMES, redacted_url, sqlite_path
+
+Returned = TypeVar("Returned")
+
+#: Runs one statement and returns its rows.
+Query = Callable[[Statement], Awaitable[list[Row]]]
+
+
+class Snapshot:
+    """A ledger as it stood at one moment."""
+
+    def __init__(self, query: Query, version: Callable[[], SqlProgram[int]]) -> None:
+        self._query, self._version = query, version
+
+    async def version(self) -> int:
+        """Its schema's version; 0 where there is none yet."""
+        return await self.read(self._version())
+
+    async def read(self, program: SqlProgram[Returned]) -> Returned:
+        """Run an operation that only reads."""
+        try:
+            step = next(program)
+            while True:
+                step = program.send([] if isinstance(step, AdvisoryLock) else await self._query(step))
+        except StopIteration as stop:
+            result: Returned = stop.value
+            return result
+
+
+@contextlib.asynccontextmanager
+async def open_snapshot(url: str) -> AsyncIterator[Snapshot]:
+    """The snapshot of the ledger at this URL. Raises `ConfigError`, `BudgetUnavailable`."""
+    is_postgres = url.partition(":")[0] in POSTGRES_SCHEMES
+    query_context = _postgres_query(url) if is_postgres else _sqlite_query(sqlite_path(url))
+    async with query_context as query:
+        yield Snapshot(query, _postgres_version if is_postgres else _sqlite_version)
+
+
+def _sqlite_version() -> SqlProgram[int]:
+    row = yield from fetch_one("PRAGMA user_version")
+    return 0 if row is None else int(row[0])
+
+
+def _postgres_version() -> SqlProgram[int]:
+    table = yield from fetch_one("SELECT to_regclass('ledger_version')::text")
+    if table is None or table[0] is None:
+        return 0
+    row = yield from fetch_one("SELECT max(version) FROM ledger_version")
+    return 0 if row is None else int(row[0] or 0)
+
+
+@contextlib.asynccontextmanager
+async def _sqlite_query(path: str) -> AsyncIterator[Query]:
+    apsw = importlib.import_module("apsw")
+    try:
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        # A snapshot begins with the first read, not with its transaction.
+        connection.execute("BEGIN; SELECT count(*) FROM sqlite_master")
+    except apsw.CantOpenError:
+        raise ConfigError(f"There is no ledger at {path}: name it with QUINTAIN_LEDGER_URL") from None
+    except apsw.Error as error:
+        raise ConfigError(f"{path} cannot be read as a ledger: {error}") from None
+
+    def rows(statement: Statement) -> list[Row]:
+        return list(connection.execute(statement.sql, statement.parameters))
+
+    async def query(statement: Statement) -> list[Row]:
+        try:
+            return await asyncio.to_thread(rows, statement)
+        except apsw.Error as error:
+            raise ConfigError(f"{path} cannot be read as a ledger: {error}") from None
+
+    try:
+        yield query
+    finally:
+        connection.close()
+
+
+@contextlib.asynccontextmanager
+async def _postgres_query(url: str) -> AsyncIterator[Query]:
+    asyncpg = importlib.import_module("asyncpg")
+    number_placeholders = importlib.import_module("quintain_metadata.ledger.postgres").number_placeholders
+    try:
+        connection = await asyncpg.connect(url, timeout=10)
+    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        raise BudgetUnavailable(f"No ledger answers at {redacted_url(url)} ({type(error).__name__}: {error})") from None
+
+    async def query(statement: Statement) -> list[Row]:
+        return [
+            tuple(record)
+            for record in await connection.fetch(number_placeholders(statement.sql), *statement.parameters)
+        ]
+
+    try:
+        # One snapshot for all queries, beside whatever is being written.
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            yield query
+    finally:
+        await connection.close()

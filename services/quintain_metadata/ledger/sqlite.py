@@ -1,0 +1,296 @@
+"""The ledger on SQLite: one process, one writer, WAL, ``synchronous = FULL``, group commit.
+
+Operations that wait at the same time are committed in one transaction, each under its own savepoint. No result is
+returned before the commit is on disk. A lock file keeps a second process from opening the same ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import apsw
+
+from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
+from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement, unwrap
+from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION
+
+#: A group is full with so many operations: whoever waits for it waits for all of them.
+MAX_GROUP_OPERATIONS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """Operations, and who waits for what each of them came to."""
+
+    operations: Sequence[Operation[Any]]
+    outcomes: asyncio.Future[list[Any]]
+
+    def set_outcomes(self, outcomes: list[Any]) -> None:
+        """Tell it; whoever asked may have gone, and what was decided stands."""
+        if not self.outcomes.done():
+            self.outcomes.set_result(outcomes)
+
+
+#: Runs a group in one transaction and returns what each ask's operations came to. Raises nothing.
+CommitGroup = Callable[[list[WriteBatch]], list[list[Any]]]
+
+
+class LedgerWriter(Protocol):
+    """The one writer of a file."""
+
+    def put(self, batch: WriteBatch) -> None:
+        """Run it with whatever else waits."""
+
+    async def close(self) -> None:
+        """Finish what was asked."""
+
+
+class ThreadWriter:
+    """On a thread of its own: the loop goes on while the disk is written."""
+
+    def __init__(self, commit: CommitGroup, loop: asyncio.AbstractEventLoop) -> None:
+        self._commit, self._loop = commit, loop
+        self._batches: queue.SimpleQueue[WriteBatch | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+
+    def put(self, batch: WriteBatch) -> None:
+        self._batches.put(batch)
+
+    async def close(self) -> None:
+        self._batches.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            group, is_last = self._next_group()
+            if group:
+                self._loop.call_soon_threadsafe(_set_all_outcomes, group, self._commit(group))
+
+    def _next_group(self) -> tuple[list[WriteBatch], bool]:
+        group, size = list[WriteBatch](), 0
+        batch = self._batches.get()
+        while batch is not None:
+            group.append(batch)
+            size += len(batch.operations)
+            if size >= MAX_GROUP_OPERATIONS or self._batches.empty():
+                return group, False
+            batch = self._batches.get()
+        return group, True
+
+
+class LoopWriter:
+    """On the loop, which stands still meanwhile: for a process that has nothing else to do. A thread beside a busy loop
+    waits for the interpreter's lock after every statement (decision 13)."""
+
+    def __init__(self, commit: CommitGroup, loop: asyncio.AbstractEventLoop) -> None:
+        self._commit, self._loop = commit, loop
+        self._waiting: deque[WriteBatch] = deque()
+
+    def put(self, batch: WriteBatch) -> None:
+        self._waiting.append(batch)
+        if len(self._waiting) == 1:
+            # What is made ready in the same turn of the loop is committed together.
+            self._loop.call_soon(self._commit_waiting)
+
+    async def close(self) -> None:
+        while self._waiting:
+            self._commit_waiting()
+
+    def _commit_waiting(self) -> None:
+        group, size = list[WriteBatch](), 0
+        while self._waiting and size < MAX_GROUP_OPERATIONS:
+            group.append(self._waiting.popleft())
+            size += len(group[-1].operations)
+        if group:
+            _set_all_outcomes(group, self._commit(group))
+        if self._waiting:
+            self._loop.call_soon(self._commit_waiting)
+
+
+def _set_all_outcomes(group: list[WriteBatch], outcomes: list[list[Any]]) -> None:
+    for batch, batch_outcomes in zip(group, outcomes, strict=True):
+        batch.set_outcomes(batch_outcomes)
+
+
+log = logging.getLogger(__name__)
+
+#: SQLite before this could lose WAL content when two connections reset it at once.
+MIN_SQLITE_VERSION = (3, 51, 3)
+
+
+class SqliteLedger:
+    """A ledger in one file, or in memory (``:memory:``) for tests and demos. ``make_writer`` makes who writes."""
+
+    kind = "sqlite"
+
+    def __init__(
+        self,
+        path: str,
+        loop: asyncio.AbstractEventLoop,
+        make_writer: Callable[[CommitGroup, asyncio.AbstractEventLoop], LedgerWriter] = ThreadWriter,
+    ) -> None:
+        self._loop = loop
+        self._lease_expiry_suspended_until = 0
+        self._closed = False
+        self._lock_handle = _lock_file(path)
+        try:
+            self._connection = _open_connection(path)
+        except ConfigError:
+            self._unlock()
+            raise
+        self._cursor = self._connection.cursor()
+        self._writer = make_writer(self._commit, loop)
+
+    async def transact(self, operation: Operation[Returned]) -> Returned:
+        return unwrap((await self.transact_each([operation]))[0])
+
+    async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
+        if self._closed:
+            raise BudgetUnavailable("The ledger is closed")
+        outcomes: asyncio.Future[list[Returned | Exception]] = self._loop.create_future()
+        self._writer.put(WriteBatch(operations, outcomes))
+        return await outcomes
+
+    def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
+        self._lease_expiry_suspended_until = timestamp_ms
+
+    async def now(self) -> int:
+        return _now_ms()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self._writer.close()
+        self._connection.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_handle is not None:
+            os.close(self._lock_handle)
+
+    def _commit(self, group: list[WriteBatch]) -> list[list[Any]]:
+        """One transaction for all of a group: the answers, for when it is on the disk."""
+        moment = Moment(_now_ms(), self._lease_expiry_suspended_until)
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            outcomes = [[self._run_operation(operation, moment) for operation in batch.operations] for batch in group]
+            self._connection.execute("COMMIT")
+        except apsw.Error as error:
+            # The disk or the file failed: nothing of this group happened, and everyone is told so, each by a fault
+            # of its own, because a traceback belongs to one.
+            self._roll_back()
+            message = f"The ledger cannot be written ({type(error).__name__}: {error})"
+            return [[BudgetUnavailable(message) for _ in asked.operations] for asked in group]
+        return outcomes
+
+    def _roll_back(self) -> None:
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except apsw.Error as error:
+            # The writer must live to say so to whoever asks next.
+            log.error("The ledger cannot be rolled back: %s", error)
+
+    def _run_operation(self, operation: Operation[Any], moment: Moment) -> Any:
+        """What an operation returns, or the exception that undid it."""
+        self._connection.execute("SAVEPOINT operation")
+        try:
+            outcome = self._run_program(operation(moment))
+        except apsw.ConstraintError as broken:
+            error: Exception = AssertionError(f"an operation broke the ledger's invariant: {broken}")
+        except apsw.Error:
+            raise
+        except Exception as refusal:
+            # A fault, or a defect: the operation is undone either way, the others of its group are not.
+            error = refusal
+        else:
+            self._connection.execute("RELEASE operation")
+            return outcome
+        self._connection.execute("ROLLBACK TO operation")
+        self._connection.execute("RELEASE operation")
+        return error
+
+    def _run_program(self, program: SqlProgram[Any]) -> Any:
+        try:
+            step = next(program)
+            while True:
+                # One writer: a lock has nothing to wait for.
+                step = program.send([] if isinstance(step, AdvisoryLock) else self._execute(step))
+        except StopIteration as stop:
+            return stop.value
+
+    def _execute(self, statement: Statement) -> list[Row]:
+        return list(self._cursor.execute(statement.sql, statement.parameters))
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _lock_file(path: str) -> int | None:
+    if path == ":memory:":
+        return None
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"The ledger {path} cannot be kept there ({error.strerror}): name a file in a folder that this user may "
+            "write, by QUINTAIN_LEDGER_URL"
+        ) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise LedgerInUse(
+            f"The ledger {path} is open in another process: SQLite serves one metadata service. Stop that one, or "
+            "give this one another QUINTAIN_LEDGER_URL"
+        ) from None
+    return handle
+
+
+def _open_connection(path: str) -> apsw.Connection:
+    try:
+        return _connect_and_migrate(path)
+    except apsw.Error as error:
+        raise ConfigError(
+            f"The ledger {path} cannot be opened ({type(error).__name__}: {error}): is it a ledger, and may this user "
+            "write it? QUINTAIN_LEDGER_URL names it"
+        ) from None
+
+
+def _connect_and_migrate(path: str) -> apsw.Connection:
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    if version < MIN_SQLITE_VERSION:
+        raise ConfigError(f"SQLite {apsw.sqlite_lib_version()} is too old for a ledger: upgrade apsw")
+    connection = apsw.Connection(path)
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}").fetchall()
+    (current_version,) = next(iter(connection.execute("PRAGMA user_version")))
+    if current_version > SCHEMA_VERSION:
+        connection.close()
+        raise ConfigError(
+            f"The ledger {path} has schema {current_version}, and this release knows {SCHEMA_VERSION}: upgrade "
+            "quintain, or use "
+            "another QUINTAIN_LEDGER_URL"
+        )
+    with connection:
+        for statements in MIGRATIONS[current_version:]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    return connection

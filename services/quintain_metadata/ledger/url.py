@@ -1,0 +1,43 @@
+"""Parses ``QUINTAIN_LEDGER_URL`` and removes its secrets for display, without opening a store."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from quintain.errors import ConfigError
+
+#: What names a PostgreSQL ledger; libpq knows both words.
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+
+#: A ledger that lives as long as the process that has it.
+IN_MEMORY_URL = "sqlite://"
+
+
+def sqlite_path(url: str) -> str:
+    """The path of a ``sqlite:///`` URL; ``sqlite://`` alone is a ledger in memory. Raises `ConfigError`."""
+    if url == IN_MEMORY_URL:
+        return ":memory:"
+    path = url.removeprefix("sqlite://")
+    if path == url or not path.startswith("/"):
+        raise ConfigError(
+            f"QUINTAIN_LEDGER_URL is {url.partition(':')[0]!r}: use sqlite:// and three slashes with an absolute "
+            "path, or postgresql://user:password@host/database"
+        )
+    return path
+
+
+def redacted_url(url: str) -> str:
+    """The URL without what opens the ledger: no password, no options. Raises `ConfigError` where it is no URL."""
+    if url.startswith("sqlite:"):
+        return url
+    try:
+        parts = urlsplit(url)
+        user = "" if parts.username is None else f"{parts.username}@"
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        # Its own message may show a piece of the password.
+        raise ConfigError(
+            "QUINTAIN_LEDGER_URL cannot be read: write postgresql://user:password@host:port/database, "
+            "with @, : and / of the password as %40, %3A and %2F"
+        ) from None
+    return f"{parts.scheme}://{user}{parts.hostname or ''}{port}{parts.path}"

@@ -1,0 +1,148 @@
+"""Verifies the ledger's invariants by recomputing every counter from its calls, and exports calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.message import Message
+from quintain_metadata.ledger.base import Row, SqlProgram, execute
+from quintain_metadata.rules.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata.rules.sessions import FAMILY_CTE
+
+#: How many calls one page of an export has.
+PAGE_SIZE = 1000
+
+_COUNTED_STATES = ", ".join(f"'{state}'" for state in COUNTED_STATES)
+
+#: Every session beside each of its ancestors, itself among them.
+_LINEAGE_CTE = (
+    "WITH RECURSIVE lineage (id, ancestor) AS (SELECT id, id FROM session UNION ALL"
+    " SELECT lineage.id, session.parent_id FROM lineage JOIN session ON session.id = lineage.ancestor"
+    " WHERE session.parent_id IS NOT NULL)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRule:
+    """One thing that must hold: a sentence, and the query whose every row breaks it (its subject, then facts)."""
+
+    description: str
+    query: str
+
+
+AUDIT_RULES = (
+    AuditRule(
+        "a session's counter is the number of its family's calls that count, and within its limit",
+        f"{_LINEAGE_CTE} SELECT session.id, session.used, session.max_calls, count(call.request_id) FROM session"
+        " JOIN lineage ON lineage.ancestor = session.id"
+        f" LEFT JOIN call ON call.session_id = lineage.id AND call.state IN ({_COUNTED_STATES})"
+        " GROUP BY session.id, session.used, session.max_calls"
+        " HAVING session.used <> count(call.request_id) OR session.used > session.max_calls OR session.used < 0",
+    ),
+    AuditRule(
+        "a running call is held by one of its own attempts",
+        "SELECT call.session_id, call.request_id FROM call LEFT JOIN attempt ON attempt.id = call.attempt_id"
+        " AND attempt.session_id = call.session_id AND attempt.request_id = call.request_id"
+        f" WHERE call.state = '{CallState.RUNNING}' AND attempt.id IS NULL",
+    ),
+    AuditRule(
+        "a call has as many attempts as it says",
+        "SELECT call.session_id, call.request_id, call.attempts, count(attempt.id) FROM call"
+        " LEFT JOIN attempt ON attempt.session_id = call.session_id AND attempt.request_id = call.request_id"
+        " AND attempt.state <> 'void' GROUP BY call.session_id, call.request_id, call.attempts"
+        " HAVING call.attempts <> count(attempt.id)",
+    ),
+    AuditRule(
+        "what is kept as in doubt says that it was charged",
+        "SELECT session_id, request_id FROM call"
+        f" WHERE state = '{CallState.IN_DOUBT}' AND (fault IS NULL OR fault NOT LIKE '%\"charged\":true%')",
+    ),
+    AuditRule(
+        "what was given back was proven unbilled by every attempt",
+        "SELECT DISTINCT call.session_id, call.request_id FROM call JOIN attempt"
+        " ON attempt.session_id = call.session_id AND attempt.request_id = call.request_id"
+        f" WHERE call.state = '{CallState.REFUNDED}' AND attempt.state NOT IN ('proven', 'void')",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFinding:
+    """A broken rule, and where: the row's values, its subject first."""
+
+    rule: str
+    facts: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What was looked at, and what was found."""
+
+    sessions: int
+    calls: int
+    findings: tuple[AuditFinding, ...]
+
+
+class CallRecord(Message):
+    """One call as ``calls.jsonl`` tells it. Times are milliseconds since the epoch; ``tokenUsage`` is there where the
+    provider said it."""
+
+    session_id: str
+    request_id: str
+    target: str
+    state: str
+    attempts: int
+    call_count: int
+    deadline: int
+    created_at: int
+    updated_at: int
+    token_usage: TokenUsage | None = None
+    fault_code: str | None = None
+
+
+#: The columns of a call that are told as they are, and those of what it took.
+_EXPORTED_COLUMNS = tuple(name for name in CallRecord.model_fields if name not in {"token_usage", "fault_code"})
+_TOKEN_COLUMNS = ("tokens_input", "tokens_output", "tokens_cached")
+
+
+def verify_counters() -> SqlProgram[AuditReport]:
+    """Hold every rule against the whole ledger, in one snapshot. Running calls are clean."""
+    findings: list[AuditFinding] = []
+    for rule in AUDIT_RULES:
+        rows = yield from execute(rule.query)
+        findings += [AuditFinding(rule.description, tuple(row)) for row in rows]
+    ((sessions, calls),) = yield from execute("SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM call)")
+    return AuditReport(sessions, calls, tuple(findings))
+
+
+def export_page(after: tuple[str, str], *, session_id: str | None = None) -> SqlProgram[list[CallRecord]]:
+    """The next page of calls after this (session id, request id), in that order; of one session and its descendants
+    where it is named."""
+    cte, session_filter = ("", "") if session_id is None else (FAMILY_CTE, " AND session_id IN (SELECT id FROM family)")
+    rows = yield from execute(
+        f"{cte} SELECT {', '.join((*_EXPORTED_COLUMNS, *_TOKEN_COLUMNS))}, fault FROM call"
+        f" WHERE (session_id > ? OR (session_id = ? AND request_id > ?)){session_filter}"
+        " ORDER BY session_id, request_id LIMIT ?",
+        *([] if session_id is None else [session_id]),
+        *(after[0], after[0], after[1], PAGE_SIZE),
+    )
+    return [_record_from_row(row) for row in rows]
+
+
+def _record_from_row(row: Row) -> CallRecord:
+    fields: dict[str, object] = dict(zip(_EXPORTED_COLUMNS, row, strict=False))
+    tokens_in, tokens_out, cached, fault = row[len(_EXPORTED_COLUMNS) :]
+    if tokens_in is not None:
+        fields["token_usage"] = TokenUsage(input=tokens_in, output=tokens_out, cached=cached or None)
+    return CallRecord.model_validate({**fields, "fault_code": _fault_code(fault)})
+
+
+def _fault_code(fault: str | None) -> str | None:
+    return None if fault is None else str(FaultCode.from_wire(fault).code)
+
+
+class FaultCode(Message):
+    """Of a kept fault, the code alone: its sentence may quote a provider."""
+
+    code: str

@@ -1,0 +1,321 @@
+"""Admits and settles calls. The transitions are `lifecycle`'s table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from quintain.contracts.invoke import FaultReply
+from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
+from quintain.contracts.token import SessionToken
+from quintain.errors import (
+    Cancelled,
+    Expired,
+    Fault,
+    ForbiddenTarget,
+    ProviderFailed,
+    ReplyExpired,
+    RequestConflict,
+)
+from quintain_metadata.ledger.base import Moment, SqlProgram, acquire_lock, execute, fetch_one
+from quintain_metadata.rules import call_repository, reservations, sessions
+from quintain_metadata.rules.call_repository import (
+    CallRow,
+    apply_transition,
+    is_holder_alive,
+    is_lease_valid,
+    load_reply,
+    lock_call,
+    mark_in_doubt,
+    store_reply,
+)
+from quintain_metadata.rules.lifecycle import (
+    COUNTED_STATES,
+    MAX_DEADLINE_AHEAD_MS,
+    CallState,
+    LifecycleEvent,
+    Transition,
+    TransitionEffect,
+    admit_event,
+    refund_event,
+    transition,
+)
+from quintain_metadata.rules.sessions import SessionRow
+
+
+class DeferReason(Enum):
+    """What an admit waits for."""
+
+    #: Another attempt runs the call: for its end.
+    CALL = auto()
+    #: The target is at its limit over the fleet, or paused: for a slot, or the end of the pause.
+    TARGET = auto()
+    #: The worker that asks has no lease that runs: for its heartbeat.
+    LEASE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """No answer yet, and why. ``deadline`` is the asker's own, as if it were granted now."""
+
+    session_id: str
+    request_id: str
+    target: str
+    reason: DeferReason
+    deadline: int
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether it is a duplicate of a running call."""
+        return self.reason is DeferReason.CALL
+
+
+#: A held duplicate is known to wait for this long: its worker repeats its admit every 3 s, and may miss it twice.
+DUPLICATE_WAIT_MS = 10_000
+
+
+def admit(moment: Moment, request: Admit, incarnation: str) -> SqlProgram[Admission | Deferred]:
+    """May this attempt spend? A grant, a stored answer, or `Deferred`.
+
+    Raises the `Fault` that refuses it. The order is the protocol's: the token, the body, the target, the request
+    id, what is known of the call, the deadline, the budget. A refusal ends a reservation.
+    """
+    session = yield from sessions.authenticate(moment.now, SessionToken.parse(request.token))
+    call = yield from lock_call(session.id, request.request_id)
+    if call is None or call.state is not CallState.RESERVED:
+        return (yield from _decide_admission(moment, request, incarnation, session, call))
+    try:
+        return (yield from _decide_admission(moment, request, incarnation, session, call))
+    except Fault as refusal:
+        # Returned, not raised: an exception would undo the release.
+        yield from apply_transition(moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None)
+        return Admission(attempt_id=request.attempt_id, fault=FaultReply.from_fault(refusal))
+
+
+def _decide_admission(
+    moment: Moment, request: Admit, incarnation: str, session: SessionRow, call: CallRow | None
+) -> SqlProgram[Admission | Deferred]:
+    _require_valid(request, session, call)
+    if call is None:
+        return (
+            yield from _start_attempt(
+                moment, request, incarnation, session, None, transition(CallState.NONE, LifecycleEvent.ADMITTED)
+            )
+        )
+    is_alive = yield from is_holder_alive(moment, call)
+    event = admit_event(
+        call.state,
+        call.attempts,
+        current=call.attempt_id == request.attempt_id,
+        holder_alive=is_alive,
+        past_deadline=call.deadline <= moment.now,
+        cancelled=call.is_cancelled,
+    )
+    change = transition(call.state, event)
+    match change.effect:
+        case TransitionEffect.HELD:
+            yield from _record_duplicate(moment, call)
+            return _deferred(moment, request, session, DeferReason.CALL)
+        case TransitionEffect.REPLAYED:
+            return (yield from _replay_admission(session, call, request.attempt_id))
+        case TransitionEffect.REFUSED:
+            raise Cancelled
+    if event is LifecycleEvent.LOST:
+        # Returned, not raised: an exception would undo the move to in doubt.
+        return Admission(
+            attempt_id=request.attempt_id, fault=FaultReply.from_fault((yield from mark_in_doubt(moment, call)))
+        )
+    if event is LifecycleEvent.ADMITTED_AGAIN:
+        # Others may follow a holder whose lease has lapsed: it goes on when it has renewed, if nobody did.
+        return (
+            (yield from _grant_admission(session, call))
+            if is_alive
+            else _deferred(moment, request, session, DeferReason.LEASE)
+        )
+    return (yield from _start_attempt(moment, request, incarnation, session, call, change))
+
+
+def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
+    """Raises the `Fault` of a request that may not run whatever became of its call."""
+    if request.problem is not None:
+        raise request.problem.to_fault()
+    if not session.allows(request.target):
+        raise ForbiddenTarget(f"This session may not call {request.target!r}")
+    if call is not None and call.body_sha256 not in {"", request.body_sha256}:
+        raise RequestConflict(f"Request id {request.request_id!r} was used with another body")
+
+
+def _record_duplicate(moment: Moment, call: CallRow) -> SqlProgram[None]:
+    """Another delivery waits for this call, so that nobody may cancel it for a while; unless that has been done."""
+    yield from execute(
+        "UPDATE call SET joined_until = ? WHERE session_id = ? AND request_id = ? AND cancelled_at IS NULL",
+        *(moment.now + DUPLICATE_WAIT_MS, call.session_id, call.request_id),
+    )
+
+
+def _deferred(moment: Moment, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:
+    return Deferred(
+        session.id, request.request_id, request.target, reason, _effective_deadline(moment, request, session)
+    )
+
+
+def _start_attempt(
+    moment: Moment, request: Admit, incarnation: str, session: SessionRow, call: CallRow | None, change: Transition
+) -> SqlProgram[Admission | Deferred]:
+    """Begin an attempt: the only place where a call comes to run."""
+    is_running = call is not None and call.state is CallState.RUNNING
+    if not is_running:
+        # A call that is taken over is not a new one: it was charged, and a pause does not end it.
+        sessions.require_not_paused(session)
+    deadline = call.deadline if call is not None and is_running else _effective_deadline(moment, request, session)
+    if deadline <= moment.now:
+        raise Expired("The deadline passed before a worker was free")
+    if (yield from call_repository.attempt_exists(request.attempt_id)):
+        raise Cancelled("Its worker gave this attempt up before the grant came")
+    if not (yield from is_lease_valid(moment, incarnation)):
+        return _deferred(moment, request, session, DeferReason.LEASE)
+    yield from acquire_lock("target", request.target)
+    if (yield from _is_target_blocked(moment, request.target)):
+        return _deferred(moment, request, session, DeferReason.TARGET)
+    number = (0 if call is None else call.attempts) + change.attempts
+    inserted = yield from execute(
+        "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
+        " deadline, call_count, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)"
+        " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
+        " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
+        " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
+        " fault = NULL, updated_at = excluded.updated_at WHERE call.state = ? RETURNING 1",
+        *(
+            session.id,
+            request.request_id,
+            request.body_sha256,
+            request.target,
+            change.to,
+            number,
+            request.attempt_id,
+            incarnation,
+        ),
+        *(deadline, moment.now, moment.now, CallState.NONE if call is None else call.state),
+    )
+    if not inserted:
+        # It was reserved between the look and the word: what it is now decides.
+        return (yield from admit(moment, request, incarnation))
+    # The row first, the counter last: its row is the one everybody waits for.
+    call_count = (yield from sessions.charge(session)) if change.used else session.used
+    yield from execute(
+        "UPDATE call SET call_count = ? WHERE session_id = ? AND request_id = ?",
+        call_count,
+        session.id,
+        request.request_id,
+    )
+    yield from execute(
+        "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
+        " VALUES (?, ?, ?, ?, ?, 'running', ?)",
+        *(request.attempt_id, session.id, request.request_id, number, incarnation, moment.now),
+    )
+    call_fields = (session.id, request.request_id, request.body_sha256, request.target)
+    started_call = CallRow(*call_fields, change.to, number, request.attempt_id, incarnation, deadline, call_count, None)
+    return (yield from _grant_admission(session, started_call))
+
+
+def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | None, Transition]]:
+    """Record what became of an attempt; any attempt's result counts, whoever else was told to go on."""
+    call = yield from lock_call(settlement.session_id, settlement.request_id)
+    attempt_row = yield from fetch_one("SELECT state FROM attempt WHERE id = ?", settlement.attempt_id)
+    if call is None or attempt_row is None or attempt_row[0] == "void":
+        change = Transition(CallState.NONE, effect=TransitionEffect.NOTED)
+        if settlement.outcome is AttemptOutcome.NEVER_SENT:
+            yield from call_repository.mark_attempt_void(moment, settlement)
+            # With a fault its caller was refused; without one the call goes on to another worker.
+            change = change if settlement.fault is None else (yield from reservations.release_if_reserved(moment, call))
+        return call, change
+    event = yield from _settle_event(settlement, call)
+    yield from call_repository.record_attempt_outcome(moment, settlement)
+    change = transition(call.state, event)
+    if change.effect is TransitionEffect.NOTED:
+        return call, change
+    session = yield from sessions.load_session(call.session_id)
+    assert session is not None
+    yield from apply_transition(
+        moment, session, call, change, _stored_fault(settlement, change), settlement.token_usage
+    )
+    if settlement.outcome is AttemptOutcome.RESULT and settlement.reply is not None and session.store_replies:
+        yield from store_reply(moment, call, settlement.reply)
+    if settlement.token_usage is not None:
+        yield from sessions.add_tokens(session, settlement.token_usage)
+    return call, change
+
+
+def _effective_deadline(moment: Moment, request: Admit, session: SessionRow) -> int:
+    requested = moment.now + session.deadline_ms if request.deadline is None else request.deadline
+    return min(requested, moment.now + MAX_DEADLINE_AHEAD_MS)
+
+
+def _grant_admission(session: SessionRow, call: CallRow) -> SqlProgram[Admission]:
+    assert call.attempt_id is not None, "a running call is held by an attempt"
+    attempt_key = (call.session_id, call.request_id, call.attempt_id)
+    return Admission(
+        attempt_id=call.attempt_id,
+        attempt=call.attempts,
+        deadline=call.deadline,
+        call_count=call.call_count,
+        max_calls=session.max_calls,
+        store_replies=bool(session.store_replies),
+        # A call's only attempt has no other beside it.
+        unproven=call.attempts > 1 and (yield from call_repository.has_other_unproven_attempts(*attempt_key)),
+    )
+
+
+def _replay_admission(session: SessionRow, call: CallRow, attempt_id: str) -> SqlProgram[Admission]:
+    if call.fault is not None:
+        return Admission(attempt_id=attempt_id, fault=FaultReply.from_wire(call.fault))
+    stored_reply = yield from load_reply(call)
+    if stored_reply is None:
+        raise ReplyExpired
+    return Admission(
+        attempt_id=attempt_id, replay=stored_reply, call_count=call.call_count, max_calls=session.max_calls
+    )
+
+
+def _stored_fault(settlement: Settle, change: Transition) -> str | None:
+    """The fault a call is kept with. What counts is kept with a fault that says so, whatever its worker knew."""
+    if settlement.outcome is AttemptOutcome.RESULT:
+        return None
+    fault = settlement.fault
+    if change.to in COUNTED_STATES and (fault is None or not fault.charged):
+        if fault is not None and fault.code == Cancelled.code:
+            return FaultReply.from_fault(Cancelled(fault.error, charged=True)).to_wire().decode()
+        message = "The call was not brought to its end" if fault is None else fault.error
+        fault = FaultReply.from_fault(
+            ProviderFailed(f"{message} (an earlier attempt may have been billed)", charged=True)
+        )
+    return None if fault is None else fault.to_wire().decode()
+
+
+def _settle_event(settlement: Settle, call: CallRow) -> SqlProgram[LifecycleEvent]:
+    is_current = call.attempt_id == settlement.attempt_id
+    match settlement.outcome:
+        case AttemptOutcome.RESULT:
+            return LifecycleEvent.ANSWERED
+        case AttemptOutcome.CHARGED:
+            return LifecycleEvent.CHARGED if is_current else LifecycleEvent.STALE
+        case AttemptOutcome.IN_DOUBT:
+            return LifecycleEvent.DOUBTED if is_current else LifecycleEvent.STALE
+        case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
+            has_others = yield from call_repository.has_other_unproven_attempts(
+                settlement.session_id, settlement.request_id, settlement.attempt_id
+            )
+            return refund_event(current=is_current, others_unproven=has_others)
+
+
+def _is_target_blocked(moment: Moment, target: str) -> SqlProgram[bool]:
+    """Whether the target is paused, or its calls in flight, over all living workers, have reached its limit."""
+    row = yield from fetch_one(
+        "SELECT target.paused_until > ? OR target.max_concurrency <= (SELECT count(*) FROM call"
+        " WHERE call.target = target.name AND call.state = 'running'"
+        " AND incarnation IN (SELECT incarnation FROM worker WHERE lease_until > ?)) FROM target WHERE name = ?",
+        moment.now,
+        moment.lease_expiry_cutoff,
+        target,
+    )
+    return row is not None and bool(row[0])

@@ -1,0 +1,183 @@
+"""Workers' leases: registration, renewal, drain requests, and the sweep that ends overdue calls."""
+
+from __future__ import annotations
+
+from quintain.contracts.admin import RegisteredWorker, WorkerList
+from quintain.contracts.ledger import CallKey, DrainState, Heartbeat, LeaseRenewed, Register
+from quintain.contracts.strings import shorten
+from quintain.errors import BadRequest
+from quintain.timings import DEFAULT_TIMINGS
+from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.rules import call_repository, sessions
+from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
+from quintain_metadata.rules.targets import extend_pause, paused_targets
+
+#: How the ledger counts a worker's drain: the higher number stands, whatever comes late.
+DRAIN_RANKS = {drain: rank for rank, drain in enumerate(DrainState)}
+
+_DRAINS_BY_RANK = tuple(DrainState)
+
+
+def drain_from_rank(rank: int) -> DrainState:
+    """What the ledger's number says."""
+    return _DRAINS_BY_RANK[rank]
+
+
+def list_workers(now: int) -> SqlProgram[WorkerList]:
+    """Every worker that lives, and those that were asked to drain; sorted."""
+    running_rows = yield from execute(
+        "SELECT incarnation, count(*) FROM call WHERE state = 'running' GROUP BY incarnation"
+    )
+    running_by_incarnation = {row[0]: row[1] for row in running_rows}
+    rows = yield from execute(
+        "SELECT worker_id, incarnation, lease_until, drain FROM worker WHERE lease_until > ? OR drain >= ?"
+        " ORDER BY worker_id, incarnation",
+        *(now, DRAIN_RANKS[DrainState.REQUESTED]),
+    )
+    workers = [
+        RegisteredWorker(
+            worker_id=worker_id,
+            incarnation=incarnation,
+            lease_until=lease_until,
+            drain=drain_from_rank(rank),
+            running=running_by_incarnation.get(incarnation, 0),
+        )
+        for worker_id, incarnation, lease_until, rank in rows
+    ]
+    return WorkerList(workers=workers, now=now)
+
+
+def request_drain(now: int, worker_id: str) -> SqlProgram[WorkerList]:
+    """Ask every living process of this id to drain; returns these. Asked again, it says how far they are.
+
+    Raises `BadRequest` where there is none, or none that drains when it is asked.
+    """
+    live_workers = [worker for worker in (yield from list_workers(now)).workers if worker.lease_until > now]
+    matching = [one for one in live_workers if one.worker_id == worker_id]
+    if not matching:
+        raise BadRequest(_unknown_worker_message(worker_id, live_workers))
+    if all(one.drain is DrainState.UNSUPPORTED for one in matching):
+        raise BadRequest(
+            f"Worker {shorten(worker_id)!r} does not drain when it is asked: it is a part of `quintain up` or "
+            "`quintain "
+            "run`, or of an older release; stop that command, or its process, itself"
+        )
+    yield from execute(
+        "UPDATE worker SET drain = ? WHERE worker_id = ? AND lease_until > ? AND drain = ?",
+        *(DRAIN_RANKS[DrainState.REQUESTED], worker_id, now, DRAIN_RANKS[DrainState.SUPPORTED]),
+    )
+    draining_incarnations = {one.incarnation for one in matching if one.drain is not DrainState.UNSUPPORTED}
+    workers = [one for one in (yield from list_workers(now)).workers if one.incarnation in draining_incarnations]
+    return WorkerList(workers=workers, now=now)
+
+
+def _unknown_worker_message(worker_id: str, live_workers: list[RegisteredWorker]) -> str:
+    ids = dict.fromkeys(worker.worker_id for worker in live_workers if worker.drain is not DrainState.DRAINED)
+    hint = f"there are {', '.join(map(shorten, ids))}" if ids else "none lives: start one with `quintain serve worker`"
+    return f"No worker {shorten(worker_id)!r} lives; {hint}"
+
+
+#: How many calls one sweep moves at most, so that it never holds the writer for long.
+MAX_SWEPT_CALLS = 500
+
+#: A worker whose lease lapsed this long ago is forgotten: no call of its can still be running.
+WORKER_RETENTION_MS = 24 * 60 * 60_000
+
+
+#: How many cancelled calls one heartbeat names at most; the others come with the next.
+MAX_CANCELLED_PER_HEARTBEAT = 500
+
+
+def register_worker(
+    now: int, registration: Register, lease_ms: int = DEFAULT_TIMINGS.lease_ms
+) -> SqlProgram[LeaseRenewed]:
+    """Begin a worker's lease of so many milliseconds, and know its targets from now on. Where its id is its alone, the
+    leases of before end."""
+    for target in registration.targets:
+        yield from execute(
+            "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET provider = excluded.provider,"
+            " model = excluded.model, judge_target = excluded.judge_target,"
+            " max_concurrency = excluded.max_concurrency, registered_at = excluded.registered_at",
+            *(target.name, target.provider, target.model, target.judge_target, target.max_concurrency, now),
+        )
+    if registration.sole:
+        # A lease that ended so long ago has lapsed in anybody's eyes, even while nobody's is taken for lapsed.
+        yield from execute(
+            "UPDATE worker SET lease_until = 0 WHERE worker_id = ? AND incarnation <> ?",
+            registration.worker_id,
+            registration.incarnation,
+        )
+    beat = Heartbeat(worker_id=registration.worker_id, incarnation=registration.incarnation, drain=registration.drain)
+    return (yield from renew_lease(now, beat, lease_ms))
+
+
+def renew_lease(now: int, heartbeat: Heartbeat, lease_ms: int = DEFAULT_TIMINGS.lease_ms) -> SqlProgram[LeaseRenewed]:
+    """Renew a worker's lease and pause the targets it says; it is told what is paused, which of its calls their callers
+    have cancelled, and whether it is to drain. A worker this ledger does not know is told so, and registers again."""
+    for target, duration_ms in sorted((heartbeat.pauses or {}).items()):
+        yield from extend_pause(now, target, duration_ms)
+    known = yield from fetch_one("SELECT 1 FROM worker WHERE incarnation = ?", heartbeat.incarnation)
+    row = yield from fetch_one(
+        "INSERT INTO worker (incarnation, worker_id, lease_until, drain) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until,"
+        " drain = CASE WHEN worker.drain > excluded.drain THEN worker.drain ELSE excluded.drain END RETURNING drain",
+        *(
+            heartbeat.incarnation,
+            heartbeat.worker_id,
+            now + lease_ms,
+            DRAIN_RANKS[heartbeat.drain or DrainState.UNSUPPORTED],
+        ),
+    )
+    assert row is not None
+    return LeaseRenewed(
+        now=now,
+        known=known is not None,
+        paused=(yield from paused_targets(now)) or None,
+        taken_back=(yield from _cancelled_calls(heartbeat.incarnation)) or None,
+        drain=drain_from_rank(row[0]) is DrainState.REQUESTED or None,
+    )
+
+
+def _cancelled_calls(incarnation: str) -> SqlProgram[list[CallKey]]:
+    rows = yield from execute(
+        "SELECT session_id, request_id FROM call WHERE incarnation = ? AND state = 'running'"
+        " AND cancelled_at IS NOT NULL ORDER BY cancelled_at, session_id, request_id LIMIT ?",
+        *(incarnation, MAX_CANCELLED_PER_HEARTBEAT),
+    )
+    return [CallKey(session_id=row[0], request_id=row[1]) for row in rows]
+
+
+def sweep(moment: Moment) -> SqlProgram[int]:
+    """End what time has ended; returns how many calls it moved.
+
+    A reservation past its deadline is given back: it provably reached no provider. A running call past its
+    deadline is in doubt once its holder's lease has lapsed: nothing that may have reached a provider is
+    refunded by a clock.
+    """
+    overdue = yield from execute(
+        "SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
+        " WHERE call.state IN ('reserved', 'running') AND call.deadline <= ?"
+        " AND (call.state = 'reserved' OR worker.lease_until IS NULL OR worker.lease_until <= ?) LIMIT ?",
+        *(moment.now, moment.lease_expiry_cutoff, MAX_SWEPT_CALLS),
+    )
+    for session_id, request_id in overdue:
+        yield from _end_overdue(moment, session_id, request_id)
+    yield from execute("DELETE FROM reply WHERE expires_at <= ?", moment.now)
+    yield from execute("DELETE FROM worker WHERE lease_until <= ?", moment.now - WORKER_RETENTION_MS)
+    return len(overdue)
+
+
+def _end_overdue(moment: Moment, session_id: str, request_id: str) -> SqlProgram[None]:
+    """End a call that was found overdue, where it still is: somebody may have come between."""
+    call = yield from call_repository.lock_call(session_id, request_id)
+    if call is None or call.deadline > moment.now:
+        return
+    if call.state is CallState.RESERVED:
+        session = yield from sessions.load_session(session_id)
+        assert session is not None
+        yield from call_repository.apply_transition(
+            moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None
+        )
+    elif call.state is CallState.RUNNING and not (yield from call_repository.is_holder_alive(moment, call)):
+        yield from call_repository.mark_in_doubt(moment, call)

@@ -1,0 +1,77 @@
+"""Reserves calls, all or none, and releases reservations whose calls have not started."""
+
+from __future__ import annotations
+
+from quintain.errors import BudgetExhausted
+from quintain_metadata.ledger.base import Moment, SqlProgram, execute
+from quintain_metadata.rules import sessions
+from quintain_metadata.rules.call_repository import CallRow, apply_transition, load_call, lock_reservations
+from quintain_metadata.rules.lifecycle import (
+    MAX_DEADLINE_AHEAD_MS,
+    CallState,
+    LifecycleEvent,
+    Transition,
+    TransitionEffect,
+    transition,
+)
+from quintain_metadata.rules.sessions import SessionRow
+
+
+def reserve(now: int, session: SessionRow, request_ids: list[str], deadline: int) -> SqlProgram[int]:
+    """Reserve all or none; ids already known cost nothing. Raises `BudgetExhausted`."""
+    sessions.require_not_paused(session)
+    deadline = min(max(0, deadline), now + MAX_DEADLINE_AHEAD_MS)
+    created = 0
+    for request_id in sorted(set(request_ids)):
+        inserted = yield from execute(
+            "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count,"
+            " created_at, updated_at) VALUES (?, ?, '', '', 'reserved', 0, ?, 0, ?, ?)"
+            " ON CONFLICT (session_id, request_id) DO NOTHING RETURNING 1",
+            *(session.id, request_id, deadline, now, now),
+        )
+        created += len(inserted)
+    try:
+        # The rows first, the counter last: its row is the one everybody waits for.
+        yield from sessions.charge(session, created)
+    except BudgetExhausted:
+        narrowest = min(session.lineage, key=lambda session_row: session_row.max_calls - session_row.used)
+        raise BudgetExhausted(
+            f"Batch would exceed max calls (current: {narrowest.used}, batch: {len(request_ids)}, "
+            f"limit: {narrowest.max_calls})"
+        ) from None
+    return created
+
+
+def release(moment: Moment, session: SessionRow, request_ids: list[str]) -> SqlProgram[int]:
+    """Give back those that are still only reserved; returns how many."""
+    yield from lock_reservations(session.id)
+    released_count = 0
+    for request_id in sorted(set(request_ids)):
+        call = yield from load_call(session.id, request_id)
+        if call is not None and call.state is CallState.RESERVED:
+            yield from apply_transition(moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None)
+            released_count += 1
+    return released_count
+
+
+def release_all(moment: Moment, session: SessionRow) -> SqlProgram[int]:
+    """Give back every reservation of a session and its descendants: it is being closed."""
+    released_count = 0
+    for (session_id,) in (yield from execute(f"{sessions.FAMILY_CTE} SELECT id FROM family ORDER BY id", session.id)):
+        yield from lock_reservations(session_id)
+        rows = yield from execute("SELECT request_id FROM call WHERE session_id = ? AND state = 'reserved'", session_id)
+        for (request_id,) in rows:
+            yield from release_if_reserved(moment, (yield from load_call(session_id, request_id)))
+        released_count += len(rows)
+    return released_count
+
+
+def release_if_reserved(moment: Moment, call: CallRow | None) -> SqlProgram[Transition]:
+    """End a call that is still only reserved; another one is left as it is."""
+    if call is None or call.state is not CallState.RESERVED:
+        return Transition(CallState.NONE if call is None else call.state, effect=TransitionEffect.NOTED)
+    session = yield from sessions.load_session(call.session_id)
+    assert session is not None
+    change = transition(call.state, LifecycleEvent.RELEASED)
+    yield from apply_transition(moment, session, call, change, None)
+    return change

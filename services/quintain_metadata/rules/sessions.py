@@ -1,0 +1,304 @@
+"""Opens, authenticates, amends, lists and charges sessions."""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import json
+from dataclasses import dataclass
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.session import (
+    DEFAULT_MAX_CALLS,
+    AmendSession,
+    Info,
+    ListSessions,
+    OpenSession,
+    SessionList,
+    SessionOpened,
+    SessionState,
+)
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, BudgetExhausted, ForbiddenTarget, Overloaded, Unauthorized
+from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
+from quintain_metadata.rules.lifecycle import CallState
+
+DEFAULT_DEADLINE_MS = 600_000
+PAGE_SIZE = 100
+
+#: A whole number larger than this is no number to every reader of JSON.
+MAX_SAFE_INTEGER = 2**53 - 1
+
+#: A session lives this long at most, where its life is bounded at all: a hundred years, in seconds.
+MAX_LIFETIME_SECONDS = 100 * 366 * 24 * 3600
+
+#: One call's tokens of a kind are counted up to this.
+MAX_TOKENS_PER_CALL = 10**12
+
+#: Begins a query over a session (its one parameter) and all its descendants.
+FAMILY_CTE = (
+    "WITH RECURSIVE family (id) AS (SELECT CAST(? AS text) UNION ALL"
+    " SELECT child.id FROM session child JOIN family ON child.parent_id = family.id)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A row of ``session``, and its ancestors', nearest first."""
+
+    id: str
+    token_sha256: bytes
+    parent_id: str | None
+    default_target: str
+    allowed_targets: str | None
+    max_calls: int
+    used: int
+    state: str
+    label: str | None
+    deadline_ms: int
+    store_replies: int
+    created_at: int
+    expires_at: int | None
+    tokens_input: int
+    tokens_output: int
+    tokens_cached: int
+    tokens_reasoning: int
+    ancestors: tuple[SessionRow, ...] = ()
+
+    @property
+    def lineage(self) -> tuple[SessionRow, ...]:
+        """The session and its ancestors: all are charged, and all must be open."""
+        return (self, *self.ancestors)
+
+    def allows(self, target: str) -> bool:
+        """Whether it may call this target."""
+        return self.allowed_targets is None or target in json.loads(self.allowed_targets)
+
+    def is_usable(self, now: int) -> bool:
+        """Whether its token still opens anything."""
+        return all(
+            member.state != SessionState.CLOSED and (member.expires_at is None or member.expires_at > now)
+            for member in self.lineage
+        )
+
+
+_SESSION_COLUMNS = ", ".join(field.name for field in dataclasses.fields(SessionRow) if field.name != "ancestors")
+
+
+def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
+    """A session with its ancestors, or None."""
+    row = yield from fetch_one(f"SELECT {_SESSION_COLUMNS} FROM session WHERE id = ?", session_id)
+    if row is None:
+        return None
+    session = SessionRow(*row)
+    if session.parent_id is None:
+        return session
+    parent = yield from load_session(session.parent_id)
+    assert parent is not None, "a parent is never deleted"
+    return dataclasses.replace(session, ancestors=parent.lineage)
+
+
+def authenticate(now: int, token: SessionToken) -> SqlProgram[SessionRow]:
+    """The session this token opens. Raises `Unauthorized`, the same for every reason."""
+    session = yield from load_session(token.id)
+    # The comparison runs for unknown ids too, so that its time says nothing.
+    expected_sha256 = session.token_sha256 if session is not None else bytes(32)
+    if not hmac.compare_digest(token.sha256, bytes(expected_sha256)) or session is None or not session.is_usable(now):
+        raise Unauthorized
+    return session
+
+
+def require_not_paused(session: SessionRow) -> None:
+    """Raises `Overloaded` while the session or an ancestor is paused: new calls wait for its operator."""
+    if any(member.state == SessionState.PAUSED for member in session.lineage):
+        raise Overloaded("This session is paused by its operator", retry_after_ms=10_000)
+
+
+def open_session(
+    now: int, request: OpenSession, token: SessionToken, parent: SessionRow | None
+) -> SqlProgram[SessionOpened]:
+    """Open a session, or a child that narrows its parent. Raises `BadRequest`, `ForbiddenTarget`."""
+    max_calls, allowed, expires_at = _resolve_limits(now, request, parent)
+    deadline_ms = DEFAULT_DEADLINE_MS if request.deadline_seconds is None else int(request.deadline_seconds * 1000)
+    store_replies = request.store_replies is not False and (parent is None or bool(parent.store_replies))
+    yield from execute(
+        "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
+        " deadline_ms, store_replies, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?)",
+        token.id,
+        token.sha256,
+        parent.id if parent else None,
+        request.default_target,
+        None if allowed is None else json.dumps(sorted(set(allowed))),
+        max_calls,
+        request.label,
+        deadline_ms,
+        int(store_replies),
+        now,
+        expires_at,
+    )
+    return SessionOpened(session_id=token.id, token=token.text, parent_id=parent.id if parent else None)
+
+
+def _resolve_limits(
+    now: int, request: OpenSession, parent: SessionRow | None
+) -> tuple[int, list[str] | None, int | None]:
+    expires_at = None if request.expires_in_seconds is None else now + _lifetime_ms(request.expires_in_seconds)
+    _require_valid_max_calls(request.max_calls)
+    allowed = request.allowed_targets
+    if allowed is not None and request.default_target not in allowed:
+        raise BadRequest("defaultTarget: it is not among allowedTargets")
+    if parent is None:
+        return DEFAULT_MAX_CALLS if request.max_calls is None else request.max_calls, allowed, expires_at
+    if request.max_calls is not None and request.max_calls > parent.max_calls:
+        raise BadRequest(f"maxCalls: a child may only narrow its parent's {parent.max_calls}")
+    for target in (request.default_target, *(allowed or ())):
+        if not parent.allows(target):
+            raise ForbiddenTarget(f"This session may not call {target!r}, and so may no child of it")
+    if allowed is None and parent.allowed_targets is not None:
+        allowed = json.loads(parent.allowed_targets)
+    # A child never outlives its parent: the parent's expiry is checked with its own.
+    return (
+        min(DEFAULT_MAX_CALLS, parent.max_calls) if request.max_calls is None else request.max_calls,
+        allowed,
+        expires_at,
+    )
+
+
+def _require_valid_max_calls(max_calls: int | None) -> None:
+    if max_calls is not None and max_calls > MAX_SAFE_INTEGER:
+        raise BadRequest(f"maxCalls: at most {MAX_SAFE_INTEGER}")
+
+
+def _lifetime_ms(seconds: float) -> int:
+    if seconds > MAX_LIFETIME_SECONDS:
+        raise BadRequest(f"expiresInSeconds: at most {MAX_LIFETIME_SECONDS}")
+    return int(seconds * 1000)
+
+
+def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
+    """Count calls against the session and all its ancestors; returns the session's own count.
+
+    Raises `BudgetExhausted`, which undoes the operation: never check first and charge then.
+    """
+    own_count = 0
+    for payer in session.lineage:
+        row = yield from fetch_one(
+            "UPDATE session SET used = used + ? WHERE id = ? AND used + ? <= max_calls RETURNING used",
+            calls,
+            payer.id,
+            calls,
+        )
+        if row is None:
+            raise BudgetExhausted(f"Max calls exceeded (limit: {payer.max_calls})")
+        own_count = row[0] if payer is session else own_count
+    return own_count
+
+
+def refund(session: SessionRow, calls: int = 1) -> SqlProgram[None]:
+    """Take calls off the session and all its ancestors."""
+    for payer in session.lineage:
+        yield from execute("UPDATE session SET used = used - ? WHERE id = ?", calls, payer.id)
+
+
+def add_tokens(session: SessionRow, usage: TokenUsage) -> SqlProgram[None]:
+    """Add up the tokens of a call."""
+    counts = (usage.input, usage.output, usage.cached or 0, usage.reasoning or 0)
+    for payer in session.lineage:
+        yield from execute(
+            "UPDATE session SET tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
+            " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
+            *map(clamp_token_count, counts),
+            payer.id,
+        )
+
+
+def clamp_token_count(tokens: int) -> int:
+    """A provider's count; one that cannot be true costs nobody the call's settlement."""
+    return min(max(0, tokens), MAX_TOKENS_PER_CALL)
+
+
+def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
+    """Change a session's limit or state. Usage is never reset; a limit below it becomes it."""
+    session = yield from require_session(request.session_id)
+    _require_valid_max_calls(request.max_calls)
+    if request.max_calls is not None:
+        yield from execute(
+            "UPDATE session SET max_calls = CASE WHEN used > ? THEN used ELSE ? END WHERE id = ?",
+            request.max_calls,
+            request.max_calls,
+            session.id,
+        )
+    if request.state is not None and session.state != SessionState.CLOSED:
+        yield from execute("UPDATE session SET state = ? WHERE id = ?", request.state, session.id)
+    return (yield from info_by_id(now, session.id))
+
+
+def info_by_id(now: int, session_id: str) -> SqlProgram[Info]:
+    """A session as its info. Raises `BadRequest` where there is none."""
+    session = yield from require_session(session_id)
+    return (yield from session_info(now, session))
+
+
+def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
+    """A session and its counters, its descendants' calls included."""
+    counts = yield from execute(
+        f"{FAMILY_CTE} SELECT state, count(*) FROM call JOIN family ON session_id = family.id GROUP BY state",
+        session.id,
+    )
+    by_state = {row[0]: row[1] for row in counts}
+    targets = yield from execute("SELECT name FROM target ORDER BY name")
+    return Info(
+        session_id=session.id,
+        target_name=session.default_target,
+        max_calls=session.max_calls,
+        call_count=session.used,
+        available_targets=[row[0] for row in targets if session.allows(row[0])],
+        reserved=by_state.get(CallState.RESERVED, 0),
+        running=by_state.get(CallState.RUNNING, 0),
+        committed=by_state.get(CallState.COMMITTED, 0),
+        refunded=by_state.get(CallState.REFUNDED, 0),
+        in_doubt=by_state.get(CallState.IN_DOUBT, 0),
+        token_usage=TokenUsage(
+            input=session.tokens_input,
+            output=session.tokens_output,
+            cached=session.tokens_cached or None,
+            reasoning=session.tokens_reasoning or None,
+        ),
+        expires_at=session.expires_at,
+        state=SessionState(session.state),
+        label=session.label,
+        parent_id=session.parent_id,
+        now=now,
+    )
+
+
+def list_page(now: int, request: ListSessions) -> SqlProgram[SessionList]:
+    """One page of sessions, newest first; the cursor is the last one's ``created_at.id``."""
+    created_before, _, last_id = (request.cursor or "").partition(".")
+    if request.cursor and not (created_before.isdecimal() and len(created_before) < 18):
+        raise BadRequest("cursor: take it from the page before")
+    rows = yield from execute(
+        "SELECT id, created_at FROM session WHERE (created_at < ? OR (created_at = ? AND id < ?))"
+        " AND (CAST(? AS text) IS NULL OR state = ?) ORDER BY created_at DESC, id DESC LIMIT ?",
+        int(created_before) if created_before else now + 1,
+        int(created_before) if created_before else now + 1,
+        last_id,
+        request.state,
+        request.state,
+        PAGE_SIZE + 1,
+    )
+    sessions: list[Info] = []
+    for row in rows[:PAGE_SIZE]:
+        sessions.append((yield from info_by_id(now, row[0])))  # noqa: PERF401 -- a step cannot be taken in a comprehension
+    has_more = len(rows) > PAGE_SIZE
+    return SessionList(
+        sessions=sessions, cursor=f"{rows[PAGE_SIZE - 1][1]}.{rows[PAGE_SIZE - 1][0]}" if has_more else None
+    )
+
+
+def require_session(session_id: str) -> SqlProgram[SessionRow]:
+    """The session of this id. Raises `BadRequest` where there is none."""
+    session = yield from load_session(session_id)
+    if session is None:
+        raise BadRequest(f"sessionId: there is no session {session_id!r}; `quintain session list` shows them")
+    return session

@@ -1,0 +1,101 @@
+"""Registered targets: their names, limits, running calls and pauses, for operators and for heartbeats."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from quintain.contracts.admin import (
+    MAX_PAUSE_SECONDS,
+    PauseTarget,
+    ResumeTarget,
+    TargetPause,
+)
+from quintain.contracts.discovery import RegisteredTarget, TargetList
+from quintain.contracts.strings import shorten
+from quintain.errors import UnknownTarget
+from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """The target a request is for, the spelling it was named by, and what is known."""
+
+    target: str
+    field_name: str
+    is_registered: bool
+    available_targets: list[str]
+
+
+def unknown_target(route: RouteRequest) -> UnknownTarget:
+    """The fault that names what there is, worded as the caller spelled it (AgentV's sentence)."""
+    return UnknownTarget(
+        f"Unknown {route.field_name} '{shorten(route.target)}'. Available: {', '.join(route.available_targets)}",
+        available_targets=route.available_targets,
+    )
+
+
+MAX_PAUSE_MS = MAX_PAUSE_SECONDS * 1000
+
+
+def extend_pause(now: int, target: str, duration_ms: int) -> SqlProgram[int | None]:
+    """Nobody calls this target for so long from now, a day at most; a pause is never made shorter. Returns until
+    when, or None where no such target is registered."""
+    paused_until = now + min(duration_ms, MAX_PAUSE_MS)
+    row = yield from fetch_one(
+        "UPDATE target SET paused_until = CASE WHEN paused_until > ? THEN paused_until ELSE ? END WHERE name = ?"
+        " RETURNING paused_until",
+        *(paused_until, paused_until, target),
+    )
+    return None if row is None else row[0]
+
+
+def paused_targets(now: int) -> SqlProgram[dict[str, int]]:
+    rows = yield from execute("SELECT name, paused_until FROM target WHERE paused_until > ? ORDER BY name", now)
+    return {row[0]: row[1] for row in rows}
+
+
+def list_targets(now: int) -> SqlProgram[TargetList]:
+    """Every registered target, sorted."""
+    running_rows = yield from execute("SELECT target, count(*) FROM call WHERE state = 'running' GROUP BY target")
+    running_by_target = {row[0]: row[1] for row in running_rows}
+    rows = yield from execute("SELECT name, provider, model, max_concurrency, paused_until FROM target ORDER BY name")
+    targets = [
+        RegisteredTarget(
+            name=name,
+            provider=provider,
+            model=model,
+            max_concurrency=max_concurrency,
+            running=running_by_target.get(name, 0),
+            paused_until=paused_until if paused_until > now else None,
+        )
+        for name, provider, model, max_concurrency, paused_until in rows
+    ]
+    return TargetList(targets=targets, now=now)
+
+
+def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:
+    """Pause a target: of its provider's pause and the operator's the later end counts. Raises `UnknownTarget`."""
+    paused_until = yield from extend_pause(now, request.target, math.ceil(request.for_seconds * 1000))
+    if paused_until is None:
+        raise (yield from _unknown_target_fault(request.target))
+    return TargetPause(target=request.target, paused_until=paused_until, now=now)
+
+
+def resume_target(now: int, request: ResumeTarget) -> SqlProgram[TargetPause]:
+    """End a target's pause, its provider's too: one that still wants it says so again. Raises `UnknownTarget`."""
+    if (yield from fetch_one("UPDATE target SET paused_until = 0 WHERE name = ? RETURNING 1", request.target)) is None:
+        raise (yield from _unknown_target_fault(request.target))
+    return TargetPause(target=request.target, now=now)
+
+
+def target_names() -> SqlProgram[list[str]]:
+    """Every registered target, sorted."""
+    rows = yield from execute("SELECT name FROM target ORDER BY name")
+    return [row[0] for row in rows]
+
+
+def _unknown_target_fault(target: str) -> SqlProgram[UnknownTarget]:
+    return unknown_target(
+        RouteRequest(target, "target", is_registered=False, available_targets=(yield from target_names()))
+    )

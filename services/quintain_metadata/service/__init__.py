@@ -1,0 +1,1 @@
+"""The queue consumers of the metadata service and their composition."""

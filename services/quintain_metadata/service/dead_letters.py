@@ -1,0 +1,154 @@
+"""Consumes the dead-letter queue: requests that expired, or that no worker could finish.
+
+Each is answered with the state of its call in the ledger. Only an unreadable message goes to the poison queue,
+with its token masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+
+from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.contracts.dlq import (
+    DEAD_LETTERED_AT_HEADER,
+    EXCHANGE_HEADER,
+    POISON_HEADER_PREFIX,
+    POISON_ID_HEADER,
+    REASON_HEADER,
+)
+from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.message import Message
+from quintain.contracts.token import SessionToken, mask_tokens
+from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
+from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.rpc.server import delivery_context, request_id_of, result_or_fault, send_reply
+from quintain.telemetry.semconv import process_span
+from quintain.timings import Timings
+from quintain.topology import DEAD, DEAD_QUEUE, POISON
+from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
+from quintain_metadata.rules import call_repository, sessions
+from quintain_metadata.rules.call_repository import load_reply
+from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
+from quintain_metadata.service.routing import forwarded_headers
+
+log = logging.getLogger(__name__)
+
+#: RabbitMQ's words for why a message is dead.
+DEATH_REASONS = frozenset({"rejected", "expired", "maxlen", "delivery_limit"})
+
+_PROCESS_SPAN = process_span(DEAD.name, "", DEAD_QUEUE.name)
+
+
+class DeadLetterConsumer:
+    """Answers the dead-letter queue."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, timings: Timings) -> None:
+        self._bus, self._ledger, self._timings = bus, ledger, timings
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Answer one dead request, or keep it as poison."""
+        with delivery_context(delivery, _PROCESS_SPAN):
+            await self._handle(delivery)
+
+    async def _handle(self, delivery: Delivery) -> None:
+        reason = death_reason(delivery)
+        if not delivery.reply_to or not delivery.correlation_id:
+            await self._publish_poison(delivery, f"{reason}: no reply_to or no correlation_id")
+            await delivery.ack()
+            return
+        answer = await result_or_fault(self._end_call(delivery, reason), "answering a dead letter")
+        await send_reply(self._bus, delivery, answer, {REQUEST_ID_HEADER: request_id_of(delivery)})
+        await delivery.ack()
+
+    async def _end_call(self, delivery: Delivery, reason: str) -> Message:
+        """The ledger's word, however long it is out of reach: without it nobody knows what was charged."""
+        raw_token = delivery.headers.get(TOKEN_HEADER)
+        token = SessionToken.parse(raw_token if isinstance(raw_token, str) else "")
+        request_id = request_id_of(delivery)
+
+        def operation(moment: Moment) -> SqlProgram[Message]:
+            session = yield from sessions.authenticate(moment.now, token)
+            call = yield from call_repository.lock_call(session.id, request_id)
+            if call is None or call.state in {CallState.RELEASED, CallState.REFUNDED}:
+                was_cancelled = call is not None and call.is_cancelled
+                return FaultReply.from_fault(Cancelled() if was_cancelled else uncharged_fault(reason))
+            if call.state is CallState.RESERVED:
+                yield from call_repository.apply_transition(
+                    moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None
+                )
+                return FaultReply.from_fault(uncharged_fault(reason))
+            if call.state is CallState.RUNNING and not (yield from call_repository.is_holder_alive(moment, call)):
+                return FaultReply.from_fault((yield from call_repository.mark_in_doubt(moment, call)))
+            if call.state is CallState.RUNNING:
+                # A copy died while the call runs: the worker that runs it answers, or the sweep ends it.
+                return FaultReply.from_fault(Expired("The deadline passed while the call was running", charged=True))
+            return (yield from stored_answer(call))
+
+        while True:
+            try:
+                return await self._ledger.transact(operation)
+            except BudgetUnavailable:
+                await asyncio.sleep(self._timings.dead_letter_pause_seconds)
+
+    async def _publish_poison(self, delivery: Delivery, reason: str) -> None:
+        log.warning("A message nobody can answer is kept in %s: %s", POISON.name, mask_tokens(reason))
+        envelope = Envelope(
+            body=delivery.body, type=mask_and_truncate(delivery.type), headers=poison_headers(delivery, reason)
+        )
+        await self._bus.publish(POISON, mask_and_truncate(delivery.routing_key), envelope)
+
+
+def death_reason(delivery: Delivery) -> str:
+    """Why the broker let go of it. A publisher may write that header too: the broker's own words alone count."""
+    reason = delivery.headers.get("x-first-death-reason")
+    return reason if isinstance(reason, str) and reason in DEATH_REASONS else "unknown"
+
+
+def uncharged_fault(reason: str) -> Fault:
+    """What is told of a request that ended in its queue and was never charged."""
+    if reason == "expired":
+        return Expired("The deadline passed before a worker was free")
+    return InternalFault(f"No worker brought this request to an end ({reason})")
+
+
+def poison_headers(delivery: Delivery, reason: str) -> dict[str, HeaderValue]:
+    """The headers a message is kept with: its own, tokens masked, and why, when, from where, under which id."""
+    original_headers = {
+        key: value for key, value in forwarded_headers(delivery).items() if not key.startswith(POISON_HEADER_PREFIX)
+    }
+    headers: dict[str, HeaderValue] = {
+        mask_tokens(key): mask_tokens(value) if isinstance(value, str) else value
+        for key, value in original_headers.items()
+    }
+    if TOKEN_HEADER in headers:
+        headers[TOKEN_HEADER] = public_token_part(delivery.headers[TOKEN_HEADER])
+    return headers | {
+        REASON_HEADER: mask_tokens(reason),
+        POISON_ID_HEADER: secrets.token_hex(8),
+        DEAD_LETTERED_AT_HEADER: int(time.time() * 1000),
+        EXCHANGE_HEADER: mask_and_truncate(str(delivery.headers.get("x-first-death-exchange", delivery.exchange))),
+    }
+
+
+def mask_and_truncate(text: str) -> str:
+    """The text masked, and short enough for a type or a routing key: a target's name has 63 characters at most."""
+    return mask_tokens(text)[:63]
+
+
+def public_token_part(value: object) -> str:
+    """What may be shown of what was offered as a token: of a session's its id, of anything else nothing."""
+    try:
+        return mask_tokens(SessionToken.parse(value if isinstance(value, str) else "").text)
+    except Unauthorized:
+        return "…"
+
+
+def stored_answer(call: call_repository.CallRow) -> SqlProgram[Message]:
+    """The kept answer of a call that has ended."""
+    if call.fault is not None:
+        return FaultReply.from_wire(call.fault)
+    stored_reply: Result | None = yield from load_reply(call)
+    return FaultReply.from_fault(ReplyExpired()) if stored_reply is None else stored_reply

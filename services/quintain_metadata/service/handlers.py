@@ -1,0 +1,239 @@
+"""Handles the requests of ``protocol.md`` §4: a table of route, required role and function."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import TypeVar
+
+from quintain.bus.base import Bus, Delivery
+from quintain.contracts import admin, discovery
+from quintain.contracts import session as session_messages
+from quintain.contracts.message import Message
+from quintain.contracts.token import SessionToken, same_secret
+from quintain.errors import BadRequest, Unauthorized
+from quintain.routes import (
+    AMEND,
+    CANCEL,
+    CLOSE,
+    DRAIN,
+    INFO,
+    LIST,
+    OPEN,
+    PAUSE,
+    RELEASE,
+    RESERVE,
+    RESUME,
+    SHOW,
+    TARGETS,
+    TOKEN_HEADER,
+    WORKERS,
+    ReplyT,
+    RequestT,
+    Route,
+)
+from quintain.rpc.server import delivery_context, result_or_fault, send_reply
+from quintain.telemetry.semconv import process_span
+from quintain.topology import METADATA, METADATA_QUEUE
+from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
+from quintain_metadata.rules import leases, reservations, sessions, targets, usage
+from quintain_metadata.rules.sessions import SessionRow
+from quintain_metadata.service.canceller import CallCanceller
+
+Returned = TypeVar("Returned")
+
+#: What an operation does: given its question and the asker's session, None for the administrator.
+OperationFunction = Callable[[Moment, RequestT, SessionRow | None], SqlProgram[Returned]]
+
+
+class Role(Enum):
+    """Whose token opens an operation."""
+
+    ADMINISTRATOR = auto()
+    SESSION = auto()
+    EITHER = auto()
+
+    def require(self, session: SessionRow | None) -> None:
+        """Raises `Unauthorized` or `BadRequest` where this one may not ask. None is the administrator."""
+        if session is not None and self is Role.ADMINISTRATOR:
+            raise Unauthorized
+        if session is None and self is Role.SESSION:
+            raise BadRequest("The admin token has no session of its own: use a session's token, or `show`")
+
+
+class MetadataRequestHandler:
+    """Answers the metadata queue."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, canceller: CallCanceller, admin_sha256: bytes | None) -> None:
+        self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
+        self.canceller = canceller
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Answer one request."""
+        # The queue is bound to the operations' keys alone: they are safe to name.
+        with delivery_context(delivery, process_span(METADATA.name, delivery.routing_key, METADATA_QUEUE.name)):
+            answer = await result_or_fault(self._answer(delivery), f"answering {delivery.routing_key}")
+            await send_reply(self._bus, delivery, answer)
+            await delivery.ack()
+
+    async def _answer(self, delivery: Delivery) -> Message:
+        header_value = delivery.headers.get(TOKEN_HEADER)
+        raw_token = header_value if isinstance(header_value, str) else ""
+        is_admin = self._is_admin(raw_token)
+        # The token before everything else: its shape without any I/O, its truth with the operation.
+        token = None if is_admin else SessionToken.parse(raw_token)
+        operation = OPERATIONS_BY_KEY.get(delivery.routing_key)
+        if operation is None:
+            if token is not None:
+                await self._ledger.transact(lambda moment: sessions.authenticate(moment.now, token))
+            known_keys = ", ".join(OPERATIONS_BY_KEY)
+            raise BadRequest(f"type: there is no operation {delivery.routing_key!r}; there are {known_keys}")
+        return await operation(self, delivery, token)
+
+    def _is_admin(self, raw_token: str) -> bool:
+        return self._admin_sha256 is not None and same_secret(raw_token, self._admin_sha256)
+
+    async def run_operation(
+        self,
+        route: Route[RequestT, ReplyT],
+        role: Role,
+        function: OperationFunction[RequestT, Returned],
+        delivery: Delivery,
+        token: SessionToken | None,
+    ) -> Returned:
+        """Prove the token, then read the question, then run the handler, in one transaction."""
+
+        def operation(moment: Moment) -> SqlProgram[Returned]:
+            session = None if token is None else (yield from sessions.authenticate(moment.now, token))
+            role.require(session)
+            request = route.request_type.from_wire(delivery.body or b"{}")
+            return (yield from function(moment, request, session))
+
+        return await self._ledger.transact(operation)
+
+
+def _info(
+    moment: Moment, request: session_messages.GetInfo, session: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    info = yield from sessions.session_info(moment.now, _require_session(session))
+    if not request.per_target:
+        return info
+    return info.model_copy(update={"per_target": (yield from usage.usage_per_target(info.session_id))})
+
+
+def _open(
+    moment: Moment, request: session_messages.OpenSession, session: SessionRow | None
+) -> SqlProgram[session_messages.SessionOpened]:
+    return (yield from sessions.open_session(moment.now, request, SessionToken.mint(), session))
+
+
+def _amend(
+    moment: Moment, request: session_messages.AmendSession, _: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    if request.state is session_messages.SessionState.CLOSED:
+        session = yield from sessions.require_session(request.session_id)
+        yield from reservations.release_all(moment, session)
+    return (yield from sessions.amend_session(moment.now, request))
+
+
+def _close(
+    moment: Moment, _: session_messages.CloseSession, session: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    amendment = session_messages.AmendSession(
+        session_id=_require_session(session).id, state=session_messages.SessionState.CLOSED
+    )
+    return (yield from _amend(moment, amendment, session))
+
+
+def _reserve(
+    moment: Moment, request: session_messages.ReserveCalls, session: SessionRow | None
+) -> SqlProgram[session_messages.CallsReserved]:
+    granted = yield from reservations.reserve(
+        moment.now, _require_session(session), request.request_ids, request.deadline
+    )
+    return session_messages.CallsReserved(granted=granted)
+
+
+def _release(
+    moment: Moment, request: session_messages.ReleaseCalls, session: SessionRow | None
+) -> SqlProgram[session_messages.CallsReleased]:
+    released = yield from reservations.release(moment, _require_session(session), request.request_ids)
+    return session_messages.CallsReleased(released=released)
+
+
+def _list(
+    moment: Moment, request: session_messages.ListSessions, _: SessionRow | None
+) -> SqlProgram[session_messages.SessionList]:
+    return (yield from sessions.list_page(moment.now, request))
+
+
+def _show(
+    moment: Moment, request: session_messages.ShowSession, _: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    return (yield from sessions.info_by_id(moment.now, request.session_id))
+
+
+def _list_targets(moment: Moment, _: discovery.ListTargets, __: SessionRow | None) -> SqlProgram[discovery.TargetList]:
+    return (yield from targets.list_targets(moment.now))
+
+
+def _pause(moment: Moment, request: admin.PauseTarget, _: SessionRow | None) -> SqlProgram[admin.TargetPause]:
+    return (yield from targets.pause_target(moment.now, request))
+
+
+def _resume(moment: Moment, request: admin.ResumeTarget, _: SessionRow | None) -> SqlProgram[admin.TargetPause]:
+    return (yield from targets.resume_target(moment.now, request))
+
+
+def _list_workers(moment: Moment, _: admin.ListWorkers, __: SessionRow | None) -> SqlProgram[admin.WorkerList]:
+    return (yield from leases.list_workers(moment.now))
+
+
+def _drain(moment: Moment, request: admin.DrainWorker, _: SessionRow | None) -> SqlProgram[admin.WorkerList]:
+    return (yield from leases.request_drain(moment.now, request.worker_id))
+
+
+def _return_request(
+    _: Moment, request: RequestT, session: SessionRow | None
+) -> SqlProgram[tuple[RequestT, SessionRow]]:
+    """Nothing in this transaction: an operation that takes several goes on from here."""
+    yield from ()
+    return request, _require_session(session)
+
+
+def _require_session(session: SessionRow | None) -> SessionRow:
+    assert session is not None, "the table admits a session's token alone"
+    return session
+
+
+_BoundOperation = Callable[[MetadataRequestHandler, Delivery, SessionToken | None], Awaitable[Message]]
+
+
+def _bind(route: Route[RequestT, ReplyT], role: Role, function: OperationFunction[RequestT, ReplyT]) -> _BoundOperation:
+    async def bound(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+        return await request_handler.run_operation(route, role, function, delivery, token)
+
+    return bound
+
+
+async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+    request, session = await request_handler.run_operation(CANCEL, Role.SESSION, _return_request, delivery, token)
+    return await request_handler.canceller.cancel(session, request.request_ids)
+
+
+OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
+    INFO.key: _bind(INFO, Role.SESSION, _info),
+    OPEN.key: _bind(OPEN, Role.EITHER, _open),
+    AMEND.key: _bind(AMEND, Role.ADMINISTRATOR, _amend),
+    CLOSE.key: _bind(CLOSE, Role.SESSION, _close),
+    RESERVE.key: _bind(RESERVE, Role.SESSION, _reserve),
+    RELEASE.key: _bind(RELEASE, Role.SESSION, _release),
+    CANCEL.key: _cancel,
+    LIST.key: _bind(LIST, Role.ADMINISTRATOR, _list),
+    SHOW.key: _bind(SHOW, Role.ADMINISTRATOR, _show),
+    TARGETS.key: _bind(TARGETS, Role.ADMINISTRATOR, _list_targets),
+    PAUSE.key: _bind(PAUSE, Role.ADMINISTRATOR, _pause),
+    RESUME.key: _bind(RESUME, Role.ADMINISTRATOR, _resume),
+    WORKERS.key: _bind(WORKERS, Role.ADMINISTRATOR, _list_workers),
+    DRAIN.key: _bind(DRAIN, Role.ADMINISTRATOR, _drain),
+}

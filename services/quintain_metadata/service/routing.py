@@ -1,0 +1,116 @@
+"""Consumes requests that no target queue took: forwards them to their target, or answers with the available targets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.strings import shorten
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, BrokerUnavailable, Fault, Overloaded, QueueFull
+from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.rpc.server import copyable_headers, delivery_context, request_id_of, result_or_fault, send_reply
+from quintain.telemetry.semconv import process_span
+from quintain.timings import Timings
+from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
+from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
+from quintain_metadata.rules import call_repository, reservations, sessions, targets
+from quintain_metadata.rules.sessions import SessionRow
+from quintain_metadata.rules.targets import RouteRequest, unknown_target
+
+log = logging.getLogger(__name__)
+
+_PROCESS_SPAN = process_span(UNROUTED.name, "", UNROUTED_QUEUE.name)
+
+
+class Router:
+    """Answers the unrouted queue."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, timings: Timings) -> None:
+        self._bus, self._ledger, self._timings = bus, ledger, timings
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Send one request on to its target, or answer it."""
+        with delivery_context(delivery, _PROCESS_SPAN):
+            refusal = await result_or_fault(self._route(delivery), "routing a request")
+            if refusal is not None:
+                await send_reply(self._bus, delivery, refusal, {REQUEST_ID_HEADER: request_id_of(delivery)})
+            await delivery.ack()
+
+    async def _route(self, delivery: Delivery) -> Fault | None:
+        """Send it on, or say why not."""
+        resolved = await self._resolve(delivery)
+        if isinstance(resolved, Fault):
+            return resolved
+        await self._forward(delivery, resolved)
+        return None
+
+    async def _resolve(self, delivery: Delivery) -> str | Fault:
+        """The target to send it on to, or what the caller is told; a refusal ends a reservation."""
+        raw_token = delivery.headers.get(TOKEN_HEADER)
+        token = SessionToken.parse(raw_token if isinstance(raw_token, str) else "")
+
+        def operation(moment: Moment) -> SqlProgram[str | Fault]:
+            session = yield from sessions.authenticate(moment.now, token)
+            refusal: Fault
+            try:
+                route = yield from read_route_request(session, delivery)
+            except BadRequest as error:
+                refusal = error
+            else:
+                if route.is_registered and not delivery.headers.get(ROUTED_HEADER):
+                    return route.target
+                refusal = unknown_target(route)
+            yield from reservations.release(moment, session, [request_id_of(delivery)])
+            return refusal
+
+        return await self._ledger.transact(operation)
+
+    async def _forward(self, delivery: Delivery, target: str) -> None:
+        """Publish it to its target, byte for byte, marked so that it cannot go round in a circle.
+
+        While the broker is away it waits: the request comes again with the connection, and a fault told now would be
+        an answer beside that one's.
+        """
+        envelope = Envelope(
+            body=delivery.body,
+            type=delivery.type,
+            correlation_id=delivery.correlation_id,
+            reply_to=delivery.reply_to,
+            headers={**forwarded_headers(delivery), ROUTED_HEADER: 1},
+            expiration_ms=delivery.expiration_ms,
+        )
+        while True:
+            try:
+                await self._bus.declare(target_topology(target))
+                await self._bus.publish(INVOKE, target, envelope)
+            except QueueFull:
+                raise Overloaded(f"The queue of target {target!r} is full", retry_after_ms=1000) from None
+            except BrokerUnavailable as error:
+                log.warning("A request could not be sent on to its target and will be: %s", error.message)
+                await asyncio.sleep(self._timings.route_pause_seconds)
+            else:
+                return
+
+
+def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[RouteRequest]:
+    """Which target a request is for. Raises `BadRequest`."""
+    request = InvokeRequest.from_wire(delivery.body)
+    body_target = request.requested_target
+    if delivery.routing_key and body_target is not None and body_target != delivery.routing_key:
+        raise BadRequest(f"target: the body names {shorten(body_target)!r}, the routing key {delivery.routing_key!r}")
+    field_name = "provider" if request.target is None and request.provider is not None else "target"
+    previous_target = yield from call_repository.resolved_target(session.id, request_id_of(delivery))
+    # An empty name is a name, and an unknown one: it is not the default.
+    target = delivery.routing_key or (previous_target or session.default_target if body_target is None else body_target)
+    registered = yield from targets.target_names()
+    available = [name for name in registered if session.allows(name)]
+    return RouteRequest(target, field_name, target in registered, available)
+
+
+def forwarded_headers(delivery: Delivery) -> dict[str, HeaderValue]:
+    """The headers that may be sent on; what a broker adds of its own is left behind."""
+    headers = copyable_headers(delivery.headers)
+    return {key: value for key, value in headers.items() if not key.startswith(("x-first-", "x-last-", "x-death"))}

@@ -1,0 +1,264 @@
+"""The metadata service: composes its five queue consumers and the periodic sweep over one bus and one ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+
+from quintain import logs
+from quintain.bus.base import Bus, Consumer, Delivery, Handler
+from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.ledger import Admission, AdmitBatch, AdmitReply, Heartbeat, Register, Settle, SettleBatch
+from quintain.contracts.message import Message
+from quintain.contracts.token import digest
+from quintain.discovery.announce import ServiceIdentity, announce
+from quintain.errors import BudgetUnavailable, BusError, Fault
+from quintain.routes import ADMIT, HEARTBEAT, REGISTER
+from quintain.rpc.server import log_defect, result_or_fault, send_reply
+from quintain.telemetry.semconv import ledger_settle_span
+from quintain.telemetry.spans import error_type_of, record_finished_span
+from quintain.telemetry.trace_context import valid_traceparent
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import (
+    ADMIT_QUEUE,
+    DEAD_QUEUE,
+    METADATA_QUEUE,
+    METADATA_TOPOLOGY,
+    SETTLE_QUEUE,
+    UNROUTED_QUEUE,
+    Queue,
+    target_topology,
+)
+from quintain_metadata.instrumentation import InstrumentedLedger
+from quintain_metadata.ledger.base import Ledger
+from quintain_metadata.metrics import MetadataMetrics
+from quintain_metadata.rules import calls, leases, targets
+from quintain_metadata.rules.call_repository import CallRow
+from quintain_metadata.rules.gauges import read_gauges
+from quintain_metadata.rules.lifecycle import Transition
+from quintain_metadata.service.admission import AdmissionQueue
+from quintain_metadata.service.canceller import CallCanceller
+from quintain_metadata.service.dead_letters import DeadLetterConsumer
+from quintain_metadata.service.handlers import MetadataRequestHandler
+from quintain_metadata.service.routing import Router
+
+log = logging.getLogger(__name__)
+
+PREFETCH = 64
+
+#: How often the books are looked at for the numbers they come to.
+GAUGES_SECONDS = 10.0
+
+#: A ledger that takes longer to say which targets there are is no ledger to be ready on.
+LEDGER_CHECK_SECONDS = 2.0
+
+
+class MetadataService:
+    """Sessions, info, the ledger, routing and dead letters, over one bus and one ledger."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        ledger: Ledger,
+        admin_sha256: bytes | None,
+        metrics: MetadataMetrics | None = None,
+        *,
+        timings: Timings = DEFAULT_TIMINGS,
+    ) -> None:
+        self._metrics, self._timings = metrics or MetadataMetrics(), timings
+        self._identity = ServiceIdentity("metadata")
+        self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
+        self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
+        canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
+        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256)
+        self._consumers: dict[str, Consumer] = {}
+        self._sweep_task: asyncio.Task[None] | None = None
+        self._last_active_at = 0.0
+        self._gauges_read_at = -math.inf
+
+    async def start(self) -> None:
+        """Declare the topology, know the targets of before, and answer."""
+        await self._suspend_lease_expiry()
+        await self._bus.declare(METADATA_TOPOLOGY)
+        for target in await self._ledger.transact(lambda _: targets.target_names()):
+            await self._bus.declare(target_topology(target))
+        handlers: dict[Queue, Handler] = {
+            METADATA_QUEUE: self._request_handler,
+            ADMIT_QUEUE: self._on_ledger_request,
+            SETTLE_QUEUE: self._on_settle,
+            UNROUTED_QUEUE: Router(self._bus, self._ledger, self._timings),
+            DEAD_QUEUE: DeadLetterConsumer(self._bus, self._ledger, self._timings),
+        }
+        for queue, handler in handlers.items():
+            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=PREFETCH)
+        self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
+
+    async def stop(self, grace_seconds: float = 10.0) -> None:
+        """Take no more, finish what runs, and stop; what was not taken waits in its queue."""
+        for consumer in self._consumers.values():
+            await consumer.cancel()
+        await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
+        if self._sweep_task is not None:
+            self._sweep_task.cancel()
+            await asyncio.gather(self._sweep_task, return_exceptions=True)
+
+    def card(self) -> ServiceCard:
+        """What it tells whoever asks who is there: the admits that wait are in flight."""
+        return self._identity.card(
+            in_flight=self._admission_queue.waiting_count,
+            broker_reconnects=self._bus.reconnects,
+            ledger=self._ledger.kind,
+        )
+
+    async def check(self) -> str | None:
+        """What keeps it from answering: a queue that it does not consume, or the ledger."""
+        not_consumed = [name for name, consumer in self._consumers.items() if not consumer.active]
+        if not_consumed:
+            return f"not consumed: {', '.join(not_consumed)}"
+        try:
+            async with asyncio.timeout(LEDGER_CHECK_SECONDS):
+                await self._ledger.transact(lambda _: targets.target_names())
+        except BudgetUnavailable as unavailable:
+            return unavailable.message
+        except TimeoutError:
+            return f"the ledger does not answer within {LEDGER_CHECK_SECONDS:g} s"
+        return None
+
+    async def _on_ledger_request(self, delivery: Delivery) -> None:
+        answer = await result_or_fault(self._answer_ledger_request(delivery), f"answering {delivery.routing_key}")
+        if answer is not None:
+            await send_reply(self._bus, delivery, answer)
+        await delivery.ack()
+
+    async def _answer_ledger_request(self, delivery: Delivery) -> Message | None:
+        await self._suspend_lease_expiry_after_stall()
+        if delivery.routing_key == ADMIT.key:
+            batch = AdmitBatch.from_wire(delivery.body)
+
+            async def send_answer(items: list[Admission], waiting_ids: list[str]) -> None:
+                now = await self._ledger.now()
+                await send_reply(self._bus, delivery, AdmitReply(items=items, held=waiting_ids or None, now=now))
+
+            await self._admission_queue.admit(batch, send_answer)
+            return None
+        if delivery.routing_key == HEARTBEAT.key:
+            heartbeat = Heartbeat.from_wire(delivery.body)
+            return await self._ledger.transact(
+                lambda moment: leases.renew_lease(moment.now, heartbeat, self._timings.lease_ms)
+            )
+        assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys alone"
+        registration = Register.from_wire(delivery.body)
+        for target in registration.targets:
+            await self._bus.declare(target_topology(target.name))
+        return await self._ledger.transact(
+            lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms)
+        )
+
+    async def _on_settle(self, delivery: Delivery) -> None:
+        try:
+            batch = SettleBatch.from_wire(delivery.body)
+        except Fault as fault:
+            log.error("A settle nobody can read is dropped: %s", fault.message)
+            await delivery.ack()
+            return
+        self._metrics.observe_batch("settle", len(batch.items))
+        for item in batch.items:
+            self._metrics.count_settle(item.outcome)
+        settled_calls = await self._apply_settles(batch.items)
+        await delivery.ack()
+        for target in {call.target for call in settled_calls}:
+            await self._admission_queue.retry_waiting(target)
+
+    async def _apply_settles(self, items: list[Settle]) -> list[CallRow]:
+        """Apply settles, however long the ledger is out of reach: to give them back would count as a delivery, and a
+        queue drops what is delivered too often. Returns those of their calls that there are, as they were."""
+        started_at, settled_calls = time.perf_counter(), list[CallRow]()
+        while items:
+            outcomes = await self._ledger.transact_each([partial(calls.settle, settlement=item) for item in items])
+            seconds, unapplied = time.perf_counter() - started_at, list[Settle]()
+            for item, outcome in zip(items, outcomes, strict=True):
+                if isinstance(outcome, BudgetUnavailable):
+                    unapplied.append(item)
+                    continue
+                call = _settled_call(item, outcome, seconds)
+                settled_calls += [] if call is None else [call]
+            items = unapplied
+            if items:
+                await asyncio.sleep(self._timings.sweep_seconds)
+        return settled_calls
+
+    async def _sweep_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.sweep_seconds)
+            try:
+                await self._suspend_lease_expiry_after_stall()
+                await self._ledger.transact(leases.sweep)
+                await self._update_gauges()
+                # While the ledger was out of reach no worker could renew: that is a gap too.
+                self._last_active_at = asyncio.get_running_loop().time()
+                await self._admission_queue.retry_waiting()
+            except BudgetUnavailable:
+                continue  # the ledger has said so itself
+            except (Fault, BusError) as error:
+                log.error("The sweep failed and will be repeated: %s", error.message)
+            except Exception as error:
+                # Without its sweep the ledger stands still: whatever went wrong, it goes on.
+                log_defect(error, "sweeping")
+
+    async def _update_gauges(self) -> None:
+        """Now and then: they are for people, who look every few seconds at most."""
+        now = asyncio.get_running_loop().time()
+        if now - self._gauges_read_at >= GAUGES_SECONDS:
+            self._gauges_read_at = now
+            self._metrics.set_gauges(await self._ledger.transact(read_gauges))
+
+    async def _suspend_lease_expiry_after_stall(self) -> None:
+        """After a pause in this process's own running no worker is gone: whoever comes first, an admit or the
+        sweep, must see that before it judges."""
+        if asyncio.get_running_loop().time() - self._last_active_at > self._timings.gap_seconds:
+            await self._suspend_lease_expiry()
+
+    async def _suspend_lease_expiry(self) -> None:
+        self._ledger.suspend_lease_expiry_until(await self._ledger.now() + self._timings.lease_ms)
+        self._last_active_at = asyncio.get_running_loop().time()
+
+
+def _settled_call(
+    item: Settle, outcome: tuple[CallRow | None, Transition] | Exception, seconds: float
+) -> CallRow | None:
+    """The call of a settle that has been applied. What the ledger can never take ends here: it neither comes again for
+    ever nor loses its neighbours. Either is a span of the call's trace, where it has one."""
+    failed = error_type_of(outcome) if isinstance(outcome, Exception) else None
+    if valid_traceparent(item.traceparent) is not None:
+        opening = ledger_settle_span(item.session_id, item.request_id, item.outcome.value)
+        record_finished_span(opening, duration_seconds=seconds, parent=item.traceparent, error_type=failed)
+    if isinstance(outcome, Exception):
+        with logs.log_context(request_id=item.request_id, session_id=item.session_id):
+            log_defect(outcome, f"settling call {item.request_id!r}")
+        return None
+    return outcome[0]
+
+
+@contextlib.asynccontextmanager
+async def running_metadata(
+    bus: Bus,
+    ledger: Ledger,
+    admin_token: str | None,
+    metrics: MetadataMetrics | None = None,
+    *,
+    timings: Timings = DEFAULT_TIMINGS,
+) -> AsyncIterator[MetadataService]:
+    """A running metadata service on its ledger, which is closed by whoever opened it."""
+    admin_sha256 = None if admin_token is None else digest(admin_token)
+    service = MetadataService(bus, ledger, admin_sha256, metrics, timings=timings)
+    try:
+        await service.start()
+        async with announce(bus, service.card):
+            yield service
+    finally:
+        await service.stop()

@@ -1,0 +1,1 @@
+"""Token prices and the cost of a run."""

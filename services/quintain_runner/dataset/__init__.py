@@ -1,0 +1,1 @@
+"""Reads, checks and samples the cases of an evaluation."""

@@ -1,0 +1,80 @@
+"""Runs the command that prints a dataset, and stores its output in the results folder.
+
+The command runs once for each results folder, so that a resumed run uses the same cases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from quintain.contracts.token import mask_tokens
+from quintain.errors import ConfigError
+from quintain.process import executable_of
+from quintain_runner.dataset.reader import DatasetStats, check_dataset
+from quintain_runner.results.atomic_file import atomic_write
+from quintain_runner.spec.environment import without_secret_variables
+from quintain_runner.spec.evaluation import Evaluation
+
+#: How much of what a failed program wrote on stderr its error tells, in characters.
+_MAX_STDERR_CHARACTERS = 300
+
+
+def open_dataset(evaluation: Evaluation, results_folder: Path, env: Mapping[str, str]) -> DatasetStats:
+    """The dataset of an evaluation, every row checked; ``results_folder`` is the results' folder.
+
+    Raises `ConfigError` with every mistake, and where its program fails.
+    """
+    spec = evaluation.spec.dataset
+    if spec.command is None:
+        return check_dataset(spec, evaluation.folder / (spec.file or ""))
+    argv = json.dumps([spec.command, spec.is_csv])
+    name = f"dataset-{hashlib.sha256(argv.encode()).hexdigest()[:12]}.{'csv' if spec.is_csv else 'jsonl'}"
+    path = results_folder / name
+    if path.exists():
+        return check_dataset(spec, path)
+    try:
+        results_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{results_folder}: cannot be written to ({error.strerror}); give another --output") from None
+    program_env = without_secret_variables(env, ())
+    _run_command_into(path, spec.command, evaluation.folder, program_env)
+    try:
+        return check_dataset(spec, path)
+    except ConfigError:
+        # What cannot be used is not kept: the program is run again when it is mended.
+        path.unlink()
+        raise
+
+
+def _run_command_into(path: Path, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    program, *rest = command
+    with tempfile.TemporaryFile() as errors, atomic_write(path) as file:
+        try:
+            completed = subprocess.run(  # noqa: S603 -- the operator's own program
+                [executable_of(program, env), *rest],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=errors,
+                check=False,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"dataset: its command {program!r} cannot be started in {folder} ({error.strerror}); check the path, "
+                "and that it may be executed"
+            ) from None
+        if completed.returncode != 0:
+            raise ConfigError(f"dataset: its command failed (exit code {completed.returncode}): {_stderr_tail(errors)}")
+
+
+def _stderr_tail(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    text = mask_tokens(errors.read().decode(errors="replace")).strip()[-_MAX_STDERR_CHARACTERS:]
+    return text or "it wrote nothing on stderr"

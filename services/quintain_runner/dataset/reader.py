@@ -1,0 +1,253 @@
+"""Reads a dataset of JSON lines or CSV as a stream of cases, and checks every row before any call is made."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from quintain.errors import ConfigError
+from quintain.graders import Case
+from quintain_runner.dataset.sampling import ALL_CASES, CaseSelection, HashSampler
+from quintain_runner.dataset.tool_calls import read_message
+from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
+from quintain_runner.spec.dataset import DatasetSpec
+from quintain_runner.spec.strict_json import InvalidJson, read_json
+from quintain_runner.spec.validation_errors import MAX_REPORTED_ERRORS, config_error, validation_messages
+
+
+def expected_text(case: Case) -> str | None:
+    """What the row expects, as text; None where it expects nothing."""
+    if case.expected is None or isinstance(case.expected, str):
+        return case.expected
+    return json.dumps(case.expected, ensure_ascii=False)
+
+
+#: What a line looks like, for whoever wrote another.
+EXAMPLE_LINE = '{"id": "1", "question": "What is the capital of France?", "expected": "Paris"}'
+
+_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected"})
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+#: A row by its line's number: a case, or why it is none.
+ParsedRow = tuple[int, "Case | InvalidLine"]
+
+
+class InvalidLine(ValueError):
+    """A row that is not a case: what is wrong with it, and the mend."""
+
+
+def parse_jsonl(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
+    """The cases of lines of JSON."""
+    for number, line in enumerate(lines, start=1):
+        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        if content.strip():
+            try:
+                yield number, parse_case(content)
+            except InvalidLine as invalid_line:
+                yield number, invalid_line
+
+
+def parse_csv(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
+    """The cases of comma-separated values with a header row. An empty cell is an absent field."""
+    reader = csv.reader(_decode_lines(lines), strict=True)
+    header: list[str] | None = None
+    while True:
+        try:
+            cells = next(reader, None)
+            if cells is None:
+                return
+            if not cells:
+                continue
+            if header is None:
+                header = _parse_header(cells)
+                continue
+            yield reader.line_num, _case_from_cells(header, cells)
+        except InvalidLine as invalid_line:
+            yield max(reader.line_num, 1), invalid_line
+            if header is None:
+                return
+        except csv.Error as error:
+            yield reader.line_num, InvalidLine(f"it is not CSV ({error}); quote such a cell, or use JSON lines")
+            return
+
+
+def parse_case(line: bytes) -> Case:
+    """The case of one line of JSON. Raises `InvalidLine`."""
+    try:
+        row = read_json(line.decode())
+    except UnicodeDecodeError:
+        raise InvalidLine("it is not UTF-8; save the file in that encoding") from None
+    except InvalidJson as json_error:
+        raise InvalidLine(f"it is not JSON ({json_error}); each line is one object: {EXAMPLE_LINE}") from None
+    if not isinstance(row, dict):
+        raise InvalidLine(f"it is JSON, but not an object; write {EXAMPLE_LINE}")
+    return case_from_fields({**row})
+
+
+def case_from_fields(row: dict[str, object]) -> Case:
+    """The case of a row's fields. Raises `InvalidLine`."""
+    case_id = row.get("id")
+    if isinstance(case_id, int | float) and not isinstance(case_id, bool):
+        row["id"] = str(case_id)
+    elif not isinstance(case_id, str) or not case_id:
+        raise InvalidLine(f"it has no id (text or a number); write {EXAMPLE_LINE}")
+    if (row.get("question") is None) == (row.get("messages") is None):
+        raise InvalidLine("give one of question (text) and messages (a list of {role, content})")
+    own = {key: value for key, value in row.items() if key in _OWN_FIELDS}
+    messages = own.get("messages")
+    if isinstance(messages, list):
+        own["messages"] = [read_message(message) for message in messages]
+    others = {key: value for key, value in row.items() if key not in _OWN_FIELDS}
+    try:
+        return Case.model_validate({**own, "metadata": others})
+    except ValidationError as error:
+        raise InvalidLine("; ".join(validation_messages(error, {}))) from None
+
+
+def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        try:
+            yield content.decode()
+        except UnicodeDecodeError:
+            raise InvalidLine("it is not UTF-8; save the file in that encoding") from None
+
+
+def _parse_header(cells: list[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    if "id" not in names:
+        fix = "separate the cells by commas" if ";" in names[0] else "name the columns: id,question,expected"
+        raise InvalidLine(f"the header row names no id; {fix}")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise InvalidLine(f"the header row names {', '.join(map(repr, duplicates))} twice; rename one")
+    return names
+
+
+def _case_from_cells(header: list[str], cells: list[str]) -> Case:
+    if len(cells) != len(header):
+        raise InvalidLine(
+            f"it has {len(cells)} cells, and the header row names {len(header)}; quote a cell with commas"
+        )
+    return case_from_fields({name: cell for name, cell in zip(header, cells, strict=True) if cell and name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseSource:
+    """A file of cases, and which of its rows count."""
+
+    path: Path
+    is_csv: bool = False
+    selection: CaseSelection = ALL_CASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetStats:
+    """What the check of a dataset found out. The characters are those of all the cases that count, about."""
+
+    source: CaseSource
+    cases: int
+    sha256: str
+    input_characters: int = 0
+    expected_characters: int = 0
+
+
+def read_cases(source: CaseSource) -> Generator[Case, None, None]:
+    """The cases that count, one at a time. Raises `ConfigError` at the first row that is none."""
+    with closing(_parsed_rows(source)) as rows:
+        yield from source.selection.filter_cases(_valid_cases(source, rows))
+
+
+def check_dataset(spec: DatasetSpec, path: Path) -> DatasetStats:
+    """Read every row once, up to the last that can count. Raises `ConfigError` with all the mistakes, each with its
+    line's number. ``path`` is the file; of a command, what it printed."""
+    source = CaseSource(path=path, is_csv=spec.is_csv)
+    sampler, ids, digest = HashSampler(spec), FingerprintSet(), hashlib.sha256()
+    errors: list[str] = []
+    rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
+    for number, row in _parsed_rows(source, digest.update):
+        rows += 1
+        error = _row_error(row, ids)
+        if error is not None:
+            error_count += 1
+            if error_count <= MAX_REPORTED_ERRORS:
+                errors.append(f"line {number}: {error}")
+        elif isinstance(row, Case) and sampler.offer(row):
+            input_characters += _length(row)
+            expected_characters += len(expected_text(row) or "")
+            if sampler.is_complete:
+                break
+    if error_count:
+        raise config_error(path, errors, more=error_count - len(errors))
+    _require_cases(path, spec, rows, sampler)
+    share = sampler.case_count / sampler.matching_count
+    return DatasetStats(
+        source=replace(source, selection=sampler.final_selection()),
+        cases=sampler.case_count,
+        sha256=_dataset_hash(digest.hexdigest(), spec),
+        input_characters=round(input_characters * share),
+        expected_characters=round(expected_characters * share),
+    )
+
+
+def _require_cases(path: Path, spec: DatasetSpec, rows: int, sampler: HashSampler) -> None:
+    if not rows:
+        raise config_error(path, [f"the dataset has no cases; write one to a line, such as {EXAMPLE_LINE}"])
+    if not sampler.matching_count:
+        fields = ", ".join(spec.where)
+        raise config_error(path, [f"where selects none of its {rows:,} rows; check {fields}"])
+
+
+def _row_error(row: Case | InvalidLine, seen_ids: FingerprintSet) -> str | None:
+    if isinstance(row, InvalidLine):
+        return str(row)
+    known = fingerprint(row.id)
+    if known in seen_ids:
+        return f"the id {row.id!r} is used before; ids tell cases apart: rename one"
+    seen_ids.add(known)
+    return None
+
+
+def _dataset_hash(sha256: str, spec: DatasetSpec) -> str:
+    if spec.selects_all_rows:
+        return sha256
+    selection = spec.model_dump(include={"where", "sample", "seed", "limit"})
+    return hashlib.sha256(json.dumps([sha256, selection], sort_keys=True).encode()).hexdigest()
+
+
+def _length(case: Case) -> int:
+    text = case.question or "".join(str(message.content) for message in case.messages or [])
+    return len(text) + len(case.system_prompt or "")
+
+
+def _valid_cases(source: CaseSource, rows: Iterator[ParsedRow]) -> Iterator[Case]:
+    for number, row in rows:
+        if isinstance(row, InvalidLine):
+            raise config_error(source.path, [f"line {number}: {row}"])
+        yield row
+
+
+def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -> Generator[ParsedRow, None, None]:
+    """Every row of a file; ``on_line`` is given each of its lines."""
+    try:
+        with source.path.open("rb") as file:
+            lines = _observed_lines(file, on_line)
+            yield from parse_csv(lines) if source.is_csv else parse_jsonl(lines)
+    except OSError as error:
+        raise ConfigError(
+            f"{source.path}: the dataset cannot be read ({error.strerror}); its path is relative to the evaluation file"
+        ) from None
+
+
+def _observed_lines(lines: Iterable[bytes], on_line: Callable[[bytes], object]) -> Iterator[bytes]:
+    for line in lines:
+        on_line(line)
+        yield line

@@ -1,0 +1,1 @@
+"""Plans, estimates and runs the trials of an evaluation."""

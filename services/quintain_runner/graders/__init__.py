@@ -1,0 +1,1 @@
+"""Grades answers: built-in graders, model judges, commands and Python functions."""

@@ -1,0 +1,192 @@
+"""The built-in graders that make no calls: exact, contains, regex, numeric and json-schema."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema_rs
+from jsonschema_rs import FancyRegexOptions, ValidationError, Validator
+from pydantic import JsonValue
+
+from quintain.contracts.invoke import NO_TOKENS, Result
+from quintain.errors import ConfigError
+from quintain.graders import Case
+from quintain_runner.dataset.reader import expected_text
+from quintain_runner.graders.base import GradingContext, GradingResult
+from quintain_runner.graders.verdict_parser import GraderError
+from quintain_runner.results.row import GraderRow
+from quintain_runner.results.verdict import Check, Verdict
+from quintain_runner.spec.files import read_text_file
+from quintain_runner.spec.graders import (
+    BuiltinGrader,
+    ContainsGrader,
+    ExactGrader,
+    JsonSchemaGrader,
+    NumericGrader,
+    RegexGrader,
+)
+from quintain_runner.spec.patterns import BACKTRACK_LIMIT, BacktrackLimitExceeded, compile_pattern
+from quintain_runner.spec.plan import Trial
+from quintain_runner.spec.strict_json import InvalidJson, extract_fenced_json, read_json
+
+#: A number as people and models write it: 1,234.5 and .5 and -2e3. What is glued to letters or to further points (a
+#: version, 42nd) is none.
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\d)", re.ASCII
+)
+
+
+def numbers_in(text: str) -> Iterator[float]:
+    """The finite numbers of a text, in its order."""
+    for match in _NUMBER.finditer(text):
+        number = parse_number(match[0])
+        if number is not None:
+            yield number
+
+
+def parse_number(text: str) -> float | None:
+    """The number that a text is, thousands separated by commas or not; None where it is none."""
+    try:
+        number = float(text.strip().replace(",", "").replace("\u2212", "-").replace("_", " "))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Validator:
+    """The validator of a schema, or of the file of this path. Raises `ConfigError`."""
+    where = "schema"
+    content: object = schema
+    if isinstance(schema, str):
+        where = f"schema {schema}"
+        try:
+            content = read_json(read_text_file(folder, schema))
+        except InvalidJson as json_error:
+            raise ConfigError(f"{where}: it is no JSON: {json_error}") from None
+    if not isinstance(content, Mapping | bool):
+        raise ConfigError(f"{where}: a JSON schema is an object, such as {{type: object}}")
+    pattern_options = FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
+    try:
+        return jsonschema_rs.validator_for(
+            content if isinstance(content, bool) else dict(content),
+            mask="it",
+            pattern_options=pattern_options,
+            offline=True,
+        )
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.instance_path)
+        raise ConfigError(f"{where}: it is no JSON schema: {f'{place}: ' if place else ''}{error.message}") from None
+
+
+#: Compares an answer with what a case expects. Raises `GraderError` where there is nothing to compare with.
+Compare = Callable[[Case, str], Verdict]
+
+#: How many breaches of a schema a verdict tells.
+_MAX_SHOWN_VIOLATIONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinGraderRunner:
+    """A grader that is built in, ready to compare."""
+
+    name: str
+    compare: Compare
+
+    async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
+        """Compare an answer."""
+        try:
+            row = GraderRow.of(self.compare(trial.case, result.raw_text))
+        except GraderError as error:
+            row = GraderRow(error=error.message)
+        return GradingResult(row, NO_TOKENS)
+
+
+def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
+    """How this grader compares; its files stand in ``folder``. Raises `ConfigError` where one cannot be used."""
+    match spec:
+        case ExactGrader():
+            return _compare_texts(spec.ignore_case, "exact", lambda answer, expected: answer == expected)
+        case ContainsGrader():
+            return _compare_texts(spec.ignore_case, "contains", lambda answer, expected: expected in answer)
+        case RegexGrader():
+            return _compare_pattern(spec)
+        case NumericGrader():
+            return lambda case, answer: _compare_number(spec, case, answer)
+        case JsonSchemaGrader():
+            validator = build_validator(spec.json_schema, folder)
+            return lambda _, answer: _validate_json(validator, answer, fenced=spec.fenced)
+
+
+def _compare_texts(ignore_case: bool, name: str, matches: Callable[[str, str], bool]) -> Compare:  # noqa: FBT001 -- an option
+    def compare(case: Case, answer: str) -> Verdict:
+        expected = _require_expected_text(case, name).strip()
+        answer = answer.strip()
+        if ignore_case:
+            answer, expected = answer.casefold(), expected.casefold()
+        return _verdict(matches(answer, expected))
+
+    return compare
+
+
+def _compare_pattern(spec: RegexGrader) -> Compare:
+    matches = compile_pattern(spec.pattern, ignore_case=spec.ignore_case)
+
+    def compare(_: Case, answer: str) -> Verdict:
+        try:
+            return _verdict(matches(answer))
+        except BacktrackLimitExceeded:
+            raise GraderError(
+                "Its pattern goes back over this answer too often and was given up; write it without nested repeats"
+            ) from None
+
+    return compare
+
+
+def _compare_number(spec: NumericGrader, case: Case, answer: str) -> Verdict:
+    text = _require_expected_text(case, "numeric")
+    expected = parse_number(text)
+    if expected is None:
+        raise GraderError(f"The row's expected is no number ({text[:40]!r}), and numeric compares with it")
+    numbers = list(numbers_in(answer))
+    if not numbers:
+        return _verdict(passed=False, reason="there is no number in the answer")
+    if spec.take == "only" and len(numbers) > 1:
+        return _verdict(passed=False, reason=f"there are {len(numbers)} numbers in the answer")
+    number = numbers[0] if spec.take == "first" else numbers[-1]
+    tolerance = max(spec.tolerance, spec.relative_tolerance * abs(expected))
+    difference = abs(number - expected)
+    return _verdict(
+        difference <= tolerance, reason=f"{number:.15g} is {difference:.6g} off {expected:.15g}" if difference else None
+    )
+
+
+def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> Verdict:
+    try:
+        value = read_json(extract_fenced_json(answer) if fenced else answer)
+    except InvalidJson as json_error:
+        return _verdict(passed=False, reason=f"the answer is no JSON: {json_error}")
+    violations = [
+        violation for violation, _ in zip(validator.iter_errors(value), range(_MAX_SHOWN_VIOLATIONS), strict=False)
+    ]
+    checks = tuple(Check(text=_violation_text(breach), passed=False) for breach in violations)
+    return Verdict(score=float(not checks), passed=not checks, reason=checks[0].text if checks else None, checks=checks)
+
+
+def _violation_text(violation: ValidationError) -> str:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in violation.instance_path)
+    return f"{where.removeprefix('.') or 'the answer'}: {violation.message}"
+
+
+def _require_expected_text(case: Case, name: str) -> str:
+    expected = expected_text(case)
+    if expected is None:
+        raise GraderError(f"The row has no expected, and {name} compares with it; add the field to the dataset")
+    return expected
+
+
+def _verdict(passed: bool, reason: str | None = None) -> Verdict:  # noqa: FBT001 -- what it says
+    return Verdict(score=float(passed), passed=passed, reason=reason)

@@ -1,0 +1,231 @@
+"""Builds the JSON object that a command grader reads on stdin. No I/O.
+
+It has the fields of every version of AgentV's grader contract, in snake_case, so that an unchanged AgentV grader
+finds its own: ``expected_output`` and ``input`` are lists of messages, ``messages`` is the whole conversation,
+``output_messages`` the answer's part of it, ``output`` is text, and ``trace`` lists messages and tool calls as events.
+A field that may not be null is omitted where its value is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+from pydantic import JsonValue
+
+from quintain.contracts.invoke import ChatMessage, OutputMessage, Result
+from quintain.graders import Case
+from quintain_runner.cost.prices import Price
+from quintain_runner.dataset.reader import expected_text
+from quintain_runner.dataset.tool_calls import write_message
+from quintain_runner.graders.input_files import SaveFile, replace_images_with_files
+
+JsonObject = dict[str, JsonValue]
+
+#: What the first era's summary tells beside the sums.
+_SUMMARY_FIELDS = ("token_usage", "cost_usd", "duration_ms")
+
+
+def build_trace(transcript: Sequence[JsonObject], answer: str, known: JsonObject) -> JsonObject:
+    """The trace of a conversation that ended with this answer; ``known`` is what else is known of it."""
+    events = [{**event, "ordinal": ordinal} for ordinal, event in zip(count(), _events(transcript, answer))]
+    return {**_trace_totals(transcript), "messages": [*transcript], "events": [*events], **known}
+
+
+def build_trace_summary(transcript: Sequence[JsonObject], known: JsonObject) -> JsonObject:
+    """The sums of a conversation, in the words of every era."""
+    tool_counts = _count_tool_calls(transcript)
+    summary_fields = {name: known[name] for name in _SUMMARY_FIELDS if name in known}
+    return {
+        **_trace_totals(transcript),
+        "tool_names": [*sorted(tool_counts)],
+        "tool_calls_by_name": dict(tool_counts),
+        **summary_fields,
+    }
+
+
+def _trace_totals(transcript: Sequence[JsonObject]) -> JsonObject:
+    tool_counts = _count_tool_calls(transcript)
+    return {
+        "event_count": tool_counts.total(),
+        "tool_calls": dict(tool_counts),
+        "error_count": 0,
+        "llm_call_count": sum(message["role"] == "assistant" for message in transcript),
+    }
+
+
+def _count_tool_calls(transcript: Sequence[JsonObject]) -> Counter[str]:
+    return Counter(str(call["tool"]) for message in transcript for call in _tool_calls(message))
+
+
+def _events(transcript: Sequence[JsonObject], answer: str) -> Iterator[JsonObject]:
+    last: tuple[int, JsonObject] | None = None
+    for index, message in enumerate(transcript):
+        yield _message_event(f"message-{index}", index, message["role"], message["content"])
+        for number, call in enumerate(_tool_calls(message)):
+            yield _tool_call_event(index, number, call)
+        if message["role"] == "assistant":
+            last = index, message
+    if last is not None:
+        index, message = last
+        final = _message_event("final-response", index, message["role"], answer)
+        yield {**final, "type": "final_response", "parent_event_id": f"message-{index}"}
+
+
+def _message_event(event_id: str, index: int, role: JsonValue, content: JsonValue) -> JsonObject:
+    return {
+        "event_id": event_id,
+        "type": "message",
+        "message": {"role": role, "content": content},
+        "metadata": {"message_index": index},
+    }
+
+
+def _tool_call_event(index: int, number: int, call: JsonObject) -> JsonObject:
+    return {
+        "event_id": f"message-{index}-tool-{number}",
+        "parent_event_id": f"message-{index}",
+        "type": "tool_call",
+        "tool": {"name": call["tool"], "call_id": call["id"], "input": call["input"], "status": "unknown"},
+        "metadata": {"message_index": index, "tool_index": number},
+    }
+
+
+def _tool_calls(message: JsonObject) -> list[JsonObject]:
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+
+
+#: An answer whose JSON has more characters is given as a file, too: as long as AgentV's are.
+LONG_ANSWER_CHARACTERS = 50_000
+
+#: A target works elsewhere: in which folder, and what it changed there, nobody here knows. Nor does AgentV of most.
+_UNKNOWN_FIELDS = ("file_changes", "workspace_path", "config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerMetadata:
+    """What is known of an answer beside itself: when it came, and what its target's tokens cost. None where nobody
+    knows."""
+
+    answered_at: datetime | None = None
+    price: Price | None = None
+
+
+def build_grader_input(case: Case, result: Result, answer_metadata: AnswerMetadata, save_file: SaveFile) -> JsonObject:
+    """The object a grader reads: the case, what the target answered, and what was expected.
+
+    ``save_file`` is given what it reads as files: images that stand in messages as data, and a long answer's JSON.
+    """
+    input_messages, answer_messages = _messages(_input_messages(case), save_file), _messages(result.output, save_file)
+    input_json: list[JsonValue] = [*input_messages]
+    answer_json: list[JsonValue] = [*answer_messages]
+    expected = _expected_messages(case, save_file)
+    measurements = _measurements(result, answer_metadata)
+    known: JsonObject = {name: value for name, value in measurements.items() if value is not None}
+    trace_fields: JsonObject = {**known, "metadata": {"target": result.target, "eval_case_id": case.id}}
+    transcript = [*input_messages, *answer_messages]
+    fields: JsonObject = {
+        "question": case.question_text,
+        "input": input_json,
+        "input_messages": input_json,
+        "output": result.raw_text,
+        "candidate_answer": result.raw_text,
+        "answer": result.raw_text,
+        "output_messages": answer_json,
+        "messages": [*transcript],
+        "expected_output": expected,
+        "expected_messages": expected,
+        "criteria": _metadata_text(case, "criteria") or expected_text(case) or "",
+        "expected_outcome": _metadata_text(case, "expected_outcome") or expected_text(case) or "",
+        "input_files": _metadata_paths(case, "input_files"),
+        "guideline_files": _metadata_paths(case, "guideline_files"),
+        "metadata": case.metadata,
+        "trace": build_trace(transcript, result.raw_text, trace_fields),
+        "trace_summary": build_trace_summary(transcript, known),
+        **measurements,
+        **dict.fromkeys(_UNKNOWN_FIELDS),
+    }
+    optional_fields = {
+        "reference_answer": _metadata_text(case, "reference_answer") or expected_text(case),
+        "output_path": _save_long_answer(result.raw_text, save_file),
+    }
+    return {**fields, **{name: value for name, value in optional_fields.items() if value is not None}}
+
+
+def _save_long_answer(text: str, save_file: SaveFile) -> str | None:
+    """The path of a file with an answer's JSON, where that is longer than `LONG_ANSWER_CHARACTERS`."""
+    if len(json.dumps(text, ensure_ascii=False)) <= LONG_ANSWER_CHARACTERS:
+        return None
+    return save_file("output.json", json.dumps(text).encode("ascii"))
+
+
+def _measurements(result: Result, answer_metadata: AnswerMetadata) -> JsonObject:
+    usage, price = result.token_usage, answer_metadata.price
+    return {
+        "token_usage": None if usage is None else usage.model_dump(by_alias=True, exclude_none=True),
+        "duration_ms": result.duration_ms,
+        "cost_usd": None if usage is None or price is None else float(price.of(usage)),
+        **_time_fields(result, answer_metadata.answered_at),
+    }
+
+
+def _time_fields(result: Result, answered_at: datetime | None) -> JsonObject:
+    """When the target began and ended, as JavaScript writes a time."""
+    if answered_at is None:
+        return {"start_time": None, "end_time": None}
+    started_at = answered_at - timedelta(milliseconds=result.duration_ms)
+    return {"start_time": _iso_timestamp(started_at), "end_time": _iso_timestamp(answered_at)}
+
+
+def _iso_timestamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _input_messages(case: Case) -> list[ChatMessage]:
+    turns = case.messages or [ChatMessage(role="user", content=case.question_text)]
+    if case.system_prompt:
+        return [ChatMessage(role="system", content=case.system_prompt), *turns]
+    return turns
+
+
+def _messages(messages: Sequence[ChatMessage | OutputMessage], save_file: SaveFile) -> list[JsonObject]:
+    return [_message_with_files(write_message(message), save_file) for message in messages]
+
+
+def _message_with_files(message: JsonObject, save_file: SaveFile) -> JsonObject:
+    return (
+        {**message, "content": replace_images_with_files(message["content"], save_file)}
+        if "content" in message
+        else message
+    )
+
+
+def _expected_messages(case: Case, save_file: SaveFile) -> list[JsonValue]:
+    for field in ("expected_output", "expected_messages"):
+        own = case.metadata.get(field)
+        if isinstance(own, list):
+            messages = [item for item in own if isinstance(item, dict) and "role" in item]
+            if len(messages) == len(own):
+                return [_message_with_files(message, save_file) for message in messages]
+        if isinstance(own, str):
+            return [{"role": "assistant", "content": own}]
+    if case.expected is None:
+        return []
+    # AgentV's messages hold text or objects; a bare number or list travels as its JSON.
+    content = case.expected if isinstance(case.expected, Mapping) else expected_text(case)
+    return [{"role": "assistant", "content": content}]
+
+
+def _metadata_text(case: Case, field: str) -> str | None:
+    own = case.metadata.get(field)
+    return own if isinstance(own, str) else None
+
+
+def _metadata_paths(case: Case, field: str) -> list[JsonValue]:
+    own = case.metadata.get(field)
+    return own if isinstance(own, list) and all(isinstance(path, str) for path in own) else []

@@ -1,0 +1,102 @@
+"""Runs a grader's command in its own process group: JSON on stdin, JSON on stdout, with a timeout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintain.contracts.token import mask_tokens
+from quintain.process import CannotStart, Program, ProgramTimedOut, TooMuchOutput, executable_of, run_program
+from quintain_runner.graders.verdict_parser import GraderError
+
+#: The most a grader may print on stdout, in bytes.
+STDOUT_LIMIT = 8 * 1024 * 1024
+
+#: How much of what a crashed grader wrote on stderr its error tells, in characters.
+MAX_STDERR_CHARACTERS = 300
+
+#: What the name of a script ends with.
+_SCRIPT_SUFFIXES = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb", ".pl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraderCommand:
+    """What to run, where, with which environment, and for how long at most."""
+
+    argv: tuple[str, ...]
+    folder: Path
+    env: Mapping[str, str]
+    timeout_seconds: float
+
+    @property
+    def program(self) -> Program:
+        """What is started."""
+        return Program(argv=self.argv, cwd=self.folder, env=self.env)
+
+
+async def run_grader(command: GraderCommand, stdin: bytes) -> bytes:
+    """Run a grader to its end and return what it printed on stdout.
+
+    Raises `GraderError` where it cannot be started, crashes, prints too much, or hangs past its timeout. Whatever
+    happens, a cancel too, nothing of its process group is left running.
+    """
+    try:
+        finished = await run_program(
+            command.program, stdin=stdin, stdout_limit=STDOUT_LIMIT, timeout_seconds=command.timeout_seconds
+        )
+    except CannotStart as error:
+        raise cannot_start(command, error) from None
+    except ProgramTimedOut:
+        raise GraderError(timeout_message(command.timeout_seconds)) from None
+    except TooMuchOutput:
+        raise GraderError(
+            f"It printed more than {STDOUT_LIMIT // 1024**2} MiB on stdout; print the verdict alone"
+        ) from None
+    if finished.exit_code != 0:
+        raise GraderError(crash_message(finished.exit_code, finished.stderr))
+    return finished.stdout
+
+
+def cannot_start(command: GraderCommand, error: CannotStart) -> GraderError:
+    """What is said of a grader whose program cannot be started."""
+    return GraderError(
+        f"Its command {command.argv[0]!r} cannot be started in {command.folder} ({error.reason}); check the path, and "
+        "that it may be executed"
+    )
+
+
+def timeout_message(timeout_seconds: float) -> str:
+    """What is said of a grader that took too long."""
+    return (
+        f"It hung past its timeout of {timeout_seconds:g} s and was killed; raise its timeout_seconds, or see what it "
+        "waits for"
+    )
+
+
+def crash_message(exit_code: int, stderr: bytes) -> str:
+    """How a grader crashed: its exit code or signal, and the end of what it wrote on stderr, tokens masked."""
+    how = f"exit code {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
+    last = mask_tokens(stderr.decode(errors="replace")).strip()[-MAX_STDERR_CHARACTERS:]
+    return f"It crashed ({how}): {last}" if last else f"It crashed ({how}) and wrote nothing on stderr"
+
+
+def command_error(command: GraderCommand) -> str | None:
+    """Why a program cannot be started as far as can be told without starting it; None where nothing speaks against it.
+
+    Of a script that an interpreter is to run it is looked at whether the file is there.
+    """
+    program, *rest = command.argv
+    resolved = executable_of(program, command.env)
+    if os.sep in resolved:
+        path = command.folder / resolved
+        if not path.is_file() or not os.access(path, os.X_OK):
+            return f"its command {program!r}: there is no program {path} that may be executed"
+    elif shutil.which(resolved, path=command.env.get("PATH", os.defpath)) is None:
+        return f"its command {program!r} is on no path; install it, or give its path"
+    script = next((word for word in rest if word.endswith(_SCRIPT_SUFFIXES) and not word.startswith("-")), None)
+    if script is not None and not (command.folder / script).exists():
+        return f"its command: there is no file {command.folder / script}"
+    return None

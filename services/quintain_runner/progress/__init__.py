@@ -1,0 +1,1 @@
+"""Shows the progress of a running evaluation."""

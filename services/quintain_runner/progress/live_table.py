@@ -1,0 +1,187 @@
+"""Renders the live progress table: a row for each target and grader, and the budget with a projection. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from quintain_runner.cost.run_cost import TargetCost, dollars
+from quintain_runner.progress.state import ProgressState, TargetProgress
+from quintain_runner.progress.terminal_text import plain_text
+from quintain_runner.results.counts import RowTally
+from quintain_runner.statistics.formatting import format_score
+
+#: A terminal that is narrower than this, in characters, is shown the columns that matter most.
+WIDE_COLUMNS = 112
+
+#: How many characters the budget's bar has.
+_BAR_WIDTH = 30
+
+#: Nothing is projected from less than this, in seconds.
+_MIN_PROJECTION_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _TargetLine:
+    """One target, and how long it has been at it."""
+
+    tally: RowTally
+    progress: TargetProgress
+    elapsed_seconds: float
+    cost: TargetCost | None
+
+    @property
+    def queued(self) -> int:
+        """Trials that nobody has begun."""
+        return max(0, self.tally.trials - self.tally.done - self.progress.in_flight)
+
+    @property
+    def trials_per_minute(self) -> str:
+        """Trials per minute, in this invocation."""
+        return f"{60 * self.progress.rows_written / self.elapsed_seconds:,.0f}" if self.elapsed_seconds > 0 else "-"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the last one ends, at the pace of this invocation; None where there is no pace yet."""
+        left = self.queued + self.progress.in_flight
+        if not left:
+            return 0.0
+        if not self.progress.rows_written or self.elapsed_seconds < _MIN_PROJECTION_SECONDS:
+            return None
+        return left * self.elapsed_seconds / self.progress.rows_written
+
+
+@dataclass(frozen=True, slots=True)
+class _TableColumn:
+    """A column: its heading, its cell, and whether a narrow terminal has it too."""
+
+    heading: str
+    cell: Callable[[_TargetLine], str]
+    shown_when_narrow: bool = True
+
+
+_COLUMNS = (
+    _TableColumn("done", lambda line: f"{line.tally.done:,}/{line.tally.trials:,}"),
+    _TableColumn("in flight", lambda line: f"{line.progress.in_flight:,}"),
+    _TableColumn("queued", lambda line: f"{line.queued:,}", shown_when_narrow=False),
+    _TableColumn("per min", lambda line: line.trials_per_minute),
+    _TableColumn("p50", lambda line: _format_latency(line.progress.latencies.quantile(0.5)), shown_when_narrow=False),
+    _TableColumn("p95", lambda line: _format_latency(line.progress.latencies.quantile(0.95))),
+    _TableColumn("mean", lambda line: format_score(line.tally.mean_score)),
+    _TableColumn("errors", lambda line: f"{line.tally.errors:,}"),
+    _TableColumn("in doubt", lambda line: f"{line.tally.in_doubt:,}", shown_when_narrow=False),
+    _TableColumn("throttled", lambda line: f"{line.progress.overload_count:,}", shown_when_narrow=False),
+    _TableColumn("calls", lambda line: f"{line.tally.calls:,}", shown_when_narrow=False),
+    _TableColumn(
+        "tokens in/out",
+        lambda line: f"{format_compact(line.tally.input_tokens)}/{format_compact(line.tally.output_tokens)}",
+    ),
+)
+
+#: What this target's own calls cost; those of judges are in the budget's line.
+_COST_COLUMN = _TableColumn(
+    "cost", lambda line: "-" if line.cost is None else dollars(line.cost.usd, at_least=line.cost.at_least)
+)
+
+
+def render_progress(
+    progress_state: ProgressState, *, elapsed_seconds: float, width: int, now: datetime
+) -> RenderableType:
+    """The board as it is drawn: ``elapsed_seconds`` since the run began, ``width`` of the terminal in characters."""
+    costs = {} if progress_state.cost is None else progress_state.cost.targets
+    lines = {
+        name: _TargetLine(tally, progress_state.target_gauges[name], elapsed_seconds, costs.get(name))
+        for name, tally in progress_state.tallies.items()
+    }
+    parts: list[RenderableType] = [_targets_table(lines, wide=width >= WIDE_COLUMNS)]
+    if progress_state.grader_gauges:
+        parts.append(_graders_table(progress_state))
+    parts += _budget_lines(progress_state, lines, elapsed_seconds, now)
+    return Group(*parts)
+
+
+def format_compact(number: int) -> str:
+    """A large number in few characters: 9.1M."""
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return str(number)
+
+
+def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
+    columns = [column for column in _COLUMNS if wide or column.shown_when_narrow]
+    if any(line.cost is not None for line in lines.values()):
+        columns.append(_COST_COLUMN)
+    table = Table("target", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for name, line in lines.items():
+        table.add_row(plain_text(name), *(column.cell(line) for column in columns))
+    return table
+
+
+def _graders_table(progress_state: ProgressState) -> Table:
+    table = Table("grader", box=None, pad_edge=False)
+    for heading in ("graded", "passed", "mean", "errors", "calls"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, progress in progress_state.grader_gauges.items():
+        counts = (progress.graded, progress.passed)
+        cells = (
+            *(f"{count:,}" for count in counts),
+            format_score(progress.mean_score),
+            f"{progress.errors:,}",
+            f"{progress.calls:,}",
+        )
+        table.add_row(plain_text(name), *cells)
+    return table
+
+
+def _budget_lines(
+    progress_state: ProgressState, lines: dict[str, _TargetLine], elapsed_seconds: float, now: datetime
+) -> Iterator[Text]:
+    budget = progress_state.budget
+    if budget.max_calls:
+        filled = min(_BAR_WIDTH, _BAR_WIDTH * budget.calls // budget.max_calls)
+        bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
+        cost = ""
+        if progress_state.cost is not None and progress_state.cost.usd is not None:
+            cost = f", {dollars(progress_state.cost.usd, at_least=progress_state.cost.at_least)}"
+        calls = f"{budget.calls:,}/{budget.max_calls:,} calls{cost}"
+        yield Text(f"budget  {bar} {calls}{_budget_projection(progress_state, elapsed_seconds, now)}")
+    seconds_left = {name: line.seconds_left for name, line in lines.items()}
+    known = {name: left for name, left in seconds_left.items() if left is not None}
+    if len(known) == len(seconds_left) and any(known.values()):
+        last = max(known, key=lambda name: known[name])
+        target_note = f" ({plain_text(last)})" if len(known) > 1 else ""
+        yield Text(f"ends    about {_format_end_time(now, known[last])}{target_note}")
+
+
+def _budget_projection(progress_state: ProgressState, elapsed_seconds: float, now: datetime) -> str:
+    """Whether the budget lasts: how much the run will take, or when the budget is spent."""
+    budget = progress_state.budget
+    if not any(tally.graded for tally in progress_state.tallies.values()):
+        return ""
+    projected_calls = progress_state.projected_calls
+    if projected_calls <= budget.max_calls:
+        return f", about {projected_calls:,} in the end"
+    when = ""
+    if budget.calls_made > 0 and elapsed_seconds >= _MIN_PROJECTION_SECONDS:
+        left = (budget.max_calls - budget.calls) * elapsed_seconds / budget.calls_made
+        when = f" about {_format_end_time(now, left)}"
+    return f", spent{when} and before the end: that takes about {projected_calls:,}"
+
+
+def _format_latency(latency_ms: float | None) -> str:
+    if latency_ms is None:
+        return "-"
+    return f"{latency_ms:.0f}ms" if latency_ms < 1000 else f"{latency_ms / 1000:.1f}s"
+
+
+def _format_end_time(now: datetime, seconds: float) -> str:
+    end = now + timedelta(seconds=seconds)
+    return f"{end:%H:%M}" if end.date() == now.date() else f"{end:%a %H:%M}"

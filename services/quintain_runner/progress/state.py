@@ -1,0 +1,206 @@
+"""The state of a running evaluation that the progress display shows. No I/O.
+
+Counts rows for each target, trials in flight, latencies, grader results, the call budget and unshown errors, in
+constant memory. Latencies and rates cover this invocation only; counts include rows of earlier ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from quintain.errors import Overloaded, QuintainError, Throttled
+from quintain_runner.cost.run_cost import Cost
+from quintain_runner.results.counts import RowTally, estimate_remaining_calls
+from quintain_runner.results.resume_state import ResumeState
+from quintain_runner.results.row import GraderRow, Row, RowStats, RowStatus
+from quintain_runner.spec.plan import RerunPolicy
+
+#: The codes of faults that say: too much at once.
+_OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
+
+#: Latencies are counted in buckets, each this much wider than the one before: a quantile is right within 5 %.
+_BUCKET_RATIO = 1.1
+_MIN_LATENCY_MS = 0.1
+
+
+class Latencies:
+    """How long things took, in milliseconds: as many counters as there are buckets, however many things."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, int] = {}
+        self._count = 0
+
+    def add(self, latency_ms: float) -> None:
+        """Count one."""
+        bucket = math.ceil(math.log(max(latency_ms, _MIN_LATENCY_MS) / _MIN_LATENCY_MS, _BUCKET_RATIO))
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        self._count += 1
+
+    def quantile(self, fraction: float) -> float | None:
+        """So much of them took at most so many milliseconds; None where there are none."""
+        left = fraction * self._count
+        for bucket, count in sorted(self._buckets.items()):
+            left -= count
+            if left <= 0:
+                return float(_MIN_LATENCY_MS * _BUCKET_RATIO ** (bucket - 0.5))
+        return None
+
+
+class TargetProgress:
+    """One target, as this invocation sees it. ``overload_count`` counts the times it was too much at once."""
+
+    def __init__(self) -> None:
+        self.in_flight = self.rows_written = self.overload_count = 0
+        self.latencies = Latencies()
+
+    def add_row(self, row: Row) -> None:
+        """A row was written."""
+        self.rows_written += 1
+        if row.output is not None:
+            self.latencies.add(row.duration_ms)
+        if row.status is RowStatus.ERROR and row.error is not None and row.error.code in _OVERLOAD_CODES:
+            self.overload_count += 1
+
+    def record_retry(self, error: QuintainError) -> None:
+        """The target was asked again after this error."""
+        self.overload_count += isinstance(error, Throttled | Overloaded)
+
+
+class GraderProgress:
+    """One grader, as this invocation sees it."""
+
+    def __init__(self) -> None:
+        self.graded = self.passed = self.errors = self.calls = 0
+        self.score_sum = 0.0
+
+    def add_row(self, row: GraderRow) -> None:
+        """A verdict, or the error in its place."""
+        self.calls += row.calls
+        if row.error is not None or row.score is None:
+            self.errors += 1
+            return
+        self.graded += 1
+        self.passed += bool(row.passed)
+        self.score_sum += row.score
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean of its scores; None where there is none."""
+        return self.score_sum / self.graded if self.graded else None
+
+
+class BudgetProgress:
+    """The run's budget, as the ledger last told it."""
+
+    def __init__(self) -> None:
+        self.calls = self.max_calls = 0
+        #: Calls when this invocation first asked, so that a pace can be told.
+        self.initial_calls: int | None = None
+
+    def update(self, calls: int, max_calls: int) -> None:
+        """The ledger's word."""
+        self.calls, self.max_calls = calls, max_calls
+        if self.initial_calls is None:
+            self.initial_calls = calls
+
+    @property
+    def calls_made(self) -> int:
+        """Calls charged during this invocation."""
+        return self.calls - (self.initial_calls or 0)
+
+
+#: How many errors wait to be shown; the rest is in the results.
+_MAX_PENDING_ERRORS = 20
+
+
+class ProgressState:
+    """What a run has done so far. The tallies hold the rows of before too; the gauges this invocation alone."""
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        *,
+        cases: int,
+        repeats: int,
+        resume_state: ResumeState,
+        rerun_policy: RerunPolicy | None = None,
+    ) -> None:
+        self.cases = cases
+        self.tallies = {target: RowTally(cases * repeats) for target in targets}
+        for (target, repeat), tally in resume_state.tallies.items():
+            if target in self.tallies and repeat <= repeats:
+                self.tallies[target] += tally
+        tallies, rerun_policy = list(self.tallies.values()), rerun_policy or RerunPolicy()
+        self.resume_note = _resume_note(tallies, rerun_policy)
+        #: How many trials this invocation is to ask.
+        self.pending_trials = sum(
+            tally.trials
+            - tally.graded
+            - tally.errors * (not rerun_policy.rerun_errors)
+            - tally.in_doubt * (not rerun_policy.rerun_in_doubt)
+            for tally in tallies
+        )
+        #: What every row in the folder was charged, those too that this run does not ask for.
+        self.calls_in_rows = sum(tally.calls for tally in resume_state.tallies.values())
+        self.target_gauges = {target: TargetProgress() for target in targets}
+        self.grader_gauges: dict[str, GraderProgress] = {}
+        self.budget = BudgetProgress()
+        #: What it cost, as far as that is known, when it was last asked.
+        self.cost: Cost | None = None
+        self._pending_errors: deque[str] = deque(maxlen=_MAX_PENDING_ERRORS)
+
+    @property
+    def projected_calls(self) -> int:
+        """How many calls the whole run is reckoned to take, as far as its graded rows tell."""
+        return self.budget.calls + estimate_remaining_calls(self.tallies.values(), max_calls_per_trial=1)
+
+    def trial_started(self, target: str) -> None:
+        """A trial of this target is under way."""
+        self.target_gauges[target].in_flight += 1
+
+    def trial_ended(self, target: str) -> None:
+        """A trial of this target has ended, however."""
+        self.target_gauges[target].in_flight -= 1
+
+    def add_row(self, row: Row, superseded: RowStats | None = None) -> None:
+        """Count a row of this run; ``superseded`` is what the row left that it supersedes."""
+        tally = self.tallies[row.target]
+        if superseded is not None:
+            tally.add(superseded, times=-1)
+        tally.add(RowStats.of(row))
+        self.calls_in_rows += row.calls - (0 if superseded is None else superseded.calls)
+        self.target_gauges[row.target].add_row(row)
+        for name, grader in row.graders.items():
+            self.grader_gauges.setdefault(name, GraderProgress()).add_row(grader)
+        if row.error is not None:
+            self._pending_errors.append(f"{row.case_id} · {row.target}: {row.error.error}")
+
+    def take_new_errors(self) -> Iterator[str]:
+        """The errors since this was last asked; of a flood the latest ones."""
+        while self._pending_errors:
+            yield self._pending_errors.popleft()
+
+    @property
+    def trials(self) -> int:
+        """How many rows there will be."""
+        return sum(tally.trials for tally in self.tallies.values())
+
+    @property
+    def done(self) -> int:
+        """How many rows there are."""
+        return sum(tally.done for tally in self.tallies.values())
+
+
+def _resume_note(tallies: Sequence[RowTally], rerun_policy: RerunPolicy) -> str | None:
+    """What becomes of the rows of before, in words; None where there are none."""
+    graded = sum(tally.graded for tally in tallies)
+    errors = sum(tally.errors for tally in tallies)
+    in_doubt = sum(tally.in_doubt for tally in tallies)
+    parts = [f"{graded} kept from before"] if graded else []
+    if errors:
+        parts.append(f"{errors} errors {'asked again' if rerun_policy.rerun_errors else 'kept'}")
+    if in_doubt:
+        parts.append(f"{in_doubt} in doubt {'asked again' if rerun_policy.rerun_in_doubt else 'kept'}")
+    return ", ".join(parts) or None

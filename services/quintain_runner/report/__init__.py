@@ -1,0 +1,1 @@
+"""Writes, reads and shows the results of a run."""

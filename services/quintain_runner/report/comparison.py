@@ -1,0 +1,197 @@
+"""Compares two runs on the same cases: differences with significance tests, and the cases whose pass changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import AliasChoices, Field
+
+from quintain.contracts.message import Message
+from quintain.errors import ConfigError
+from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.row import Row
+from quintain_runner.statistics.analysis import Difference, paired_differences
+from quintain_runner.statistics.frame import (
+    ROW_PASS,
+    ROW_SCORE,
+    Measure,
+    TargetFrame,
+    build_frames,
+    pair_frames,
+    trial_hash,
+)
+
+#: So many flipped cases are told of a target.
+MAX_FLIPS = 1_000
+
+#: How much of a hash an error tells, in characters.
+_SHOWN_HASH_CHARACTERS = 12
+
+_PASS = AliasChoices("pass", "passed")
+
+
+class CaseOutcome(Message):
+    """What became of a case in one of the runs."""
+
+    passed: bool = Field(validation_alias=_PASS, serialization_alias="pass")
+    score: float | None
+
+
+class Flip(Message):
+    """A case that passed in one of the runs alone."""
+
+    case_id: str
+    repeat: int
+    before: CaseOutcome
+    after: CaseOutcome
+
+
+class MeasureComparison(Message):
+    """A pass rate and a mean score, after and before; None where no case has both."""
+
+    passed: Difference | None = Field(default=None, validation_alias=_PASS, serialization_alias="pass")
+    score: Difference | None = None
+
+    @property
+    def is_significantly_worse(self) -> bool:
+        """Whether it fell by more than chance would make it."""
+        return any(one is not None and one.significant and one.estimate.value < 0 for one in (self.passed, self.score))
+
+
+class TargetComparison(Message):
+    """One target of the earlier run beside one of the later: the same one, or the only one of each.
+
+    ``left_out`` are rows of either run without a score in both. ``flips`` are at most `MAX_FLIPS`, of ``flipped``.
+    """
+
+    before: str
+    after: str
+    row: MeasureComparison
+    graders: dict[str, MeasureComparison] = Field(default_factory=dict)
+    left_out: int = 0
+    flipped: int = 0
+    flips: list[Flip] = Field(default_factory=list)
+
+
+class Comparison(Message):
+    """The later run against the earlier one. Holm's adjustment is over the targets, for each measure by itself."""
+
+    before: str
+    after: str
+    targets: list[TargetComparison]
+
+    @property
+    def regressed_targets(self) -> list[TargetComparison]:
+        """The targets that are significantly worse."""
+        return [target for target in self.targets if target.row.is_significantly_worse]
+
+
+def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) -> Comparison:
+    """Compare two runs, case by case.
+
+    Raises `ConfigError` where they asked other cases or graded otherwise and nobody said ``force``, and where they
+    share no target and have several.
+    """
+    if not force:
+        _require_same_evaluation(before, after)
+    target_pairs = _matched_targets(before, after)
+    frame_pairs = [
+        (build_frames(after.rows(), [after_name])[after_name], build_frames(before.rows(), [before_name])[before_name])
+        for before_name, after_name in target_pairs
+    ]
+    rows = _compare_measures(frame_pairs, None)
+    graders = [
+        name
+        for name in frame_pairs[0][0].grader_names()
+        if all(name in one.grader_names() for pair in frame_pairs for one in pair)
+    ]
+    by_grader = {name: _compare_measures(frame_pairs, name) for name in graders}
+    return Comparison(
+        before=str(before.folder),
+        after=str(after.folder),
+        targets=[
+            _target_comparison((before, ours), (after, theirs), frame_pairs[number]).model_copy(
+                update={
+                    "row": rows[number],
+                    "graders": {name: comparisons[number] for name, comparisons in by_grader.items()},
+                }
+            )
+            for number, (ours, theirs) in enumerate(target_pairs)
+        ],
+    )
+
+
+def _require_same_evaluation(before: RunReport, after: RunReport) -> None:
+    before_identity, after_identity = before.run.configuration.identity, after.run.configuration.identity
+    for what in ("dataset", "graders"):
+        before_hash, after_hash = getattr(before_identity, what), getattr(after_identity, what)
+        if before_hash != after_hash:
+            raise ConfigError(
+                f"{before.folder} and {after.folder} have other {what} ({before_hash[:_SHOWN_HASH_CHARACTERS]} and "
+                f"{after_hash[:_SHOWN_HASH_CHARACTERS]}), so a "
+                "difference may not be the targets'; --force compares the cases that have the same ids all the same"
+            )
+
+
+def _matched_targets(before: RunReport, after: RunReport) -> list[tuple[str, str]]:
+    before_targets, after_targets = before.run.configuration.targets, after.run.configuration.targets
+    shared = [(name, name) for name in before_targets if name in after_targets]
+    if shared:
+        return shared
+    if len(before_targets) == len(after_targets) == 1:
+        return [(before_targets[0], after_targets[0])]
+    raise ConfigError(
+        f"{before.folder} has the targets {', '.join(before_targets)} and {after.folder} has "
+        f"{', '.join(after_targets)}: none in both, "
+        "and not one alone in each. Run them on the same targets, or one target in each"
+    )
+
+
+def _compare_measures(
+    frame_pairs: list[tuple[TargetFrame, TargetFrame]], grader: str | None
+) -> list[MeasureComparison]:
+    passed = paired_differences(frame_pairs, Measure("pass", grader))
+    scores = paired_differences(frame_pairs, Measure("score", grader))
+    return [
+        MeasureComparison(passed=one, score=score_difference)
+        for one, score_difference in zip(passed, scores, strict=True)
+    ]
+
+
+def _target_comparison(
+    before: tuple[RunReport, str], after: tuple[RunReport, str], frames: tuple[TargetFrame, TargetFrame]
+) -> TargetComparison:
+    """One target's cases; what is compared of them comes later."""
+    after_frame, before_frame = frames
+    flipped = {int(name) for name in pair_frames(after_frame, before_frame, ROW_PASS).differing_trials}
+    paired_rows = int(pair_frames(after_frame, before_frame, ROW_SCORE).base.rows.sum())
+    shown_trials = dict.fromkeys(sorted(flipped)[:MAX_FLIPS])
+    before_outcomes, after_outcomes = _case_outcomes(before, shown_trials), _case_outcomes(after, shown_trials)
+    flips = [
+        Flip(case_id=case_id, repeat=repeat, before=outcome, after=after_outcomes[case_id, repeat])
+        for (case_id, repeat), outcome in before_outcomes.items()
+        if (case_id, repeat) in after_outcomes
+    ]
+    return TargetComparison(
+        before=before[1],
+        after=after[1],
+        row=MeasureComparison(),
+        left_out=len(before_frame.trial_hashes) + len(after_frame.trial_hashes) - 2 * paired_rows,
+        flipped=len(flipped),
+        flips=flips,
+    )
+
+
+def _case_outcomes(
+    run: tuple[RunReport, str], trial_hashes: Mapping[int, object]
+) -> dict[tuple[str, int], CaseOutcome]:
+    report, target = run
+    return {
+        (row.case_id, row.repeat): _case_outcome(row)
+        for row in (report.rows() if trial_hashes else ())
+        if row.target == target and trial_hash(row.case_id, row.repeat) in trial_hashes
+    }
+
+
+def _case_outcome(row: Row) -> CaseOutcome:
+    return CaseOutcome(passed=row.passed, score=row.score)

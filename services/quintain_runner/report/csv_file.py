@@ -1,0 +1,48 @@
+"""Writes a run as CSV: one line for each row and two columns for each grader, with spreadsheet formulas escaped."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from quintain_runner.report.escaping import csv_cell
+from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.atomic_file import atomic_write
+from quintain_runner.results.row import Row
+
+_LEADING_COLUMNS = ("case_id", "target", "repeat", "status", "score", "pass")
+_TRAILING_COLUMNS = ("calls", "input_tokens", "output_tokens", "duration_ms", "error_code", "error", "output")
+
+Cell = str | int | float | None
+
+
+def write_csv(path: Path, report: RunReport) -> None:
+    """Write the file, in one step, with the byte order mark by which spreadsheets know UTF-8.
+
+    Raises `QuintainError` where the disk refuses it.
+    """
+    graders = list(
+        dict.fromkeys(name for statistics in report.analysis.targets.values() for name in statistics.graders)
+    )
+    with atomic_write(path) as file:
+        file.write(codecs.BOM_UTF8)
+        writer = csv.writer(codecs.getwriter("utf-8")(file))
+        grader_columns = [f"{name} {what}" for name in graders for what in ("score", "pass")]
+        writer.writerow([csv_cell(name) for name in (*_LEADING_COLUMNS, *grader_columns, *_TRAILING_COLUMNS)])
+        for row in report.rows():
+            writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in _cells(row, graders)])
+
+
+def _cells(row: Row, graders: Sequence[str]) -> list[Cell]:
+    passed = None if row.score is None else int(row.passed)
+    cells: list[Cell] = [row.case_id, row.target, row.repeat, row.status.value, row.score, passed]
+    for name in graders:
+        grader = row.graders.get(name)
+        cells += (
+            [None, None] if grader is None else [grader.score, None if grader.passed is None else int(grader.passed)]
+        )
+    usage, error = row.token_usage, row.error
+    cells += [row.calls, usage.input, usage.output, row.duration_ms]
+    return [*cells, *((None, None) if error is None else (error.code, error.error)), row.output]

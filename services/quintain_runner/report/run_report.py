@@ -1,0 +1,120 @@
+"""Reads a results folder into a report: counts, statistics and cost of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from quintain.contracts.message import Message
+from quintain.errors import BadRequest, ConfigError
+from quintain_runner.cost.run_cost import Cost
+from quintain_runner.progress.state import ProgressState
+from quintain_runner.report.run_record import FILE_NAME, EvaluationIdentity
+from quintain_runner.report.summary import ExitCode, RunSummary, summarize
+from quintain_runner.results.resume_state import ResumeState
+from quintain_runner.results.row import Row
+from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
+from quintain_runner.results.store import current_rows, read_resume_state
+from quintain_runner.statistics.analysis import Analysis, analyse
+from quintain_runner.statistics.frame import build_frames
+
+
+class _Configuration(Message):
+    evaluation: str
+    identity: EvaluationIdentity
+    targets: list[str]
+    repeats: int
+    threshold: float | None = None
+
+
+class _Totals(Message):
+    cases: int
+    calls: int
+    max_calls: int
+    calls_left: int = 0
+
+
+class RunFile(Message):
+    """What ``run.json`` says, as far as it is read again."""
+
+    schema_version: int
+    configuration: _Configuration
+    totals: _Totals
+    exit_code: int | None = None
+    started_at: str
+    ended_at: str | None = None
+    statistics: Analysis | None = None
+    cost: Cost | None = None
+
+    @property
+    def name(self) -> str:
+        """The run's name: its evaluation file's, without the ending."""
+        return Path(self.configuration.evaluation).stem
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """A run that ended, or as far as it came."""
+
+    folder: Path
+    run: RunFile
+    summary: RunSummary
+    analysis: Analysis
+    cost: Cost | None
+
+    @cached_property
+    def resume_state(self) -> ResumeState:
+        """What the rows of the folder are, by which those that count are told from the superseded ones."""
+        return read_resume_state(self.folder)
+
+    def rows(self) -> Iterator[Row]:
+        """The rows that count, of the targets and repeats that the run asked for."""
+        targets = self.run.configuration.targets
+        for row in current_rows(self.folder, self.resume_state):
+            if row.target in targets and row.repeat <= self.run.configuration.repeats:
+                yield row
+
+
+def read_run(folder: Path) -> RunFile:
+    """The record of a results folder. Raises `ConfigError` where there is none, or it cannot be used."""
+    path = folder / FILE_NAME
+    try:
+        run = RunFile.from_wire(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder}: there is no {FILE_NAME} in it; name a folder that `quintain run` wrote, such as runs/eval"
+        ) from None
+    except (OSError, BadRequest) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); was it written by `quintain run`?") from None
+    if run.schema_version != 1:
+        raise ConfigError(f"{path}: its schemaVersion is {run.schema_version}, and this release reads 1")
+    return run
+
+
+def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
+    """The report of a results folder; ``summary`` where the run has just counted its rows itself.
+
+    A run that did not end is reported as far as it came. Raises `ConfigError` where the folder cannot be used.
+    """
+    run = read_run(folder)
+    configuration = run.configuration
+    if summary is None:
+        progress_state = ProgressState(
+            configuration.targets,
+            cases=run.totals.cases,
+            repeats=configuration.repeats,
+            resume_state=read_resume_state(folder),
+        )
+        progress_state.budget.update(run.totals.calls, run.totals.max_calls)
+        summary = summarize(
+            progress_state,
+            threshold=configuration.threshold,
+            is_budget_spent=run.exit_code == ExitCode.BUDGET_SPENT,
+            results=folder / RESULTS_NAME,
+        )
+    report = RunReport(folder=folder, run=run, summary=summary, analysis=run.statistics or Analysis(), cost=run.cost)
+    if run.statistics is not None:
+        return report
+    return replace(report, analysis=analyse(build_frames(report.rows(), configuration.targets)))

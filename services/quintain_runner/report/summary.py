@@ -1,0 +1,142 @@
+"""The summary of a run: counts for each target and in total, the exit code and its reason. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+from pathlib import Path
+
+from quintain_runner.progress.state import ProgressState
+from quintain_runner.results.counts import RowTally, estimate_remaining_calls
+
+#: A mean this close below the threshold is the rounding of its own last digit.
+_ROUNDING = 1e-9
+
+JsonNumbers = dict[str, int | float | dict[str, int] | None]
+
+
+class ExitCode(IntEnum):
+    """What the command's exit code says."""
+
+    PASSED = 0
+    ERRORS = 1
+    BELOW_THRESHOLD = 3
+    BUDGET_SPENT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialCounts:
+    """The counts of one target, or of all. ``trials`` is how many rows there are to be."""
+
+    trials: int
+    graded: int
+    passed: int
+    errors: int
+    in_doubt: int
+    mean_score: float | None
+    calls: int
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def waiting(self) -> int:
+        """Trials that have no row yet."""
+        return self.trials - self.graded - self.errors - self.in_doubt
+
+    def to_wire(self) -> JsonNumbers:
+        """The counts as ``run.json`` writes them."""
+        return {
+            "trials": self.trials,
+            "graded": self.graded,
+            "passed": self.passed,
+            "errors": self.errors,
+            "inDoubt": self.in_doubt,
+            "waiting": self.waiting,
+            "meanScore": self.mean_score,
+            "calls": self.calls,
+            "tokenUsage": {"input": self.input_tokens, "output": self.output_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """How a run ended. ``calls`` and ``max_calls`` are the ledger's word on the run's session.
+
+    ``calls_without_row`` of them were spent on what left no row: a grader that was killed with its run, and began
+    again. ``estimated_calls_left`` is what the open trials are reckoned to take.
+    """
+
+    cases: int
+    per_target: dict[str, TrialCounts]
+    total: TrialCounts
+    calls: int
+    max_calls: int
+    calls_without_row: int = 0
+    estimated_calls_left: int = 0
+    threshold: float | None
+    is_budget_spent: bool
+    results: Path
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The first that holds of: budget spent, errors, below the threshold, passed."""
+        if self.is_budget_spent:
+            return ExitCode.BUDGET_SPENT
+        if self.total.errors or self.total.in_doubt:
+            return ExitCode.ERRORS
+        mean = self.total.mean_score
+        if self.threshold is not None and (mean is None or mean < self.threshold - _ROUNDING):
+            return ExitCode.BELOW_THRESHOLD
+        return ExitCode.PASSED
+
+    def to_wire(self) -> dict[str, object]:
+        """The totals as ``run.json`` and ``--json`` write them."""
+        totals = {"cases": self.cases, **self.total.to_wire(), "calls": self.calls, "maxCalls": self.max_calls}
+        if self.calls_without_row:
+            totals["callsWithoutRow"] = self.calls_without_row
+        if self.is_budget_spent:
+            totals["callsLeft"] = self.estimated_calls_left
+        targets = {name: {"cases": self.cases, **counts.to_wire()} for name, counts in self.per_target.items()}
+        return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets}
+
+
+def summarize(
+    progress_state: ProgressState,
+    *,
+    threshold: float | None,
+    is_budget_spent: bool,
+    results: Path,
+    max_calls_per_trial: int = 1,
+) -> RunSummary:
+    """The summary of what the board shows; ``max_calls_per_trial`` is what one trial may cost at most, in calls."""
+    tallies = list(progress_state.tallies.values())
+    return RunSummary(
+        cases=progress_state.cases,
+        per_target={name: _trial_counts([tally]) for name, tally in progress_state.tallies.items()},
+        total=_trial_counts(tallies),
+        calls=progress_state.budget.calls,
+        max_calls=progress_state.budget.max_calls,
+        calls_without_row=max(0, progress_state.budget.calls - progress_state.calls_in_rows),
+        estimated_calls_left=estimate_remaining_calls(tallies, max_calls_per_trial=max_calls_per_trial),
+        threshold=threshold,
+        is_budget_spent=is_budget_spent,
+        results=results,
+    )
+
+
+def _trial_counts(tallies: Sequence[RowTally]) -> TrialCounts:
+    graded = sum(tally.graded for tally in tallies)
+    score = sum((tally.score_sum for tally in tallies), Fraction())
+    return TrialCounts(
+        trials=sum(tally.trials for tally in tallies),
+        graded=graded,
+        passed=sum(tally.passed for tally in tallies),
+        errors=sum(tally.errors for tally in tallies),
+        in_doubt=sum(tally.in_doubt for tally in tallies),
+        mean_score=float(score / graded) if graded else None,
+        calls=sum(tally.calls for tally in tallies),
+        input_tokens=sum(tally.input_tokens for tally in tallies),
+        output_tokens=sum(tally.output_tokens for tally in tallies),
+    )

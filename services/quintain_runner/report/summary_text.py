@@ -1,0 +1,94 @@
+"""The end of a run on a terminal: rich tables and a last line with the exit code, its reason and the next command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from rich.table import Table
+from rich.text import Text
+
+from quintain_runner.progress.terminal_text import plain_line, plain_text
+from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts
+from quintain_runner.report.tables import TextTable
+from quintain_runner.statistics.formatting import format_score
+
+#: The budget in a command, which another one is to take the place of.
+_MAX_CALLS_OPTION = re.compile(r" --max-calls[ =]\d+")
+
+
+def rich_table(text_table: TextTable) -> Table:
+    """A sheet as a table; its notes are lines of their own."""
+    table = Table(title=Text(plain_line(text_table.title)), title_justify="left", title_style="bold")
+    for number, column in enumerate(text_table.columns):
+        table.add_column(column, justify="left" if number < text_table.name_columns else "right", overflow="fold")
+    for row in text_table.rows:
+        table.add_row(*map(plain_text, row))
+    if text_table.total is not None:
+        table.add_section()
+        table.add_row(*map(plain_text, text_table.total))
+    return table
+
+
+def unaccounted_calls_note(summary: RunSummary) -> str | None:
+    """What of the budget no row accounts for; None where every call has its row."""
+    if not summary.calls_without_row:
+        return None
+    return (
+        f"{summary.calls_without_row} of {summary.calls} calls are in no row: graders that had called when they were "
+        "killed or lost began again, and what waited when the run ended may have been answered"
+    )
+
+
+def exit_line(summary: RunSummary, command: str) -> str:
+    """The exit code, why, and the next useful command; ``command`` is what the user gave."""
+    command = _MAX_CALLS_OPTION.sub("", command) if summary.is_budget_spent else command
+    code, total = summary.exit_code, summary.total
+    reasons = {
+        ExitCode.BUDGET_SPENT: (
+            f"the budget is spent ({summary.calls} of {summary.max_calls} calls), {_open_trials_text(total)} and "
+            "every row so far "
+            f"is kept. {_more_calls_text(summary)} To finish: {command} --max-calls {budget_to_finish(summary)}"
+        ),
+        ExitCode.ERRORS: _errors_text(summary, command),
+        ExitCode.BELOW_THRESHOLD: (
+            f"mean score {format_score(total.mean_score)} is below the threshold {summary.threshold}. What failed: "
+            f"grep '\"pass\":false' {_path(summary)}"
+        ),
+        ExitCode.PASSED: f"{_passed_text(summary)}. Every row: {summary.results}",
+    }[code]
+    return plain_line(f"exit {int(code)}: {reasons}", max_length=1000)
+
+
+def budget_to_finish(summary: RunSummary) -> int:
+    """What ``max_calls`` would have to be for the open trials too."""
+    return summary.calls + max(1, summary.estimated_calls_left)
+
+
+def _open_trials_text(total: TrialCounts) -> str:
+    erred = f" and {total.errors} erred" if total.errors else ""
+    return f"{total.waiting} trials wait{erred},"
+
+
+def _more_calls_text(summary: RunSummary) -> str:
+    more = budget_to_finish(summary) - summary.max_calls
+    how = "by what the graded ones took" if summary.total.graded else "at most"
+    return f"It takes {more} calls more, {how}."
+
+
+def _errors_text(summary: RunSummary, command: str) -> str:
+    total = summary.total
+    in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt (charged, outcome unknown) and kept"
+    if not total.errors:
+        return f"{in_doubt_text}. To ask them once more, charged again: {command} --in-doubt retry"
+    what = f"{total.errors} of {total.trials} trials erred" + (f", {in_doubt_text}" if total.in_doubt else "")
+    return f"{what}. The same command again asks the errors once more, and only those: {command}"
+
+
+def _path(summary: RunSummary) -> str:
+    return shlex.quote(str(summary.results))
+
+
+def _passed_text(summary: RunSummary) -> str:
+    mean = f"mean score {format_score(summary.total.mean_score)}"
+    return mean if summary.threshold is None else f"{mean}, threshold {summary.threshold}"

@@ -1,0 +1,1 @@
+"""Stores result rows and counts them."""

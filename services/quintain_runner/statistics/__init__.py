@@ -1,0 +1,1 @@
+"""Statistics of result rows: intervals, significance tests and their formatting."""

@@ -1,0 +1,96 @@
+"""State shared by all deliveries of one worker.
+
+It holds the admission client, the calls in flight, and publishers that retry settles and replies until the broker
+confirms them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.clock import Clock
+from quintain.contracts.ledger import Settle, SettleBatch
+from quintain.contracts.message import Message
+from quintain.errors import BrokerUnavailable, BusError, Fault
+from quintain.routes import INVOKE, REQUEST_ID_HEADER, SETTLE
+from quintain.rpc.server import copyable_headers, send_reply
+from quintain.runtime.batching import Batcher
+from quintain.runtime.random_ids import RandomIds
+from quintain.timings import Timings
+from quintain_worker.delivery.admissions import AdmissionClient
+from quintain_worker.delivery.inflight import InflightCalls
+from quintain_worker.metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+#: A settle with a result larger than this is a message of its own: a batch of them would be larger than a broker takes.
+MAX_BATCHED_BYTES = 64 * 1024
+
+
+class WorkerContext:
+    """One worker's desk."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        admission_client: AdmissionClient,
+        clock: Clock,
+        incarnation: str,
+        metrics: WorkerMetrics,
+        timings: Timings,
+    ) -> None:
+        self.bus, self.admission_client, self.clock = bus, admission_client, clock
+        self.metrics, self.timings = metrics, timings
+        self.inflight = InflightCalls()
+        self.attempt_ids = RandomIds()
+        self._incarnation = incarnation
+        self._settle_batcher: Batcher[Settle] = Batcher(self._publish_settles, max_concurrent=4)
+
+    async def settle(self, item: Settle, *, size: int = 0) -> None:
+        """Record what became of an attempt: returns when the broker has it in a quorum queue, however long that
+        takes. ``size`` is the length of its result in bytes."""
+        while True:
+            try:
+                await (self._settle_batcher.add(item) if size <= MAX_BATCHED_BYTES else self._publish_settles([item]))
+            except BusError as error:
+                log.warning("A settle could not be sent and will be repeated: %s", error.message)
+                await asyncio.sleep(self.timings.publish_pause_seconds)
+            else:
+                return
+
+    async def reply(self, delivery: Delivery, answer: Message | Fault, request_id: str) -> None:
+        """Send the caller its answer: returns when the broker has it, or nobody waits for it, however long that
+        takes."""
+        while True:
+            try:
+                await send_reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
+            except BrokerUnavailable as error:
+                log.warning("A reply could not be sent and will be repeated: %s", error.message)
+                await asyncio.sleep(self.timings.publish_pause_seconds)
+            else:
+                return
+
+    async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float) -> None:
+        """Put a delivery back into its target's queue: as a copy, because what is returned counts as delivered, and
+        a queue lets go of what was delivered too often."""
+        copy = Envelope(
+            body=delivery.body,
+            type=delivery.type,
+            correlation_id=delivery.correlation_id,
+            reply_to=delivery.reply_to,
+            headers=copyable_headers(delivery.headers),
+            expiration_ms=max(1, int(remaining_seconds * 1000)),
+        )
+        try:
+            await self.bus.publish(INVOKE.exchange, target, copy)
+        except BusError as error:
+            log.warning("A call could not be given back as a copy, and is returned: %s", error.message)
+            await delivery.requeue()
+        else:
+            await delivery.ack()
+
+    async def _publish_settles(self, items: list[Settle]) -> None:
+        body = SettleBatch(incarnation=self._incarnation, items=items).to_wire()
+        await self.bus.publish(SETTLE.exchange, SETTLE.key, Envelope(body=body, type=SETTLE.key))

@@ -1,0 +1,304 @@
+"""Processes a delivery: parse, join or admit, call the provider, settle, reply, acknowledge, in this order.
+
+The delivery is acknowledged only after the settle is confirmed into its quorum queue and the reply is confirmed
+or returned. If the worker dies before that, the message is redelivered and the ledger knows the state of the
+call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from quintain import logs
+from quintain.bus.base import Delivery
+from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
+from quintain.contracts.message import Message
+from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
+from quintain.routes import ACCEPT_CHUNKS, ACCEPT_PROGRESS, INVOKE
+from quintain.rpc.server import request_id_of
+from quintain.telemetry.semconv import (
+    ADMIT,
+    ATTEMPT,
+    CALL_COUNT,
+    OUTCOME,
+    QUEUE_WAIT,
+    SETTLE,
+    AttributeValue,
+    process_span,
+    reply_span,
+)
+from quintain.telemetry.spans import current_traceparent, record_finished_span, span
+from quintain.telemetry.trace_context import TRACEPARENT_HEADER
+from quintain.topology import REPLY, target_queue
+from quintain_worker.delivery.context import WorkerContext
+from quintain_worker.delivery.inflight import CallIdentity, InflightCall
+from quintain_worker.delivery.pause import PauseState
+from quintain_worker.delivery.request import IncomingRequest, parse_request
+from quintain_worker.delivery.response import CallResponse, CallTiming, response_of
+from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
+from quintain_worker.delivery.streaming import PROGRESS_SECONDS, ChunkSender, report_progress, send_interim
+from quintain_worker.providers.provider import Provider, provider_for_session
+
+#: A deadline where the request names none, for waiting at the admission desk: the ledger has the session's own.
+DEFAULT_DEADLINE_SECONDS = 600.0
+
+#: Deadlines are at most this far ahead (``protocol.md`` §2): a delivery is never held for longer.
+MAX_DEADLINE_AHEAD_SECONDS = 25 * 60.0
+
+#: More tries than any target allows: a later attempt's pieces void those of every try of an earlier one.
+MAX_TRIES_PER_ATTEMPT = 1_000
+
+_REPLY_SPAN = reply_span(REPLY.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTarget:
+    """One target as this worker serves it. ``trace_content``: questions and answers are part of the spans."""
+
+    name: str
+    provider: Provider
+    max_tries: int = 3
+    timeout_seconds: float | None = None
+    progress_seconds: float = PROGRESS_SECONDS
+    trace_content: bool = False
+
+
+def make_handler(
+    target: WorkerTarget, context: WorkerContext, pause: PauseState
+) -> Callable[[Delivery], Awaitable[None]]:
+    """The handler of one target's queue."""
+    queue = target_queue(target.name).name
+
+    async def handle(delivery: Delivery) -> None:
+        if not delivery.reply_to or not delivery.correlation_id:
+            await delivery.dead_letter()
+            return
+        try:
+            request = parse_request(delivery, target.name)
+        except Fault as fault:
+            await context.reply(delivery, fault, request_id_of(delivery))
+            await delivery.ack()
+            return
+        span_ids = {"request_id": request.request_id, "session_id": request.token.id, "target": target.name}
+        span_start = partial(process_span, INVOKE.exchange.name, target.name, queue, **span_ids)
+        with span(span_start, parent=delivery.headers.get(TRACEPARENT_HEADER)), logs.log_context(**span_ids):
+            await _DeliveryHandler(target, context, pause, delivery, request).process()
+
+    return handle
+
+
+def _admission_attributes(admission: Admission | None) -> dict[str, AttributeValue]:
+    """What the ledger's word tells a trace."""
+    if admission is None:
+        return {OUTCOME: "given_back"}
+    if admission.fault is not None:
+        return {OUTCOME: admission.fault.code}
+    if admission.replay is not None:
+        return {OUTCOME: "replayed"}
+    return {OUTCOME: "granted", ATTEMPT: admission.attempt, CALL_COUNT: admission.call_count}
+
+
+class _DeliveryHandler:
+    """One delivery, from its arrival to its acknowledgement."""
+
+    def __init__(
+        self,
+        target: WorkerTarget,
+        context: WorkerContext,
+        pause: PauseState,
+        delivery: Delivery,
+        request: IncomingRequest,
+    ) -> None:
+        self._target, self._context, self._pause = target, context, pause
+        self._delivery, self._request = delivery, request
+        self._attempt_id = context.attempt_ids.next()
+        self._arrived_ms = context.clock.now_ms()
+
+    async def process(self) -> None:
+        record_finished_span(QUEUE_WAIT, duration_seconds=self._queued_ms / 1000)
+        identity = self._identity()
+        try:
+            while (other := self._context.inflight.find(identity)) is not None:
+                if (result := await self._wait_for_duplicate(other)) is not None:
+                    await self._reply_and_ack(result)
+                    return
+        except Fault as fault:
+            await self._reply_and_ack(fault)
+            return
+        with self._context.inflight.track(identity) as run:
+            await self._admit_and_run(run)
+
+    @property
+    def _queued_ms(self) -> int:
+        """How long it was in the queue, as far as its publisher said when that began."""
+        published = self._request.published_at
+        return 0 if published is None else max(0, self._arrived_ms - published)
+
+    def _identity(self) -> CallIdentity:
+        problem = self._request.problem
+        return CallIdentity(
+            token=self._request.token.text,
+            session_id=self._request.token.id,
+            request_id=self._request.request_id,
+            target=self._target.name,
+            body_sha256=self._request.body_sha256,
+            problem=None if problem is None else problem.message,
+        )
+
+    async def _wait_for_duplicate(self, other: InflightCall) -> Result | None:
+        """The result of the same call, which is in this worker's hands already; None when that ended otherwise."""
+        try:
+            return await other.wait_for_result(
+                max(self._remaining_seconds(), 0.0) + self._context.timings.deadline_grace_seconds
+            )
+        except TimeoutError:
+            raise Expired("The deadline passed while another delivery ran the call", charged=other.is_granted) from None
+
+    async def _admit_and_run(self, run: InflightCall) -> None:
+        try:
+            async with run.abort_scope():
+                with span(ADMIT) as admit_span:
+                    admission = await self._admit()
+                    admit_span.set_attributes(_admission_attributes(admission))
+        except (Expired, BudgetUnavailable, Cancelled) as fault:
+            # A grant may still be on its way: this makes it void.
+            await self._settle(AttemptOutcome.NEVER_SENT, fault)
+            await self._reply_and_ack(fault)
+            return
+        if admission is None:
+            await self._return_to_queue(run, AttemptOutcome.NEVER_SENT)
+        elif admission.fault is not None:
+            await self._reply_and_ack(admission.fault.to_fault())
+        elif admission.replay is not None:
+            await self._reply_and_ack(admission.replay)
+        else:
+            await self._run_attempt(run, admission)
+
+    async def _admit(self) -> Admission | None:
+        if self._pause.exceeds_hold_limit:
+            return None
+        request = self._request
+        admit = Admit.unchecked(
+            token=request.token.text,
+            request_id=request.request_id,
+            attempt_id=self._attempt_id,
+            target=self._target.name,
+            body_sha256=request.body_sha256,
+            deadline=request.deadline,
+            problem=None if request.problem is None else FaultReply.from_fault(request.problem),
+            traceparent=current_traceparent(),
+        )
+        timeout_seconds = max(self._remaining_seconds(), self._context.timings.deadline_grace_seconds)
+        return await self._context.admission_client.admit(admit, timeout_seconds=timeout_seconds)
+
+    def _remaining_seconds(self) -> float:
+        """Seconds until the deadline, as far as this worker knows it."""
+        if self._request.deadline is None:
+            return DEFAULT_DEADLINE_SECONDS
+        return min(self._context.clock.seconds_until(self._request.deadline), MAX_DEADLINE_AHEAD_SECONDS)
+
+    async def _run_attempt(self, run: InflightCall, grant: Admission) -> None:
+        run.is_granted = True
+        started_at = time.perf_counter()
+        attempt_result = await self._attempt_with_streaming(run, grant)
+        if attempt_result.is_returned:
+            await self._return_to_queue(run, attempt_result.outcome)
+            return
+        duration_ms = (time.perf_counter() - started_at) * 1000
+        if self._request.published_at is not None:
+            self._context.metrics.observe_queue_wait(self._target.name, self._queued_ms / 1000)
+        timing = CallTiming(target=self._target.name, duration_ms=duration_ms, queued_ms=self._queued_ms)
+        response = response_of(attempt_result, grant, timing)
+        # In this order: a reply that went out before its settle, with a worker that then died, would be followed by
+        # the answer of another attempt.
+        await self._record(run, response, grant)
+        await self._reply_and_ack(response.answer)
+
+    async def _attempt_with_streaming(self, run: InflightCall, grant: Admission) -> AttemptResult:
+        ends_at = asyncio.get_running_loop().time() + self._context.clock.seconds_until(grant.deadline)
+        retry_policy = RetryPolicy(self._target.max_tries, ends_at, self._target.timeout_seconds, grant.unproven)
+        if not self._request.accepts:
+            return await self._attempt(run, retry_policy)
+        async with self._stream_chunks(grant) as on_text, self._report_progress(grant):
+            return await self._attempt(run, retry_policy, on_text)
+
+    async def _attempt(
+        self, run: InflightCall, retry_policy: RetryPolicy, on_text: Callable[[int, str], None] | None = None
+    ) -> AttemptResult:
+        assert self._request.request is not None, "the ledger refuses a request with a problem"
+        provider = provider_for_session(self._target.provider, self._request.token)
+        attempt = Attempt(provider, self._request.request, retry_policy, self._pause, on_text)
+        try:
+            async with run.abort_scope():
+                return await attempt.run()
+        except Cancelled:
+            return attempt.cancelled_result()
+
+    @contextlib.asynccontextmanager
+    async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, str], None] | None]:
+        """Whom to tell the pieces of the answer, for a caller that asked for them."""
+        if ACCEPT_CHUNKS not in self._request.accepts:
+            yield None
+            return
+        sender = ChunkSender(
+            self._context.bus,
+            self._delivery,
+            self._request.request_id,
+            first_attempt=(grant.attempt - 1) * MAX_TRIES_PER_ATTEMPT,
+        )
+        try:
+            yield sender.add
+        finally:
+            await sender.close()
+
+    @contextlib.asynccontextmanager
+    async def _report_progress(self, grant: Admission) -> AsyncIterator[None]:
+        """Tell a caller that asked for it that the call still runs."""
+        if ACCEPT_PROGRESS not in self._request.accepts:
+            yield
+            return
+        send = partial(send_interim, self._context.bus, self._delivery, self._request.request_id)
+        async with report_progress(self._target.progress_seconds, grant.attempt, send):
+            yield
+
+    async def _record(self, run: InflightCall, response: CallResponse, grant: Admission) -> None:
+        await self._settle(response.outcome, response.answer, store_reply=grant.store_replies, size=response.size)
+        run.settle(response.answer if isinstance(response.answer, Result) else None)
+
+    async def _return_to_queue(self, run: InflightCall, outcome: AttemptOutcome) -> None:
+        """The call goes on elsewhere, or later: nobody is answered, and nothing is owed."""
+        await self._settle(outcome)
+        run.settle(None)
+        self._context.metrics.count_returned(self._target.name)
+        await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=self._remaining_seconds())
+
+    async def _settle(
+        self, outcome: AttemptOutcome, answer: Result | Fault | None = None, *, store_reply: bool = False, size: int = 0
+    ) -> None:
+        result = answer if isinstance(answer, Result) else None
+        self._context.metrics.count_settled(self._target.name, outcome)
+        with span(SETTLE) as settle_span:
+            settle_span.set_attributes({OUTCOME: outcome.value})
+            item = Settle.unchecked(
+                session_id=self._request.token.id,
+                request_id=self._request.request_id,
+                attempt_id=self._attempt_id,
+                outcome=outcome,
+                reply=result if store_reply else None,
+                fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
+                token_usage=None if result is None else result.token_usage,
+                traceparent=current_traceparent(),
+            )
+            await self._context.settle(item, size=size)
+
+    async def _reply_and_ack(self, answer: Message | Fault) -> None:
+        self._context.metrics.count_answered(self._target.name, answer)
+        with span(_REPLY_SPAN):
+            await self._context.reply(self._delivery, answer, self._request.request_id)
+        await self._delivery.ack()

@@ -1,0 +1,103 @@
+"""Sends chunks and progress messages to callers that asked for them, before the final reply.
+
+These messages are best effort: a message that cannot be sent is dropped, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.contracts.invoke import Chunk, Progress
+from quintain.contracts.strings import replace_surrogates
+from quintain.errors import BusError
+from quintain.routes import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
+from quintain.topology import REPLY
+
+log = logging.getLogger(__name__)
+
+#: What is not taken by then is of no use any more, in seconds.
+EXPIRATION_SECONDS = 30.0
+
+#: A call that takes longer says that it still runs, and says so again each time that this has passed, in seconds.
+PROGRESS_SECONDS = 10.0
+
+
+async def send_interim(bus: Bus, delivery: Delivery, request_id: str, message: Chunk | Progress) -> None:
+    """Send it to whoever waits for the answer to this delivery. Raises `BusError`."""
+    envelope = Envelope(
+        body=message.to_wire(),
+        type=CHUNK_TYPE if isinstance(message, Chunk) else PROGRESS_TYPE,
+        correlation_id=delivery.correlation_id,
+        headers={REQUEST_ID_HEADER: request_id},
+        expiration_ms=int(EXPIRATION_SECONDS * 1000),
+        persistent=False,
+    )
+    await bus.publish(REPLY, delivery.reply_to or "", envelope, timeout_seconds=EXPIRATION_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def report_progress(
+    interval_seconds: float, attempt: int, send: Callable[[Progress], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Say again and again that this attempt runs, for as long as it does. Whoever has gone is told no more."""
+
+    async def send_periodically() -> None:
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        while True:
+            await asyncio.sleep(interval_seconds)
+            try:
+                await send(Progress(attempt=attempt, elapsed_ms=int((loop.time() - started_at) * 1000)))
+            except BusError as error:
+                log.info("The progress of a call is no longer told: %s", error.message)
+                return
+
+    task = asyncio.get_running_loop().create_task(send_periodically(), name="progress")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class ChunkSender:
+    """One attempt's pieces. ``first_attempt`` is how many attempts there were at the call before this one."""
+
+    def __init__(self, bus: Bus, delivery: Delivery, request_id: str, *, first_attempt: int) -> None:
+        self._bus, self._delivery, self._request_id, self._first_attempt = bus, delivery, request_id, first_attempt
+        self._attempt, self._seq = 0, 0
+        self._unsent_text = ""
+        self._has_text = asyncio.Event()
+        self._send_task = asyncio.get_running_loop().create_task(self._send_chunks(), name="pieces")
+
+    def add(self, try_number: int, text: str) -> None:
+        """Send a piece of the answer's text, together with those that wait already. A new try begins anew."""
+        attempt = self._first_attempt + try_number
+        if attempt != self._attempt:
+            self._attempt, self._seq, self._unsent_text = attempt, 0, ""
+        self._unsent_text += text
+        self._has_text.set()
+
+    async def close(self) -> None:
+        """Send no more: the whole answer follows."""
+        self._send_task.cancel()
+        await asyncio.gather(self._send_task, return_exceptions=True)
+
+    async def _send_chunks(self) -> None:
+        while True:
+            await self._has_text.wait()
+            self._has_text.clear()
+            delta, self._unsent_text = self._unsent_text, ""
+            if not delta:
+                continue
+            chunk = Chunk(attempt=self._attempt, seq=self._seq, delta=replace_surrogates(delta))
+            self._seq += 1
+            try:
+                await send_interim(self._bus, self._delivery, self._request_id, chunk)
+            except BusError as error:
+                log.info("The pieces of an answer are no longer sent: %s", error.message)
+                return

@@ -1,0 +1,58 @@
+"""Creates the provider of a target from its configuration.
+
+A provider kind whose extra is not installed raises `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from quintain.bus.base import Bus
+from quintain.config import TargetConfig
+from quintain.errors import ConfigError
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain_worker.providers.provider import Provider
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderContext:
+    """Where a provider lives: the configuration's folder, the environment its programs get, the worker's bus, and
+    the fleet's timings."""
+
+    folder: Path
+    env: Mapping[str, str]
+    bus: Bus | None = None
+    timings: Timings = DEFAULT_TIMINGS
+
+
+ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
+
+#: Provider kind → its factory as ``module:function``. Names, not imports: a kind's extra may not be installed.
+_FACTORIES = {
+    "anthropic": "quintain_worker.providers.models.anthropic:anthropic_provider",
+    "command": "quintain_worker.providers.command:command_provider",
+    "mock": "quintain_worker.providers.mock:mock_provider",
+    "openai": "quintain_worker.providers.models.openai:openai_provider",
+    "python": "quintain_worker.providers.python_callable:python_provider",
+    "target": "quintain_worker.providers.remote_target:remote_target_provider",
+}
+
+#: The kinds that need an extra of their own name.
+_WITH_EXTRA = frozenset({"anthropic", "openai"})
+
+
+def build_provider(name: str, target: TargetConfig, context: ProviderContext) -> Provider:
+    """The provider of a resolved target. Raises `ConfigError` where it cannot be made here."""
+    module, _, function = _FACTORIES[target.provider].partition(":")
+    try:
+        factory = cast("ProviderFactory", getattr(importlib.import_module(module), function))
+    except ImportError as error:
+        if target.provider not in _WITH_EXTRA:
+            raise
+        hint = f"pip install 'quintain[{target.provider}]'"
+        raise ConfigError(f"targets.{name}: provider {target.provider} needs: {hint}") from error
+    return factory(name, target, context)

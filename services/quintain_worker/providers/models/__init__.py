@@ -1,0 +1,1 @@
+"""Model providers: OpenAI and Anthropic, over pydantic-ai."""

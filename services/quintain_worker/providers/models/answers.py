@@ -1,0 +1,107 @@
+"""Converts the model library's response into a `ProviderAnswer`, and streams its text."""
+
+from __future__ import annotations
+
+from pydantic_ai.messages import (
+    ModelResponse,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ToolCallPart,
+)
+from pydantic_ai.usage import RequestUsage
+
+from quintain.contracts.invoke import OutputMessage, TokenUsage, ToolCall
+from quintain.contracts.strings import replace_surrogates
+from quintain_worker.providers.models.capabilities import ApiCapabilities
+from quintain_worker.providers.provider import OnText, ProviderAnswer
+
+
+def answer_of(response: ModelResponse, capabilities: ApiCapabilities) -> ProviderAnswer:
+    """The whole answer, its calls of tools among its output."""
+    text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+    refusal = _details(response).get("refusal")
+    if not text and isinstance(refusal, str):
+        # A refusal is what the model said, and an evaluation wants to read it.
+        text = refusal
+    calls = [_tool_call(part, capabilities) for part in response.parts if isinstance(part, ToolCallPart)]
+    return ProviderAnswer(
+        text=text,
+        output=[OutputMessage(content=replace_surrogates(text), tool_calls=calls)] if calls else None,
+        token_usage=_usage(response.usage),
+        model=response.model_name,
+        finish_reason=_finish_reason(response, has_tool_calls=bool(calls)),
+    )
+
+
+class StreamedText:
+    """Tells the text of an answer that is streamed; a character that comes in two halves is told whole."""
+
+    def __init__(self, on_text: OnText) -> None:
+        self._on_text = on_text
+        self._high_surrogate = ""
+        self._has_text = False
+
+    def add(self, event: ModelResponseStreamEvent) -> None:
+        """Tell what this event adds to the text, often nothing."""
+        text = self._high_surrogate + _text_in(event)
+        self._high_surrogate = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        self._emit(text.removesuffix(self._high_surrogate))
+
+    def finish(self, text: str) -> None:
+        """Tell what is left of the whole text: a refusal comes beside the text, and is it where there is none."""
+        self._emit(self._high_surrogate if self._high_surrogate or self._has_text else text)
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._has_text = True
+            self._on_text(replace_surrogates(text))
+
+
+def _text_in(event: ModelResponseStreamEvent) -> str:
+    if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+        return event.part.content
+    if isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+        return event.delta.content_delta
+    return ""
+
+
+def is_complete(response: ModelResponse) -> bool:
+    """Whether a stream came to the answer's end. Every API names a reason there; a connection that closed early
+    looks like an end to some transports, and the library then makes a reason up."""
+    details = _details(response)
+    return "finish_reason" in details or "refusal" in details
+
+
+def _details(response: ModelResponse) -> dict[str, object]:
+    return response.provider_details or {}
+
+
+def _tool_call(part: ToolCallPart, capabilities: ApiCapabilities) -> ToolCall:
+    arguments = part.args
+    if not isinstance(arguments, str) or not (arguments or capabilities.allows_text_arguments):
+        # An object, which a stream gives as its text, and as no text where it is empty.
+        arguments = part.args_as_json_str()
+    return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=replace_surrogates(arguments))
+
+
+def _finish_reason(response: ModelResponse, *, has_tool_calls: bool) -> str | None:
+    raw_reason = _details(response).get("finish_reason")
+    if response.finish_reason == "tool_call" or (has_tool_calls and raw_reason == "completed"):
+        # OpenAI's word, and what its Responses API, which calls an answer with calls completed, has no word for.
+        return "tool_calls"
+    reason = response.finish_reason or raw_reason
+    return None if reason is None else str(reason)
+
+
+def _usage(usage: RequestUsage) -> TokenUsage | None:
+    if not usage.has_values():
+        return None
+    return TokenUsage(
+        input=usage.input_tokens,
+        output=usage.output_tokens,
+        cached=usage.cache_read_tokens or None,
+        reasoning=usage.details.get("reasoning_tokens"),
+    )

@@ -1,0 +1,138 @@
+"""Maps the model library's exceptions to faults: whether the try was billed, and whether another one may help.
+
+A refund needs proof that no inference happened (``design.md`` §3.4): never sent, 401, 402, 403, 404, 429, 503,
+529. Other answers of the provider are charged. Unknown outcomes, such as an interrupted stream, are charged and
+in doubt. Messages name the provider, the exception, the HTTP status and the provider's request id, and never
+quote the provider: error bodies repeat keys and prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydantic_ai.exceptions import (
+    ModelAPIError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelQuotaExceededError,
+    ModelRateLimitError,
+    ModelRequestRejectedError,
+    ModelRequestTimeout,
+    ModelServerError,
+    ModelTimeoutError,
+    ModelUnavailableError,
+)
+
+from quintain.errors import Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
+from quintain_worker.providers.provider import Billing, ProviderFailure, clamp_retry_after
+
+
+class StreamInterrupted(Exception):
+    """A stream ended, and its answer had not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FailureKind:
+    """One row: the fault, the sentence's end, what is known of the bill, and whether another try may help."""
+
+    make_fault: Callable[[str], Fault]
+    description: str
+    billing: Billing
+    retryable: bool = False
+
+
+def _failed_charged(message: str) -> Fault:
+    return ProviderFailed(message, charged=True)
+
+
+def _failed_uncharged(message: str) -> Fault:
+    return ProviderFailed(message, charged=False)
+
+
+_UNAVAILABLE = "refused the credentials, the model or the quota"
+_REFUSED = _FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED)
+_THROTTLED = _FailureKind(Throttled, "asked to slow down", Billing.UNBILLED, retryable=True)
+_OVERLOADED = _FailureKind(_failed_uncharged, "did not take the request", Billing.UNBILLED, retryable=True)
+_NOT_SENT = _FailureKind(_failed_uncharged, "could not be reached; nothing was sent", Billing.UNBILLED, retryable=True)
+_REJECTED = _FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED)
+_SERVER_ERROR = _FailureKind(_failed_charged, "failed at the request", Billing.BILLED, retryable=True)
+_TIMED_OUT = _FailureKind(TimedOut, "did not answer in time", Billing.UNKNOWN)
+_CONNECTION_LOST = _FailureKind(_failed_charged, "was lost after sending", Billing.UNKNOWN, retryable=True)
+_STREAM_INTERRUPTED = _FailureKind(
+    _failed_charged, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True
+)
+_UNREADABLE = _FailureKind(_failed_charged, "answered what nobody can read", Billing.UNKNOWN, retryable=True)
+
+#: HTTP statuses that say something of their own; the rest go by their hundred.
+_BY_STATUS = {
+    401: _REFUSED,
+    402: _REFUSED,
+    403: _REFUSED,
+    404: _REFUSED,
+    408: _TIMED_OUT,
+    429: _THROTTLED,
+    503: _OVERLOADED,
+    529: _OVERLOADED,
+}
+
+#: What came without a status of its own, the narrower class first.
+_BY_CLASS: tuple[tuple[type[Exception], _FailureKind], ...] = (
+    (ModelRequestTimeout, _TIMED_OUT),
+    (ModelTimeoutError, _TIMED_OUT),
+    (TimeoutError, _TIMED_OUT),
+    (StreamInterrupted, _STREAM_INTERRUPTED),
+    (ModelConnectionError, _CONNECTION_LOST),
+    (ModelRequestRejectedError, _REJECTED),
+    # Errors inside an answer of status 200: the provider worked, and failed.
+    (ModelServerError, _SERVER_ERROR),
+    (ModelUnavailableError, _SERVER_ERROR),
+    (ModelRateLimitError, _SERVER_ERROR),
+    (ModelQuotaExceededError, _SERVER_ERROR),
+)
+
+_REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+def failure_of(error: Exception, provider: str) -> ProviderFailure:
+    """The failure that this exception of a model library means."""
+    failure_kind = _failure_kind(error)
+    fault = failure_kind.make_fault(f"{provider} {failure_kind.description} ({', '.join(_details(error))})")
+    retry_after_seconds = clamp_retry_after(error.retry_after) if isinstance(error, ModelAPIError) else None
+    if retry_after_seconds is not None:
+        fault.retry_after_ms = round(retry_after_seconds * 1000)
+    return ProviderFailure(
+        fault, failure_kind.billing, retryable=failure_kind.retryable, retry_after_seconds=retry_after_seconds
+    )
+
+
+def _failure_kind(error: Exception) -> _FailureKind:
+    if isinstance(error, ModelConnectionError) and error.phase in {"pool", "connect"}:
+        return _NOT_SENT
+    if isinstance(error, ModelAPIError) and error.in_stream:
+        # It had begun to answer: whatever status it names now, that is no proof that no inference happened.
+        return _STREAM_INTERRUPTED
+    if isinstance(error, ModelHTTPError):
+        return _kind_by_status(error)
+    return next(
+        (failure_kind for error_class, failure_kind in _BY_CLASS if isinstance(error, error_class)), _UNREADABLE
+    )
+
+
+def _kind_by_status(error: ModelHTTPError) -> _FailureKind:
+    if error.status_code < 500 and isinstance(error, ModelQuotaExceededError):
+        # Spent credit comes as a 400 or a 429 too, by a code of its own; waiting does not mend it.
+        return _REFUSED
+    return _BY_STATUS.get(error.status_code, _SERVER_ERROR if error.status_code >= 500 else _REJECTED)
+
+
+def _details(error: Exception) -> list[str]:
+    details = [type(error).__name__]
+    if isinstance(error, ModelHTTPError):
+        details.append(f"HTTP {error.status_code}")
+        headers = error.headers or {}
+        header_values = (headers.get(name, "") for name in _REQUEST_ID_HEADERS)
+        details += [f"request id {request_id}" for request_id in header_values if _REQUEST_ID.fullmatch(request_id)][:1]
+    return details

@@ -1,0 +1,149 @@
+"""Converts a request's conversation into the model library's messages.
+
+Content is passed on unchanged; what the provider does not support raises `ProviderFailure` that names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pydantic_ai.messages import (
+    BinaryContent,
+    ImageUrl,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, JsonObject, ToolCall
+from quintain_worker.providers.conversation import messages_with_fields, refusal
+from quintain_worker.providers.models.capabilities import ApiCapabilities
+from quintain_worker.providers.models.images import image_of
+
+_Content = str | ImageUrl | BinaryContent
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelMessage:
+    """One message: the request's field, what was said there, and its content, read."""
+
+    field: str
+    message: ChatMessage
+    content: tuple[_Content, ...]
+
+    @property
+    def role(self) -> str:
+        return self.message.role
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.content if isinstance(part, str))
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.content) and not self.message.tool_calls and self.role != "tool"
+
+
+@dataclass(repr=False)
+class _VerbatimToolCallPart(ToolCallPart):
+    """A call whose arguments are sent as they were written: the library would send its own wording of them."""
+
+    def args_as_json_str(self) -> str:
+        """The arguments' text."""
+        return self.args if isinstance(self.args, str) else super().args_as_json_str()
+
+
+def messages_of(request: InvokeRequest, capabilities: ApiCapabilities) -> list[ModelMessage]:
+    """The conversation. Raises `ProviderFailure`, naming the field, for what the provider does not take."""
+    turns = [_read_message(field, message, capabilities) for field, message in messages_with_fields(request)]
+    first = next((index for index, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    late_system = next((turn for turn in turns[first:] if turn.role == "system"), None)
+    if late_system is not None and not capabilities.allows_late_system:
+        raise refusal(f"{late_system.field}.role", f"{capabilities.provider} takes a system message only at the start")
+    # The leading system messages share one request: apart, the library would take the later ones for late.
+    leading = [SystemPromptPart(turn.text) for turn in turns[:first]]
+    opening: list[ModelMessage] = [ModelRequest(leading)] if leading else []
+    return [*opening, *_messages(turns[first:])]
+
+
+def _messages(turns: Sequence[_ModelMessage]) -> Iterator[ModelMessage]:
+    tool_names = {call.id: call.name for turn in turns for call in turn.message.tool_calls or []}
+    for is_tool, group in groupby(turns, lambda turn: turn.role == "tool"):
+        if is_tool:
+            # One request holds all answers to one message's calls: Anthropic wants them in one message.
+            yield ModelRequest([_tool_return(turn, tool_names) for turn in group])
+        else:
+            yield from map(_message, group)
+
+
+def _message(turn: _ModelMessage) -> ModelMessage:
+    if turn.role == "assistant":
+        calls = [_VerbatimToolCallPart(call.name, call.arguments, call.id) for call in turn.message.tool_calls or []]
+        # Text beside calls is absent rather than empty: Anthropic takes no empty text.
+        texts = [TextPart(turn.text)] if turn.text or not calls else []
+        return ModelResponse([*texts, *calls])
+    if turn.role == "system":
+        return ModelRequest([SystemPromptPart(turn.text)])
+    single_part = turn.content[0] if len(turn.content) == 1 else None
+    return ModelRequest([UserPromptPart(single_part if isinstance(single_part, str) else list(turn.content))])
+
+
+def _tool_return(turn: _ModelMessage, tool_names: dict[str, str]) -> ToolReturnPart:
+    call_id = turn.message.tool_call_id or ""
+    return ToolReturnPart(tool_names.get(call_id, ""), turn.text, call_id)
+
+
+def _read_message(field: str, message: ChatMessage, capabilities: ApiCapabilities) -> _ModelMessage:
+    content = message.content
+    if isinstance(content, str):
+        turn = _ModelMessage(field, message, (content,))
+    else:
+        parts = (
+            _read_part(f"{field}.content[{index}]", message, part, capabilities) for index, part in enumerate(content)
+        )
+        turn = _ModelMessage(field, message, tuple(parts))
+    if turn.is_empty and not capabilities.allows_empty_text:
+        raise refusal(f"{field}.content", f"{capabilities.provider} takes no empty message")
+    _check_tool_calls(turn, capabilities)
+    return turn
+
+
+def _read_part(field: str, message: ChatMessage, part: JsonObject, capabilities: ApiCapabilities) -> _Content:
+    kind = part.get("type", "text")
+    if kind == "image_url" and message.role == "user":
+        return image_of(field, part, capabilities)
+    text = part.get("text")
+    if kind != "text" or not isinstance(text, str):
+        supported = "text and image_url parts only" if message.role == "user" else "text parts only here"
+        raise refusal(field, f"this target takes {supported}")
+    return text
+
+
+def _check_tool_calls(turn: _ModelMessage, capabilities: ApiCapabilities) -> None:
+    calls, call_id = turn.message.tool_calls, turn.message.tool_call_id
+    if calls and turn.role != "assistant":
+        raise refusal(f"{turn.field}.toolCalls", "only a message of the assistant holds calls")
+    if turn.role == "tool" and not call_id:
+        raise refusal(f"{turn.field}.toolCallId", "a message of role tool names the call that it answers")
+    if turn.role != "tool" and call_id is not None:
+        raise refusal(f"{turn.field}.toolCallId", "only a message of role tool answers a call")
+    for index, call in enumerate(calls or []):
+        if not capabilities.allows_text_arguments and not _is_object(call):
+            reason = f"{capabilities.provider} takes a JSON object only"
+            raise refusal(f"{turn.field}.toolCalls[{index}].arguments", reason)
+
+
+def _is_object(call: ToolCall) -> bool:
+    # The very reading that the library will do.
+    try:
+        ToolCallPart(call.name, call.arguments).args_as_dict(raise_if_invalid=True)
+    except (ValueError, AssertionError):
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""The model provider: one API request per try, without rewriting the request or the answer."""
+
+from __future__ import annotations
+
+import httpx2
+from pydantic_ai.direct import model_request, model_request_stream
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import Model
+from pydantic_ai.profiles import ModelProfile
+from pydantic_ai.settings import ModelSettings
+
+from quintain.contracts.invoke import InvokeRequest, InvokeSettings
+from quintain_worker.providers.models.answers import StreamedText, answer_of, is_complete
+from quintain_worker.providers.models.capabilities import ApiCapabilities, SettingDefaults
+from quintain_worker.providers.models.failures import StreamInterrupted, failure_of
+from quintain_worker.providers.models.messages import messages_of
+from quintain_worker.providers.models.settings import settings_of
+from quintain_worker.providers.provider import OnText, ProviderAnswer
+
+#: Sent where a server asks for no key: the libraries insist on one.
+PLACEHOLDER_API_KEY = "no-key-is-set"
+
+#: An evaluation's words are sent and answered byte for byte. The library would otherwise put a zero-width joiner
+#: into chat-template tokens such as ``<|im_start|>`` on their way to models it takes for open-weight ones (and
+#: take it out of answers), cut what stands between ``<think>`` tags out of an answer's text, and drop the white
+#: space that some models' streams begin with.
+VERBATIM_PROFILE = ModelProfile(
+    may_tokenize_special_tokens_in_content=False,
+    thinking_tags=("\x00quintain: no tag\x00", "\x00quintain: no end tag\x00"),
+    ignore_streamed_leading_whitespace=False,
+)
+
+_CONNECT_SECONDS = 10.0
+_KEEPALIVE_SECONDS = 60.0
+
+
+def http_client(max_concurrency: int) -> httpx2.AsyncClient:
+    """One target's connections, kept alive. A call's own deadline bounds it; a redirect is not followed, as it
+    would take the key elsewhere."""
+    return httpx2.AsyncClient(
+        timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+        limits=httpx2.Limits(
+            max_connections=None, max_keepalive_connections=max_concurrency, keepalive_expiry=_KEEPALIVE_SECONDS
+        ),
+        follow_redirects=False,
+    )
+
+
+class ModelProvider:
+    """Asks a model once per call; the library's own retries are off."""
+
+    def __init__(
+        self, model: Model, client: httpx2.AsyncClient, *, capabilities: ApiCapabilities, defaults: SettingDefaults
+    ) -> None:
+        self._model, self._client = model, client
+        self._capabilities, self._defaults = capabilities, defaults
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """The model's answer, within the timeout, streamed where somebody listens. Raises `ProviderFailure`."""
+        settings = settings_of(request.settings or InvokeSettings(), self._defaults, self._capabilities)
+        messages = messages_of(request, self._capabilities)
+        settings["request_timeout"] = timeout_seconds
+        try:
+            if on_text is not None:
+                return await self._answer_streamed(messages, settings, on_text)
+            return answer_of(await model_request(self._model, messages, model_settings=settings), self._capabilities)
+        except Exception as error:
+            # A strange body makes the library raise anything at all. Not chained: its words quote the provider's.
+            raise failure_of(error, self._capabilities.provider) from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _answer_streamed(
+        self, messages: list[ModelMessage], settings: ModelSettings, on_text: OnText
+    ) -> ProviderAnswer:
+        streamed_text = StreamedText(on_text)
+        async with model_request_stream(self._model, messages, model_settings=settings) as stream:
+            async for event in stream:
+                streamed_text.add(event)
+            response = stream.get()
+        if not is_complete(response):
+            raise StreamInterrupted
+        answer = answer_of(response, self._capabilities)
+        streamed_text.finish(answer.text)
+        return answer

@@ -1,0 +1,107 @@
+"""Validates a request's tools, in OpenAI's format, for the providers to write in their own format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quintain.contracts.invoke import InvokeSettings, JsonObject
+from quintain.contracts.message import describe_validation_error
+from quintain_worker.providers.conversation import refusal
+
+#: What a choice may be where it names no function.
+_CHOICE_MODES = ("none", "auto", "required")
+
+
+class FunctionTool(BaseModel):
+    """A function that a model may call. ``parameters`` is a JSON schema; without one it takes none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+    @property
+    def parameters_schema(self) -> JsonObject:
+        """The schema of its parameters, where there are none too."""
+        return {"type": "object", "properties": {}} if self.parameters is None else self.parameters
+
+
+class _ToolDefinition(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class _FunctionName(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+
+
+class _FunctionChoice(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["function"]
+    function: _FunctionName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSettings:
+    """What a model may call, and must. ``raw_choice`` and ``raw_choice`` are the request's own words;
+    ``choice_mode`` is one of none, auto and required, or None; ``function_name`` is the one function that must be
+    called.
+    """
+
+    functions: Sequence[FunctionTool]
+    raw_tools: Sequence[JsonObject]
+    choice_mode: str | None = None
+    required_function: str | None = None
+    raw_choice: str | JsonObject | None = None
+
+
+def tools_of(settings: InvokeSettings) -> ToolSettings | None:
+    """The tools of these settings. Raises `ProviderFailure`, naming the field, for what no provider takes."""
+    if settings.tools is None:
+        if settings.tool_choice is not None:
+            raise refusal("settings.toolChoice", "there are no settings.tools to choose from; leave it out")
+        return None
+    if not settings.tools:
+        raise refusal("settings.tools", "it is empty; leave it out")
+    functions = [_read_function(index, raw_tool) for index, raw_tool in enumerate(settings.tools)]
+    choice_mode, required_function = _read_choice(settings.tool_choice, functions)
+    return ToolSettings(
+        functions=functions,
+        raw_tools=settings.tools,
+        choice_mode=choice_mode,
+        required_function=required_function,
+        raw_choice=settings.tool_choice,
+    )
+
+
+def _read_function(index: int, raw_tool: JsonObject) -> FunctionTool:
+    try:
+        return _ToolDefinition.model_validate(raw_tool).function
+    except ValidationError as error:
+        raise refusal(f"settings.tools[{index}]", describe_validation_error(error)) from None
+
+
+def _read_choice(
+    raw_choice: str | JsonObject | None, functions: Sequence[FunctionTool]
+) -> tuple[str | None, str | None]:
+    if raw_choice is None or raw_choice in _CHOICE_MODES:
+        return (None if raw_choice is None else str(raw_choice)), None
+    try:
+        function_name = _FunctionChoice.model_validate(raw_choice).function.name
+    except ValidationError:
+        hint = 'write none, auto, required, or {"type": "function", "function": {"name": …}}'
+        raise refusal("settings.toolChoice", hint) from None
+    if function_name not in {function.name for function in functions}:
+        raise refusal("settings.toolChoice", "it names none of settings.tools")
+    return None, function_name

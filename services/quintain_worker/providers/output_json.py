@@ -1,0 +1,52 @@
+"""Parses the JSON that a program prints: ``{"text" or "output": …, "token_usage"?: {"input", "output"}}``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from quintain.contracts.invoke import JsonObject, OutputMessage, TokenUsage, content_text
+from quintain.contracts.message import describe_validation_error
+from quintain_worker.providers.provider import ProviderAnswer
+
+
+class _PrintedMessage(BaseModel):
+    # What else is said, such as the calls of tools, is the program's own business: they have been made.
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[JsonObject]
+
+
+class _PrintedAnswer(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    text: str | None = None
+    output: str | list[_PrintedMessage] | None = None
+    token_usage: TokenUsage | None = Field(default=None, validation_alias=AliasChoices("token_usage", "tokenUsage"))
+
+
+def parse_output(text: str) -> ProviderAnswer:
+    """The answer in a program's JSON; of several messages, the last assistant's is the text.
+
+    Raises `ValueError` with a sentence that does not quote what was printed.
+    """
+    try:
+        printed = _PrintedAnswer.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(describe_validation_error(error)) from None
+    if isinstance(printed.output, list):
+        return _answer_from_messages(printed, printed.output)
+    answer_text = printed.text if printed.text is not None else printed.output
+    if answer_text is None:
+        raise ValueError("it has neither text nor output")
+    return ProviderAnswer(text=answer_text, token_usage=printed.token_usage)
+
+
+def _answer_from_messages(printed: _PrintedAnswer, messages: list[_PrintedMessage]) -> ProviderAnswer:
+    output = [OutputMessage(content=message.content) for message in messages if message.role == "assistant"]
+    if not output:
+        raise ValueError("output holds no message of the assistant")
+    answer_text = content_text(output[-1].content) if printed.text is None else printed.text
+    return ProviderAnswer(text=answer_text, output=output, token_usage=printed.token_usage)

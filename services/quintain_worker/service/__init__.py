@@ -1,0 +1,1 @@
+"""The worker process: its composition, its lease and its queue consumers."""

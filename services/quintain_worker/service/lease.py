@@ -1,0 +1,141 @@
+"""The worker's lease: registers once and sends a heartbeat every few seconds.
+
+Heartbeats carry the pauses that providers asked for and the state of a drain. Their answers carry the targets
+that are paused for the fleet, the calls that were cancelled, and whether an administrator asked for a drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+
+from quintain.clock import Clock
+from quintain.contracts.ledger import DrainState, Heartbeat, LeaseRenewed, Register
+from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
+from quintain.routes import HEARTBEAT, REGISTER
+from quintain.rpc.client import RpcClient
+from quintain.timings import Timings
+
+log = logging.getLogger(__name__)
+
+
+class WorkerLease:
+    """One worker process's lease. ``acknowledged`` is given every answer of the ledger's."""
+
+    def __init__(
+        self,
+        rpc_client: RpcClient,
+        clock: Clock,
+        registration: Register,
+        on_renewed: Callable[[LeaseRenewed], None],
+        timings: Timings,
+    ) -> None:
+        self._rpc_client, self._clock, self._timings = rpc_client, clock, timings
+        self._registration, self._on_renewed = registration, on_renewed
+        self._is_known = True
+        #: Until when a target is paused (the loop's seconds), as long as the ledger has not been told.
+        self._unreported_pauses: dict[str, float] = {}
+        self._drain: DrainState | None = None
+        self._renewal_due = asyncio.Event()
+        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._renewed_at = -math.inf
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago the ledger last renewed it; endless before it was registered."""
+        return asyncio.get_running_loop().time() - self._renewed_at
+
+    async def start(self) -> None:
+        """Register, however long it takes for a metadata service to come up, and renew from then on.
+
+        Raises `BrokerRefused`: that would be refused again.
+        """
+        while True:
+            try:
+                await self._register()
+            except BrokerRefused:
+                raise
+            except (NoAnswer, BusError, Fault) as error:
+                log.warning("Not registered yet: %s", error.message)
+                await asyncio.sleep(self._timings.register_pause_seconds)
+            else:
+                break
+        self._heartbeat_task = asyncio.get_running_loop().create_task(self._send_heartbeats(), name="lease")
+
+    async def stop(self) -> None:
+        """Renew no more. Whoever asked for a drain hears that it is done."""
+        task, self._heartbeat_task = self._heartbeat_task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if self._drain is not None:
+            self._drain = DrainState.DRAINED
+            try:
+                await self._send_heartbeat()
+            except (NoAnswer, BusError, Fault) as error:
+                log.warning("Whoever asked for the drain was not told that it is done: %s", error.message)
+
+    def report_pause(self, target: str, seconds: float) -> None:
+        """Tell the ledger that this target is paused for so long: at once, and again until it has heard."""
+        self._unreported_pauses[target] = asyncio.get_running_loop().time() + seconds
+        self._renewal_due.set()
+
+    def is_pause_reported(self, target: str) -> bool:
+        """Whether the ledger has heard every pause of this target's that it was to be told."""
+        return target not in self._unreported_pauses
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timings.heartbeat_seconds):
+                    await self._renewal_due.wait()
+            self._renewal_due.clear()
+            try:
+                await self._send_heartbeat()
+                if not self._is_known:
+                    # The ledger is another one, or lost its memory: it must hear of the targets again, and says
+                    # so only once.
+                    await self._register()
+                    self._is_known = True
+            except (NoAnswer, BusError, Fault) as error:
+                log.warning("The lease was not renewed: %s", error.message)
+
+    async def _send_heartbeat(self) -> None:
+        now = asyncio.get_running_loop().time()
+        reported_pauses = {target: until for target, until in self._unreported_pauses.items() if until > now}
+        heartbeat = Heartbeat(
+            worker_id=self._registration.worker_id,
+            incarnation=self._registration.incarnation,
+            pauses={target: math.ceil((until - now) * 1000) for target, until in reported_pauses.items()} or None,
+            drain=self._drain,
+        )
+        renewed = await self._rpc_client.call_route(
+            HEARTBEAT, heartbeat, {}, timeout_seconds=self._timings.heartbeat_seconds
+        )
+        self._is_known = self._is_known and renewed.known
+        # What was lengthened meanwhile, or told to a ledger that knows no such targets, is told again.
+        acknowledged = reported_pauses if renewed.known else {}
+        self._unreported_pauses = {
+            target: until
+            for target, until in self._unreported_pauses.items()
+            if until > now and acknowledged.get(target) != until
+        }
+        self._apply_renewal(renewed)
+
+    async def _register(self) -> None:
+        timeout_seconds = self._timings.register_timeout_seconds
+        self._apply_renewal(
+            await self._rpc_client.call_route(REGISTER, self._registration, {}, timeout_seconds=timeout_seconds)
+        )
+
+    def _apply_renewal(self, renewed: LeaseRenewed) -> None:
+        self._renewed_at = asyncio.get_running_loop().time()
+        self._clock.synchronize(renewed.now)
+        if renewed.drain and self._drain is None:
+            self._drain = DrainState.DRAINING
+            self._renewal_due.set()
+        self._on_renewed(renewed)

@@ -1,0 +1,122 @@
+"""The consumer of one target's queue: stopped while the target is paused, restarted afterwards, drained at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+from quintain.bus.base import Consumer, Delivery
+from quintain.contracts.discovery import ServedTarget
+from quintain.errors import BusError
+from quintain.topology import target_queue
+from quintain_worker.delivery.context import WorkerContext
+from quintain_worker.delivery.delivery_handler import WorkerTarget, make_handler
+from quintain_worker.delivery.pause import PauseState
+
+log = logging.getLogger(__name__)
+
+
+class TargetConsumer:
+    """Takes one target's calls, at most ``prefetch`` at once. ``report_pause`` passes on the pause, in seconds, that
+    the target's provider asks for.
+
+    While the target is paused its queue is not consumed. What was taken before is finished under the consumer it came
+    by, which is retired and let go when the last of it has ended; so that a row of pauses does not heap up calls, a
+    new one begins only when no more than ``prefetch`` calls are in hand.
+    """
+
+    def __init__(
+        self, target: WorkerTarget, context: WorkerContext, *, prefetch: int, report_pause: Callable[[float], None]
+    ) -> None:
+        self._name, self._context, self._prefetch = target.name, context, prefetch
+        self.pause = PauseState(report_pause, context.timings)
+        self._handler = make_handler(target, context, self.pause)
+        self._in_flight = 0
+        self._consumer: Consumer | None = None
+        self._retired: dict[Consumer, asyncio.Task[bool]] = {}
+        self._pause_task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls come; or do not by its own will, for a pause or for as many as it may have in hand."""
+        if self._consumer is None:
+            return self.pause.remaining_seconds > 0 or self._in_flight > self._prefetch
+        return self._consumer.active
+
+    def served_target(self, kind: str) -> ServedTarget:
+        """This target as it is served here now."""
+        return ServedTarget(
+            name=self._name,
+            kind=kind,
+            slots=self._prefetch,
+            in_flight=self._in_flight,
+            paused_ms=math.ceil(self.pause.remaining_seconds * 1000) or None,
+        )
+
+    async def start(self) -> None:
+        """Take calls, unless the target is paused, and keep to its pauses from then on.
+
+        The queue is there: the metadata service declares it before it answers the registration, and again when a call
+        finds it gone.
+        """
+        if not self.pause.remaining_seconds:
+            await self._start_consumer()
+        self._pause_task = asyncio.get_running_loop().create_task(self._follow_pauses(), name=f"intake-{self._name}")
+
+    async def cancel(self) -> None:
+        """Take no more; what was taken runs on."""
+        if self._pause_task is not None:
+            self._pause_task.cancel()
+            await asyncio.gather(self._pause_task, return_exceptions=True)
+        if self._consumer is not None:
+            await self._consumer.cancel()
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Wait for what was taken, by whichever consumer; False when some of it still ran, and was cancelled."""
+        self.pause.stop()
+        consumers = [*self._retired, *([] if self._consumer is None else [self._consumer])]
+        drained = await asyncio.gather(*(consumer.drain(timeout_seconds) for consumer in consumers))
+        await asyncio.gather(*self._retired.values())
+        return all(drained)
+
+    async def _follow_pauses(self) -> None:
+        while True:
+            if self.pause.remaining_seconds:
+                self._retire_consumer()
+                if self.pause.exceeds_hold_limit:
+                    self._context.admission_client.return_calls(self._name)
+                await self.pause.changed.wait(self.pause.remaining_seconds)
+            elif self._consumer is None and self._in_flight <= self._prefetch:
+                try:
+                    await self._start_consumer()
+                    log.warning("Target %s goes on", self._name)
+                except BusError as error:
+                    log.error("Target %s does not go on yet: %s", self._name, error.message)
+                    await asyncio.sleep(self._context.timings.consume_pause_seconds)
+            else:
+                await self.pause.changed.wait()
+
+    async def _start_consumer(self) -> None:
+        queue = target_queue(self._name)
+        self._consumer = await self._context.bus.consume(queue, self._handle, prefetch=self._prefetch)
+
+    def _retire_consumer(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is None:
+            return
+        log.warning("Target %s is paused: nobody calls it for %.0f s", self._name, self.pause.remaining_seconds)
+        # To drain is to cancel first, at once; then its calls end by themselves, within their deadlines.
+        drain_task = asyncio.get_running_loop().create_task(consumer.drain(math.inf), name=f"retire-{self._name}")
+        self._retired[consumer] = drain_task
+        drain_task.add_done_callback(lambda _: self._retired.pop(consumer, None))
+
+    async def _handle(self, delivery: Delivery) -> None:
+        self._in_flight += 1
+        try:
+            await self._handler(delivery)
+        finally:
+            self._in_flight -= 1
+            if self._consumer is None:
+                self.pause.changed.notify_all()

@@ -1,0 +1,147 @@
+"""The worker: composes the consumers of its targets, each with its own prefetch, and its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from quintain.bus.base import Bus
+from quintain.clock import Clock
+from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.ledger import DrainState, LeaseRenewed, Register, TargetCard
+from quintain.discovery.announce import ServiceIdentity
+from quintain.rpc.client import RpcClient
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import LEDGER, Topology, target_queue
+from quintain_worker.delivery.admissions import AdmissionClient
+from quintain_worker.delivery.context import WorkerContext
+from quintain_worker.delivery.delivery_handler import WorkerTarget
+from quintain_worker.instrumentation import InstrumentedProvider
+from quintain_worker.metrics import WorkerMetrics
+from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS
+from quintain_worker.service.cancels import CancellationConsumer
+from quintain_worker.service.lease import WorkerLease
+from quintain_worker.service.target_consumer import TargetConsumer
+
+log = logging.getLogger(__name__)
+
+MAX_PAUSE_MS = int(MAX_RETRY_AFTER_SECONDS * 1000)
+
+
+class Worker:
+    """Serves targets: any number of workers, on any machine, share each target's queue."""
+
+    def __init__(  # noqa: PLR0913 -- a composition root
+        self,
+        bus: Bus,
+        targets: Mapping[str, WorkerTarget],
+        cards: Sequence[TargetCard],
+        metrics: WorkerMetrics | None = None,
+        *,
+        sole_id: str | None = None,
+        on_drain: Callable[[], object] | None = None,
+        timings: Timings = DEFAULT_TIMINGS,
+    ) -> None:
+        """``sole_id`` is an id that only one process at a time can have: whoever had it before has died. ``on_drain``
+        is told, perhaps more than once, that an administrator asks this worker to stop; without it nobody may ask.
+        ``timings`` are those of the whole fleet."""
+        metrics = metrics or WorkerMetrics()
+        self._bus, self._cards = bus, cards
+        self._targets = {
+            registration.name: with_instrumentation(targets[registration.name], registration, metrics)
+            for registration in cards
+        }
+        clock, incarnation = Clock(), secrets.token_hex(16)
+        self._timings = timings
+        self.worker_id = sole_id or f"{socket.gethostname()}-{os.getpid()}"
+        self._identity = ServiceIdentity("worker", self.worker_id)
+        self._rpc_client = RpcClient(bus)
+        self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
+        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings)
+        self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
+        is_sole = True if sole_id else None
+        drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
+        card = Register(
+            worker_id=self.worker_id, incarnation=incarnation, targets=list(cards), sole=is_sole, drain=drain_state
+        )
+        self._on_drain = on_drain
+        self._lease = WorkerLease(self._rpc_client, clock, card, self._on_renewed, timings)
+        self._consumers = {
+            card.name: TargetConsumer(
+                self._targets[card.name],
+                self._context,
+                prefetch=card.max_concurrency,
+                report_pause=partial(self._lease.report_pause, card.name),
+            )
+            for card in cards
+        }
+
+    async def start(self) -> None:
+        """Register, then take calls; waits for a metadata service to come up."""
+        await self._bus.declare(Topology((LEDGER,)))
+        await self._rpc_client.start()
+        self._admission_client.start()
+        await self._cancellation_consumer.start()
+        await self._lease.start()
+        for consumer in self._consumers.values():
+            await consumer.start()
+        log.info("Worker %s serves %s", self.worker_id, ", ".join(self._targets))
+
+    async def stop(self, grace_seconds: float = 30.0) -> None:
+        """Take no more, give back what has not started, finish what runs within the grace, then let go; the reply
+        consumer goes last."""
+        for consumer in self._consumers.values():
+            await consumer.cancel()
+        self._admission_client.stop()
+        drained = await asyncio.gather(*(intake.drain(grace_seconds) for intake in self._consumers.values()))
+        if not all(drained):
+            log.warning("A call outlived the grace of %.0f s; another worker takes it over", grace_seconds)
+        await self._cancellation_consumer.stop()
+        await self._lease.stop()
+        await self._rpc_client.close()
+        for target in self._targets.values():
+            await target.provider.close()
+
+    def card(self) -> ServiceCard:
+        """What it tells whoever asks who is there."""
+        served = [self._consumers[target_card.name].served_target(target_card.provider) for target_card in self._cards]
+        lease_age_seconds = self._lease.age_seconds
+        return self._identity.card(
+            targets=served,
+            slots=sum(one.slots for one in served),
+            in_flight=sum(one.in_flight for one in served),
+            heartbeat_age_ms=None if math.isinf(lease_age_seconds) else int(lease_age_seconds * 1000),
+            broker_reconnects=self._bus.reconnects,
+        )
+
+    async def check(self) -> str | None:
+        """What keeps it from taking calls: a lease that is not renewed, or a target's queue that is not consumed."""
+        if self._lease.age_seconds > self._timings.lease_seconds:
+            return "the ledger has not renewed this worker's lease: does a metadata service run?"
+        not_consumed = [name for name, consumer in self._consumers.items() if not consumer.is_open]
+        return f"not consumed: {', '.join(target_queue(name).name for name in not_consumed)}" if not_consumed else None
+
+    def _on_renewed(self, renewed: LeaseRenewed) -> None:
+        """The ledger's word on what is paused for everybody, on what was taken back, and on whether to go on."""
+        paused = renewed.paused or {}
+        for name, consumer in self._consumers.items():
+            remaining_ms = paused[name] - renewed.now if name in paused else None
+            remaining_seconds = None if remaining_ms is None else min(remaining_ms, MAX_PAUSE_MS) / 1000
+            consumer.pause.apply_ledger_pause(remaining_seconds, is_reported=self._lease.is_pause_reported(name))
+        self._context.inflight.abort(renewed.taken_back or ())
+        if renewed.drain and self._on_drain is not None:
+            log.warning("An administrator asks this worker to drain")
+            self._on_drain()
+
+
+def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics) -> WorkerTarget:
+    """The same target with its provider instrumented."""
+    provider = InstrumentedProvider(target.provider, card, metrics, record_content=target.trace_content)
+    return dataclasses.replace(target, provider=provider)

@@ -1,0 +1,246 @@
+"""A supervised RabbitMQ connection: reconnects with back-off and translates aio-pika's errors into `BusError`.
+
+aio-pika's robust connections are not used: when a connection ends, the supervisor opens the next one. pamqp's decoders
+are replaced by tolerant ones, because a property that cannot be decoded (invalid UTF-8, a timestamp out of range)
+would end the connection, and the broker would redeliver the same message on the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import random
+from collections.abc import Iterator
+from typing import Final
+
+import aio_pika
+from aio_pika.abc import AbstractConnection
+from aiormq import exceptions as amqp
+from pamqp import common, decode
+
+from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
+from quintain.bus.broker_url import node_urls, round_robin, without_password
+from quintain.contracts.token import mask_tokens
+from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
+
+#: What a timestamp that no calendar has is read as.
+EPOCH: Final = dt.datetime.fromtimestamp(0, tz=dt.UTC)
+
+#: What the library's decoders raise: wrong UTF-8 is a ValueError, a nesting without end a RuntimeError.
+_DECODE_ERRORS = (ValueError, OverflowError, OSError, RecursionError)
+
+
+def install_tolerant_decoders() -> None:
+    """Make the library's decoders read whatever a broker passes on. It holds for the whole process, and may be called
+    again."""
+    decode.METHODS.update(shortstr=_decode_short_string, timestamp=_decode_timestamp, table=_decode_table)
+    decode.TABLE_MAPPING[b"T"] = _decode_timestamp
+
+
+def _decode_short_string(value: bytes) -> tuple[int, str]:
+    length = value[0]
+    return length + 1, value[1 : length + 1].decode(errors="replace")
+
+
+def _decode_timestamp(value: bytes) -> tuple[int, dt.datetime]:
+    try:
+        return decode.timestamp(value)
+    except _DECODE_ERRORS:
+        return 8, EPOCH
+
+
+def _decode_table(value: bytes) -> tuple[int, common.FieldTable]:
+    try:
+        return decode.field_table(value)
+    except _DECODE_ERRORS:
+        return 4 + int.from_bytes(value[:4]), {}
+
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_SECONDS = 10.0
+#: The pause before a lost consumer begins again, or a publish is repeated.
+RETRY_SECONDS = 0.2
+
+BACKOFF_INITIAL_SECONDS = 0.2
+BACKOFF_MAX_SECONDS = 10.0
+
+#: aiormq's errors in our words, the first that fits: at this one seam. A refusal is fatal: the next try would
+#: be refused too. Everything else of the library's is the connection's end, and the next generation tries again.
+ERROR_TRANSLATIONS: tuple[tuple[type[BaseException], type[BusError], str], ...] = (
+    (amqp.AuthenticationError, BrokerRefused, "the broker refused the user or password: check the URL"),
+    (
+        amqp.ProbableAuthenticationError,
+        BrokerRefused,
+        "the broker refused the user or password: check the URL",
+    ),
+    (
+        amqp.ConnectionNotAllowed,
+        BrokerRefused,
+        "the broker refused the virtual host or the user: check the URL",
+    ),
+    (amqp.ChannelAccessRefused, BrokerRefused, "this user may not do that: grant it the permission it names"),
+    (
+        amqp.ChannelPreconditionFailed,
+        BrokerRefused,
+        "it exists with other arguments: delete it or use a policy",
+    ),
+    (amqp.PublishError, Unroutable, "nothing is bound there"),
+    (amqp.DeliveryError, QueueFull, "the queue is full"),
+)
+
+
+#: What the broker says of a queue that is not to be had: deleted, or on a node that is down, or another's now.
+QUEUE_NOT_FOUND = amqp.ChannelNotFoundEntity
+QUEUE_GONE_ERRORS = (QUEUE_NOT_FOUND, amqp.ChannelLockedResource)
+
+#: What the library raises when a connection or a channel goes.
+CONNECTION_ERRORS = (amqp.AMQPError, ConnectionError, RuntimeError, asyncio.InvalidStateError)
+
+
+@contextlib.contextmanager
+def translate_errors(action: str) -> Iterator[None]:
+    """Whatever the library raises inside becomes a `BusError`.
+
+    A reader that dies cancels what waits for it: a cancellation that nobody asked of this task is a lost
+    connection, and must not end the task it leaks into.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise BrokerUnavailable(f"{action}: the connection was lost") from None
+    except CONNECTION_ERRORS as error:
+        raise to_bus_error(error, action) from None
+
+
+def to_bus_error(error: BaseException, action: str) -> BusError:
+    """A library's error as one of ours: what was tried, what the broker said, what to do."""
+    for kind, bus_error, hint in ERROR_TRANSLATIONS:
+        if isinstance(error, kind):
+            detail = "" if isinstance(error, amqp.DeliveryError) else f" ({mask_tokens(str(error))})"
+            return bus_error(f"{action}: {hint}{detail}")
+    return BrokerUnavailable(f"{action}: {type(error).__name__}: {mask_tokens(str(error))}")
+
+
+class RabbitConnection:
+    """One supervised connection, to whichever of the nodes answers. `wait_connection` waits for the current
+    generation."""
+
+    def __init__(self, url: str, purpose: str) -> None:
+        self._url, self._purpose = url, purpose
+        self._current_connection: AbstractConnection | None = None
+        self._fatal_error: BrokerRefused | None = None
+        self._state_changed = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._last_error = "not tried yet"
+        self._closing_channels: set[asyncio.Future[None]] = set()
+        self.reconnects = 0
+
+    def start(self) -> None:
+        """Begin connecting."""
+        install_tolerant_decoders()
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"link-{self._purpose}")
+
+    async def close(self) -> None:
+        """End the connection for good."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._current_connection is not None:
+            await self._current_connection.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection stands right now."""
+        return self._current_connection is not None and not is_closed(self._current_connection)
+
+    async def wait_connection(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AbstractConnection:
+        """The current generation's connection. Raises `BrokerUnavailable` after the timeout, `BrokerRefused`."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self._current_connection is None or is_closed(self._current_connection):
+                    if self._fatal_error is not None:
+                        raise self._fatal_error
+                    self._state_changed.clear()
+                    await self._state_changed.wait()
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"No broker at {without_password(self._url)} within {timeout_seconds:.1f} s ({self._last_error}): "
+                "start one, or set "
+                "QUINTAIN_BROKER_URL to one that runs"
+            ) from None
+        return self._current_connection
+
+    async def open_channel(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> aio_pika.abc.AbstractChannel:
+        """A new channel of the current generation, with confirms and returned messages raised."""
+        connection = await self.wait_connection(timeout_seconds)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                with translate_errors("opening a channel"):
+                    return await connection.channel(publisher_confirms=True, on_return_raises=True)
+        except TimeoutError:
+            raise BrokerUnavailable(f"No channel within {timeout_seconds:.1f} s") from None
+
+    async def close_channel(self, channel: aio_pika.abc.AbstractChannel) -> None:
+        """Close a channel, to the end, whether or not whoever waits for that is cancelled.
+
+        The library keeps a cancellation in there to itself, and gives the channel's number to the next one before
+        the broker has let go of it: that costs the connection.
+        """
+        closing = asyncio.ensure_future(channel.close())
+        self._closing_channels.add(closing)
+        closing.add_done_callback(self._closing_channels.discard)
+        await asyncio.shield(closing)
+
+    async def _supervise(self) -> None:
+        failures = 0
+        for node_url in round_robin(node_urls(self._url)):
+            try:
+                connection = await aio_pika.connect(
+                    node_url,
+                    timeout=CONNECT_TIMEOUT_SECONDS,
+                    client_properties={"connection_name": f"quintain {self._purpose}"},
+                )
+            except (amqp.AMQPError, OSError, TimeoutError, RuntimeError, ValueError) as error:
+                refusal = connection_error(error, without_password(node_url))
+                self._last_error = mask_tokens(str(error)) or type(error).__name__
+                if isinstance(refusal, BrokerRefused):
+                    self._fatal_error = refusal
+                    self._state_changed.set()
+                    return
+                # Full jitter: a broker that comes back is not met by all its clients at once.
+                max_delay_seconds = min(BACKOFF_MAX_SECONDS, BACKOFF_INITIAL_SECONDS * 2**failures)
+                failures += 1
+                await asyncio.sleep(random.uniform(0, max_delay_seconds))  # noqa: S311 -- jitter, not a secret
+                continue
+            failures = 0
+            self.reconnects += self._current_connection is not None
+            self._current_connection = connection
+            self._state_changed.set()
+            await wait_closed(connection)
+            log.warning("The %s connection to the broker was lost; connecting again", self._purpose)
+
+
+def connection_error(error: BaseException, address: str) -> BusError:
+    """Why no connection came about. A broker that closes in answer to the virtual host's name refused that name;
+    the library only says that it did not expect the frame."""
+    if isinstance(error, amqp.InvalidFrameError):
+        return BrokerRefused(f"connecting to {address}: the broker refused the virtual host: check the end of the URL")
+    return to_bus_error(error, f"connecting to {address}")
+
+
+def is_closed(connection: AbstractConnection) -> bool:
+    """Whether the connection has ended. The plain connection class knows only of its own `close`: the loss of
+    the wire shows on what lies beneath."""
+    return connection.transport is None or connection.transport.connection.is_closed
+
+
+async def wait_closed(connection: AbstractConnection) -> None:
+    """Wait for a connection's end, whatever it is."""
+    if connection.transport is not None:
+        await asyncio.wait([connection.transport.connection.closing])

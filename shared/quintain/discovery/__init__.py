@@ -1,0 +1,1 @@
+"""Service discovery over ``quintain.discovery``: services announce themselves, `quintain status` queries them."""

@@ -1,0 +1,117 @@
+"""Answers discovery requests with this process's service card.
+
+Calls do not depend on discovery, so a failure here must not affect them: the queue is not redeclared with the bus's
+topology, it is set up concurrently with the service's start, and if the broker refuses it, discovery stays off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.contracts.discovery import ServiceCard
+from quintain.errors import BrokerRefused, BusError
+from quintain.rpc.server import delete_queues, result_or_fault, send_reply
+from quintain.topology import discovery_topology
+
+log = logging.getLogger(__name__)
+
+PREFETCH = 8
+
+#: The pause before another try to be found, in seconds.
+PAUSE_SECONDS = 1.0
+
+
+class ServiceIdentity:
+    """Which process this is, from its start to its end."""
+
+    def __init__(self, service: str, name: str | None = None) -> None:
+        self._service = service
+        self._name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self._instance = secrets.token_hex(8)
+        self._started_at = int(time.time() * 1000)
+
+    def card(self, **facts: Any) -> ServiceCard:
+        """This process's card, with what it says of itself now."""
+        return ServiceCard(
+            service=self._service,
+            id=self._name,
+            instance=self._instance,
+            version=importlib.metadata.version("quintain"),
+            started_at=self._started_at,
+            **facts,
+        )
+
+
+@contextlib.asynccontextmanager
+async def announce(bus: Bus, card: Callable[[], ServiceCard]) -> AsyncIterator[None]:
+    """Answer while inside, with the card as it is at that moment. Raises nothing."""
+    announcer = Announcer(bus, card)
+    task = asyncio.get_running_loop().create_task(announcer.run(), name="presence")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Announcer:
+    """One process's answers to `quintain status`."""
+
+    def __init__(self, bus: Bus, card: Callable[[], ServiceCard]) -> None:
+        self._bus, self._card = bus, card
+        self._topology = discovery_topology(secrets.token_hex(16))
+        self._queue_lost = asyncio.Event()
+        self._is_stopped = False
+
+    async def run(self) -> None:
+        """Be found until cancelled, however often the queue is lost; or until the broker refuses it."""
+        while not self._is_stopped:
+            try:
+                await self._run_once()
+            except BrokerRefused as refusal:
+                self._stop(refusal)
+            except BusError as error:
+                log.info("Not to be found for now: %s", error.message)
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _run_once(self) -> None:
+        self._queue_lost.clear()
+        await self._bus.declare(self._topology, redeclare=False)
+        consumer: Consumer | None = None
+        try:
+            consumer = await self._bus.consume(
+                self._topology.queues[0], self._on_request, prefetch=PREFETCH, on_queue_lost=self._queue_lost.set
+            )
+            await self._queue_lost.wait()
+        finally:
+            if consumer is not None:
+                await consumer.drain(0)
+            await delete_queues(self._bus, self._topology)
+
+    async def _on_request(self, delivery: Delivery) -> None:
+        answer = await result_or_fault(self._build_card(), "making this service's card")
+        try:
+            await send_reply(self._bus, delivery, answer)
+        except BrokerRefused as refusal:
+            self._stop(refusal)
+        except BusError as error:
+            log.info("Somebody asked who is there, and was not answered: %s", error.message)
+        await delivery.ack()
+
+    async def _build_card(self) -> ServiceCard:
+        return self._card()
+
+    def _stop(self, refusal: BrokerRefused) -> None:
+        log.info("`quintain status` will not show this service: %s", refusal.message)
+        self._is_stopped = True
+        self._queue_lost.set()

@@ -1,0 +1,1 @@
+"""Health checks and Prometheus metrics of a running service, and the HTTP server that exposes them."""

@@ -1,0 +1,170 @@
+"""The messages of one run, on the controller side: receives the run's output in order and sends event replies.
+
+Output may arrive out of order or repeatedly; it is passed to the application's loop once and in order. Several events
+may await their replies at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+from quintain.bus.base import Bus, Consumer, Delivery, Envelope
+from quintain.contracts.remote_target import RUN_INPUT_TYPE, EventReply, RunInput, RunItem, RunOutput, WireResponse
+from quintain.errors import BadRequest, BusError
+from quintain.remote.lease import RemoteLease
+from quintain.rpc.server import AckBatcher, delete_queues
+from quintain.target.ordering import Inbox
+from quintain.topology import HOST, run_topology
+
+log = logging.getLogger(__name__)
+
+PREFETCH = 64
+#: So many deliveries are acknowledged to the broker at a time: what comes twice is dropped by its number.
+ACK_BATCH = 16
+
+#: So many messages to the host are under way at once; what is to be said meanwhile travels together.
+MAX_CONCURRENT_SENDS = 4
+
+#: How far a run was heard is said together with responses; where there are none, after so many items or so many
+#: seconds.
+ACKNOWLEDGE_ITEMS = 64
+ACKNOWLEDGE_SECONDS = 0.25
+
+
+class RunOutputQueue:
+    """The queue that a lease's runs speak into, one run after another."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._topology = run_topology(secrets.token_urlsafe(24))
+        self.key = self._topology.bindings[0].key
+        self._consumer: Consumer | None = None
+        self._channel: RunChannel | None = None
+        self._ack_batcher = AckBatcher(ACK_BATCH)
+
+    async def open(self, channel: RunChannel) -> None:
+        """Hear this run from now on, and no other; the queue is made for the first."""
+        self._channel = channel
+        if self._consumer is None:
+            await self._bus.declare(self._topology)
+            self._consumer = await self._bus.consume(self._topology.queues[0], self._on_run_output, prefetch=PREFETCH)
+
+    async def close(self) -> None:
+        """Hear no more."""
+        if self._consumer is not None:
+            await self._consumer.drain(0)
+            await delete_queues(self._bus, self._topology)
+
+    async def _on_run_output(self, delivery: Delivery) -> None:
+        try:
+            output = RunOutput.from_wire(delivery.body)
+        except BadRequest as error:
+            log.warning("A run said what cannot be read: %s", error.message)
+            await delivery.dead_letter()
+            return
+        # What an earlier run still says, sent again, is of no use to anybody.
+        if self._channel is not None and self._channel.run_id == output.run_id:
+            self._channel.on_output(output)
+        await self._ack_batcher.add(delivery)
+
+
+class RunChannel:
+    """The line's side of one run: what it says comes in, what it is to hear goes out."""
+
+    def __init__(self, lease: RemoteLease, on_items: Callable[[list[RunItem]], None]) -> None:
+        self._lease, self._on_items = lease, on_items
+        self._bus: Bus = lease.bus
+        self.run_id = secrets.token_urlsafe(24)
+        #: The last item that was dealt with; whoever deals with them says so here, from any thread. Only that much
+        #: is acknowledged, so that a fast target waits for a slow controller.
+        self.last_processed = 0
+        self._inbox: Inbox[RunItem] = Inbox()
+        self._acknowledged = 0
+        self._replies: list[EventReply] = []
+        self._resend_requested = self._ack_due = self._send_scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._send_tasks: set[asyncio.Task[None]] = set()
+        self._ack_task = self._loop.create_task(self._ack_periodically())
+
+    async def close(self) -> None:
+        """Say the last that is to be heard."""
+        ending = (self._ack_task, *self._send_tasks)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        if not self._lease.ended:
+            self._ack_due = True
+            await self._send_input()
+
+    def respond(self, sequence_number: int, response: WireResponse) -> None:
+        """Send a response, with whatever else is ready to go."""
+        self._replies.append(EventReply(seq=sequence_number, response=response))
+        self._schedule_send()
+
+    def on_output(self, output: RunOutput) -> None:
+        """Take in what the run says."""
+        self._lease.record_host_activity()
+        ready: list[RunItem] = []
+        for item in output.items:
+            ready += self._inbox.put(item.seq, item)
+        if ready:
+            self._on_items(ready)
+        if not output.items and self._inbox.is_missing(output.said):
+            # A heartbeat tells of more than has come: it was lost on the way.
+            self._resend_requested = True
+        if self.last_processed - self._acknowledged >= ACKNOWLEDGE_ITEMS:
+            self._ack_due = True
+            self._schedule_send()
+
+    def _schedule_send(self) -> None:
+        """Say what there is to say, once this turn of the loop has made it."""
+        if not self._send_scheduled and len(self._send_tasks) < MAX_CONCURRENT_SENDS:
+            self._send_scheduled = True
+            task = self._loop.create_task(self._send_input())
+            self._send_tasks.add(task)
+            task.add_done_callback(self._on_sent)
+
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
+        self._send_tasks.discard(task)
+        if self._replies and not task.cancelled():
+            self._schedule_send()
+
+    async def _ack_periodically(self) -> None:
+        last_sent, beat_seconds = 0.0, self._lease.timings.host_heartbeat_seconds
+        while True:
+            await asyncio.sleep(ACKNOWLEDGE_SECONDS)
+            due = (
+                self._acknowledged != self.last_processed
+                or self._resend_requested
+                or self._loop.time() - last_sent > beat_seconds
+            )
+            if due or self._replies:
+                last_sent = self._loop.time()
+                self._ack_due = True
+                self._schedule_send()
+
+    async def _send_input(self) -> None:
+        self._send_scheduled = False
+        if not self._replies and not self._ack_due:
+            return
+        replies, self._replies = self._replies, []
+        resend, self._resend_requested = self._resend_requested, False
+        self._ack_due = False
+        acknowledged = self.last_processed
+        run_input = RunInput(
+            lease_id=self._lease.lease_id, run_id=self.run_id, heard=acknowledged, again=resend, answers=replies
+        )
+        # A response is said once, and must survive the broker; how far a run was heard is said again and again.
+        envelope = Envelope(body=run_input.to_wire(), type=RUN_INPUT_TYPE, persistent=bool(replies))
+        try:
+            timeout = self._lease.timings.host_heartbeat_seconds
+            await self._bus.publish(HOST, self._lease.key, envelope, timeout_seconds=timeout)
+        except BusError as error:
+            # They go again with the next tick.
+            self._replies = replies + self._replies
+            log.warning("A run's host could not be told yet: %s", error.message)
+            return
+        self._acknowledged = max(self._acknowledged, acknowledged)

@@ -1,0 +1,169 @@
+"""Drives one run of a leased instance on the application's event loop: items in order, one task per event.
+
+It uses callbacks instead of a task that awaits items, because each await would delay a reply by one loop iteration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from quintain.contracts.remote_target import LogLine, RunItem, WireResponse
+from quintain.errors import HostLost
+from quintain.remote.connection_thread import Executor
+from quintain.remote.lease import RemoteLease
+from quintain.remote.run_channel import RunChannel, RunOutputQueue
+from quintain.routes import CANCEL_RUN, START_RUN
+from quintain.target.codec import Codec, write_response
+
+
+def forward_log_line(line: LogLine) -> None:
+    """Put a log record of the hosted target into this process's log."""
+    logging.getLogger(line.logger).log(line.level, "%s", line.text)
+
+
+class RunDriver:
+    """One run, from its start to its end or the host's loss."""
+
+    def __init__(  # noqa: PLR0913 -- one run, with all that surrounds it
+        self,
+        executor: Executor,
+        lease: RemoteLease,
+        output_queue: RunOutputQueue,
+        codec: Codec,
+        emit: Callable[[Any], None],
+        send_event: Callable[[Any], Any],
+        *,
+        forward_log: Callable[[LogLine], None] = forward_log_line,
+    ) -> None:
+        self._executor, self._lease, self._output_queue, self._codec = executor, lease, output_queue, codec
+        self._emit, self._send_event, self._forward_log = emit, send_event, forward_log
+        self._loop = asyncio.get_running_loop()
+        # What is emitted and logged is so in the context of whoever runs the target.
+        self._context = contextvars.copy_context()
+        self._items: deque[RunItem] = deque()
+        self._draining = self._end_received = False
+        self._send_tasks: set[asyncio.Task[None]] = set()
+        self._channel: RunChannel | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+
+    async def run(self) -> None:
+        """Run. Raises what the target raised, `HostLost`, and whatever the application's own ``emit`` raised."""
+        try:
+            await self._executor.run(self._start())
+            await self._ended
+        except BaseException:
+            if not self._end_received:
+                with contextlib.suppress(HostLost):
+                    await self._executor.run(self._cancel())
+            raise
+        finally:
+            self._items.clear()
+            self._draining = True
+            if not self._ended.cancel() and not self._ended.cancelled():
+                self._ended.exception()  # raised already, or nobody's to hear any more
+            for task in self._send_tasks:
+                task.cancel()
+            await asyncio.gather(*self._send_tasks, return_exceptions=True)
+            with contextlib.suppress(HostLost):
+                await self._executor.run(self._finish())
+
+    # On the line.
+
+    async def _start(self) -> None:
+        """Listen first, then start."""
+        channel = self._channel = RunChannel(self._lease, partial(self._call_in_application, self._enqueue))
+        await self._output_queue.open(channel)
+        self._lease.ended_future.add_done_callback(self._on_lease_ended)
+        event_types = sorted(self._codec.type_registry.events)
+        await self._lease.call(START_RUN, run_id=channel.run_id, run_key=self._output_queue.key, kinds=event_types)
+
+    async def _cancel(self) -> None:
+        if self._channel is not None:
+            await self._lease.call(CANCEL_RUN, run_id=self._channel.run_id)
+
+    async def _finish(self) -> None:
+        self._lease.ended_future.remove_done_callback(self._on_lease_ended)
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _on_lease_ended(self, _: asyncio.Future[None]) -> None:
+        self._call_in_application(self._end, self._lease.host_lost_error())
+
+    def _call_in_application(self, callback: Callable[..., None], *args: Any) -> None:
+        # An application that has ended has no loop left, and hears no more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *args, context=self._context)
+
+    # On the application's loop.
+
+    def _enqueue(self, items: list[RunItem]) -> None:
+        self._items.extend(items)
+        if not self._draining:
+            self._process_items()
+
+    def _process_items(self) -> None:
+        self._draining = False
+        while self._items and not self._ended.done():
+            item = self._items.popleft()
+            try:
+                is_sending = self._process_item(item)
+            except Exception as error:
+                # Of the application's own emit, or of an event that cannot be read here: the run's end, either way.
+                self._end(error)
+                return
+            assert self._channel is not None, "what runs is listened to"
+            self._channel.last_processed = item.seq
+            if is_sending:
+                # It runs to its first suspension, which records the event, before the next item is heard.
+                self._draining = True
+                self._loop.call_soon(self._process_items)
+                return
+
+    def _process_item(self, item: RunItem) -> bool:
+        """Deal with one item; returns whether it is an event that is being sent."""
+        if item.what == "end":
+            self._end_received = True
+            self._end(None if item.failure is None else self._lease.exceptions.from_failure(item.failure))
+        elif item.log is not None:
+            self._forward_log(item.log)
+        elif item.event is not None and item.what == "emit":
+            # Its time is its arrival here: a host's clock may be an hour off, and files are read in order.
+            self._emit(self._codec.event(item.event, timestamp=local_now()))
+        elif item.event is not None:
+            task = self._loop.create_task(self._answer_event(item))
+            self._send_tasks.add(task)
+            task.add_done_callback(self._send_tasks.discard)
+            return True
+        return False
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    async def _answer_event(self, item: RunItem) -> None:
+        assert item.event is not None, "an event is sent"
+        assert self._channel is not None, "what runs is listened to"
+        try:
+            event = self._codec.event(item.event, timestamp=local_now())
+            response = write_response(await self._send_event(event))
+        except Exception as error:
+            # Whatever the other end of the channel raises is the target's to hear, and comes back as the same object.
+            response = WireResponse(failure=self._lease.exceptions.to_failure(error))
+        self._executor.call_soon(self._channel.respond, item.seq, response)
+
+
+def local_now() -> datetime:
+    """This side's time, naive and local as superred writes it."""
+    return datetime.now()  # noqa: DTZ005 -- superred's events carry naive local time, and files compare them

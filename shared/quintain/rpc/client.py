@@ -1,0 +1,250 @@
+"""An RPC client over the bus: one reply queue, many requests in flight, matched by random correlation ids.
+
+Used by the SDK, the workers and the gateway. A reply with an unknown correlation id is acknowledged, counted and
+dropped: after a crash a reply may arrive twice. If the reply queue is lost, pending requests are published again with
+their remaining time and the address of a new queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.contracts.invoke import FaultReply
+from quintain.contracts.message import Message
+from quintain.errors import BadRequest, BrokerRefused, BusError, InternalFault, NoAnswer, Unroutable
+from quintain.routes import Route
+from quintain.rpc.reply_queue import ReplyQueue
+from quintain.runtime.random_ids import RandomIds
+from quintain.telemetry.spans import context_headers
+from quintain.topology import Exchange
+
+log = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+#: How often a question that nothing serves yet is asked again, in seconds.
+UNROUTABLE_RETRY_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcRequest:
+    """What to publish, where, and for how long an answer is of use. ``deadline_seconds`` is from now."""
+
+    exchange: Exchange
+    key: str
+    type: str
+    body: bytes
+    headers: Mapping[str, HeaderValue]
+    deadline_seconds: float
+    #: When the broker may drop it, from now; the deadline where nothing is said.
+    expires_seconds: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _PendingCall:
+    """Who hears the replies under one correlation id, and what was last sent under it, if anything."""
+
+    on_reply: Callable[[Delivery], None]
+    request: RpcRequest | None = None
+    sent_at: float = 0.0
+
+    def remaining_request(self, now: float) -> RpcRequest | None:
+        """The question with the time it has left; None where there is none, or no time."""
+        if self.request is None:
+            return None
+        deadline_seconds = self.request.deadline_seconds - (now - self.sent_at)
+        expires_seconds = self.request.expires_seconds
+        expires_seconds = None if expires_seconds is None else expires_seconds - (now - self.sent_at)
+        if min(deadline_seconds, deadline_seconds if expires_seconds is None else expires_seconds) <= 0:
+            return None
+        return dataclasses.replace(self.request, deadline_seconds=deadline_seconds, expires_seconds=expires_seconds)
+
+
+class RpcClient:
+    """One client's reply queue and the questions that wait for it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._reply_queue = ReplyQueue(bus, self._on_reply, self._on_queue_replaced)
+        self._pending: dict[str, _PendingCall] = {}
+        self._resend_tasks: set[asyncio.Task[None]] = set()
+        self._ids = RandomIds()
+        self.unmatched_replies = 0
+
+    @property
+    def reply_key(self) -> str:
+        """Where answers are to be sent; another one when the reply queue was lost, so ask for it each time."""
+        return self._reply_queue.key
+
+    async def start(self) -> None:
+        """Declare and consume the reply queue."""
+        await self._reply_queue.open()
+
+    async def close(self) -> None:
+        """Stop taking replies, and delete the reply queue."""
+        for task in self._resend_tasks:
+            task.cancel()
+        await asyncio.gather(*self._resend_tasks, return_exceptions=True)
+        await self._reply_queue.close()
+
+    @property
+    def in_flight(self) -> int:
+        """How many questions wait for their answer."""
+        return len(self._pending)
+
+    def subscribe(self, correlation_id: str, on_reply: Callable[[Delivery], None]) -> Callable[[], None]:
+        """Hear every reply under this correlation id; returns how to stop."""
+        self._pending[correlation_id] = _PendingCall(on_reply)
+
+        def unsubscribe() -> None:
+            self._pending.pop(correlation_id, None)
+
+        return unsubscribe
+
+    async def publish(self, request: RpcRequest, correlation_id: str) -> None:
+        """Publish a question; its replies go to whoever subscribed. Raises what `Bus.publish` raises.
+
+        It goes out again where the reply queue is lost while somebody is subscribed and its time is not over: of
+        several under one correlation id the last one.
+        """
+        pending = self._pending.get(correlation_id)
+        if pending is not None:
+            pending.request, pending.sent_at = request, asyncio.get_running_loop().time()
+        expires_seconds = request.deadline_seconds if request.expires_seconds is None else request.expires_seconds
+        await self._bus.publish(
+            request.exchange,
+            request.key,
+            Envelope(
+                body=request.body,
+                type=request.type,
+                correlation_id=correlation_id,
+                reply_to=self.reply_key,
+                headers=request.headers,
+                expiration_ms=max(1, int(expires_seconds * 1000)),
+            ),
+            timeout_seconds=request.deadline_seconds,
+        )
+
+    async def call(self, request: RpcRequest, on_partial: Callable[[Delivery], None] | None = None) -> Delivery:
+        """Publish a question and wait for its final answer; ``on_partial`` hears what comes before it.
+
+        Raises `NoAnswer` when the deadline passes, and what `Bus.publish` raises.
+        """
+        reply: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        request = _with_trace_context(request)
+
+        def on_reply(delivery: Delivery) -> None:
+            if reply.done():
+                return
+            if delivery.type in {"result", "fault"}:
+                reply.set_result(delivery)
+            elif on_partial is not None:
+                on_partial(delivery)
+
+        correlation_id = self._ids.next()
+        unsubscribe = self.subscribe(correlation_id, on_reply)
+        try:
+            async with asyncio.timeout(request.deadline_seconds):
+                await self.publish(request, correlation_id)
+                return await reply
+        except TimeoutError:
+            raise NoAnswer(
+                f"No answer to {request.type} within {request.deadline_seconds:.1f} s: does the service that "
+                f"consumes {request.exchange.name} run? (`quintain serve metadata`)"
+            ) from None
+        finally:
+            unsubscribe()
+
+    async def call_route(
+        self,
+        route: Route[RequestT, ReplyT],
+        message: RequestT,
+        headers: Mapping[str, HeaderValue],
+        *,
+        timeout_seconds: float = 30.0,
+    ) -> ReplyT:
+        """Ask a service's route; waits for the service to come up where it is not there yet.
+
+        Raises the `Fault` it answers with, or `NoAnswer`.
+        """
+        request = RpcRequest(
+            exchange=route.exchange,
+            key=route.key,
+            type=route.key,
+            body=message.to_wire(),
+            headers=headers,
+            deadline_seconds=timeout_seconds,
+        )
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        while True:
+            try:
+                remaining = dataclasses.replace(request, deadline_seconds=deadline - loop.time())
+                return parse_reply(await self.call(remaining), route.reply_type)
+            except Unroutable:
+                if loop.time() + UNROUTABLE_RETRY_SECONDS >= deadline:
+                    raise NoAnswer(
+                        f"No service answers {route.name} (nothing consumes {route.exchange.name}, waited "
+                        f"{timeout_seconds:.0f} s): start one with `quintain serve metadata`"
+                    ) from None
+                await asyncio.sleep(UNROUTABLE_RETRY_SECONDS)
+
+    async def _on_reply(self, delivery: Delivery) -> None:
+        pending = self._pending.get(delivery.correlation_id or "")
+        if pending is None:
+            self.unmatched_replies += 1
+        else:
+            pending.on_reply(delivery)
+        await delivery.ack()
+
+    def _on_queue_replaced(self) -> None:
+        for correlation_id, pending in self._pending.items():
+            if pending.request is not None:
+                task = asyncio.get_running_loop().create_task(self._resend(correlation_id, pending))
+                self._resend_tasks.add(task)
+                task.add_done_callback(self._resend_tasks.discard)
+
+    async def _resend(self, correlation_id: str, pending: _PendingCall) -> None:
+        """Send what is unanswered, for as long as somebody waits for it: it may have been answered into the queue
+        that was lost. What is refused for now may be under way already, so that is no answer."""
+        while self._pending.get(correlation_id) is pending:
+            request = pending.remaining_request(asyncio.get_running_loop().time())
+            if request is None:
+                return
+            try:
+                await self.publish(request, correlation_id)
+            except BrokerRefused as refusal:
+                log.error("A %s request cannot be sent again: %s", request.type, refusal.message)
+                return
+            except BusError as error:
+                log.warning("A %s request could not be sent again yet: %s", request.type, error.message)
+                await asyncio.sleep(UNROUTABLE_RETRY_SECONDS)
+            else:
+                return
+
+
+def _with_trace_context(request: RpcRequest) -> RpcRequest:
+    """The question with the trace it belongs to, where there is one; sent again it belongs to the same."""
+    trace_headers = context_headers()
+    return dataclasses.replace(request, headers={**request.headers, **trace_headers}) if trace_headers else request
+
+
+def parse_reply(reply: Delivery, reply_type: type[ReplyT]) -> ReplyT:
+    """The answer of a reply; raises the `Fault` it carries.
+
+    A reply nobody can read is an `InternalFault`, and charged as far as is known: the asker did nothing wrong.
+    """
+    try:
+        if reply.type != "fault":
+            return reply_type.from_wire(reply.body)
+        fault = FaultReply.from_wire(reply.body)
+    except BadRequest as error:
+        raise InternalFault(f"The answer cannot be read ({error.message})", charged=True) from None
+    raise fault.to_fault()

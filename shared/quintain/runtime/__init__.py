@@ -1,0 +1,1 @@
+"""Process-wide helpers: garbage collection, HTTP server start, random ids, batching."""

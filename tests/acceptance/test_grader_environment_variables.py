@@ -1,0 +1,107 @@
+"""What a grader that a run starts finds in its environment: its session's doors, and nobody's keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.command_line import CommandLine, command_line
+from support.evaluations import write_files
+from support.process_fleet import ADMIN_TOKEN, process_fleet
+
+GRADER = """
+import json, os
+with open("seen.json", "w") as seen:
+    json.dump(dict(os.environ), seen)
+print('{"score": 1}')
+"""
+
+CONFIG = """
+targets:
+  bot: {provider: mock}
+  paid: {provider: command, command: ["true"], env: {KEY: "${{ PROVIDER_KEY }}", URL: "${{ PROVIDER_URL:-none }}"}}
+"""
+
+EVALUATION = """
+dataset: cases.jsonl
+targets: [bot]
+graders: [{name: looks, command: [python, grader.py]}]
+"""
+
+SECRETS = {"PROVIDER_KEY": "a key of the provider", "PROVIDER_URL": "https://paid.example/v1"}
+
+#: ``protocol.md`` §6: by these a grader finds its session, whatever client it uses.
+GRADER_VARIABLES = {
+    "AGENTV_PROVIDER_PROXY_TOKEN",
+    "AGENTV_PROVIDER_PROXY_URL",
+    "AGENTV_TARGET_PROXY_TOKEN",
+    "AGENTV_TARGET_PROXY_URL",
+    "OPENAI_API_KEY",
+    "ANTHROPIC_BASE_URL",
+    "ANTHROPIC_API_KEY",
+    "OPENAI_BASE_URL",
+    "QUINTAIN_GATEWAY_URL",
+    "QUINTAIN_SESSION_TOKEN",
+}
+
+
+@pytest.fixture
+def fleet(broker_url: str) -> Iterator[CommandLine]:
+    """A shell before a fleet, in a folder with an evaluation; its environment holds every secret there is."""
+    with process_fleet(broker_url, CONFIG, targets=["bot", "paid"]) as fleet:
+        fleet.extra_env.update(SECRETS)
+        write_files(fleet.folder, cases=1, grader_py=GRADER, eval_yaml=EVALUATION)
+        fleet.start_service("metadata")
+        fleet.start_service("worker")
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN, **SECRETS}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
+
+
+def seen_in(folder: Path) -> dict[str, str]:
+    """The environment that the grader found."""
+    seen = json.loads((folder / "seen.json").read_text())
+    assert isinstance(seen, dict)
+    return seen
+
+
+def assert_no_secret(seen: dict[str, str]) -> None:
+    hidden = {*SECRETS, "QUINTAIN_ADMIN_TOKEN", "QUINTAIN_BROKER_URL", "QUINTAIN_LEDGER_URL"}
+    assert hidden & seen.keys() == set()
+    for secret in (*SECRETS.values(), ADMIN_TOKEN):
+        assert not [name for name, value in seen.items() if secret in value]
+
+
+def test_a_grader_finds_its_sessions_connection_and_no_key(shell: CommandLine) -> None:
+    write_files(shell.folder, cases=1, quintain_yaml=CONFIG, grader_py=GRADER, eval_yaml=EVALUATION)
+    ledger = f"sqlite://{shell.folder / 'own-ledger.sqlite3'}"
+    shell.run(
+        *("run", "eval.yaml"),
+        env={**SECRETS, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN, "QUINTAIN_LEDGER_URL": ledger, "PLAIN": "is kept"},
+    )
+    seen = seen_in(shell.folder)
+    assert_no_secret(seen)
+    assert seen["PLAIN"] == "is kept"
+    assert seen.keys() >= GRADER_VARIABLES
+    assert seen["OPENAI_API_KEY"] == seen["AGENTV_TARGET_PROXY_TOKEN"] == seen["QUINTAIN_SESSION_TOKEN"]
+    run_token = (shell.folder / "runs" / "eval" / "session-token").read_text().strip()
+    assert run_token not in seen.values(), "a grader has a session of its own"
+
+
+def test_on_a_fleet_a_grader_finds_no_key_and_no_broker(fleet: CommandLine) -> None:
+    fleet.run("run", "eval.yaml")
+    seen = seen_in(fleet.folder)
+    assert_no_secret(seen)
+    assert seen.keys() >= GRADER_VARIABLES
+
+
+def test_on_a_fleet_a_configuration_that_cannot_be_read_starts_no_grader(fleet: CommandLine) -> None:
+    # What the configuration names is what graders must not see: unread, nobody knows what to hide.
+    config = fleet.folder / "quintain.yaml"
+    config.write_text(config.read_text().replace("env:", "envs:"))
+    refused = fleet.run("run", "eval.yaml", code=2)
+    assert "unknown key 'envs'" in refused.stderr
+    assert not (fleet.folder / "seen.json").exists()

@@ -1,0 +1,164 @@
+"""A ledger of either kind with a clock of its own, spoken to in one line a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
+from quintain.contracts.ledger import (
+    Admission,
+    Admit,
+    AttemptOutcome,
+    Heartbeat,
+    LeaseRenewed,
+    Register,
+    Settle,
+    TargetCard,
+)
+from quintain.contracts.session import Info, OpenSession, SessionOpened
+from quintain.contracts.token import SessionToken
+from quintain.errors import Fault, ProviderFailed
+from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
+from quintain_metadata.rules import audit, calls, cancellation, leases, reservations, sessions
+from quintain_metadata.rules.calls import Deferred
+from quintain_metadata.rules.cancellation import CancelResult
+
+
+class ClockedLedgerDriver:
+    """A ledger with a clock of its own, spoken to in one line a step."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.clock_ahead_ms = 0
+        self._attempts = 0
+
+    def with_clock(self, moment: Moment) -> Moment:
+        return Moment(moment.now + self.clock_ahead_ms, moment.lease_expiry_suspended_until)
+
+    async def open_session(self, *, parent: SessionOpened | None = None, **fields: object) -> SessionOpened:
+        request = OpenSession.model_validate({"default_target": "a", **fields})
+
+        def steps(moment: Moment) -> SqlProgram[SessionOpened]:
+            owner = None
+            if parent is not None:
+                owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(parent.token))
+            return (yield from sessions.open_session(self.with_clock(moment).now, request, SessionToken.mint(), owner))
+
+        return await self.ledger.transact(steps)
+
+    async def register(self, incarnation: str = "w1", *, limit: int = 64, sole_id: str | None = None) -> None:
+        card = TargetCard(name="a", provider="mock", max_concurrency=limit)
+        worker_id, sole = sole_id or incarnation, None if sole_id is None else True
+        request = Register(worker_id=worker_id, incarnation=incarnation, targets=[card], sole=sole)
+        await self.ledger.transact(lambda moment: leases.register_worker(self.with_clock(moment).now, request))
+
+    async def renew(self, incarnation: str = "w1", *, pauses: dict[str, int] | None = None) -> LeaseRenewed:
+        heartbeat = Heartbeat(worker_id=incarnation, incarnation=incarnation, pauses=pauses)
+        return await self.ledger.transact(lambda moment: leases.renew_lease(self.with_clock(moment).now, heartbeat))
+
+    async def admit(
+        self, session: SessionOpened, request_id: str, *, by: str = "w1", attempt: str = "", **overrides: object
+    ) -> Admission | Deferred:
+        self._attempts += 1
+        request = Admit.model_validate(
+            {
+                "token": session.token,
+                "request_id": request_id,
+                "attempt_id": attempt or f"attempt-{self._attempts}",
+                "target": "a",
+                "body_sha256": "body",
+                **overrides,
+            }
+        )
+        return await self.ledger.transact(lambda moment: calls.admit(self.with_clock(moment), request, by))
+
+    async def admit_granted(self, session: SessionOpened, request_id: str, **overrides: object) -> Admission:
+        admission = await self.admit(session, request_id, **overrides)  # type: ignore[arg-type]
+        assert isinstance(admission, Admission)
+        assert (admission.fault, admission.replay) == (None, None)
+        return admission
+
+    async def admit_fault(self, session: SessionOpened, request_id: str, **overrides: object) -> FaultReply:
+        """The fault that another attempt is told, kept or raised."""
+        try:
+            admission = await self.admit(session, request_id, **overrides)  # type: ignore[arg-type]
+        except Fault as fault:
+            return FaultReply.from_fault(fault)
+        assert isinstance(admission, Admission)
+        assert admission.fault is not None
+        return admission.fault
+
+    async def settle(
+        self,
+        session: SessionOpened,
+        request_id: str,
+        attempt: str,
+        outcome: AttemptOutcome,
+        text: str = "yes",
+        fault: Fault | None = None,
+    ) -> None:
+        is_result = outcome is AttemptOutcome.RESULT
+        request = Settle(
+            session_id=session.session_id,
+            request_id=request_id,
+            attempt_id=attempt,
+            outcome=outcome,
+            reply=result(text) if is_result else None,
+            fault=None if is_result else FaultReply.from_fault(fault or ProviderFailed("it broke", charged=True)),
+            token_usage=TokenUsage(input=3, output=2) if is_result else None,
+        )
+        await self.ledger.transact(lambda moment: calls.settle(self.with_clock(moment), request))
+
+    async def sweep(self) -> int:
+        return await self.ledger.transact(lambda moment: leases.sweep(self.with_clock(moment)))
+
+    async def info(self, session: SessionOpened) -> Info:
+        return await self.ledger.transact(
+            lambda moment: sessions.info_by_id(self.with_clock(moment).now, session.session_id)
+        )
+
+    async def reserve(self, session: SessionOpened, ids: list[str], *, seconds: float = 60) -> int:
+        def steps(moment: Moment) -> SqlProgram[int]:
+            now = self.with_clock(moment).now
+            owner = yield from sessions.authenticate(now, SessionToken.parse(session.token))
+            return (yield from reservations.reserve(now, owner, ids, int(now + seconds * 1000)))
+
+        return await self.ledger.transact(steps)
+
+    async def release(self, session: SessionOpened, ids: list[str]) -> int:
+        def steps(moment: Moment) -> SqlProgram[int]:
+            owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(session.token))
+            return (yield from reservations.release(self.with_clock(moment), owner, ids))
+
+        return await self.ledger.transact(steps)
+
+    async def cancel(self, session: SessionOpened, *request_ids: str) -> CancelResult:
+        def steps(moment: Moment) -> SqlProgram[CancelResult]:
+            owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(session.token))
+            return (yield from cancellation.cancel_calls(self.with_clock(moment), owner, request_ids))
+
+        return await self.ledger.transact(steps)
+
+    async def pause(self, target: str, milliseconds: int) -> int | None:
+        return await self.ledger.transact(
+            lambda moment: leases.extend_pause(self.with_clock(moment).now, target, milliseconds)
+        )
+
+    async def audit_findings(self) -> Sequence[audit.AuditFinding]:
+        """What the audit finds wrong with the books."""
+        return (await self.ledger.transact(lambda _: audit.verify_counters())).findings
+
+
+def result(text: str) -> Result:
+    return Result(output=[OutputMessage(content=text)], raw_text=text, target="a", call_count=1, max_calls=1)
+
+
+def counters(info: Info) -> dict[str, int]:
+    return {
+        "used": info.call_count,
+        "reserved": info.reserved,
+        "running": info.running,
+        "committed": info.committed,
+        "refunded": info.refunded,
+        "in_doubt": info.in_doubt,
+    }

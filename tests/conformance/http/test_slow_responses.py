@@ -1,0 +1,254 @@
+"""Answers that take long, over every transport: a target whose worker is away, clients that wait, and clients that
+leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import pytest_asyncio
+
+from quintain_gateway.http.limits import GatewayLimits
+from support.gateway_client import GatewayClient, open_gateway_client
+from support.model_fleet import ModelFleet, model_fleet
+from support.official_clients import anthropic_client, openai_client
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+AWAY = "targets: {away: {provider: mock, token_usage: {input: 1, output: 2}}}\n"
+AWAY_AND_BROKEN = "targets: {away: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
+HELLO: Any = [{"role": "user", "content": "Hello there"}]
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+ASK: dict[str, object] = {"model": "away", "max_tokens": 100, "messages": HELLO}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(bus_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ModelFleet]:
+    limits = GatewayLimits(keep_alive_seconds=0.2)
+    async with model_fleet(
+        tmp_path_factory.mktemp("fleet"), broker_url=bus_url, limits=limits, more=("away",)
+    ) as fleet:
+        async with fleet.worker(AWAY):
+            pass  # it is registered, and gone
+        yield fleet
+
+
+@contextlib.asynccontextmanager
+async def open_waiting_stream(fleet: ModelFleet, path: str, max_calls: int = 5, **body: object) -> AsyncIterator[Any]:
+    """A response whose headers have come, and the visitor who asked."""
+    async with (
+        open_gateway_client(fleet.url, await fleet.token(max_calls)) as door,
+        door.http.stream("POST", path, json={**ASK, **body}) as response,
+    ):
+        yield response, door
+
+
+async def wait_for_call_count(gateway_client: GatewayClient, calls: int) -> None:
+    async with asyncio.timeout(10):
+        while await gateway_client.read_call_count() != calls:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_a_spent_budget_is_told_before_the_headers(fleet: ModelFleet, path: str, stream: bool) -> None:
+    async with open_waiting_stream(fleet, path, max_calls=0, stream=stream) as (response, _):
+        assert response.status_code == 402
+        assert json.loads(await response.aread())["error"]["code"] == "budget_exhausted"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_a_forbidden_target_is_told_before_the_headers(fleet: ModelFleet, path: str, stream: bool) -> None:
+    async with open_gateway_client(fleet.url, await fleet.token(5, allowed_targets=["echo"])) as door:
+        status, answer = await door.post(path, {**ASK, "stream": stream})
+        assert (status, answer["error"]["code"]) == (403, "forbidden_target")
+        assert await door.read_call_count() == 0
+
+
+async def test_who_waits_holds_the_budget_and_the_next_one_hears_that(fleet: ModelFleet) -> None:
+    async with open_waiting_stream(fleet, CHAT, max_calls=1) as (response, door):
+        assert response.status_code == 200
+        status, answer = await door.post(CHAT, ASK)
+        assert (status, answer["error"]["message"]) == (402, "Max calls exceeded (limit: 1)")
+        assert await door.read_call_count() == 1
+    async with open_gateway_client(fleet.url, door.token) as again:
+        await wait_for_call_count(again, 0)
+
+
+async def test_a_whole_answer_begins_with_blank_lines_where_it_is_waited_for(fleet: ModelFleet) -> None:
+    async with open_waiting_stream(fleet, CHAT, n=2) as (response, door):
+        assert response.status_code == 200
+        assert "x-quintain-call-count" not in response.headers
+        raw = response.aiter_raw()
+        said = [await anext(raw) for _ in range(3)]
+        assert b"".join(said).strip() == b""
+        async with fleet.worker(AWAY):
+            body = b"".join([piece async for piece in raw])
+        assert [choice["message"]["content"] for choice in json.loads(body)["choices"]] == ["Hello there"] * 2
+        await wait_for_call_count(door, 2)
+
+
+async def test_the_official_clients_wait_and_are_answered(fleet: ModelFleet) -> None:
+    token = await fleet.token(5)
+    async with (
+        openai_client(fleet.url, token) as (of_openai, _),
+        anthropic_client(fleet.url, token) as (of_anthropic, _),
+    ):
+        asked = [
+            asyncio.create_task(of_openai.chat.completions.create(model="away", messages=HELLO)),
+            asyncio.create_task(of_anthropic.messages.create(model="away", max_tokens=5, messages=HELLO)),
+            asyncio.create_task(_streamed_text(of_openai)),
+            asyncio.create_task(_streamed_message(of_anthropic)),
+        ]
+        await asyncio.sleep(0.7)  # several times as long as it takes to be kept waiting
+        assert not any(task.done() for task in asked)
+        async with fleet.worker(AWAY):
+            whole, message, streamed, text = await asyncio.gather(*asked)
+    assert whole.choices[0].message.content == streamed == text == "Hello there"  # type: ignore[attr-defined]
+    assert message.content[0].to_dict()["text"] == "Hello there"  # type: ignore[attr-defined]
+
+
+async def _streamed_text(client: openai.AsyncOpenAI) -> str:
+    stream = await client.chat.completions.create(model="away", messages=HELLO, stream=True)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def _streamed_message(client: anthropic.AsyncAnthropic) -> str:
+    async with client.messages.stream(model="away", max_tokens=5, messages=HELLO) as stream:
+        return await stream.get_final_text()
+
+
+@pytest.mark.parametrize(("path", "word"), [(CHAT, ": keep-alive"), (MESSAGES, "event: ping")])
+async def test_a_stream_that_is_waited_for_is_kept_alive(fleet: ModelFleet, path: str, word: str) -> None:
+    async with open_waiting_stream(fleet, path, stream=True) as (response, _):
+        assert response.status_code == 200
+        lines = response.aiter_lines()
+        heard = 0
+        async for line in lines:
+            heard += line == word
+            if heard == 3:
+                break
+        async with fleet.worker(AWAY):
+            rest = [line async for line in lines if "Hello" in line]
+    assert rest
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_what_fails_after_the_headers_is_told_in_the_body(fleet: ModelFleet, path: str) -> None:
+    async with open_waiting_stream(fleet, path) as (response, door):
+        async with fleet.worker(AWAY_AND_BROKEN):
+            body = json.loads(await response.aread())
+        assert (response.status_code, body["error"]["code"], body["error"]["charged"]) == (200, "provider_error", True)
+        await wait_for_call_count(door, 1)
+        metrics = (await door.http.get("/metrics")).text
+    assert f'method="POST",route="{path}",status="200"' in metrics
+
+
+async def test_what_fails_in_a_stream_that_was_waited_for_is_the_clients_error(fleet: ModelFleet) -> None:
+    token = await fleet.token(5)
+    async with (
+        openai_client(fleet.url, token) as (of_openai, _),
+        anthropic_client(fleet.url, token) as (of_anthropic, _),
+    ):
+        asked = [
+            asyncio.create_task(_streamed_text(of_openai)),
+            asyncio.create_task(_streamed_message(of_anthropic)),
+        ]
+        await asyncio.sleep(0.5)
+        async with fleet.worker(AWAY_AND_BROKEN):
+            failed = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(failed[0], openai.APIError)
+    assert failed[0].code == "provider_error"
+    assert isinstance(failed[1], anthropic.APIError)
+    assert failed[1].body["error"]["code"] == "provider_error"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_that_passes_in_the_queue_is_told_in_the_body(fleet: ModelFleet, stream: bool) -> None:
+    async with open_gateway_client(fleet.url, await fleet.token(5)) as door:
+        now = (await door.get("/info"))[1]["now"]
+        headers = {"x-quintain-deadline": str(now + 1000)}
+        response = await door.http.post(CHAT, json={**ASK, "stream": stream}, headers=headers)
+        assert response.status_code == 200
+        last = response.text.strip().splitlines()[-1].removeprefix("data: ")
+        assert (json.loads(last)["error"]["code"], json.loads(last)["error"]["charged"]) == ("expired", False)
+        await wait_for_call_count(door, 0)
+        response = await door.http.post(CHAT, json=ASK, headers={"x-quintain-deadline": str(now - 1)})
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "expired")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_who_leaves_while_waiting_has_the_call_taken_back(fleet: ModelFleet, path: str, stream: bool) -> None:
+    async with open_waiting_stream(fleet, path, stream=stream) as (_, door):
+        await wait_for_call_count(door, 1)
+        await _disconnect_early(door, path, stream=stream)
+        await wait_for_call_count(door, 1)  # the one above still waits
+    async with open_gateway_client(fleet.url, door.token) as again:
+        await wait_for_call_count(again, 0)
+
+
+async def _disconnect_early(gateway_client: GatewayClient, path: str, *, stream: bool) -> None:
+    async with (
+        open_gateway_client(str(gateway_client.http.base_url), gateway_client.token) as other,
+        other.http.stream("POST", path, json={**ASK, "stream": stream}),
+    ):
+        await wait_for_call_count(gateway_client, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_under_a_key_is_answered_when_coming_back(fleet: ModelFleet, stream: bool) -> None:
+    key = {"Idempotency-Key": f"mine {stream}"}
+    async with open_gateway_client(fleet.url, await fleet.token(5)) as door:
+        async with door.http.stream("POST", CHAT, json={**ASK, "stream": stream}, headers=key):
+            await wait_for_call_count(door, 1)
+        async with fleet.worker(AWAY):
+            response = await door.http.post(CHAT, json=ASK, headers=key)
+        assert response.json()["choices"][0]["message"]["content"] == "Hello there"
+        assert await door.read_call_count() == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_who_leaves_a_stream_in_the_middle_has_the_call_cancelled(fleet: ModelFleet, path: str) -> None:
+    async with open_gateway_client(fleet.url, await fleet.token(5)) as door:
+        before = await _cancelled_calls(door)
+        ask = {**ASK, "model": "endless", "stream": True}
+        async with door.http.stream("POST", path, json=ask) as response:
+            async for line in response.aiter_lines():
+                if "one" in line:
+                    break
+        async with asyncio.timeout(10):
+            while await _cancelled_calls(door) == before:
+                await asyncio.sleep(0.02)
+            # Its worker was told, long before the mock would have said its next word.
+            while (await door.get("/info"))[1]["running"]:
+                await asyncio.sleep(0.02)
+
+
+async def _cancelled_calls(gateway_client: GatewayClient) -> float:
+    lines = (await gateway_client.http.get("/metrics")).text.splitlines()
+    wanted = 'quintain_gateway_calls_total{code="cancelled",target="endless"}'
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(wanted))
+
+
+async def test_a_gateway_that_stops_tells_whoever_it_keeps_waiting(tmp_path: Path) -> None:
+    limits = GatewayLimits(keep_alive_seconds=0.1, grace_seconds=0)
+    async with contextlib.AsyncExitStack() as later:
+        async with model_fleet(tmp_path, limits=limits) as fleet:
+            door = await later.enter_async_context(open_gateway_client(fleet.url, await fleet.token(5)))
+            answers = []
+            for path, stream in ((CHAT, False), (CHAT, True), (MESSAGES, True)):
+                ask = {**ASK, "model": "slow", "stream": stream}
+                answers.append(await later.enter_async_context(door.http.stream("POST", path, json=ask)))
+        whole, chat, messages = [(await answer.aread()).decode().strip() for answer in answers]
+    assert json.loads(whole)["error"]["code"] == "overloaded"
+    assert json.loads(chat.splitlines()[-1].removeprefix("data: "))["error"]["message"] == "The gateway is stopping."
+    assert messages.splitlines()[-2] == "event: error"

@@ -1,0 +1,52 @@
+"""What people look at: the books' few numbers, the registered targets, the schema; the same from every store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.ledger import AttemptOutcome
+from quintain.contracts.session import AmendSession, SessionState
+from quintain_metadata.ledger.factory import open_ledger
+from quintain_metadata.ledger.migrations import SCHEMA_VERSION
+from quintain_metadata.ledger.snapshot import open_snapshot
+from quintain_metadata.rules import sessions, targets
+from quintain_metadata.rules.gauges import read_gauges
+
+
+async def test_the_figures_count_what_is_open(ledger_driver: ClockedLedgerDriver) -> None:
+    doubtful, closed, nearly = [await ledger_driver.open_session(max_calls=most) for most in (10, 1, 1)]
+    for session in (doubtful, closed):
+        grant = await ledger_driver.admit_granted(session, "r1")
+        await ledger_driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.IN_DOUBT)
+    await ledger_driver.admit_granted(nearly, "r1")
+    closing = AmendSession(session_id=closed.session_id, state=SessionState.CLOSED)
+    await ledger_driver.ledger.transact(lambda moment: sessions.amend_session(moment.now, closing))
+    read = await ledger_driver.ledger.transact(read_gauges)
+    assert dict(read.sessions) == {"open": 2, "closed": 1}
+    assert (read.in_doubt, read.near_limit) == (1, 1)
+    assert {target.name: target.running for target in read.targets}["a"] == 1
+
+
+async def test_a_registered_target_says_how_long_it_is_paused(ledger_driver: ClockedLedgerDriver) -> None:
+    await ledger_driver.pause("a", 60_000)
+    listed = await ledger_driver.ledger.transact(lambda moment: targets.list_targets(moment.now))
+    paused = {target.name: target.paused_until for target in listed.targets}
+    assert (paused["a"] or 0) > listed.now
+    assert {name for name, until in paused.items() if until is None} == set(paused) - {"a"}
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+async def test_a_snapshot_knows_its_schemas_version(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if store == "postgres":
+        url = request.getfixturevalue("fresh_postgres_url")
+        async with open_snapshot(url) as before:
+            assert await before.version() == 0
+    else:
+        url = f"sqlite://{tmp_path / 'ledger.sqlite3'}"
+    ledger = await open_ledger(url)
+    async with open_snapshot(url) as snapshot:
+        assert await snapshot.version() == SCHEMA_VERSION
+    await ledger.close()

@@ -1,0 +1,52 @@
+"""What the ledger has written down of each call, read beside the service, and whether it agrees with the world."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from quintain_metadata.ledger.base import execute
+from quintain_metadata.ledger.snapshot import open_snapshot
+from quintain_metadata.rules.audit import FaultCode
+from quintain_metadata.rules.lifecycle import COUNTED_STATES, CallState
+
+
+@dataclass(frozen=True)
+class LedgerCall:
+    """One call in the ledger. ``attempts`` are the states of its attempts, those that were void among them."""
+
+    state: CallState
+    attempts: tuple[str, ...]
+    fault: str | None
+
+    @property
+    def charged(self) -> bool:
+        """Whether it counts against the session's budget."""
+        return self.state in COUNTED_STATES
+
+    @property
+    def granted_attempts(self) -> int:
+        """How many attempts were told that they may ask the provider."""
+        return sum(state != "void" for state in self.attempts)
+
+
+async def read_calls(ledger_url: str, session_id: str) -> dict[str, LedgerCall]:
+    """Every call of the session, by request id."""
+    async with open_snapshot(ledger_url) as snapshot:
+        attempts = await snapshot.read(
+            execute("SELECT request_id, state FROM attempt WHERE session_id = ?", session_id)
+        )
+        calls = await snapshot.read(
+            execute("SELECT request_id, state, fault FROM call WHERE session_id = ?", session_id)
+        )
+    attempt_states: dict[str, list[str]] = defaultdict(list)
+    for request_id, state in attempts:
+        attempt_states[request_id].append(state)
+    return {
+        request_id: LedgerCall(
+            state=CallState(state),
+            attempts=tuple(attempt_states[request_id]),
+            fault=None if fault is None else str(FaultCode.from_wire(fault).code),
+        )
+        for request_id, state, fault in calls
+    }

@@ -1,0 +1,253 @@
+"""A fleet under load, and something that breaks: the same siege for every fault."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import quintain
+from faults.ledger_calls import LedgerCall, read_calls
+from quintain.client.client import Client
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.session import SessionOpened
+from support.process_fleet import ProcessFleet
+from support.recording_bus import RecordingClient, recording_client
+
+#: A provider that works for a while and keeps its own count, outside of everything that is broken here. Every answer
+#: of it is another one: two answers to one call cannot be taken for the same. Its ``TEST_DIES_IN_CALL``-th call kills
+#: the worker it runs in.
+BOT = """
+import asyncio, itertools, os, pathlib, secrets, signal
+
+COUNT = pathlib.Path(__file__).with_name("provider-count")
+DIES, ASKED = int(os.environ.get("TEST_DIES_IN_CALL", "0")), itertools.count(1)
+SECONDS = float(os.environ.get("TEST_BOT_SECONDS", "0.2"))
+
+
+async def answer(request):
+    with COUNT.open("a") as count:  # O_APPEND: one line is one write
+        count.write(request.question + "\\n")
+    if next(ASKED) == DIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await asyncio.sleep(SECONDS)
+    return f"answer {secrets.token_hex(4)} to {request.question}"
+"""
+
+#: How many calls the fleet runs at a time.
+MAX_CONCURRENCY = 8
+
+CONFIG = f"""
+targets:
+  bot: {{provider: python, callable: "bot:answer", max_concurrency: {MAX_CONCURRENCY}}}
+"""
+
+FaultInjection = Callable[[ProcessFleet], Awaitable[None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallOutcome:
+    """What a caller was told, in the end: a result's text, or a fault's code."""
+
+    text: str
+    is_fault: bool = False
+    charged: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ScenarioReport:
+    """What a fault left behind: one line of the table."""
+
+    fault: str
+    calls: int
+    answers: int
+    charged: int
+    refunded: int
+    in_doubt: int
+    attempts: int
+    provider: int
+    lost: int
+    overspent: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ScenarioResult:
+    """Everything that is known when the dust has settled: what the callers were told, the books, the provider's count.
+
+    ``outcomes`` has each caller's word on each request id it asked; ``reply_texts`` every reply that reached a
+    caller, also those it no longer waited for; ``repeated_outcomes`` what the same question was told once all was over.
+    """
+
+    fault: str
+    max_calls: int
+    session: SessionOpened
+    outcomes: dict[str, list[CallOutcome]]
+    reply_texts: dict[str, list[str]]
+    repeated_outcomes: dict[str, CallOutcome]
+    info: quintain.Info
+    ledger_calls: dict[str, LedgerCall]
+    provider_calls: Counter[str]
+
+    def report(self) -> ScenarioReport:
+        """As a line of the table."""
+        answered = [
+            request_id for request_id, call_outcomes in self.outcomes.items() if call_outcomes and all(call_outcomes)
+        ]
+        return ScenarioReport(
+            fault=self.fault,
+            calls=len(self.outcomes),
+            answers=len(answered),
+            charged=self.info.call_count,
+            refunded=self.info.refunded,
+            in_doubt=self.info.in_doubt,
+            attempts=sum(book.granted_attempts for book in self.ledger_calls.values()),
+            provider=self.provider_calls.total(),
+            lost=len(self.outcomes) - len(answered),
+            overspent=max(0, self.info.call_count - self.max_calls),
+        )
+
+    def fault_counts(self) -> Counter[str]:
+        """How often each fault was told."""
+        return Counter(
+            outcome.text for call_outcomes in self.outcomes.values() for outcome in call_outcomes if outcome.is_fault
+        )
+
+
+@dataclasses.dataclass
+class FaultScenario:
+    """A fleet under load, the fault, and what is left of it.
+
+    ``questions`` are their own request ids. The strike comes with the first answer, or at once.
+    """
+
+    fleet: ProcessFleet
+    questions: Sequence[str]
+    target: str = "bot"
+    #: Whether each call names its target; otherwise the metadata service sends it on to the session's default.
+    names_target: bool = False
+    max_calls: int | None = None
+    duplicates: int = 1
+    deadline_seconds: float = 100.0
+    inject_at_once: bool = False
+    #: A call that ends only by its caller's own deadline counts as lost, but where the operator lost it.
+    may_expire: bool = False
+    provider_counter: Callable[[], Counter[str]] | None = None
+
+    async def run(self, fault: str, inject_fault: FaultInjection) -> ScenarioResult:
+        """Send all calls, strike, wait for every answer, ask everything that was charged again, and look around."""
+        max_calls = len(self.questions) if self.max_calls is None else self.max_calls
+        session = await asyncio.to_thread(self.fleet.open_session, self.target, max_calls)
+        before = asyncio.all_tasks()
+        async with recording_client(self.fleet.broker_url, session.token) as evaluator_client:
+            outcomes = await self._send_all(evaluator_client, inject_fault)
+            info = await wait_until_idle(evaluator_client.client)
+            repeated_outcomes = await self._send_again(evaluator_client.client, outcomes)
+            assert evaluator_client.rpc_client.in_flight == 0, "a future is left over"
+            reply_texts = {request_id: list(texts) for request_id, texts in evaluator_client.reply_texts.items()}
+        await assert_no_task_left(asyncio.all_tasks() - before)
+        books = await read_calls(self.fleet.ledger_url, session.session_id)
+        return ScenarioResult(
+            fault=fault,
+            max_calls=max_calls,
+            session=session,
+            outcomes=outcomes,
+            reply_texts=reply_texts,
+            repeated_outcomes=repeated_outcomes,
+            info=info,
+            ledger_calls=books,
+            provider_calls=self.provider_count() if self.provider_counter is None else self.provider_counter(),
+        )
+
+    async def _send_all(
+        self, evaluator_client: RecordingClient, inject_fault: FaultInjection
+    ) -> dict[str, list[CallOutcome]]:
+        answered = asyncio.Event()
+        calls = [
+            asyncio.create_task(self._send(evaluator_client.client, question, answered))
+            for _ in range(self.duplicates)
+            for question in self.questions
+        ]
+        if not self.inject_at_once:
+            await answered.wait()
+        await inject_fault(self.fleet)
+        outcomes: dict[str, list[CallOutcome]] = {question: [] for question in self.questions}
+        for request_id, outcome in await asyncio.gather(*calls):
+            if outcome is not None:
+                outcomes[request_id].append(outcome)
+        return outcomes
+
+    async def _send(self, client: Client, question: str, answered: asyncio.Event) -> tuple[str, CallOutcome | None]:
+        outcome = await send_until_accepted(client, self._request(question), deadline_seconds=self.deadline_seconds)
+        answered.set()
+        lost = outcome.text == quintain.Expired.code and not self.may_expire
+        return question, None if lost else outcome
+
+    async def _send_again(self, client: Client, outcomes: dict[str, list[CallOutcome]]) -> dict[str, CallOutcome]:
+        """What everything that was charged is told now: the ledger's word, and no other call."""
+        charged = [
+            request_id for request_id, call_outcomes in outcomes.items() if call_outcomes and call_outcomes[0].charged
+        ]
+        if self.may_expire:
+            charged = [request_id for request_id in charged if outcomes[request_id][0].text != quintain.Expired.code]
+        requests = [self._request(request_id) for request_id in charged]
+        told = await asyncio.gather(
+            *(send_until_accepted(client, request, deadline_seconds=30) for request in requests)
+        )
+        return dict(zip(charged, told, strict=True))
+
+    def _request(self, question: str) -> InvokeRequest:
+        return InvokeRequest(question=question, target=self.target if self.names_target else None)
+
+    def provider_count(self) -> Counter[str]:
+        """How often the provider was asked each question, by its own count."""
+        path = self.fleet.folder / "provider-count"
+        return Counter(path.read_text().splitlines() if path.exists() else ())
+
+
+async def no_fault(_: ProcessFleet) -> None:
+    """No strike at all."""
+
+
+async def send_until_accepted(client: Client, request: InvokeRequest, *, deadline_seconds: float) -> CallOutcome:
+    """One call under its question as request id, and what came of it; what is full is asked again."""
+    while True:
+        try:
+            result = await client.send(request, request_id=request.question, deadline_seconds=deadline_seconds)
+        except quintain.Overloaded:
+            await asyncio.sleep(0.2)
+        except quintain.Fault as fault:
+            return CallOutcome(fault.code, is_fault=True, charged=fault.charged)
+        else:
+            return CallOutcome(result.raw_text)
+
+
+async def wait_until_idle(target: Client) -> quintain.Info:
+    """The session's counters once nothing runs any more."""
+    async with asyncio.timeout(120):
+        while (info := await target.get_info()).running:
+            await asyncio.sleep(0.2)
+    return info
+
+
+async def assert_no_task_left(tasks: set[asyncio.Task[Any]]) -> None:
+    """The client's tasks end with it, within a second."""
+    left = {task for task in tasks if not belongs_to_tests(task)}
+    if left:
+        _, left = await asyncio.wait(left, timeout=1)
+    assert left == set(), "tasks are left over"
+
+
+def belongs_to_tests(task: asyncio.Task[Any]) -> bool:
+    """Whether a task is a test's own (a proxy's, a model server's), and none of the client's."""
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and "/tests/" in code.co_filename
+
+
+def format_table(reports: list[ScenarioReport]) -> list[str]:
+    """The endings as lines of a table."""
+    names = [field.name for field in dataclasses.fields(ScenarioReport)]
+    rows = [names, *([str(getattr(report, name)) for name in names] for report in reports)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -1,0 +1,134 @@
+"""A PostgreSQL that stops, dies or takes no more connections, under load: calls wait, and nothing is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+
+import quintain
+from faults.conftest import is_long
+from faults.invariants import InvariantChecker
+from faults.scenario import BOT, CONFIG, MAX_CONCURRENCY, FaultScenario
+from quintain.timings import DEFAULT_TIMINGS
+from support.process_fleet import ProcessFleet, process_fleet
+from support.servers.postgres_admin import PostgresAdmin, PostgresUnderTest
+from support.servers.postgres_sql import fresh_database
+from support.servers.rabbitmq_admin import BrokerUnderTest
+
+#: Long enough that everything has met it: a worker asks again every 3 s, a connection that finds nobody fails at once.
+AWAY_SECONDS = 10.0 if is_long() else 5.0
+
+
+@pytest.fixture
+def fleet(
+    breakable_broker: BrokerUnderTest, fast_queue_stats: None, breakable_postgres: PostgresUnderTest
+) -> Iterator[ProcessFleet]:
+    """Two metadata services on one PostgreSQL, and two workers."""
+    with (
+        fresh_database(breakable_postgres.url) as url,
+        process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet,
+    ):
+        fleet.extra_env["QUINTAIN_LEDGER_URL"] = url
+        (fleet.folder / "bot.py").write_text(BOT)
+        fleet.start_services("metadata", "metadata", "worker", "worker")
+        yield fleet
+
+
+@pytest.fixture
+def admin(breakable_postgres: PostgresUnderTest) -> PostgresAdmin:
+    assert breakable_postgres.admin is not None
+    return breakable_postgres.admin
+
+
+@contextlib.asynccontextmanager
+async def postgres_down(admin: PostgresAdmin, how: str) -> AsyncIterator[None]:
+    """No PostgreSQL."""
+    await asyncio.to_thread(getattr(admin, how))
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(admin.start)
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("stop", marks=pytest.mark.long), pytest.param("crash", marks=pytest.mark.long), "kill"]
+)
+async def test_postgresql_goes_and_comes_back(
+    how: str, fleet: ProcessFleet, admin: PostgresAdmin, questions: list[str], invariants: InvariantChecker
+) -> None:
+    async def strike(_: ProcessFleet) -> None:
+        async with postgres_down(admin, how):
+            await asyncio.sleep(AWAY_SECONDS)
+
+    after = await FaultScenario(fleet, questions).run(f"PostgreSQL {how} {AWAY_SECONDS:.0f} s", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
+    # No service was restarted for it, and each said once that it was out of reach.
+    for metadata in fleet.processes[:2]:
+        assert metadata.read_output().count("The ledger is out of reach") <= 2, metadata.read_output()
+
+
+async def test_postgresql_has_no_connection_left(
+    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+) -> None:
+    async def strike(fleet: ProcessFleet) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            operator = await asyncpg.connect(fleet.ledger_url)
+            stack.push_async_callback(operator.close)
+            await open_all_connections(fleet.ledger_url, stack)
+            # The services lose theirs, and somebody else is faster.
+            async with asyncio.timeout(30):
+                while await operator.fetch(CUT):
+                    await open_all_connections(fleet.ledger_url, stack)
+            await asyncio.sleep(AWAY_SECONDS)
+
+    after = await FaultScenario(fleet, questions).run("PostgreSQL without a connection", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
+
+
+CUT = "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE application_name = 'quintain-ledger'"
+
+
+async def open_all_connections(url: str, stack: contextlib.AsyncExitStack) -> None:
+    """Open connections until there is none."""
+    with contextlib.suppress(asyncpg.TooManyConnectionsError):
+        while True:
+            connection = await asyncpg.connect(url)
+            stack.push_async_callback(connection.close)
+
+
+#: Longer than a worker waits for a word of the ledger.
+LONG_AWAY_SECONDS = DEFAULT_TIMINGS.ledger_silence_seconds + 6
+
+
+@pytest.mark.long
+async def test_postgresql_is_away_for_longer_than_anybody_waits(
+    fleet: ProcessFleet, admin: PostgresAdmin, questions: list[str], invariants: InvariantChecker
+) -> None:
+    # More than the workers hold at a time: what still waits in the queue is answered when the ledger is back.
+    assert len(questions) > 3 * MAX_CONCURRENCY
+
+    async def strike(_: ProcessFleet) -> None:
+        async with postgres_down(admin, "stop"):
+            await asyncio.sleep(LONG_AWAY_SECONDS)
+
+    after = await FaultScenario(fleet, questions).run(f"PostgreSQL stopped {LONG_AWAY_SECONDS:.0f} s", strike)
+    refused = [request_id for request_id, (said,) in after.outcomes.items() if said.is_fault]
+    assert refused, "nobody was told that the budget is unavailable"
+    assert not any(after.outcomes[request_id][0].charged or after.provider_calls[request_id] for request_id in refused)
+    assert after.info.call_count == len(questions) - len(refused)
+    await invariants.check(fleet, after, faults=frozenset({quintain.BudgetUnavailable.code}))
+
+
+async def test_what_cannot_be_looked_up_is_unavailable_at_once(fleet: ProcessFleet, admin: PostgresAdmin) -> None:
+    session = await asyncio.to_thread(fleet.open_session, "bot", 1)
+    async with quintain.connect(fleet.broker_url, session.token) as target:
+        async with postgres_down(admin, "stop"):
+            with pytest.raises(quintain.BudgetUnavailable, match="cannot be used"):
+                await target.get_info()
+        assert (await target.invoke("and now?")).call_count == 1

@@ -1,0 +1,334 @@
+"""Hosted targets as real processes, and something that dies: whoever drives one hears of it in time, keeps what was
+said so far, and nothing is said twice or done again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.errors import HostLost
+from quintain.remote.factory import RemoteFactory, remote_factory
+from quintain.target.type_registry import QUINTAIN_TYPES
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from support.command_line import CommandLine, RunningCommand, clean_environment, command_line
+from support.quick import lease_variable
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
+from support.target_placements import Controller
+
+#: All timings are a third of the promised ones: a loss is noticed in 3 s.
+LEASE_SECONDS = 5.0
+TIMINGS = DEFAULT_TIMINGS.scaled(LEASE_SECONDS / DEFAULT_TIMINGS.lease_seconds)
+
+#: A loss is told within so many seconds, and a little more on a machine that is busy.
+LOST_SECONDS = TIMINGS.host_lost_seconds + 1
+MARGIN_SECONDS = 2.0
+
+#: What a user hosts: it does in a run what its slot `does` says, and writes down what becomes of it.
+BOTS = """
+import asyncio, os, pathlib, time
+
+from quintain.target import *
+
+USER = SecurityDomainTag("user")
+QUESTION = Controllable("question", USER)
+SCREEN = Observable("screen", USER)
+DIARY = pathlib.Path(__file__).with_name("diary")
+
+
+class Bot(Target):
+    does = "talk"
+
+    def __init__(self):
+        self.note("made")
+
+    def note(self, what):
+        with DIARY.open("a") as diary:
+            diary.write(f"{os.getpid()} {what}\\n")
+
+    config_specs = [ConfigSpec("does", USER, "what it does in a run")]
+    query_specs = [QuerySpec("pid", "its process")]
+    security_domain = SecurityDomain([USER])
+
+    def set_config(self, name, value):
+        self.does = value
+
+    def query(self, name, **params):
+        return str(os.getpid())
+
+    def get_controllables(self):
+        return [QUESTION]
+
+    def get_observables(self):
+        return []
+
+    async def run(self, emit, send_event):
+        self.note("run")
+        emit(ObservableEvent(observable=SCREEN, content="begun"))
+        try:
+            await getattr(self, self.does)(emit, send_event)
+        except asyncio.CancelledError:
+            self.note("cancelled")
+            raise
+
+    async def talk(self, emit, send_event, pause=0.0):
+        for number in range(200):
+            emit(ObservableEvent(observable=SCREEN, content=f"say {number}"))
+            response = await send_event(ControllablePreCallEvent(controllable=QUESTION, request=f"ask {number}"))
+            emit(ObservableEvent(observable=SCREEN, content=response.value))
+            await asyncio.sleep(pause)
+
+    async def talk_slowly(self, emit, send_event):
+        await self.talk(emit, send_event, 0.02)
+
+    async def think(self, emit, send_event):
+        await asyncio.Event().wait()
+
+    async def block(self, emit, send_event):
+        time.sleep(60)
+
+    async def reset_ephemeral_state(self):
+        self.note("reset")
+
+    async def teardown(self):
+        self.note("torn down")
+"""
+
+#: A controller that leases, runs, says on stdout that it holds an event, and never answers it.
+HOLDER = """
+import asyncio, sys
+from quintain.remote.factory import remote_factory
+
+async def main():
+    factory = remote_factory(sys.argv[1], prefetch=0, url=sys.argv[2])
+    target = factory.create()
+
+    async def hold(event):
+        print("holding", flush=True)
+        await asyncio.Event().wait()
+
+    await target.run(lambda event: None, hold)
+
+asyncio.run(main())
+"""
+
+EXPECTED_EVENTS = ["begun", *(text for n in range(200) for text in (f"say {n}", f"ask {n}", f"ASK {n}"))]
+
+
+class BotHosts:
+    """A folder with the bots, and the command line that hosts them."""
+
+    def __init__(self, shell: CommandLine, url: str, timings: Timings) -> None:
+        self.shell, self.url, self.timings = shell, url, timings
+        self.name = f"siege.{secrets.token_hex(4)}"
+        (shell.folder / "bots.py").write_text(BOTS)
+
+    def host(self, *words: str) -> RunningCommand:
+        """Start a host, and wait until it serves."""
+        host = self.shell.start("serve", "host", "bots:Bot", "--name", self.name, "--json", *words)
+        host.wait_for(lambda running: '"ready"' in running.stdout or '"hostId"' in running.stdout)
+        return host
+
+    def open_factory(self, **options: Any) -> RemoteFactory:
+        return remote_factory(self.name, prefetch=0, url=self.url, timings=self.timings, **options)
+
+    def recorded_pids(self, what: str) -> list[int]:
+        """The processes that wrote this down, one entry each time."""
+        lines = (self.shell.folder / "diary").read_text().splitlines()
+        return [int(pid) for pid, _, text in (line.partition(" ") for line in lines) if text == what]
+
+
+@pytest.fixture
+def bot_hosts(breakable_broker: BrokerUnderTest, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BotHosts]:
+    timings: Timings = getattr(request, "param", TIMINGS)
+    env = {"QUINTAIN_BROKER_URL": breakable_broker.url, **lease_variable(timings.lease_seconds)}
+    with command_line(tmp_path, env) as shell:
+        yield BotHosts(shell, breakable_broker.url, timings)
+
+
+@pytest.fixture
+async def remote(bot_hosts: BotHosts) -> AsyncIterator[RemoteFactory]:
+    with bot_hosts.open_factory() as factory:
+        yield factory
+
+
+def controller(answer: Callable[[Any], Awaitable[Any]] | None = None) -> Controller:
+    return Controller(QUINTAIN_TYPES, answer)
+
+
+async def wait_until(condition: Callable[[], object], *, seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def assert_lost_in_time(running: asyncio.Task[None], since: float) -> None:
+    """The run ends with the loss of its host, in time."""
+    with pytest.raises(HostLost, match="nothing was heard of it"):
+        async with asyncio.timeout(LOST_SECONDS + MARGIN_SECONDS):
+            await running
+    assert time.monotonic() - since < LOST_SECONDS + MARGIN_SECONDS
+
+
+async def assert_closes_at_once(target: Any) -> None:
+    """What is left to do with a target whose host has gone takes no time."""
+    async with asyncio.timeout(1):
+        await target.reset_ephemeral_state()
+        await target.teardown()
+
+
+async def test_a_host_is_killed_while_it_waits_for_an_answer(bot_hosts: BotHosts, remote: RemoteFactory) -> None:
+    host = bot_hosts.host()
+    killed = asyncio.Event()
+
+    async def answer(event: Any) -> Any:
+        if event.request == "ask 3":
+            host.kill()
+            killed.set()
+        return one.injection(event)
+
+    one = controller(answer)
+    target = remote.create()
+    running = asyncio.create_task(one.drive(target))
+    await killed.wait()
+    await assert_lost_in_time(running, time.monotonic())
+    assert one.contents()[-2:] == ["say 3", "ask 3"]
+    assert one.contents() == EXPECTED_EVENTS[: len(one.contents())]
+    await assert_closes_at_once(target)
+
+
+@pytest.mark.parametrize("does", ["think", "block"])
+async def test_a_host_is_killed_while_its_target_works(bot_hosts: BotHosts, remote: RemoteFactory, does: str) -> None:
+    host = bot_hosts.host()
+    target = remote.create()
+    target.set_config("does", does)
+    one = controller()
+    running = asyncio.create_task(one.drive(target))
+    await wait_until(lambda: one.seen)
+    host.kill()
+    await assert_lost_in_time(running, time.monotonic())
+    assert one.contents() == ["begun"]
+    await assert_closes_at_once(target)
+    # The next one is another host's.
+    bot_hosts.host()
+    again = remote.create()
+    await one.drive(again)
+    await again.teardown()
+
+
+async def test_a_hosts_loss_between_runs_is_told_by_the_next_thing_asked(
+    bot_hosts: BotHosts, remote: RemoteFactory
+) -> None:
+    host = bot_hosts.host()
+    target = remote.create()
+    host.kill()
+    began = time.monotonic()
+    with pytest.raises(HostLost):
+        await asyncio.to_thread(target.set_config, "does", "think")
+    assert time.monotonic() - began < LOST_SECONDS + MARGIN_SECONDS
+    with pytest.raises(HostLost):
+        async with asyncio.timeout(1):
+            await target.run(lambda event: None, lambda event: None)
+    await assert_closes_at_once(target)
+
+
+async def test_a_slots_process_is_killed_and_takes_only_itself_along(bot_hosts: BotHosts) -> None:
+    bot_hosts.host("--slots", "2", "--isolation", "process")
+    with bot_hosts.open_factory(concurrency=2) as factory:
+        targets = [factory.create(), factory.create()]
+        pids = [int(target.query("pid")) for target in targets]
+        assert pids[0] != pids[1]
+        for target in targets:
+            target.set_config("does", "talk_slowly")
+        doomed, other = controller(), controller()
+        runs = [asyncio.create_task(one.drive(target)) for one, target in zip((doomed, other), targets, strict=True)]
+        await wait_until(lambda: len(doomed.seen) > 20)
+        os.kill(pids[0], signal.SIGKILL)
+        await runs[1]
+        assert other.contents() == EXPECTED_EVENTS
+        await assert_lost_in_time(runs[0], time.monotonic())
+        await asyncio.gather(*(target.teardown() for target in targets))
+        # The one that died was started again: both slots can be had.
+        again = [await asyncio.to_thread(factory.create) for _ in range(2)]
+        assert len({target.query("pid") for target in again}) == 2
+        await asyncio.gather(*(target.teardown() for target in again))
+
+
+# A broker is away for longer than the hosts of the other tests may be silent.
+@pytest.mark.parametrize("bot_hosts", [DEFAULT_TIMINGS], indirect=True)
+async def test_the_broker_is_restarted_in_a_run(bot_hosts: BotHosts, broker_admin: BrokerAdmin) -> None:
+    bot_hosts.host()
+    away: list[float] = []
+
+    async def answer(event: Any) -> Any:
+        if event.request == "ask 100":
+            began = time.monotonic()
+            await asyncio.to_thread(broker_admin.stop_app)
+            await asyncio.to_thread(broker_admin.start_app)
+            away.append(time.monotonic() - began)
+        return one.injection(event)
+
+    one = controller(answer)
+    with bot_hosts.open_factory() as factory:
+        target = factory.create()
+        running = asyncio.create_task(one.drive(target))
+        async with asyncio.timeout(100):
+            await asyncio.wait([running])
+        assert len(bot_hosts.recorded_pids("run")) == 1
+        if isinstance(running.exception(), HostLost):
+            # On a machine so busy that the broker was away for longer than a host may be: still nothing came twice.
+            assert away[0] > 4, away
+            assert one.contents() == EXPECTED_EVENTS[: len(one.contents())]
+            return
+        assert one.contents() == EXPECTED_EVENTS
+        assert target.query("pid")
+        await target.teardown()
+
+
+async def test_a_controller_is_killed_while_it_holds_an_event(bot_hosts: BotHosts) -> None:
+    bot_hosts.host()
+    script = bot_hosts.shell.folder / "holder.py"
+    script.write_text(HOLDER)
+    with subprocess.Popen(
+        [sys.executable, str(script), bot_hosts.name, bot_hosts.url],
+        env=clean_environment() | lease_variable(LEASE_SECONDS),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert await asyncio.to_thread(holder.stdout.readline) == "holding\n"
+        holder.kill()
+    await wait_until(
+        lambda: bot_hosts.recorded_pids("torn down")[1:], seconds=LOST_SECONDS + MARGIN_SECONDS
+    )  # the first: the probe's
+    assert len(bot_hosts.recorded_pids("cancelled")) == 1
+    with bot_hosts.open_factory() as factory:  # the slot is free again
+        target = await asyncio.to_thread(factory.create)
+        await controller().drive(target)
+        await target.teardown()
+
+
+async def test_a_host_that_is_asked_to_stop_lets_its_run_end(bot_hosts: BotHosts, remote: RemoteFactory) -> None:
+    host = bot_hosts.host()
+    one = controller()
+    target = remote.create()
+    target.set_config("does", "talk_slowly")
+    running = asyncio.create_task(one.drive(target))
+    await wait_until(lambda: len(one.seen) > 20)
+    stopping = asyncio.create_task(asyncio.to_thread(host.stop))
+    await running
+    assert one.contents() == EXPECTED_EVENTS
+    await target.teardown()
+    ended = await stopping
+    assert ended.code == 0, json.dumps(ended.stderr)
+    assert len(bot_hosts.recorded_pids("torn down")) == 2  # the probe's, and this one

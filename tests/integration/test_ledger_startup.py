@@ -1,0 +1,86 @@
+"""``quintain serve metadata`` before a PostgreSQL that is not up, or that will never be of use. No broker is needed:
+the ledger comes first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from quintain_metadata.ledger.factory import open_ledger
+from quintain_metadata.ledger.migrations import SCHEMA_VERSION
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.old_ledger import old_sqlite
+from support.servers.postgres_admin import PostgresUnderTest
+from support.servers.postgres_sql import fresh_database, run_sql
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[CommandLine]:
+    """A shell whose broker is never there."""
+    env = {"QUINTAIN_BROKER_URL": "amqp://127.0.0.1:9", "QUINTAIN_ADMIN_TOKEN": "an admin token of a test"}
+    with command_line(tmp_path, env) as shell:
+        yield shell
+
+
+def lines(running: RunningCommand, about: str) -> list[str]:
+    return [line for line in running.stderr.splitlines() if about in line]
+
+
+def test_a_ledger_that_is_not_up_yet_is_waited_for_and_said_so_once(
+    shell: CommandLine, breakable_postgres: PostgresUnderTest
+) -> None:
+    admin = breakable_postgres.admin
+    assert admin is not None
+    with fresh_database(breakable_postgres.url) as url:
+        admin.crash()
+        try:
+            metadata = shell.start("serve", "metadata", env={"QUINTAIN_LEDGER_URL": url})
+            metadata.wait_for(lambda one: bool(lines(one, "waiting  The ledger")))
+        finally:
+            admin.start()
+        # It goes on to what it needs next.
+        metadata.wait_for(lambda one: bool(lines(one, "waiting  No broker")))
+        assert len(lines(metadata, "ledger")) == 1
+        assert (urlsplit(url).password or "-") not in metadata.stderr
+        assert metadata.stop().code == 0
+
+
+def test_a_service_that_waits_for_its_ledger_stops_when_told(shell: CommandLine) -> None:
+    metadata = shell.start("serve", "metadata", env={"QUINTAIN_LEDGER_URL": "postgresql://me:se-cret@127.0.0.1:9/db"})
+    metadata.wait_for(lambda one: bool(lines(one, "waiting  The ledger postgresql://me@127.0.0.1:9/db")))
+    ended = metadata.stop()
+    assert ended.code == 0
+    assert "se-cret" not in ended.stderr
+
+
+def test_a_ledger_whose_schema_is_newer_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:
+    async def made() -> None:
+        await (await open_ledger(fresh_postgres_url)).close()
+
+    asyncio.run(made())
+    run_sql(fresh_postgres_url, f"UPDATE ledger_version SET version = {SCHEMA_VERSION + 1}")
+    ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": fresh_postgres_url})
+    assert f"has schema {SCHEMA_VERSION + 1}, and this release knows {SCHEMA_VERSION}: upgrade quintain" in ended.stderr
+    assert "waiting" not in ended.stderr
+
+
+def test_a_file_whose_schema_is_newer_ends_the_start_and_is_left_as_it_is(shell: CommandLine, tmp_path: Path) -> None:
+    path, newer = tmp_path / "ledger.sqlite3", SCHEMA_VERSION + 1
+    with old_sqlite(path, SCHEMA_VERSION) as store:
+        store.run(f"PRAGMA user_version = {newer}")
+        ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": f"sqlite://{path}"})
+        assert f"has schema {newer}, and this release knows {SCHEMA_VERSION}: upgrade quintain" in ended.stderr
+        assert store.run("PRAGMA user_version") == [(newer,)]
+
+
+def test_a_login_that_is_refused_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:
+    address = urlsplit(fresh_postgres_url)
+    wrong = address._replace(netloc=f"{address.username}:se-cret@{address.hostname}:{address.port}").geturl()
+    ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": wrong})
+    assert "refuses the login" in ended.stderr
+    assert "waiting" not in ended.stderr
+    assert "se-cret" not in ended.stderr

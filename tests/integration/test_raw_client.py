@@ -1,0 +1,161 @@
+"""A client written with plain pika, after ``protocol.md`` alone, against services started as a user starts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.raw_client import RawAmqpClient
+
+CONFIG = """
+targets:
+  parrot: {provider: mock}
+  sage: {provider: mock, response: "42", delay_ms: 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(broker_url: str) -> Iterator[ProcessFleet]:
+    with process_fleet(broker_url, CONFIG, targets=["parrot", "sage"]) as fleet:
+        first, *_ = [fleet.start("serve", "worker") for _ in range(2)]
+        fleet.start_service("metadata")
+        first.wait_for_output("ready  worker")
+        yield fleet
+
+
+@pytest.fixture
+def raw_client(fleet: ProcessFleet) -> Iterator[RawAmqpClient]:
+    stranger = RawAmqpClient(fleet.broker_url, fleet.open_session("parrot", 3).token)
+    yield stranger
+    stranger.close()
+
+
+def test_a_named_target_replies_to_the_clients_own_queue(raw_client: RawAmqpClient) -> None:
+    kind, reply = raw_client.call({"question": "Who?"}, key="sage")
+    assert kind == "result"
+    assert reply["rawText"] == "42"
+    assert reply["output"] == [{"role": "assistant", "content": "42"}]
+    assert (reply["target"], reply["callCount"], reply["maxCalls"], reply["attempts"]) == ("sage", 1, 3, 1)
+    assert (reply["cached"], reply["replayed"]) == (False, False)
+    assert reply["durationMs"] >= 5
+    assert {"queuedMs", "tokenUsage"} <= reply.keys()
+
+
+@pytest.mark.parametrize(
+    ("body", "target", "text"),
+    [
+        ({"question": "echo me"}, "parrot", "echo me"),
+        ({"question": "x", "target": "sage"}, "sage", "42"),
+        ({"question": "x", "provider": "sage"}, "sage", "42"),
+        ({"question": "x", "target": None, "unheardOf": [1]}, "parrot", "x"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "parrot", "hi"),
+    ],
+)
+def test_without_a_routing_key_the_body_or_the_default_decides(
+    raw_client: RawAmqpClient, body: dict[str, object], target: str, text: str
+) -> None:
+    kind, reply = raw_client.call(body)
+    assert (kind, reply["target"], reply["rawText"]) == ("result", target, text)
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "sentence"),
+    [
+        ({"question": "x"}, "foo", "Unknown target 'foo'. Available: parrot, sage"),
+        ({"question": "x", "target": "foo"}, "", "Unknown target 'foo'. Available: parrot, sage"),
+        ({"question": "x", "provider": "foo"}, "", "Unknown provider 'foo'. Available: parrot, sage"),
+        ({"question": "x", "target": ""}, "", "Unknown target ''. Available: parrot, sage"),
+    ],
+)
+def test_an_unknown_target_is_a_fault_with_the_list(
+    raw_client: RawAmqpClient, body: dict[str, object], key: str, sentence: str
+) -> None:
+    assert raw_client.call(body, key=key) == (
+        "fault",
+        {
+            "error": sentence,
+            "code": "unknown_target",
+            "status": 400,
+            "retryable": False,
+            "charged": False,
+            "availableTargets": ["parrot", "sage"],
+        },
+    )
+
+
+def test_after_max_calls_the_budget_is_exhausted(fleet: ProcessFleet, raw_client: RawAmqpClient) -> None:
+    for number in (1, 2, 3):
+        assert raw_client.call({"question": "x"}, key="parrot")[1]["callCount"] == number
+    kind, fault = raw_client.call({"question": "x"}, key="parrot")
+    assert (kind, fault["code"], fault["error"]) == ("fault", "budget_exhausted", "Max calls exceeded (limit: 3)")
+    assert (fault["status"], fault["retryable"], fault["charged"]) == (429, False, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "headers", "code", "names"),
+    [
+        (b"{", "parrot", {}, "bad_request", "JSON"),
+        (b"\xff\xfe", "parrot", {}, "bad_request", ""),
+        ({}, "parrot", {}, "bad_request", "question"),
+        ({"question": ""}, "parrot", {}, "bad_request", "question"),
+        ({"question": 7}, "parrot", {}, "bad_request", "question"),
+        ({"question": "x", "attempt": -1}, "parrot", {}, "bad_request", "attempt"),
+        ({"question": "x", "target": "sage"}, "parrot", {}, "bad_request", "target"),
+        ({"question": "x"}, "parrot", {"x-quintain-protocol": 2}, "bad_request", "x-quintain-protocol"),
+        ({"question": "x"}, "parrot", {"x-quintain-deadline": "soon"}, "bad_request", "x-quintain-deadline"),
+        ({"question": "x"}, "parrot", {"x-quintain-request-id": "r" * 129}, "bad_request", "x-quintain-request-id"),
+        ({"question": "x" * (1024 * 1024)}, "parrot", {}, "payload_too_large", ""),
+        ({"question": "x"}, "parrot", {"x-quintain-session": "nonsense"}, "unauthorized", ""),
+        ({"question": "x"}, "", {"x-quintain-session": "nonsense"}, "unauthorized", ""),
+        (b"{", "parrot", {"x-quintain-session": "nonsense"}, "unauthorized", ""),
+        (b"{", "", {}, "bad_request", "JSON"),
+    ],
+)
+def test_bad_input_is_a_typed_fault_and_costs_nothing(
+    raw_client: RawAmqpClient, body: object, key: str, headers: dict[str, object], code: str, names: str
+) -> None:
+    kind, fault = raw_client.call(body, key=key, headers=headers)
+    assert (kind, fault["code"], fault["charged"]) == ("fault", code, False), fault
+    assert names in str(fault["error"])
+    assert raw_client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]["callCount"] == 0
+
+
+def test_the_same_request_id_is_one_call_and_another_body_a_conflict(raw_client: RawAmqpClient) -> None:
+    same = {"x-quintain-request-id": "mine"}
+    first = raw_client.call({"question": "x"}, key="sage", headers=same)[1]
+    again = raw_client.call({"question": "x"}, key="sage", headers=same)[1]
+    assert (first["replayed"], again["replayed"]) == (False, True)
+    assert {**again, "replayed": False} == first
+    other = raw_client.call({"question": "y"}, key="sage", headers=same)[1]
+    assert (other["code"], other["status"]) == ("request_conflict", 409)
+    assert raw_client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]["callCount"] == 1
+
+
+def test_the_operations_of_the_metadata_exchange(fleet: ProcessFleet, raw_client: RawAmqpClient) -> None:
+    def operate(name: str, body: object, token: str | None = None) -> tuple[str, dict[str, object]]:
+        headers: dict[str, object] = {} if token is None else {"x-quintain-session": token}
+        return raw_client.call(body, key=name, exchange="quintain.metadata", kind=name, headers=headers)
+
+    info = operate("info", {})[1]
+    assert (info["targetName"], info["maxCalls"], info["state"]) == ("parrot", 3, "open")
+    assert info["availableTargets"] == ["parrot", "sage"]
+    assert isinstance(info["now"], int)
+    assert operate("reserve", {"requestIds": ["a", "b"], "deadline": info["now"] + 60_000})[1] == {"granted": 2}
+    too_many = operate("reserve", {"requestIds": ["c", "d"], "deadline": info["now"] + 60_000})[1]
+    assert too_many["error"] == "Batch would exceed max calls (current: 2, batch: 2, limit: 3)"
+    assert operate("release", {"requestIds": ["a", "b"]})[1] == {"released": 2}
+    child = operate("open", {"defaultTarget": "sage", "maxCalls": 1})[1]
+    assert child["parentId"] == info["sessionId"]
+    assert operate("close", {}, str(child["token"]))[1]["state"] == "closed"
+    opened = operate("open", {"defaultTarget": "sage"}, ADMIN_TOKEN)[1]
+    assert operate("show", {"sessionId": opened["sessionId"]}, ADMIN_TOKEN)[1]["maxCalls"] == 50
+    amended = operate("amend", {"sessionId": opened["sessionId"], "maxCalls": 7, "state": "closed"}, ADMIN_TOKEN)[1]
+    assert (amended["maxCalls"], amended["state"]) == (7, "closed")
+    assert operate("info", {}, str(opened["token"]))[1]["code"] == "unauthorized"
+    listed = operate("list", {"state": "closed"}, ADMIN_TOKEN)[1]
+    assert opened["sessionId"] in [one["sessionId"] for one in listed["sessions"]]  # type: ignore[attr-defined]
+    for name, body in (("amend", {"sessionId": "x"}), ("list", {}), ("show", {"sessionId": "x"})):
+        assert operate(name, body)[1]["code"] == "unauthorized"
+    assert operate("open", b"{", ADMIN_TOKEN)[1]["code"] == "bad_request"

@@ -1,0 +1,223 @@
+"""A metadata service that says what a test tells it to: it hears a worker's own operations over a memory broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from quintain.bus.base import Delivery, Envelope, HeaderValue
+from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.contracts.ledger import (
+    Admission,
+    Admit,
+    AdmitBatch,
+    AdmitReply,
+    CallKey,
+    CancelBroadcast,
+    Heartbeat,
+    LeaseRenewed,
+    Register,
+    Settle,
+    SettleBatch,
+)
+from quintain.contracts.token import SessionToken
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.rpc.server import send_reply
+from quintain.topology import (
+    ADMIT_QUEUE,
+    CANCEL,
+    INVOKE,
+    LEDGER,
+    METADATA_TOPOLOGY,
+    SETTLE_QUEUE,
+    Binding,
+    Topology,
+    reply_topology,
+    target_topology,
+)
+
+Item = TypeVar("Item")
+
+#: What the stand-in makes of an admit: an admission, "held", or None: it says nothing.
+AdmitPolicy = Callable[[Admit], Admission | str | None]
+
+
+def grant(request: Admit, *, seconds: float = 60, **overrides: object) -> Admission:
+    """The first attempt of the first call of ten, with so many seconds to go."""
+    deadline = int(time.time() * 1000 + seconds * 1000)
+    fields = {"attempt": 1, "deadline": deadline, "call_count": 1, "max_calls": 10, **overrides}
+    return Admission.model_validate({"attempt_id": request.attempt_id, **fields})
+
+
+@dataclass
+class FakeLedgerService:
+    """The other end of the ledger's exchange. Everything it hears is kept, in order; it does not answer the
+    operations that it is deaf to."""
+
+    memory: MemoryBroker
+    bus: MemoryBus
+    admit_policy: AdmitPolicy = grant
+    admits: asyncio.Queue[Admit] = field(default_factory=asyncio.Queue)
+    settles: asyncio.Queue[Settle] = field(default_factory=asyncio.Queue)
+    settle_batches: list[int] = field(default_factory=list)
+    registers: asyncio.Queue[Register] = field(default_factory=asyncio.Queue)
+    heartbeats: asyncio.Queue[Heartbeat] = field(default_factory=asyncio.Queue)
+    known: bool = True
+    #: Whether an administrator has asked every worker to drain.
+    drain: bool = False
+    #: How far its clock is ahead of this machine's, in milliseconds.
+    clock_ahead_ms: int = 0
+    #: What every renewal says beside: the paused targets, each with its end (ms since the epoch), and calls.
+    paused: dict[str, int] = field(default_factory=dict)
+    cancelled: list[CallKey] = field(default_factory=list)
+    unanswered: set[str] = field(default_factory=set)
+    _last_admit: Delivery | None = None
+
+    async def start(self) -> None:
+        """Declare the protocol's queues and hear what comes."""
+        await self.bus.declare(METADATA_TOPOLOGY)
+        await self.bus.consume(ADMIT_QUEUE, self._on_ledger, prefetch=100)
+        await self.bus.consume(SETTLE_QUEUE, self._on_settle, prefetch=100)
+
+    async def answer_last_admit(self, *items: Admission) -> None:
+        """Answer again where the last admit came from."""
+        assert self._last_admit is not None
+        await send_reply(self.bus, self._last_admit, AdmitReply(items=list(items), now=int(time.time() * 1000)))
+
+    def now(self) -> int:
+        """Its clock."""
+        return int(time.time() * 1000) + self.clock_ahead_ms
+
+    async def broadcast_cancellation(self, *calls: CallKey) -> None:
+        """Tell every worker that these calls were taken back."""
+        body = CancelBroadcast(calls=list(calls)).to_wire()
+        await self.bus.publish(CANCEL, "", Envelope(body=body, type="cancel", persistent=False))
+
+    async def _on_ledger(self, delivery: Delivery) -> None:
+        await delivery.ack()
+        if delivery.routing_key == "admit":
+            await self._on_admit(delivery)
+            return
+        if delivery.routing_key == "register":
+            card = Register.from_wire(delivery.body)
+            for target in card.targets:
+                await self.bus.declare(target_topology(target.name))
+            self.registers.put_nowait(card)
+        else:
+            heartbeat = Heartbeat.from_wire(delivery.body)
+            self.heartbeats.put_nowait(heartbeat)
+            if self.known and delivery.routing_key not in self.unanswered:
+                self._record_pauses(heartbeat)
+        if delivery.routing_key not in self.unanswered:
+            renewed = LeaseRenewed(
+                now=self.now(),
+                known=self.known,
+                paused=self.paused or None,
+                taken_back=self.cancelled or None,
+                drain=self.drain or None,
+            )
+            await send_reply(self.bus, delivery, renewed)
+
+    def _record_pauses(self, heartbeat: Heartbeat) -> None:
+        """Keep the pauses that a worker tells, as a ledger does: they are in its answer to this very beat."""
+        for target, milliseconds in (heartbeat.pauses or {}).items():
+            self.paused[target] = max(self.paused.get(target, 0), self.now() + milliseconds)
+
+    async def _on_admit(self, delivery: Delivery) -> None:
+        self._last_admit = delivery
+        items: list[Admission] = []
+        deferred_ids: list[str] = []
+        for request in AdmitBatch.from_wire(delivery.body).items:
+            decision = self.admit_policy(request)
+            if isinstance(decision, Admission):
+                items.append(decision)
+            elif decision == "held":
+                deferred_ids.append(request.attempt_id)
+            self.admits.put_nowait(request)
+        if items or deferred_ids:
+            now = int(time.time() * 1000)
+            await send_reply(self.bus, delivery, AdmitReply(items=items, held=deferred_ids or None, now=now))
+
+    async def _on_settle(self, delivery: Delivery) -> None:
+        await delivery.ack()
+        batch = SettleBatch.from_wire(delivery.body)
+        self.settle_batches.append(len(batch.items))
+        for item in batch.items:
+            self.settles.put_nowait(item)
+
+    async def unbind_settle_queue(self) -> None:
+        """From now on a settle cannot be routed."""
+        self.memory._bindings["quintain.ledger"].remove((SETTLE_QUEUE.name, "settle"))
+
+    async def rebind_settle_queue(self) -> None:
+        """From now on it can again."""
+        await self.bus.declare(Topology((), (), (Binding(LEDGER, SETTLE_QUEUE, "settle"),)))
+
+
+@dataclass
+class FakeEvaluator:
+    """Whoever asks: publishes requests and keeps their replies, by correlation id."""
+
+    bus: MemoryBus
+    target: str
+    token: str = field(default_factory=lambda: SessionToken.mint().text)
+    replies: asyncio.Queue[Delivery] = field(default_factory=asyncio.Queue)
+
+    @property
+    def reply_key(self) -> str:
+        return f"evaluator.of.{self.target}"
+
+    async def start(self) -> None:
+        """Have a reply queue, and the target's."""
+        topology = reply_topology(f"replies.{self.reply_key}", self.reply_key)
+        await self.bus.declare(target_topology(self.target) + topology)
+        await self.bus.consume(topology.queues[0], self._on_reply, prefetch=100)
+
+    async def send_request(
+        self,
+        correlation_id: str = "c1",
+        *,
+        body: bytes = b'{"question": "x"}',
+        seconds: float | None = 60,
+        headers: Mapping[str, HeaderValue] | None = None,
+        **properties_: object,
+    ) -> None:
+        """Publish one request to the target."""
+        deadline = {} if seconds is None else {DEADLINE_HEADER: int(time.time() * 1000 + seconds * 1000)}
+        all_headers = {
+            TOKEN_HEADER: self.token,
+            REQUEST_ID_HEADER: f"r-{correlation_id}",
+            **deadline,
+            **(headers or {}),
+        }
+        amqp_properties = {"correlation_id": correlation_id, "reply_to": self.reply_key, **properties_}
+        envelope = Envelope(body=body, type="invoke", headers=all_headers, **amqp_properties)  # type: ignore[arg-type]
+        await self.bus.publish(INVOKE, self.target, envelope)
+
+    async def _on_reply(self, delivery: Delivery) -> None:
+        await delivery.ack()
+        self.replies.put_nowait(delivery)
+
+
+@contextlib.asynccontextmanager
+async def fake_ledger_service(admit_policy: AdmitPolicy = grant) -> AsyncIterator[FakeLedgerService]:
+    """A stand-in that hears, on a broker of its own, closed at the end."""
+    memory = MemoryBroker()
+    bus = memory.connect()
+    ledger = FakeLedgerService(memory, bus, admit_policy)
+    await ledger.start()
+    try:
+        yield ledger
+    finally:
+        await bus.close()
+        memory.close()
+
+
+async def next_item(queue: asyncio.Queue[Item]) -> Item:
+    """The next thing of a queue, or a failure in five seconds."""
+    async with asyncio.timeout(5):
+        return await queue.get()

@@ -1,0 +1,42 @@
+"""A bench over a fake session, and graders ready to stand at it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from quintain_runner.graders.base import GraderRunner, GradingContext
+from quintain_runner.graders.program import ProgramGraderRunner, process_executor
+from quintain_runner.spec.environment import GraderEnvironment
+from quintain_runner.spec.graders import CommandGrader, GraderCalls
+from support.evaluation_folder import write_script
+from support.fake_client import FakeClient
+
+
+def grading_context(client: FakeClient, *graders: GraderRunner) -> GradingContext:
+    """A bench with room for one process at a time."""
+    return GradingContext(
+        run_name="eval",
+        session=client,
+        read_session_info=client.read_session_info,
+        environment=GraderEnvironment("http://door"),
+        graders=graders,
+        judge_targets={"bot": "configured-judge"},
+        max_calls=client.max_calls,
+        process_slots=asyncio.Semaphore(1),
+        on_retry=lambda target, code: None,
+    )
+
+
+def script_grader(
+    folder: Path, source: str, *, name: str = "judge", max_calls: int = 50, judge_target: str | None = None
+) -> ProgramGraderRunner:
+    """A grader that is this Python script."""
+    spec = CommandGrader(
+        name=name,
+        command=write_script(folder, f"{name}.py", source),
+        judge_target=judge_target,
+        target=GraderCalls(max_calls=max_calls),
+        timeout_seconds=30,
+    )
+    return ProgramGraderRunner(spec=spec, execute=process_executor(spec, folder, {}))

@@ -1,0 +1,122 @@
+"""A ledger in memory, and the few things that tests of the metadata service do to one in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from quintain.contracts.invoke import FaultReply, OutputMessage, Result
+from quintain.contracts.ledger import Admit, AttemptOutcome, DrainState, Heartbeat, Register, Settle, TargetCard
+from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
+from quintain.contracts.token import SessionToken
+from quintain.errors import ProviderFailed
+from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
+from quintain_metadata.ledger.sqlite import SqliteLedger
+from quintain_metadata.rules import calls, cancellation, leases, reservations, sessions
+from quintain_metadata.rules.cancellation import CancelResult
+
+
+@dataclass(frozen=True)
+class LedgerDriver:
+    """A ledger, spoken to directly: what a service or a worker would say to it."""
+
+    ledger: Ledger
+
+    async def open_session(
+        self, default_target: str = "a", *, parent: SessionOpened | None = None, **fields: object
+    ) -> SessionOpened:
+        request = OpenSession.model_validate({"default_target": default_target, **fields})
+
+        def steps(moment: Moment) -> SqlProgram[SessionOpened]:
+            owner = None
+            if parent is not None:
+                owner = yield from sessions.authenticate(moment.now, SessionToken.parse(parent.token))
+            return (yield from sessions.open_session(moment.now, request, SessionToken.mint(), owner))
+
+        return await self.ledger.transact(steps)
+
+    async def register(self, *targets: str, incarnation: str = "w1", limit: int = 64) -> None:
+        cards = [TargetCard(name=name, provider="mock", max_concurrency=limit) for name in targets]
+        request = Register(worker_id=incarnation, incarnation=incarnation, targets=cards, drain=DrainState.SUPPORTED)
+        await self.ledger.transact(lambda moment: leases.register_worker(moment.now, request))
+
+    async def expire_lease(self, incarnation: str) -> None:
+        """The worker's lease lapsed a minute ago."""
+        heartbeat = Heartbeat(worker_id=incarnation, incarnation=incarnation)
+        await self.ledger.transact(lambda moment: leases.renew_lease(moment.now - 60_000, heartbeat))
+
+    async def admit(self, request: Admit, incarnation: str = "w1") -> object:
+        return await self.ledger.transact(lambda moment: calls.admit(moment, request, incarnation))
+
+    async def reserve(self, session: SessionOpened, *request_ids: str) -> None:
+        def steps(moment: Moment) -> SqlProgram[int]:
+            owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
+            return (yield from reservations.reserve(moment.now, owner, list(request_ids), moment.now + 60_000))
+
+        await self.ledger.transact(steps)
+
+    async def settle(
+        self, session: SessionOpened, admit: Admit, outcome: AttemptOutcome = AttemptOutcome.RESULT
+    ) -> None:
+        item = settle_request(session, admit, outcome)
+        await self.ledger.transact(lambda moment: calls.settle(moment, item))
+
+    async def amend_session(self, session: SessionOpened, **fields: object) -> None:
+        change = AmendSession.model_validate({"session_id": session.session_id, **fields})
+        await self.ledger.transact(lambda moment: sessions.amend_session(moment.now, change))
+
+    async def cancel(self, session: SessionOpened, *request_ids: str) -> CancelResult:
+        def steps(moment: Moment) -> SqlProgram[CancelResult]:
+            owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
+            return (yield from cancellation.cancel_calls(moment, owner, request_ids))
+
+        return await self.ledger.transact(steps)
+
+    async def pause(self, target: str, milliseconds: int) -> int | None:
+        return await self.ledger.transact(lambda moment: leases.extend_pause(moment.now, target, milliseconds))
+
+    async def info(self, session: SessionOpened) -> Info:
+        return await self.ledger.transact(lambda moment: sessions.info_by_id(moment.now, session.session_id))
+
+
+def admit_request(session: SessionOpened, request_id: str, **overrides: object) -> Admit:
+    """An admit of a new attempt."""
+    fields = {
+        "token": session.token,
+        "request_id": request_id,
+        "attempt_id": secrets.token_hex(8),
+        "target": "a",
+        "body_sha256": "body",
+        **overrides,
+    }
+    return Admit.model_validate(fields)
+
+
+def settle_request(session: SessionOpened, admit: Admit, outcome: AttemptOutcome = AttemptOutcome.RESULT) -> Settle:
+    """What became of that attempt."""
+    is_result = outcome is AttemptOutcome.RESULT
+    return Settle(
+        session_id=session.session_id,
+        request_id=admit.request_id,
+        attempt_id=admit.attempt_id,
+        outcome=outcome,
+        reply=result("yes") if is_result else None,
+        fault=None if is_result else FaultReply.from_fault(ProviderFailed("it broke", charged=True)),
+    )
+
+
+def result(text: str) -> Result:
+    return Result(output=[OutputMessage(content=text)], raw_text=text, target="a", call_count=1, max_calls=1)
+
+
+@contextlib.asynccontextmanager
+async def memory_ledger_driver() -> AsyncIterator[LedgerDriver]:
+    """Books in memory, closed at the end."""
+    ledger = SqliteLedger(":memory:", asyncio.get_running_loop())
+    try:
+        yield LedgerDriver(ledger)
+    finally:
+        await ledger.close()

@@ -1,0 +1,71 @@
+"""A caller whose every reply is heard, also those that nobody waits for any more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintain.bus.base import Bus, Consumer, Delivery, Handler
+from quintain.bus.connect import connect_bus
+from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.client import Client
+from quintain.clock import Clock
+from quintain.contracts.invoke import FaultReply, Result
+from quintain.routes import REQUEST_ID_HEADER
+from quintain.rpc.client import RpcClient
+from quintain.topology import Queue
+
+
+@dataclass
+class RecordingBus:
+    """Another bus; what its consumers are handed is noted: the replies' words, by request id."""
+
+    bus: Bus
+    reply_texts: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.bus, name)
+
+    async def consume(self, queue: Queue, handler: Handler, **options: Any) -> Consumer:
+        async def record(delivery: Delivery) -> None:
+            request_id = delivery.headers.get(REQUEST_ID_HEADER)
+            if isinstance(request_id, str):
+                self.reply_texts[request_id].append(text_or_code(delivery))
+            await handler(delivery)
+
+        return await self.bus.consume(queue, record, **options)
+
+
+def text_or_code(reply: Delivery) -> str:
+    """What a reply says: a result's text, a fault's code."""
+    if reply.type == "fault":
+        return FaultReply.from_wire(reply.body).code
+    return Result.from_wire(reply.body).raw_text
+
+
+@dataclass(frozen=True)
+class RecordingClient:
+    """A session's client as `quintain.connect` makes one, with all it stands on in reach."""
+
+    client: Client
+    rpc_client: RpcClient
+    reply_texts: dict[str, list[str]]
+
+
+@contextlib.asynccontextmanager
+async def recording_client(url: str, token: str) -> AsyncIterator[RecordingClient]:
+    """A client on a connection of its own, closed at the end."""
+    bus = RecordingBus(await connect_bus(url))
+    rpc_client, clock = RpcClient(bus), Clock()
+    client = Client(AmqpTransport(rpc_client, token, clock))
+    try:
+        await rpc_client.start()
+        clock.synchronize((await client.get_info()).now)
+        yield RecordingClient(client, rpc_client, bus.reply_texts)
+    finally:
+        await client.close()
+        await rpc_client.close()
+        await bus.close()

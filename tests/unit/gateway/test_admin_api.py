@@ -1,0 +1,118 @@
+"""Sessions over HTTP: opened, listed, amended and closed with the admin token, and by nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from quintain.contracts.token import SessionToken
+from quintain_metadata.rules.sessions import PAGE_SIZE
+from support.gateway_client import GatewayClient, open_gateway_client
+from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
+
+CONFIG = "targets: {echo: {provider: mock}}\n"
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
+    async with memory_fleet(tmp_path, CONFIG) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+async def admin(fleet: MemoryFleet) -> AsyncIterator[GatewayClient]:
+    async with open_gateway_client(fleet.gateway_url, ADMIN_TOKEN) as admin:
+        yield admin
+
+
+async def test_a_session_is_opened_and_its_token_opens_the_other_paths(
+    fleet: MemoryFleet, admin: GatewayClient
+) -> None:
+    status, opened = await admin.post("/sessions", {"defaultTarget": "echo", "maxCalls": 2, "label": "mine"})
+    assert (status, opened.keys()) == (201, {"sessionId", "token"})
+    async with open_gateway_client(fleet.gateway_url, opened["token"]) as door:
+        assert (await door.post("/invoke", {"question": "x"}))[1]["rawText"] == "x"
+    status, shown = await admin.get(f"/sessions/{opened['sessionId']}")
+    assert (status, shown["callCount"], shown["maxCalls"], shown["label"]) == (200, 1, 2, "mine")
+    assert "token" not in shown
+
+
+async def test_a_session_is_amended_and_closed(fleet: MemoryFleet, admin: GatewayClient) -> None:
+    opened = (await admin.post("/sessions", {"defaultTarget": "echo"}))[1]
+    path = f"/sessions/{opened['sessionId']}"
+    assert (await admin.send("PATCH", path, {"maxCalls": 7}))[1]["maxCalls"] == 7
+    assert (await admin.send("PATCH", path, {"state": "paused"}))[1]["state"] == "paused"
+    assert (await admin.send("PATCH", path, {}))[1]["maxCalls"] == 7
+    # Whose session it is, the path says.
+    other = (await admin.post("/sessions", {"defaultTarget": "echo"}))[1]["sessionId"]
+    amended = (await admin.send("PATCH", path, {"sessionId": other, "session_id": other, "maxCalls": 9}))[1]
+    assert (amended["sessionId"], amended["maxCalls"]) == (opened["sessionId"], 9)
+    for _ in range(2):
+        status, closed = await admin.send("DELETE", path)
+        assert (status, closed["state"]) == (200, "closed")
+    async with open_gateway_client(fleet.gateway_url, opened["token"]) as door:
+        assert (await door.get("/info"))[0] == 401
+
+
+async def test_the_sessions_come_a_page_at_a_time(admin: GatewayClient) -> None:
+    ids = [(await admin.post("/sessions", {"defaultTarget": "echo"}))[1]["sessionId"] for _ in range(PAGE_SIZE + 3)]
+    await admin.send("DELETE", f"/sessions/{ids[0]}")
+    listed: list[str] = []
+    cursor, pages = "", 0
+    while cursor is not None:
+        status, page = await admin.get(f"/sessions?state=open&cursor={cursor}")
+        assert status == 200
+        listed += [one["sessionId"] for one in page["sessions"]]
+        cursor, pages = page.get("cursor"), pages + 1
+    assert (pages, len(listed), set(listed)) == (2, PAGE_SIZE + 2, set(ids[1:]))
+    assert [one["sessionId"] for one in (await admin.get("/sessions?state=closed"))[1]["sessions"]] == ids[:1]
+
+
+@pytest.mark.parametrize("session_id", ["nobody", "0" * 12, "a%00b", "%F0%9F%92%A9", "a" * 2000, "%2e%2e"])
+@pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
+async def test_a_session_that_is_not_there_is_404(admin: GatewayClient, method: str, session_id: str) -> None:
+    status, answer = await admin.send(method, f"/sessions/{session_id}", {"maxCalls": 1} if method == "PATCH" else None)
+    assert (status, answer["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/sessions", b""),
+        ("POST", "/sessions", b"[]"),
+        ("POST", "/sessions", {}),
+        ("POST", "/sessions", {"defaultTarget": "two words"}),
+        ("POST", "/sessions", {"defaultTarget": "echo", "maxCalls": -1}),
+        ("POST", "/sessions", {"defaultTarget": "echo", "maxCalls": 10**30}),
+        ("GET", "/sessions?state=ajar", None),
+        ("GET", "/sessions?cursor=elsewhere", None),
+        ("PATCH", "/sessions/{id}", {"maxCalls": "many"}),
+        ("PATCH", "/sessions/{id}", {"state": "ajar"}),
+        ("PATCH", "/sessions/{id}", b"{"),
+    ],
+)
+async def test_an_unreadable_body_is_400_with_the_admin_token_and_401_without(
+    fleet: MemoryFleet, admin: GatewayClient, method: str, path: str, body: object
+) -> None:
+    session_id = (await fleet.open_session("echo")).session_id
+    status, answer = await admin.send(method, path.format(id=session_id), body)
+    assert (status, answer["code"]) == (400, "bad_request")
+    for token in ("", "not the admin token of this", SessionToken.mint().text):
+        async with open_gateway_client(fleet.gateway_url, token) as stranger:
+            status, answer = await stranger.send(method, path.format(id=session_id), body)
+        assert (status, answer["error"]) == (401, "Unauthorized")
+
+
+async def test_a_sessions_own_token_opens_its_children_and_nothing_else(fleet: MemoryFleet) -> None:
+    parent = await fleet.open_session("echo", 3)
+    async with open_gateway_client(fleet.gateway_url, parent.token) as door:
+        status, child = await door.post("/sessions", {"defaultTarget": "echo", "maxCalls": 2})
+        assert (status, child["parentId"]) == (201, parent.session_id)
+        assert (await door.post("/sessions", {"defaultTarget": "echo", "maxCalls": 4}))[0] == 400
+        assert (await door.post("/sessions", b"{"))[0] == 400
+        path = f"/sessions/{child['sessionId']}"
+        for method in ("GET", "PATCH", "DELETE"):
+            assert (await door.send(method, path, {"maxCalls": 1}))[0] == 401
+        assert (await door.get("/sessions"))[0] == 401

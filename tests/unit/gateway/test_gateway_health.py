@@ -1,0 +1,171 @@
+"""Health: live says the process answers, ready that the way to the metadata service and back is open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from quintain.bus.memory import MemoryBroker
+from quintain.clock import Clock
+from quintain.contracts.token import digest
+from quintain.errors import BudgetUnavailable
+from quintain.observability.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
+from quintain.rpc.client import RpcClient, RpcRequest
+from quintain_cli.fleet import bootstrap
+from quintain_gateway.http.endpoint import FleetGateway
+from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.metrics import GatewayMetrics
+from quintain_gateway.server.app import build_app
+from quintain_gateway.server.bind import BindAddress
+from quintain_gateway.server.server import serve_app
+from quintain_metadata.ledger.factory import open_ledger
+from quintain_metadata.service.service import MetadataService, running_metadata
+from support.gateway_client import GatewayClient, open_gateway_client
+from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
+
+CONFIG = "targets: {echo: {provider: mock}}\n"
+
+
+class SendCounter:
+    """A caller's questions, counted."""
+
+    def __init__(self, rpc_client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.types: list[str] = []
+        ask = rpc_client.publish
+
+        async def counted(question: RpcRequest, correlation_id: str) -> None:
+            self.types.append(question.type)
+            await ask(question, correlation_id)
+
+        monkeypatch.setattr(rpc_client, "publish", counted)
+
+
+@contextlib.asynccontextmanager
+async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIterator[tuple[str, RpcClient]]:
+    """A gateway alone, before a broker on which there may be nobody."""
+    bus = memory.connect()
+    caller, limits, meter = RpcClient(bus), GatewayLimits(), GatewayMetrics()
+    await caller.start()
+    app = build_app(FleetGateway(caller, clock or Clock(), limits, meter))
+    async with serve_app(app, BindAddress(), limits, meter) as url:
+        yield url, caller
+    await caller.close()
+    await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def metadata(memory: MemoryBroker) -> AsyncIterator[MetadataService]:
+    async with (
+        bootstrap.open_ledger_or_wait("sqlite://") as ledger,
+        running_metadata(memory.connect(), ledger, ADMIN_TOKEN) as service,
+    ):
+        yield service
+
+
+async def fresh_readiness(gateway_client: GatewayClient) -> tuple[int, dict[str, str]]:
+    """The verdict after the one before is stale."""
+    await asyncio.sleep(READINESS_CACHE_SECONDS + 0.05)
+    return await gateway_client.get("/health/ready")
+
+
+async def test_ready_follows_the_metadata_service_and_live_does_not() -> None:
+    memory = MemoryBroker()
+    async with gateway(memory) as (url, _), open_gateway_client(url) as door:
+        began = time.monotonic()
+        status, said = await door.get("/health/ready")
+        assert time.monotonic() - began < CHECK_TIMEOUT_SECONDS + 1
+        assert (status, said["status"]) == (503, "unready")
+        assert "quintain serve metadata" in said["reason"]
+        async with metadata(memory):
+            assert await fresh_readiness(door) == (200, {"status": "ready"})
+            assert await door.get("/health/live") == (200, {"status": "live"})
+        assert (await fresh_readiness(door))[0] == 503
+        assert await door.get("/health/live") == (200, {"status": "live"})
+    memory.close()
+
+
+async def test_ready_says_that_the_ledger_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MemoryBroker()
+    bus, ledger = memory.connect(), await open_ledger("sqlite://")
+    service = MetadataService(bus, ledger, digest(ADMIN_TOKEN))
+    await service.start()
+
+    async def lost(_: object) -> object:
+        raise BudgetUnavailable("The ledger cannot be reached: the disk is full")
+
+    monkeypatch.setattr(ledger, "transact_each", lost)
+    async with gateway(memory) as (url, _), open_gateway_client(url) as door:
+        assert await door.get("/health/ready") == (
+            503,
+            {"status": "unready", "reason": "The ledger cannot be reached: the disk is full"},
+        )
+    await service.stop()
+    await ledger.close()
+    memory.close()
+
+
+async def test_many_probes_at_once_are_one_question_and_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    memory = MemoryBroker()
+    async with metadata(memory), gateway(memory) as (url, caller), open_gateway_client(url) as door:
+        asked = SendCounter(caller, monkeypatch)
+        answers = await asyncio.gather(*(door.get("/health/ready") for _ in range(20)))
+        assert answers == [(200, {"status": "ready"})] * 20
+        assert asked.types == ["info"]
+        await fresh_readiness(door)
+        assert asked.types == ["info", "info"]
+    assert [record for record in caplog.records if record.name.startswith("quintain")] == []
+    memory.close()
+
+
+async def test_a_path_of_ours_says_which_methods_it_knows(tmp_path: Path) -> None:
+    async with memory_fleet(tmp_path, CONFIG) as fleet, open_gateway_client(fleet.gateway_url) as door:
+        for path in ("/health/live", "/health/ready", "/metrics", "/openapi.json", "/sessions"):
+            for method in ("PUT", "DELETE", "TRACE"):
+                response = await door.http.request(method, path)
+                assert (response.status_code, response.json()["code"]) == (405, "method_not_allowed")
+                assert response.headers["allow"] == ("GET, HEAD, POST" if path == "/sessions" else "GET, HEAD")
+            head = await door.http.head(path)
+            assert (head.status_code, head.content) == (401 if path == "/sessions" else 200, b"")
+
+
+@pytest.mark.parametrize("skew_seconds", [-3600, 3600])
+async def test_a_gateway_whose_clock_is_wrong_keeps_the_metadata_services_time(
+    tmp_path: Path, skew_seconds: int
+) -> None:
+    async with memory_fleet(tmp_path, CONFIG) as fleet:
+        assert fleet.running.memory is not None
+        clock = Clock()
+        clock.synchronize(int((time.time() + skew_seconds) * 1000))
+        async with gateway(fleet.running.memory, clock) as (url, caller):
+            await check_deadlines(fleet, url, clock)
+            assert caller.in_flight == 0
+
+
+async def check_deadlines(fleet: MemoryFleet, url: str, clock: Clock) -> None:
+    async with open_gateway_client(url, (await fleet.open_session("echo")).token) as door:
+        assert (await door.post("/invoke", {"question": "x"}))[0] == 200
+        status, answer = await door.post("/invokeBatch", {"requests": [{"question": "y"}]})
+    assert (status, answer["responses"][0]["rawText"]) == (200, "y")
+    assert abs(clock.now_ms() - time.time() * 1000) < 5000
+
+
+async def test_the_time_is_asked_for_once_and_not_with_every_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with memory_fleet(tmp_path, CONFIG) as fleet:
+        assert fleet.running.memory is not None
+        async with gateway(fleet.running.memory) as (url, caller):
+            asked = SendCounter(caller, monkeypatch)
+            async with open_gateway_client(url, (await fleet.open_session("echo")).token) as door:
+                for _ in range(3):
+                    await door.post("/invoke", {"question": "x"})
+            assert asked.types == ["info", "invoke", "invoke", "invoke"]

@@ -1,0 +1,153 @@
+"""Streams whose pieces are lost, repeated or begun again on their way: what their readers are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from quintain.contracts.invoke import Chunk, ToolCall
+from quintain.errors import ProviderFailed
+from support.gateway_client import open_gateway_client
+from support.memory_fleet import MemoryFleet, memory_fleet
+from support.official_clients import anthropic_client, openai_client
+from support.scripted_worker import ScriptedWorker, result_of, scripted_worker
+
+HELLO: Any = [{"role": "user", "content": "Hello there"}]
+ASK: Any = {"model": "scripted", "max_tokens": 5, "messages": HELLO}
+
+#: The pieces that come, and the answer; both clients read the answer.
+WHOLE: dict[str, tuple[list[Chunk | bytes], str]] = {
+    "none": ([], "one two three"),
+    "all": ([Chunk(attempt=1, seq=0, delta="one two "), Chunk(attempt=1, seq=1, delta="three")], "one two three"),
+    "the last one lost": ([Chunk(attempt=1, seq=0, delta="one ")], "one two three"),
+    "the first one lost": ([Chunk(attempt=1, seq=1, delta="two ")], "one two three"),
+    "one repeated": ([Chunk(attempt=1, seq=0, delta="one "), Chunk(attempt=1, seq=0, delta="one ")], "one two three"),
+    "unreadable": ([b"{", Chunk(attempt=1, seq=0, delta="one "), b'{"attempt": "x"}'], "one two three"),
+    "begun again, alike": (
+        [Chunk(attempt=1, seq=0, delta="one "), Chunk(attempt=2, seq=0, delta="one two")],
+        "one two 3",
+    ),
+    "begun again, before a word": (
+        [Chunk(attempt=1, seq=0, delta=""), Chunk(attempt=2, seq=0, delta="uno ")],
+        "uno dos",
+    ),
+    "empty": ([], ""),
+}
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
+    async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
+        yield fleet
+
+
+@pytest.fixture
+async def token(fleet: MemoryFleet) -> str:
+    return (await fleet.open_session("echo")).token
+
+
+@pytest.fixture
+async def worker(fleet: MemoryFleet) -> AsyncIterator[ScriptedWorker]:
+    assert fleet.running.memory is not None
+    async with scripted_worker(fleet.running.memory) as worker:
+        yield worker
+
+
+async def chat_deltas(client: openai.AsyncOpenAI) -> AsyncIterator[str]:
+    async for chunk in await client.chat.completions.create(model="scripted", messages=HELLO, stream=True):
+        yield chunk.choices[0].delta.content or ""
+
+
+async def message_deltas(client: anthropic.AsyncAnthropic) -> AsyncIterator[str]:
+    async with client.messages.stream(**ASK) as stream:
+        async for text in stream.text_stream:
+            yield text
+        said = await stream.get_final_message()
+    assert said.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("name", WHOLE)
+async def test_whatever_is_lost_the_answer_is_whole(
+    fleet: MemoryFleet, token: str, worker: ScriptedWorker, name: str
+) -> None:
+    worker.chunks, answer = WHOLE[name]
+    worker.reply = result_of(answer)
+    async with openai_client(fleet.gateway_url, token) as (of_openai, _):
+        assert "".join([text async for text in chat_deltas(of_openai)]) == answer
+    async with anthropic_client(fleet.gateway_url, token) as (of_anthropic, _):
+        assert "".join([text async for text in message_deltas(of_anthropic)]) == answer
+    assert worker.accepts_chunks == [True, True]
+
+
+async def test_an_answer_that_was_begun_again_and_differs_ends_with_an_error(
+    fleet: MemoryFleet, token: str, worker: ScriptedWorker
+) -> None:
+    worker.chunks = [Chunk(attempt=1, seq=0, delta="one "), Chunk(attempt=2, seq=0, delta="uno ")]
+    worker.reply = result_of("uno dos")
+    said: list[str] = []
+    async with openai_client(fleet.gateway_url, token) as (of_openai, _):
+        with pytest.raises(openai.APIError, match="begun again") as differs:
+            async for text in chat_deltas(of_openai):
+                said.append(text)
+    assert ("".join(said), differs.value.code) == ("one ", "provider_error")
+    async with anthropic_client(fleet.gateway_url, token) as (of_anthropic, _):
+        with pytest.raises(anthropic.APIError, match="begun again"):
+            async for text in message_deltas(of_anthropic):
+                said.append(text)
+    assert "".join(said) == "one one "
+    async with open_gateway_client(fleet.gateway_url) as nobody, asyncio.timeout(5):
+        while "\nquintain_gateway_requests_in_flight 1.0\n" not in (await nobody.http.get("/metrics")).text:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_fault_after_the_first_words_ends_the_stream(
+    fleet: MemoryFleet, token: str, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "quintain_gateway.server.access_log")
+    worker.chunks = [Chunk(attempt=1, seq=0, delta="one ")]
+    worker.reply = ProviderFailed("It broke", charged=True)
+    async with openai_client(fleet.gateway_url, token) as (of_openai, _):
+        with pytest.raises(openai.APIError, match="It broke"):
+            assert [text async for text in chat_deltas(of_openai)]
+    async with asyncio.timeout(5):
+        while "visit " not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert "route=/v1/chat/completions status=200" in caplog.text
+    assert "code=provider_error" in caplog.text
+
+
+async def test_words_and_then_calls_of_tools_are_blocks_in_this_order(
+    fleet: MemoryFleet, token: str, worker: ScriptedWorker
+) -> None:
+    calls = [ToolCall(id="c1", name="f", arguments='{"a": 1}'), ToolCall(id="c2", name="f", arguments="no json")]
+    worker.chunks, worker.reply = [Chunk(attempt=1, seq=0, delta="I look")], result_of("I look it up", *calls)
+    async with anthropic_client(fleet.gateway_url, token) as (of_anthropic, _):
+        events = [event async for event in await of_anthropic.messages.create(**ASK, stream=True)]
+        whole = await of_anthropic.messages.create(**ASK)
+    starts = [(event.index, event.content_block.type) for event in events if event.type == "content_block_start"]
+    stops = [event.index for event in events if event.type == "content_block_stop"]
+    assert starts == [(0, "text"), (1, "tool_use"), (2, "tool_use")]
+    assert stops == [0, 1, 2]
+    assert [block.type for block in whole.content] == ["text", "tool_use", "tool_use"]
+    assert worker.accepts_chunks == [True, False]  # whoever wants the whole answer hears no pieces
+
+
+async def test_every_line_of_a_stream_is_what_an_event_stream_may_hold(
+    fleet: MemoryFleet, token: str, worker: ScriptedWorker
+) -> None:
+    text = "line\nline\r\n\r\u2028data: x\n\nevent: y\n"
+    worker.chunks, worker.reply = [Chunk(attempt=1, seq=0, delta=text)], result_of(text)
+    async with open_gateway_client(fleet.gateway_url, token) as door:
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            answer = (await door.http.post(path, json={**ASK, "stream": True})).content
+            assert all(
+                line.startswith((b"data: {", b"data: [DONE]", b"event: ")) for line in answer.split(b"\n") if line
+            )
+    async with openai_client(fleet.gateway_url, token) as (of_openai, _):
+        assert "".join([said async for said in chat_deltas(of_openai)]) == text

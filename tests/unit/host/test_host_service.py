@@ -1,0 +1,301 @@
+"""A host under what it should never meet: garbage, targets that leave, block, flood or cancel themselves; its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from quintain.bus.base import Bus, Envelope
+from quintain.bus.memory import MemoryBroker
+from quintain.contracts.invoke import FaultReply
+from quintain.contracts.remote_target import RUN_INPUT_TYPE, OpenLease, WireEvent
+from quintain.errors import BadRequest, HostLost, RemoteTargetError
+from quintain.remote.connection_thread import InlineExecutor
+from quintain.remote.lease import RemoteLease, acquire_lease
+from quintain.remote.run_channel import RunOutputQueue
+from quintain.remote.run_driver import RunDriver
+from quintain.routes import LEASE, QUERY, SET_CONFIG, TEARDOWN
+from quintain.rpc.client import RpcClient, RpcRequest
+from quintain.target.codec import Codec
+from quintain.target.type_registry import QUINTAIN_TYPES
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import HOST, RUN, run_topology
+from quintain_host.event_sender import MAX_EVENT_CHARACTERS, MAX_UNACKNOWLEDGED_ITEMS, EventSender
+from quintain_host.host import Host
+from quintain_host.instance_thread import InstanceThread
+from support.quick import QUICK
+from support.target_placements import Controller, TargetScript, scripted_target_class
+
+BODY = scripted_target_class("ours")
+
+
+@dataclass
+class HostUnderTest:
+    """One host of one slot, and a controller's end of the same bus."""
+
+    host: Host
+    bus: Bus
+    rpc_client: RpcClient
+    timings: Timings
+
+    async def lease(self, timeout_seconds: float = 10) -> RemoteLease:
+        return await acquire_lease(
+            self.bus, self.rpc_client, "it", timeout_seconds=timeout_seconds, timings=self.timings
+        )
+
+    async def run(self, leased: RemoteLease, controller: Controller) -> None:
+        ear = RunOutputQueue(self.bus)
+        await RunDriver(InlineExecutor(), leased, ear, Codec(QUINTAIN_TYPES), controller.emit, controller.send).run()
+        await ear.close()
+
+    async def publish(self, key: str, amqp_type: str, body: bytes) -> None:
+        await self.bus.publish(HOST, key, Envelope(body=body, type=amqp_type))
+
+    async def fault_reply(self, key: str, amqp_type: str, body: bytes) -> FaultReply:
+        """What is answered to a message that nobody should send."""
+        question = RpcRequest(exchange=HOST, key=key, type=amqp_type, body=body, headers={}, deadline_seconds=10)
+        reply = await self.rpc_client.call(question)
+        assert reply.type == "fault"
+        return FaultReply.from_wire(reply.body)
+
+
+@contextlib.asynccontextmanager
+async def run_host(create: Callable[[], Any], timings: Timings = DEFAULT_TIMINGS) -> AsyncIterator[HostUnderTest]:
+    memory = MemoryBroker()
+    buses = [memory.connect(), memory.connect()]
+    caller = RpcClient(buses[1])
+    await caller.start()
+    host = Host(buses[0], "it", create, 1, timings=timings)
+    await host.start()
+    try:
+        yield HostUnderTest(host, buses[1], caller, timings)
+    finally:
+        await host.stop(0)
+        await caller.close()
+        for bus in buses:
+            await bus.close()
+        memory.close()
+
+
+def target_factory(script: TargetScript) -> Callable[[], Any]:
+    return lambda: BODY(script)
+
+
+async def emit_seen(target: Any, emit: Any, send: Any) -> None:
+    emit(target.observation_event("seen"))
+
+
+async def run_contents(hosted: HostUnderTest, leased: RemoteLease) -> list[Any]:
+    controller = Controller(QUINTAIN_TYPES)
+    await hosted.run(leased, controller)
+    return [event.content for event in controller.seen]
+
+
+async def test_garbage_among_lease_requests_is_answered_and_the_slot_goes_on() -> None:
+    async with run_host(target_factory(emit_seen)) as hosted:
+        assert (await hosted.fault_reply("it", LEASE.key, b"\xff not json")).code == BadRequest.code
+        other = await hosted.fault_reply("it", LEASE.key, OpenLease(controller_id="c", version=99).to_wire())
+        assert "the controller 99" in other.error
+        assert await run_contents(hosted, await hosted.lease()) == ["seen"]
+
+
+async def test_garbage_on_a_lease_and_on_a_run_is_answered_or_thrown_away() -> None:
+    async def script(target: Any, emit: Any, send: Any) -> None:
+        emit(target.observation_event((await send(target.request_event("hello"))).value))
+
+    async with run_host(target_factory(script)) as hosted:
+        leased = await hosted.lease()
+        assert (await hosted.fault_reply(leased.key, SET_CONFIG.key, b"{")).code == BadRequest.code
+        assert (await hosted.fault_reply(leased.key, "dance", b"{}")).code == BadRequest.code
+        await hosted.publish(leased.key, RUN_INPUT_TYPE, b"[]")
+        await hosted.publish(leased.key, SET_CONFIG.key, b"nobody to answer")
+
+        async def answer(event: Any) -> Any:
+            # In the middle of the run, and on its own queue too.
+            await hosted.publish(leased.key, RUN_INPUT_TYPE, b"\x00")
+            await hosted.bus.publish(RUN, ear.key, Envelope(body=b"{}", type="run_says"))
+            return QUINTAIN_TYPES.responses["ControllableInjection"](
+                event=event, controllable=event.controllable, value="fine"
+            )
+
+        ear = RunOutputQueue(hosted.bus)
+        controller = Controller(QUINTAIN_TYPES, answer)
+        await RunDriver(InlineExecutor(), leased, ear, Codec(QUINTAIN_TYPES), controller.emit, controller.send).run()
+        await ear.close()
+        assert controller.seen[-1].content == "fine"
+
+
+class ExitException(BaseException):
+    """What no handler of exceptions would catch."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (SystemExit("enough"), "The target called exit('enough')"),
+        (ExitException("through the window"), "The target raised ExitException: through the window"),
+        (asyncio.CancelledError(), "The target cancelled what it was asked to do"),
+        (KeyboardInterrupt(), "The target raised KeyboardInterrupt"),
+    ],
+    ids=["exit", "of its own", "cancelled", "interrupt"],
+)
+async def test_a_target_that_leaves_ends_nothing_but_what_it_was_asked(error: BaseException, words: str) -> None:
+    async def script(target: Any, emit: Any, send: Any) -> None:
+        raise error
+
+    class Leaving(BODY):  # type: ignore[misc, valid-type]
+        def query(self, name: str, **params: str) -> str:
+            raise error
+
+    async with run_host(lambda: Leaving(script)) as hosted:
+        leased = await hosted.lease()
+        with pytest.raises(RuntimeError) as asking:
+            await leased.call(QUERY, name="runs", params={})
+        with pytest.raises(RuntimeError) as running:
+            await run_contents(hosted, leased)
+        assert words in str(asking.value)
+        assert words in str(running.value)
+        # The same instance on the same stage still answers.
+        await leased.call(SET_CONFIG, name="persona", value="calm")
+        await leased.call(TEARDOWN)
+        assert (await hosted.lease()).lease_id != leased.lease_id
+
+
+async def test_a_query_whose_answer_is_no_text_is_the_targets_mistake() -> None:
+    class Numbers(BODY):  # type: ignore[misc, valid-type]
+        def query(self, name: str, **params: str) -> Any:
+            return 5
+
+    async with run_host(lambda: Numbers(emit_seen)) as hosted:
+        with pytest.raises(TypeError, match="was answered with a int: a target's values are text"):
+            await (await hosted.lease()).call(QUERY, name="runs", params={})
+
+
+async def test_a_factory_that_fails_now_and_then_costs_only_its_own_lease() -> None:
+    made = iter([ArithmeticError("no key"), None])
+
+    def create() -> Any:
+        error = next(made)
+        if error is not None:
+            raise error
+        return BODY(emit_seen)
+
+    async with run_host(create) as hosted:
+        with pytest.raises(RemoteTargetError, match="ArithmeticError: no key"):
+            await hosted.lease()
+        assert await run_contents(hosted, await hosted.lease()) == ["seen"]
+
+
+async def test_a_lease_that_was_never_used_ends_at_once_when_its_host_is_asked_to_stop() -> None:
+    async with run_host(target_factory(emit_seen), QUICK) as hosted:
+        leased = await hosted.lease()
+        async with asyncio.timeout(5):
+            await hosted.host.stop(60)
+            with pytest.raises(HostLost, match="its host has ended it"):
+                await leased.call(SET_CONFIG, name="persona", value="late")
+        await leased.stop_renewing()
+
+
+async def test_a_released_lease_is_ended_by_its_host_without_a_lapse() -> None:
+    async with run_host(target_factory(emit_seen)) as hosted:
+        await (await hosted.lease()).release()
+        async with asyncio.timeout(5):
+            assert await run_contents(hosted, await hosted.lease()) == ["seen"]
+
+
+async def test_a_lease_says_why_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_host(target_factory(emit_seen)) as hosted:
+        leased = await hosted.lease()
+        await leased.stop_renewing()
+        with pytest.raises(HostLost, match="it was given up here"):
+            await leased.call(SET_CONFIG, name="persona", value="late")
+
+
+async def test_whoever_emits_more_than_is_heard_waits_and_goes_on_when_it_is() -> None:
+    memory = MemoryBroker()
+    bus = memory.connect()
+    await bus.declare(run_topology("r"))
+    telling = EventSender(bus, "r", "r")
+    event = WireEvent(kind="Event", event_id="e", at=0, content="x")
+    said = 0
+
+    def flood() -> None:
+        nonlocal said
+        with contextlib.suppress(RuntimeError):
+            while True:
+                telling.send("emit", event=event)
+                said += 1
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        async with asyncio.timeout(30):
+            while said < MAX_UNACKNOWLEDGED_ITEMS:
+                await asyncio.sleep(0.01)
+        assert said == MAX_UNACKNOWLEDGED_ITEMS
+        telling.acknowledge(1000, resend=False)
+        async with asyncio.timeout(30):
+            while said < MAX_UNACKNOWLEDGED_ITEMS + 1000:
+                await asyncio.sleep(0.01)
+        assert said == MAX_UNACKNOWLEDGED_ITEMS + 1000
+    finally:
+        await telling.close()
+        await asyncio.to_thread(thread.join)
+        await bus.close()
+        memory.close()
+    with pytest.raises(RuntimeError, match="closed trajectory"):
+        telling.send("emit", event=event)
+
+
+async def test_an_event_that_no_message_could_hold_is_refused_at_the_emit() -> None:
+    async def script(target: Any, emit: Any, send: Any) -> None:
+        with pytest.raises(ValueError, match="is the most"):
+            emit(target.observation_event("x" * (MAX_EVENT_CHARACTERS + 1)))
+        emit(target.observation_event("smaller"))
+
+    async with run_host(target_factory(script)) as hosted:
+        assert await run_contents(hosted, await hosted.lease()) == ["smaller"]
+
+
+async def test_a_thread_whose_target_blocks_is_abandoned_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintain_host.instance_thread.JOIN_SECONDS", 0.2)
+    free, blocking = InstanceThread("free"), InstanceThread("blocked")
+    began, let_go = threading.Event(), threading.Event()
+    waiting = asyncio.create_task(blocking.call(lambda: began.set() or let_go.wait()))
+    await asyncio.to_thread(began.wait)
+    assert await free.call(lambda: 5) == 5
+    assert await free.close()
+    assert not await blocking.close()
+    let_go.set()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    monkeypatch.setattr("quintain_host.instance_thread.JOIN_SECONDS", 5)
+    assert await blocking.close()
+
+
+async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintain_host.instance_thread.CANCEL_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("quintain_host.instance_thread.JOIN_SECONDS", 0.2)
+    let_go = threading.Event()
+
+    async def script(target: Any, emit: Any, send: Any) -> None:
+        emit(target.observation_event("seen"))
+        if target.persona == "stuck":
+            let_go.wait()
+
+    async with run_host(target_factory(script), QUICK) as hosted:
+        leased = await hosted.lease()
+        await leased.call(SET_CONFIG, name="persona", value="stuck")
+        running = asyncio.create_task(run_contents(hosted, leased))
+        await asyncio.sleep(0)
+        await leased.stop_renewing()
+        with pytest.raises(HostLost):
+            await running
+        assert await run_contents(hosted, await hosted.lease()) == ["seen"]
+        let_go.set()

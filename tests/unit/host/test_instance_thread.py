@@ -1,0 +1,141 @@
+"""The thread on which a hosted instance stands: what happens there stays there, and comes out as an error at most."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain_host.instance_thread import InstanceThread
+
+
+@pytest.fixture
+async def instance_thread() -> AsyncIterator[InstanceThread]:
+    stage = InstanceThread("test")
+    yield stage
+    await stage.close()
+
+
+async def test_it_has_a_thread_and_a_loop_of_its_own(instance_thread: InstanceThread) -> None:
+    async def where() -> tuple[str, asyncio.AbstractEventLoop]:
+        return threading.current_thread().name, asyncio.get_running_loop()
+
+    assert await instance_thread.run(where()) == ("test", instance_thread.loop)
+    assert await instance_thread.call(threading.current_thread) is not threading.current_thread()
+    assert instance_thread.loop is not asyncio.get_running_loop()
+
+
+async def test_a_blocked_instance_thread_blocks_no_other(instance_thread: InstanceThread) -> None:
+    release = threading.Event()
+    blocked = asyncio.create_task(instance_thread.call(release.wait))
+    await asyncio.sleep(0)
+    other = InstanceThread("other")
+    assert await other.call(lambda: "goes on") == "goes on"
+    assert not blocked.done()
+    release.set()
+    assert await blocked is True
+    await other.close()
+
+
+async def test_what_is_raised_there_is_raised_here(instance_thread: InstanceThread) -> None:
+    error = LookupError("there")
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(LookupError) as caught:
+        await instance_thread.call(fail)
+    assert caught.value is error
+
+
+async def test_what_would_end_a_loop_is_an_error_and_the_thread_continues(instance_thread: InstanceThread) -> None:
+    with pytest.raises(RuntimeError, match=r"The target called exit\(3\)"):
+        await instance_thread.call(lambda: sys.exit(3))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(RuntimeError, match="The target raised KeyboardInterrupt"):
+        await instance_thread.call(interrupted)
+
+    async def cancels_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="The target cancelled what it was asked to do"):
+        await instance_thread.run(cancels_itself())
+    assert await instance_thread.call(lambda: "alive") == "alive"
+
+
+async def test_what_is_cancelled_here_is_cancelled_there_before_it_is_over_here(
+    instance_thread: InstanceThread,
+) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    playing = asyncio.create_task(instance_thread.run(wait()))
+    await asyncio.to_thread(began.wait)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert ended.is_set()
+
+
+async def test_a_closed_instance_thread_has_cancelled_its_work_and_accepts_none() -> None:
+    stage = InstanceThread("test")
+    began, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    playing = asyncio.create_task(stage.run(wait()))
+    await asyncio.to_thread(began.wait)
+    assert await stage.close() is True
+    assert ended.is_set()
+    with pytest.raises(RuntimeError, match="cancelled what it was asked to do"):
+        await playing
+    with pytest.raises(RuntimeError, match="stage is closed"):
+        await stage.call(lambda: None)
+    assert await stage.close() is True
+
+
+async def test_what_enters_while_it_closes_ends_one_way_or_the_other() -> None:
+    for _ in range(20):
+        stage = InstanceThread("test")
+        entering = [asyncio.create_task(stage.call(lambda: 1)) for _ in range(5)]
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(stage.close())
+        entering += [asyncio.create_task(stage.call(lambda: 1)) for _ in range(5)]
+        async with asyncio.timeout(10):
+            outcomes = await asyncio.gather(*entering, return_exceptions=True)
+        assert await closing is True
+        assert all(outcome == 1 or isinstance(outcome, RuntimeError) for outcome in outcomes)
+
+
+async def test_a_blocked_instance_thread_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintain_host.instance_thread.JOIN_SECONDS", 0.1)
+    stage, began_there, release = InstanceThread("test"), threading.Event(), threading.Event()
+    blocked = asyncio.create_task(stage.call(lambda: began_there.set() or release.wait()))
+    await asyncio.to_thread(began_there.wait)
+    began = time.monotonic()
+    assert await stage.close() is False
+    assert time.monotonic() - began < 5
+    release.set()
+    await asyncio.gather(blocked, return_exceptions=True)
+    assert await stage.close() is True

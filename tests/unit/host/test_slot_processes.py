@@ -1,0 +1,105 @@
+"""A process for each slot: started, started again, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from quintain.settings import environment
+from quintain_host import processes
+from quintain_host.processes import SlotProcesses
+
+#: A child that says it is ready, and then waits; it ends on SIGTERM.
+PATIENT = """
+import os, signal, sys
+os.write(int(sys.argv[2]), b"r")
+signal.pause()
+"""
+
+#: Is ready, and holds a lease whose run has ended.
+LEASED = """
+import os, signal, sys
+os.write(int(sys.argv[2]), b"rle")
+signal.pause()
+"""
+
+STUBBORN = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(int(sys.argv[2]), b"r")
+while True:
+    signal.pause()
+"""
+
+
+def slot_processes(script: str, count: int) -> SlotProcesses:
+    return SlotProcesses([sys.executable, "-c", script], count, environment())
+
+
+@pytest.fixture
+async def two_processes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SlotProcesses]:
+    monkeypatch.setattr(processes, "INITIAL_BACKOFF_SECONDS", 0.05)
+    pair = slot_processes(PATIENT, 2)
+    pair.start()
+    async with asyncio.timeout(30):
+        await pair.wait_ready()
+    yield pair
+    await pair.stop(10)
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_child_that_dies_is_started_again_and_the_other_is_left_alone(two_processes: SlotProcesses) -> None:
+    doomed, other = two_processes.pids
+    os.kill(doomed, signal.SIGKILL)
+    await wait_until(lambda: doomed not in two_processes.pids and len(two_processes.pids) == 2)
+    assert other in two_processes.pids
+
+
+async def test_what_they_count_outlives_them_but_for_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "INITIAL_BACKOFF_SECONDS", 0.05)
+    pair = slot_processes(LEASED, 2)
+    pair.start()
+    tally = pair.counters
+    await wait_until(lambda: tally.runs["ended"] == 2)
+    assert (tally.leases, tally.active_leases) == (2, 2)
+    os.kill(pair.pids[0], signal.SIGKILL)
+    await wait_until(lambda: tally.runs["ended"] == 3)
+    assert (tally.leases, tally.active_leases) == (3, 2)
+    await pair.stop(10)
+    assert (tally.leases, tally.active_leases) == (3, 0)
+
+
+async def test_all_are_ended_and_none_is_started_again(two_processes: SlotProcesses) -> None:
+    pids = two_processes.pids
+    await two_processes.stop(10)
+    assert not any(is_alive(pid) for pid in pids)
+    await asyncio.sleep(0.2)
+    assert not any(is_alive(pid) for pid in two_processes.pids)
+
+
+async def test_one_that_outlives_its_grace_is_killed() -> None:
+    one = slot_processes(STUBBORN, 1)
+    one.start()
+    async with asyncio.timeout(30):
+        await one.wait_ready()
+    [pid] = one.pids
+    await one.stop(0.2)
+    assert not is_alive(pid)

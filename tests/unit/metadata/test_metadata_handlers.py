@@ -1,0 +1,313 @@
+"""The operations of ``protocol.md`` §4: who may ask what, and what is heard by whoever may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.contracts.session import SessionOpened
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, BudgetExhausted, Fault, ForbiddenTarget, Overloaded, Unauthorized
+from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
+from quintain_metadata.service.admission import AdmissionQueue
+from quintain_metadata.service.canceller import CallCanceller
+from quintain_metadata.service.handlers import MetadataRequestHandler
+from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
+
+#: Every operation with a question it takes, and whose token opens it.
+OPERATION_BODIES: dict[str, tuple[dict[str, object], set[str]]] = {
+    "info": ({}, {"session"}),
+    "open": ({"defaultTarget": "a"}, {"session", "admin"}),
+    "amend": ({"sessionId": "SESSION", "maxCalls": 9}, {"admin"}),
+    "reserve": ({"requestIds": ["r1"], "deadline": 10**14}, {"session"}),
+    "release": ({"requestIds": ["r1"]}, {"session"}),
+    "cancel": ({"requestIds": ["r1"]}, {"session"}),
+    "close": ({}, {"session"}),
+    "list": ({}, {"admin"}),
+    "show": ({"sessionId": "SESSION"}, {"admin"}),
+    "targets": ({}, {"admin"}),
+    "pause": ({"target": "a", "forSeconds": 60}, {"admin"}),
+    "resume": ({"target": "a"}, {"admin"}),
+    "workers": ({}, {"admin"}),
+    "drain": ({"workerId": "w1"}, {"admin"}),
+}
+
+
+@pytest.fixture
+async def metadata() -> AsyncIterator[RunningMetadataService]:
+    async with run_metadata_service() as alone:
+        await alone.ledger_driver.register("a", "b")
+        yield alone
+
+
+@pytest.fixture
+async def session(metadata: RunningMetadataService) -> SessionOpened:
+    return await metadata.ledger_driver.open_session(max_calls=5)
+
+
+def operation_body(operation: str, session: SessionOpened) -> dict[str, object]:
+    text = json.dumps(OPERATION_BODIES[operation][0]).replace("SESSION", session.session_id)
+    body: dict[str, object] = json.loads(text)
+    return body
+
+
+@pytest.mark.parametrize("operation", list(OPERATION_BODIES))
+async def test_an_operation_is_open_to_whom_the_protocol_says(
+    metadata: RunningMetadataService, session: SessionOpened, operation: str
+) -> None:
+    body = operation_body(operation, session)
+    for who, token in (("session", session.token), ("admin", ADMIN_TOKEN)):
+        if who in OPERATION_BODIES[operation][1]:
+            assert await metadata.call_operation(operation, token, body)
+        else:
+            with pytest.raises((Unauthorized, BadRequest)) as refusal:
+                await metadata.call_operation(operation, token, body)
+            assert (refusal.value.code == "unauthorized") is (who == "session")
+
+
+@pytest.mark.parametrize("operation", list(OPERATION_BODIES))
+@pytest.mark.parametrize("token", [None, "", "junk", "Bearer x", "the admin token of a tesT", "forged", "tampered"])
+async def test_no_other_token_opens_anything_and_all_hear_the_same(
+    metadata: RunningMetadataService, session: SessionOpened, operation: str, token: str | None
+) -> None:
+    if token == "forged":
+        token = SessionToken.mint().text
+    if token == "tampered":
+        token = session.token[:-1] + ("0" if session.token[-1] != "0" else "1")
+    with pytest.raises(Unauthorized, match="^Unauthorized$"):
+        await metadata.call_operation(operation, token, operation_body(operation, session))
+
+
+@pytest.mark.parametrize("operation", [*OPERATION_BODIES, "nonsense"])
+async def test_the_token_is_looked_at_before_the_question(
+    metadata: RunningMetadataService, session: SessionOpened, operation: str
+) -> None:
+    for body in (b"{", b"[]", b'{"maxCalls": "many", "requestIds": 7}'):
+        if operation in OPERATION_BODIES:
+            with pytest.raises(Unauthorized):
+                await metadata.call_operation(operation, SessionToken.mint().text, body)
+        if OPERATION_BODIES.get(operation, ({}, set()))[1] == {"admin"}:
+            with pytest.raises(Unauthorized):
+                await metadata.call_operation(operation, session.token, body)
+
+
+@pytest.mark.parametrize(
+    "operation", ["open", "amend", "reserve", "release", "cancel", "show", "pause", "resume", "drain"]
+)
+async def test_a_question_nobody_can_read_is_a_bad_request(
+    metadata: RunningMetadataService, session: SessionOpened, operation: str
+) -> None:
+    token = session.token if "session" in OPERATION_BODIES[operation][1] else ADMIN_TOKEN
+    for body in (b"{", b"[]", b"{}", b"null"):
+        with pytest.raises(BadRequest):
+            await metadata.call_operation(operation, token, body)
+
+
+async def test_an_unknown_operation_names_those_there_are(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    # The exchange is direct: what it does not know reaches the queue only by a binding, such as an operator's.
+    await metadata.bus.declare(Topology(bindings=(Binding(METADATA, METADATA_QUEUE, "dance"),)))
+    for token in (session.token, ADMIN_TOKEN):
+        with pytest.raises(BadRequest, match="there is no operation 'dance'; there are info, open, amend"):
+            await metadata.call_operation("dance", token)
+    with pytest.raises(Unauthorized):
+        await metadata.call_operation("dance", SessionToken.mint().text)
+
+
+async def test_an_operation_may_be_asked_without_a_body(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    assert (await metadata.call_operation("info", session.token))["targetName"] == "a"
+
+
+async def test_info_is_the_protocols(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    info = await metadata.call_operation("info", session.token)
+    now = info.pop("now")
+    assert isinstance(now, int)
+    assert info == {
+        "sessionId": session.session_id,
+        "targetName": "a",
+        "maxCalls": 5,
+        "callCount": 0,
+        "availableTargets": ["a", "b"],
+        "reserved": 0,
+        "running": 0,
+        "committed": 0,
+        "refunded": 0,
+        "inDoubt": 0,
+        "tokenUsage": {"input": 0, "output": 0},
+        "state": "open",
+    }
+
+
+async def test_the_token_is_shown_once_and_never_again(metadata: RunningMetadataService) -> None:
+    opened = await metadata.call_operation("open", ADMIN_TOKEN, {"defaultTarget": "a", "label": "mine"})
+    secret = str(opened["token"]).split("_")[3]
+    shown = await metadata.call_operation("show", ADMIN_TOKEN, {"sessionId": opened["sessionId"]})
+    listed = await metadata.call_operation("list", ADMIN_TOKEN)
+    info = await metadata.call_operation("info", str(opened["token"]))
+    for answer in (shown, listed, info):
+        assert secret not in json.dumps(answer)
+    assert shown["label"] == "mine"
+
+
+async def test_a_session_opens_children_that_narrow_it_and_nothing_more(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    parent = await metadata.ledger_driver.open_session(max_calls=5, allowed_targets=["a"], expires_in_seconds=100)
+    child = await metadata.call_operation("open", parent.token, {"defaultTarget": "a"})
+    assert child["parentId"] == parent.session_id
+    info = await metadata.call_operation("info", str(child["token"]))
+    assert (info["maxCalls"], info["availableTargets"]) == (5, ["a"])
+    with pytest.raises(BadRequest, match="maxCalls: a child may only narrow"):
+        await metadata.call_operation("open", parent.token, {"defaultTarget": "a", "maxCalls": 6})
+    with pytest.raises(ForbiddenTarget):
+        await metadata.call_operation("open", parent.token, {"defaultTarget": "b"})
+    with pytest.raises(ForbiddenTarget):
+        await metadata.call_operation("open", parent.token, {"defaultTarget": "a", "allowedTargets": ["a", "b"]})
+
+
+async def test_a_closed_session_opens_nothing_nor_do_its_children_and_its_reservations_end(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    child = await metadata.ledger_driver.open_session(parent=session, max_calls=2)
+    await metadata.ledger_driver.reserve(session, "r1")
+    await metadata.ledger_driver.reserve(child, "r1", "r2")
+    assert (await metadata.ledger_driver.info(session)).reserved == 3
+    closed = await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "closed"})
+    assert (closed["state"], closed["callCount"], closed["reserved"]) == ("closed", 0, 0)
+    assert (await metadata.ledger_driver.info(child)).call_count == 0
+    for token in (session.token, child.token):
+        for operation in ("info", "open", "reserve"):
+            with pytest.raises(Unauthorized, match="^Unauthorized$"):
+                await metadata.call_operation(operation, token, operation_body(operation, session))
+    reopened = await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "open"})
+    assert reopened["state"] == "closed"
+
+
+async def test_a_session_may_close_itself_and_its_children_and_nobody_else(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    child = await metadata.ledger_driver.open_session(parent=session, max_calls=3)
+    grandchild = await metadata.ledger_driver.open_session(parent=child, max_calls=2)
+    await metadata.ledger_driver.reserve(grandchild, "r1")
+    closed = await metadata.call_operation("close", child.token)
+    assert (closed["sessionId"], closed["state"], closed["callCount"]) == (child.session_id, "closed", 0)
+    for token in (child.token, grandchild.token):
+        with pytest.raises(Unauthorized):
+            await metadata.call_operation("info", token)
+    assert (await metadata.call_operation("info", session.token))["state"] == "open"
+
+
+async def test_a_paused_session_reserves_nothing_until_it_is_open_again(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    ask = operation_body("reserve", session)
+    await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "paused"})
+    with pytest.raises(Overloaded, match="paused") as refusal:
+        await metadata.call_operation("reserve", session.token, ask)
+    assert refusal.value.retryable
+    assert (await metadata.call_operation("info", session.token))["state"] == "paused"
+    await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "open"})
+    assert await metadata.call_operation("reserve", session.token, ask) == {"granted": 1}
+
+
+async def test_a_reservation_is_all_or_nothing_and_is_released_once(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    async def reserve(*ids: str) -> dict[str, object]:
+        return await metadata.call_operation("reserve", session.token, {"requestIds": list(ids), "deadline": 10**14})
+
+    assert await reserve("r1", "r2", "r1") == {"granted": 2}
+    assert await reserve("r2", "r3") == {"granted": 1}
+    with pytest.raises(BudgetExhausted, match=r"\(current: 3, batch: 3, limit: 5\)"):
+        await reserve("r4", "r5", "r6")
+    for released in (2, 0):
+        answer = await metadata.call_operation("release", session.token, {"requestIds": ["r1", "r2", "nobody's"]})
+        assert answer == {"released": released}
+    assert (await metadata.call_operation("info", session.token))["callCount"] == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("open", {"defaultTarget": "a", "maxCalls": 10**30}),
+        ("open", {"defaultTarget": "a", "expiresInSeconds": 1e300}),
+        ("open", b'{"defaultTarget": "a", "expiresInSeconds": Infinity}'),
+        ("amend", {"sessionId": "SESSION", "maxCalls": 10**30}),
+        ("list", {"cursor": "9" * 5000 + ".x"}),
+        ("list", {"cursor": "junk"}),
+        ("show", {"sessionId": "nobody"}),
+    ],
+)
+async def test_a_number_that_no_ledger_can_hold_is_the_askers_mistake(
+    metadata: RunningMetadataService, session: SessionOpened, operation: str, body: object
+) -> None:
+    if isinstance(body, dict) and body.get("sessionId") == "SESSION":
+        body["sessionId"] = session.session_id
+    with pytest.raises(BadRequest):
+        await metadata.call_operation(operation, ADMIN_TOKEN, body)
+
+
+async def test_a_deadline_however_far_is_the_furthest_there_is(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    for number, deadline in enumerate((10**30, -(10**30))):
+        ask = {"requestIds": [f"r{number}"], "deadline": deadline}
+        assert await metadata.call_operation("reserve", session.token, ask) == {"granted": 1}
+
+
+async def test_the_list_is_paged_newest_first_and_filtered(metadata: RunningMetadataService) -> None:
+    opened = [await metadata.ledger_driver.open_session(label=str(number)) for number in range(105)]
+    closed = opened[50].session_id
+    await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": closed, "state": "closed"})
+    first = await metadata.call_operation("list", ADMIN_TOKEN)
+    second = await metadata.call_operation("list", ADMIN_TOKEN, {"cursor": first["cursor"]})
+    ids = [one["sessionId"] for page in (first, second) for one in page["sessions"]]  # type: ignore[attr-defined]
+    assert len(ids) == len(set(ids)) == 105
+    assert set(ids) == {one.session_id for one in opened}
+    assert "cursor" not in second
+    only = await metadata.call_operation("list", ADMIN_TOKEN, {"state": "closed"})
+    assert [one["sessionId"] for one in only["sessions"]] == [closed]  # type: ignore[attr-defined]
+
+
+async def test_every_question_is_acknowledged_even_where_nobody_waits_for_the_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with run_metadata_service() as alone:
+        session = await alone.ledger_driver.open_session()
+        queue = alone.memory.queue("quintain.metadata")
+        await alone.publish(METADATA, "info", None, headers={"x-quintain-session": session.token})
+        await alone.publish(METADATA, "info", None, reply_to="gone", correlation_id="c")
+        await alone.publish(METADATA, "info", b"junk", reply_to="gone", correlation_id="c")
+        await alone.call_operation("info", session.token)
+    assert not queue.ready  # what was not acknowledged came back when the service went
+    assert "named no reply_to" in caplog.text
+
+
+async def test_without_an_admin_token_nobody_is_the_administrator(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    ledger = metadata.ledger_driver.ledger
+    operations = MetadataRequestHandler(
+        metadata.bus, ledger, CallCanceller(metadata.bus, ledger, AdmissionQueue(ledger)), None
+    )
+    assert not operations._is_admin("")
+    assert not operations._is_admin(ADMIN_TOKEN)
+
+
+async def test_a_fault_is_typed_whatever_happens(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    await metadata.ledger_driver.ledger.close()
+    with pytest.raises(Fault) as fault:
+        await metadata.call_operation("info", session.token)
+    assert (fault.value.code, fault.value.retryable) == ("budget_unavailable", True)
+
+
+async def test_what_went_to_which_target_is_told_to_whoever_asks_for_it(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    assert "perTarget" not in await metadata.call_operation("info", session.token, {})
+    assert (await metadata.call_operation("info", session.token, {"perTarget": True}))["perTarget"] == {}

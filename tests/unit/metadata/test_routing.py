@@ -1,0 +1,183 @@
+"""Requests that named no target, or one that nothing serves: each is sent on once, or answered with what there is."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.bus.base import Delivery
+from quintain.contracts.session import SessionOpened
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, BusError, Overloaded, Unauthorized, UnknownTarget
+from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.topology import INVOKE, Binding, Topology, target_queue, target_topology
+from support.ledger_driver import admit_request
+from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+
+
+@pytest.fixture
+async def metadata() -> AsyncIterator[RunningMetadataService]:
+    async with run_metadata_service() as alone:
+        yield alone
+
+
+@pytest.fixture
+async def session(metadata: RunningMetadataService) -> SessionOpened:
+    return await metadata.ledger_driver.open_session(default_target="a")
+
+
+async def serve(metadata: RunningMetadataService, *targets: str) -> asyncio.Queue[Delivery]:
+    """Registered targets, with somebody who takes what comes to the first of them."""
+    await metadata.ledger_driver.register(*targets)
+    for target in targets:
+        await metadata.bus.declare(target_topology(target))
+    return await metadata.consume_queue(target_queue(targets[0]))
+
+
+async def test_a_request_without_a_target_goes_to_the_default_byte_for_byte(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    got = await serve(metadata, "a")
+    body = b'{ "question" : "as it was written", "unknown": [1] }'
+    headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1", "traceparent": "t", "x-mine": 1.5}
+    await metadata.publish(INVOKE, "", body, headers=headers, correlation_id="c", reply_to="r", expiration_ms=60_000)
+    sent = await next_delivery(got)
+    assert (sent.body, sent.routing_key, sent.type) == (body, "a", "invoke")
+    assert (sent.correlation_id, sent.reply_to, sent.expiration_ms) == ("c", "r", 60_000)
+    assert dict(sent.headers) == {**headers, ROUTED_HEADER: 1}
+
+
+@pytest.mark.parametrize("spelling", ["target", "provider"])
+async def test_a_target_named_in_the_body_alone_is_where_it_goes(
+    metadata: RunningMetadataService, session: SessionOpened, spelling: str
+) -> None:
+    got = await serve(metadata, "b", "a")
+    headers = {TOKEN_HEADER: session.token}
+    await metadata.publish(
+        INVOKE, "", {"question": "x", spelling: "b"}, headers=headers, correlation_id="c", reply_to="r"
+    )
+    assert (await next_delivery(got)).routing_key == "b"
+
+
+async def test_a_queue_that_was_not_declared_yet_is_declared(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    await metadata.ledger_driver.register("a")
+    await metadata.publish(
+        INVOKE, "a", {"question": "x"}, headers={TOKEN_HEADER: session.token}, correlation_id="c", reply_to="r"
+    )
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                waiting = metadata.memory.queue("quintain.target.a").ready
+            except BusError:
+                waiting = None
+            if waiting:
+                break
+            await asyncio.sleep(0)
+    assert waiting[0].headers[ROUTED_HEADER] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "sentence"),
+    [
+        ("nope", {"question": "x"}, "Unknown target 'nope'. Available: a, b"),
+        ("nope", {"question": "x", "target": "nope"}, "Unknown target 'nope'. Available: a, b"),
+        ("", {"question": "x", "target": "nope"}, "Unknown target 'nope'. Available: a, b"),
+        ("", {"question": "x", "provider": "nope"}, "Unknown provider 'nope'. Available: a, b"),
+        ("", {"question": "x", "target": ""}, "Unknown target ''. Available: a, b"),
+    ],
+)
+async def test_an_unknown_target_is_answered_with_what_there_is(
+    metadata: RunningMetadataService, session: SessionOpened, key: str, body: dict[str, str], sentence: str
+) -> None:
+    await serve(metadata, "b", "a", "c")
+    narrow = await metadata.ledger_driver.open_session(parent=session, allowed_targets=["a", "b"])
+    with pytest.raises(UnknownTarget) as unknown:
+        await metadata.invoke(narrow.token, body, key)
+    assert (unknown.value.message, unknown.value.available_targets) == (sentence, ("a", "b"))
+
+
+async def test_a_default_that_nobody_registered_is_unknown_too(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    with pytest.raises(UnknownTarget, match="Unknown target 'a'. Available: $"):
+        await metadata.invoke(session.token, {"question": "x"})
+
+
+async def test_a_marked_message_that_comes_back_is_answered_and_not_sent_round_again(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    await metadata.ledger_driver.register("a")  # known, but its queue is not there: what is sent to it comes back
+    with pytest.raises(UnknownTarget, match="Unknown target 'a'"):
+        await metadata.invoke(session.token, {"question": "x"}, "a", {ROUTED_HEADER: 1})
+
+
+async def test_an_unknown_target_costs_nothing_and_ends_its_reservation(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    await metadata.ledger_driver.reserve(session, "r1", "r2", "r3")
+    with pytest.raises(UnknownTarget):
+        await metadata.invoke(session.token, {"question": "x"}, "nope", {REQUEST_ID_HEADER: "r1"})
+    with pytest.raises(BadRequest):
+        await metadata.invoke(session.token, {}, "nope", {REQUEST_ID_HEADER: "r2"})
+    info = await metadata.ledger_driver.info(session)
+    assert (info.call_count, info.reserved) == (1, 1)
+
+
+async def test_the_target_first_resolved_stays(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    got = await serve(metadata, "b", "a")
+    await metadata.ledger_driver.admit(admit_request(session, "r1", target="b"))
+    headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1"}
+    await metadata.publish(INVOKE, "", {"question": "x"}, headers=headers, correlation_id="c", reply_to="r")
+    assert (await next_delivery(got)).routing_key == "b"
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "sentence"),
+    [
+        ("nope", {"question": "x", "target": "other"}, "target: the body names 'other', the routing key 'nope'"),
+        ("", {}, "Missing required field: question"),
+        ("", b"{", "The body is not JSON"),
+    ],
+)
+async def test_a_bad_request_is_said_after_the_token(
+    metadata: RunningMetadataService, session: SessionOpened, key: str, body: object, sentence: str
+) -> None:
+    with pytest.raises(BadRequest, match=sentence):
+        await metadata.invoke(session.token, body, key)
+    for token in (SessionToken.mint().text, "junk", None):
+        with pytest.raises(Unauthorized):
+            await metadata.invoke(token, body, key)
+
+
+async def test_the_answer_carries_the_request_id(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    replies: asyncio.Queue[Delivery] = asyncio.Queue()
+    metadata.rpc_client.subscribe("c", replies.put_nowait)
+    for headers in ({REQUEST_ID_HEADER: "mine"}, {}):
+        await metadata.publish(
+            INVOKE,
+            "nope",
+            {"question": "x"},
+            headers=headers,
+            correlation_id="c",
+            reply_to=metadata.rpc_client.reply_key,
+        )
+        reply = await next_delivery(replies)
+        assert reply.headers[REQUEST_ID_HEADER] == headers.get(REQUEST_ID_HEADER, "c")
+        assert reply.correlation_id == "c"
+
+
+async def test_a_full_queue_is_overloaded_and_no_defect(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    await metadata.ledger_driver.register("a")
+    tiny = dataclasses.replace(target_queue("a"), max_length=0)
+    await metadata.bus.declare(Topology((), (tiny,), (Binding(INVOKE, tiny, "a"),)))
+    with pytest.raises(Overloaded, match="queue of target 'a' is full") as overloaded:
+        await metadata.invoke(session.token, {"question": "x"})
+    assert overloaded.value.retryable
+    assert (await metadata.ledger_driver.info(session)).call_count == 0

@@ -1,0 +1,113 @@
+"""The controller's side of a run, on the line: what is to be heard goes out until it has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quintain.bus.base import Bus, Delivery
+from quintain.bus.memory import MemoryBroker
+from quintain.contracts.remote_target import RunInput, RunItem, RunOutput, WireResponse
+from quintain.remote.run_channel import RunChannel
+from quintain.timings import DEFAULT_TIMINGS
+from quintain.topology import lease_topology
+
+TOPOLOGY = lease_topology("lease")
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    broker = MemoryBroker()
+    bus = broker.connect()
+    yield bus
+    await bus.close()
+    broker.close()
+
+
+class Host:
+    """Whoever is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[RunInput] = []
+
+    async def listen(self, bus: Bus) -> None:
+        await bus.declare(TOPOLOGY)
+        await bus.consume(TOPOLOGY.queues[0], self._on_run_input, prefetch=10)
+
+    @property
+    def answer_numbers(self) -> list[int]:
+        return [answered.seq for message in self.messages for answered in message.answers]
+
+    async def until_answered(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.answer_numbers) < count:
+                await asyncio.sleep(0.01)
+
+    async def _on_run_input(self, delivery: Delivery) -> None:
+        self.messages.append(RunInput.from_wire(delivery.body))
+        await delivery.ack()
+
+
+@pytest.fixture
+async def run_channel(bus: Bus) -> AsyncIterator[RunChannel]:
+    lease: Any = SimpleNamespace(
+        bus=bus,
+        key=TOPOLOGY.bindings[0].key,
+        lease_id="lease",
+        ended=False,
+        record_host_activity=lambda: None,
+        timings=DEFAULT_TIMINGS,
+    )
+    arrived: list[RunItem] = []
+    listening = RunChannel(lease, arrived.extend)
+    listening.arrived = arrived  # type: ignore[attr-defined]
+    yield listening
+    lease.gone = True
+    await listening.close()
+
+
+async def test_a_response_that_could_not_be_sent_goes_later(bus: Bus, run_channel: RunChannel) -> None:
+    run_channel.respond(1, WireResponse(kind="EventResponse"))  # the lease's queue is not there
+    await asyncio.sleep(0.05)
+    host = Host()
+    await host.listen(bus)
+    run_channel.respond(2, WireResponse(kind="EventResponse"))
+    await host.until_answered(2)
+    assert sorted(host.answer_numbers) == [1, 2]
+
+
+async def test_responses_that_are_ready_together_travel_together(bus: Bus, run_channel: RunChannel) -> None:
+    host = Host()
+    await host.listen(bus)
+    for number in range(20):
+        run_channel.respond(number, WireResponse(kind="EventResponse"))
+    await host.until_answered(20)
+    assert len(host.messages) == 1
+
+
+async def test_a_gap_is_asked_for_once_a_beat_tells_of_it(bus: Bus, run_channel: RunChannel) -> None:
+    host = Host()
+    await host.listen(bus)
+    run_channel.on_output(RunOutput(run_id="r", said=3, items=[RunItem(seq=2, what="end")]))
+    assert run_channel.arrived == []  # type: ignore[attr-defined]
+    run_channel.on_output(RunOutput(run_id="r", said=3))
+    async with asyncio.timeout(10):
+        while not any(message.again for message in host.messages):
+            await asyncio.sleep(0.01)
+    run_channel.on_output(RunOutput(run_id="r", said=3, items=[RunItem(seq=seq, what="end") for seq in (1, 2, 3)]))
+    assert [said.seq for said in run_channel.arrived] == [1, 2, 3]  # type: ignore[attr-defined]
+
+
+async def test_only_what_was_dealt_with_is_acknowledged(bus: Bus, run_channel: RunChannel) -> None:
+    host = Host()
+    await host.listen(bus)
+    run_channel.on_output(RunOutput(run_id="r", said=2, items=[RunItem(seq=1, what="end"), RunItem(seq=2, what="end")]))
+    run_channel.last_processed = 1
+    async with asyncio.timeout(10):
+        while not host.messages:
+            await asyncio.sleep(0.01)
+    assert host.messages[-1].heard == 1

@@ -1,0 +1,94 @@
+"""Text that somebody else wrote, in the files that a run leaves: nothing in it is alive there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from quintain_runner.report.escaping import csv_cell, markdown_code_span, xml_text
+
+HOSTILE = [
+    "[click](https://evil.example)",
+    "![x](https://evil.example/pixel.png)",
+    "<img src=x onerror=alert(1)>",
+    "<script>alert(1)</script>",
+    "https://evil.example and www.evil.example and a@evil.example",
+    "a | b \\| c \\",
+    "`code` and ``more`` and ```",
+    "`",
+    "# heading\n- list\n\n> quote",
+    "@everyone closes #1",
+    "\x1b]8;;https://evil.example\x07link\x1b]8;;\x07 \x1b[2J\x9b31m \u202eevil",
+    "&lt;b&gt; &#64; &amp;",
+    "~~gone~~ **bold** _it_ $x$",
+]
+
+
+def rendered(page: str) -> str:
+    return str(MarkdownIt("commonmark", {"html": True}).enable("table").render(page))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_in_markdown_it_is_code_and_nothing_else(text: str) -> None:
+    html = rendered(f"before {markdown_code_span(text)} after")
+    assert re.fullmatch(r"<p>before <code>[^<]*</code> after</p>\n", html), html
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_in_a_table_it_stays_in_its_cell(text: str) -> None:
+    html = rendered(f"| a | b |\n| --- | --- |\n| {markdown_code_span(text)} | last |\n")
+    cells = re.findall(r"<td>(.*?)</td>", html)
+    assert len(cells) == 2, html
+    assert re.fullmatch(r"<code>[^<]*</code>", cells[0])
+    assert cells[1] == "last"
+
+
+@given(st.text(min_size=1))
+def test_whatever_it_is_it_is_code_in_its_cell(text: str) -> None:
+    span = markdown_code_span(text)
+    assert "\n" not in span
+    html = rendered(f"| a | b |\n| --- | --- |\n| {span} | last |\n")
+    cells = re.findall(r"<td>(.*?)</td>", html, re.DOTALL)
+    assert [re.sub(r"^<code>[^<]*</code>$", "", cell) for cell in cells] == ["", "last"]
+
+
+def test_markdown_shows_what_was_written() -> None:
+    assert markdown_code_span("a < b & `c`") == "`` a < b & `c` ``"
+    assert markdown_code_span("") == ""
+    assert markdown_code_span("x" * 300, max_length=10) == f"`{'x' * 9}…`"
+
+
+@given(st.text())
+def test_whatever_it_is_xml_can_hold_it(text: str) -> None:
+    read = ET.fromstring(f"<a>{escape(xml_text(text))}</a>").text or ""
+    assert len(read.replace("\n", "")) == len(re.sub(r"\r\n?|\n", "", text))
+
+
+@given(st.text())
+def test_no_control_goes_into_xml_or_csv(text: str) -> None:
+    written = xml_text(text) + csv_cell(text)
+    assert [char for char in written if unicodedata.category(char) == "Cc" and char not in "\t\r\n"] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-1", "@SUM(A1)", " =1+1", "\t=1", "\r=1", "\n=1", "\uff1d1+1", '=HYPERLINK("http://x","y")']
+)
+def test_no_cell_of_csv_is_calculated(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+
+
+def test_harmless_cells_stay_as_they_are() -> None:
+    for text in ("Paris", "1 - 2", "a=b", "", "two\nlines", 'said "so", and more'):
+        assert csv_cell(text) == text
+        sheet = io.StringIO(newline="")
+        csv.writer(sheet).writerow([csv_cell(text), "last"])
+        assert list(csv.reader(io.StringIO(sheet.getvalue(), newline=""))) == [[text, "last"]]

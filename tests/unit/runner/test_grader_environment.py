@@ -1,0 +1,39 @@
+"""A grader's environment: its session's doors, and none of the runner's secrets."""
+
+from __future__ import annotations
+
+from quintain_runner.spec.environment import GraderEnvironment, with_proxy_bypass, without_secret_variables
+
+
+def test_every_client_finds_the_session() -> None:
+    assert GraderEnvironment("http://127.0.0.1:4000/").session_variables("token") == {
+        "QUINTAIN_SESSION_TOKEN": "token",
+        "QUINTAIN_GATEWAY_URL": "http://127.0.0.1:4000",
+        "AGENTV_TARGET_PROXY_URL": "http://127.0.0.1:4000",
+        "AGENTV_TARGET_PROXY_TOKEN": "token",
+        "AGENTV_PROVIDER_PROXY_URL": "http://127.0.0.1:4000",
+        "AGENTV_PROVIDER_PROXY_TOKEN": "token",
+        "OPENAI_BASE_URL": "http://127.0.0.1:4000/v1",
+        "OPENAI_API_KEY": "token",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:4000",
+        "ANTHROPIC_API_KEY": "token",
+    }
+
+
+def test_the_runners_secrets_and_the_configurations_variables_are_taken_out() -> None:
+    env = {
+        "PATH": "/bin",
+        "ANTHROPIC_API_KEY": "k",
+        "QUINTAIN_ADMIN_TOKEN": "a",
+        "QUINTAIN_LEDGER_URL": "l",
+        "QUINTAIN_BROKER_URL": "b",
+    }
+    assert without_secret_variables(env, {"ANTHROPIC_API_KEY"}) == {"PATH": "/bin"}
+
+
+def test_no_proxy_covers_the_session_urls_where_a_proxy_is_configured() -> None:
+    doors = GraderEnvironment("http://127.0.0.1:4000")
+    assert with_proxy_bypass({"PATH": "/bin"}, doors) == {"PATH": "/bin"}
+    env = with_proxy_bypass({"HTTP_PROXY": "http://proxy", "no_proxy": "example.org"}, doors)
+    assert env["no_proxy"] == "example.org,127.0.0.1"
+    assert env["NO_PROXY"] == "127.0.0.1"

@@ -1,0 +1,227 @@
+"""From an evaluation file's graders to graders that grade: functions in processes of their own, and every mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from quintain.errors import ConfigError
+from quintain.graders import Case
+from quintain_runner.engine.trial import run_trial
+from quintain_runner.graders.factory import open_graders
+from quintain_runner.results.row import Row
+from quintain_runner.spec.evaluation import Evaluation, load_evaluation
+from quintain_runner.spec.plan import Trial
+from support.fake_client import FakeClient
+from support.grading_context import grading_context
+
+FUNCTIONS = """
+import os, sys, time
+import quintain
+from neighbour import word
+
+@quintain.grader
+def polite(output):
+    print("what it prints is no verdict")
+    return word in output
+
+@quintain.grader
+async def third(case, output, config):
+    return config["share"] if case.metadata["level"] == 2 else 0
+
+@quintain.grader
+def whole(given: quintain.GraderInput):
+    return {"score": 0.25, "reason": f"{given.target} {given.repeat} {given.token_usage.input} {given.duration_ms}"}
+
+@quintain.grader
+def shapes(output):
+    return {"assertions": [{"text": "a", "passed": True}, {"text": "b", "passed": False}]}
+
+@quintain.grader
+def reads(output):
+    return {"pass": True, "reason": repr(sys.stdin.read())}
+
+@quintain.grader
+def raises(output):
+    raise ValueError("no rubric of qtn_ses_%s_%s_%s" % ("a" * 12, "b" * 43, "c" * 6))
+
+@quintain.grader
+def leaves(output):
+    sys.exit("enough")
+
+@quintain.grader
+def says_nothing(output):
+    pass
+
+@quintain.grader
+def too_much(output):
+    return 7
+
+@quintain.grader
+def crashes(output):
+    os.kill(os.getpid(), 11)
+
+@quintain.grader
+def hangs(output):
+    time.sleep(600)
+
+@quintain.grader
+def asks(output, session):
+    return True
+
+def no_grader(output):
+    return True
+"""
+
+CASE = Case(id="1", question="yes please", metadata={"level": 2})
+
+
+def evaluation(folder: Path, *graders: dict[str, object]) -> Evaluation:
+    (folder / "judges.py").write_text(FUNCTIONS)
+    (folder / "neighbour.py").write_text('word = "please"')
+    # Named as a module of Python's own: it must not be in the way of one.
+    (folder / "random.py").write_text("raise SystemExit('not this one')")
+    path = folder / "eval.yaml"
+    named = [{"name": f"g{number}", **grader} for number, grader in enumerate(graders)]
+    path.write_text(json.dumps({"dataset": "cases.jsonl", "graders": named}))
+    return load_evaluation(path)
+
+
+async def graded(folder: Path, client: FakeClient, *graders: dict[str, object]) -> Row:
+    async with open_graders(evaluation(folder, *graders), {}) as ready:
+        outcome = await run_trial(Trial(case=CASE, target="bot", repeat=1), grading_context(client, *ready))
+    assert outcome.row is not None
+    return outcome.row
+
+
+async def config_errors(folder: Path, *graders: dict[str, object]) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        async with open_graders(evaluation(folder, *graders), {}):
+            pass
+    return error.value.message.splitlines()
+
+
+async def test_a_function_grades_and_what_it_returns_is_a_verdict(tmp_path: Path) -> None:
+    client = FakeClient()
+    row = await graded(
+        tmp_path,
+        client,
+        {"function": "judges:polite"},
+        {"function": "judges:third", "config": {"share": 0.75}},
+        {"function": "judges:whole"},
+        {"function": "judges:shapes"},
+        {"function": "judges:reads"},
+    )
+    grades = list(row.graders.values())
+    assert [grade.error for grade in grades] == [None] * 5
+    assert [grade.score for grade in grades] == [1.0, 0.75, 0.25, 0.5, 1.0]
+    assert grades[2].reason == "bot 1 10 5.0"
+    assert [check.passed for check in grades[3].checks] == [True, False]
+    assert grades[4].reason == "''"
+    assert client.children == {}, "who asks for no session is given none"
+
+
+async def test_a_function_that_asks_for_a_session_has_a_narrow_one_of_its_own(tmp_path: Path) -> None:
+    client = FakeClient(max_calls=20)
+    row = await graded(
+        tmp_path, client, {"function": "judges:asks", "judge_target": "sage", "target": {"max_calls": 3}}
+    )
+    (child,) = client.children.values()
+    assert (child.request.default_target, child.request.max_calls, child.request.label) == ("sage", 3, "eval/1/g0")
+    # Nobody is at this door: that is its error, and no score.
+    assert "GatewayUnavailable" in (row.graders["g0"].error or "")
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("raises", r"It said: ValueError: no rubric of qtn_ses_\S+ \(judges.py, line \d+\)"),
+        ("leaves", r"It said: SystemExit: enough \(judges.py, line \d+\)"),
+        ("says_nothing", "It said: TypeError: it returned NoneType; return True or False, a score from 0 to 1, or"),
+        ("too_much", "Its score is not from 0 to 1"),
+        ("crashes", r"It crashed \(killed by signal 11\)"),
+        ("hangs", "It hung past its timeout of 3 s and was killed"),
+    ],
+)
+async def test_a_function_that_fails_is_an_error_of_its_case(tmp_path: Path, function: str, error: str) -> None:
+    row = await graded(tmp_path, FakeClient(), {"function": f"judges:{function}", "timeout_seconds": 3})
+    said = row.graders["g0"].error or ""
+    assert re.search(error, said), said
+    assert "b" * 43 not in said
+    assert row.score is None
+
+
+async def test_a_pooled_program_reads_lines_with_its_session_connection(tmp_path: Path) -> None:
+    source = """
+import json, os, sys
+for line in sys.stdin:
+    given = json.loads(line)
+    said = [given["output"], given["config"], given["env"]["QUINTAIN_SESSION_TOKEN"], os.path.basename(os.getcwd())]
+    print(json.dumps({"score": 1, "reason": json.dumps(said)}), flush=True)
+"""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "lines.py").write_text(source)
+    grader: dict[str, object] = {"command": ["python", "lines.py"], "batch": "stdin-lines", "cwd": "below"}
+    row = await graded(tmp_path, FakeClient(), {**grader, "config": {"a": 1}})
+    assert row.graders["g0"].reason == '["yes please", {"a": 1}, "token-1", "below"]'
+
+
+async def test_a_program_finds_its_config_where_agentv_puts_it(tmp_path: Path) -> None:
+    (tmp_path / "once.py").write_text(
+        "import json, sys; print(json.dumps({'score': json.load(sys.stdin)['config']['x']}))"
+    )
+    row = await graded(tmp_path, FakeClient(), {"command": ["python", "once.py"], "config": {"x": 0.5}})
+    assert row.graders["g0"].score == 0.5
+
+
+async def test_every_grader_that_cannot_be_had_is_told_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "empty.md").write_text("\n")
+    (tmp_path / "broken.py").write_text("import no_such_module")
+    (tmp_path / "wrong.py").write_text("import quintain\n@quintain.grader\ndef wrong(outptu): ...")
+    told = await config_errors(
+        tmp_path,
+        {"function": "missing:polite"},
+        {"function": "judges:missing"},
+        {"function": "judges:no_grader"},
+        {"function": "broken:any"},
+        {"function": "wrong:wrong"},
+        {"builtin": "llm-judge", "prompt": "nowhere.md"},
+        {"builtin": "llm-judge", "prompt": "empty.md"},
+        {"builtin": "json-schema", "schema": "nowhere.json"},
+        {"command": ["true"], "cwd": "nowhere"},
+        {"command": ["no-such-program", "judge.py"]},
+        {"command": ["./judges.py"]},
+        {"command": ["python", "-u", "nowhere.py"]},
+        {"command": ["python", "nowhere.py"], "batch": "stdin-lines"},
+    )
+    says = [
+        "missing cannot be imported: ModuleNotFoundError",
+        "judges has no missing",
+        "judges:no_grader is no grader; write @quintain.grader above it",
+        "broken cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (broken.py, line 1)",
+        "takes 'outptu', which no grader is given; did you mean 'output'?",
+        "nowhere.md: cannot be read",
+        "empty.md: it is empty",
+        "nowhere.json: cannot be read",
+        "cwd: there is no folder",
+        "its command 'no-such-program' is on no path",
+        "its command './judges.py': there is no program",
+        "its command: there is no file",
+        "its command: there is no file",
+    ]
+    assert len(told) == len(says)
+    for number, (line, sentence) in enumerate(zip(told, says, strict=True)):
+        assert line.startswith(f"{tmp_path / 'eval.yaml'}: graders[{number}] (g{number}): "), line
+        assert sentence in line, line
+
+
+async def test_the_graders_that_the_page_shows_grade(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "graders.md").read_text()
+    shown = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "page.py").write_text("\n".join(shown))
+    row = await graded(tmp_path, FakeClient(), {"function": "page:polite"}, {"function": "page:judged"})
+    assert row.graders["g0"].score == 1.0
+    assert "GatewayUnavailable" in (row.graders["g1"].error or ""), "it asks, and nobody is there"

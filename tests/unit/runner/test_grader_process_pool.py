@@ -1,0 +1,154 @@
+"""Programs kept warm: lines in, lines out, in order; one that crashes or hangs takes nothing along."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from quintain_runner.graders.process import GraderCommand
+from quintain_runner.graders.process_pool import GraderProcessPool
+from quintain_runner.graders.verdict_parser import GraderError
+from support.evaluation_folder import write_script
+
+#: Says who it is, how many lines it has had, and what this one was; misbehaves as it is told to.
+HOST = """
+import os, sys, time
+for number, line in enumerate(sys.stdin, start=1):
+    word = line.strip()
+    if word == "crash":
+        sys.exit("I fell over")
+    if word == "stop":
+        sys.exit()
+    if word == "hang":
+        time.sleep(600)
+    if word == "close":
+        os.close(1)
+        time.sleep(600)
+    if word == "flood":
+        print("x" * 9_000_000, flush=True)
+    print(os.getpid(), number, word, *["\\nand more"] * (word == "twice"), flush=True)
+    if word == "last":
+        sys.exit()
+"""
+
+
+@asynccontextmanager
+async def pool(folder: Path, source: str = HOST, *, timeout_seconds: float = 30) -> AsyncIterator[GraderProcessPool]:
+    argv = tuple(write_script(folder, "host.py", source))
+    async with GraderProcessPool(
+        GraderCommand(argv=argv, folder=folder, env={}, timeout_seconds=timeout_seconds)
+    ) as warm:
+        yield warm
+
+
+async def grade_line(process_pool: GraderProcessPool, word: str) -> tuple[int, int, str]:
+    pid, number, said = (await process_pool.request(word.encode())).decode().split()
+    return int(pid), int(number), said
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_one_process_grades_case_after_case_and_ends_with_the_run(tmp_path: Path) -> None:
+    async with pool(tmp_path) as warm:
+        said = [await grade_line(warm, word) for word in ("a", "b", "c")]
+        (pid,) = {pid for pid, _, _ in said}
+        assert [rest for _, *rest in said] == [[1, "a"], [2, "b"], [3, "c"]]
+        assert is_alive(pid)
+    assert not is_alive(pid)
+
+
+async def test_as_many_processes_work_as_cases_are_graded_at_once(tmp_path: Path) -> None:
+    async with pool(tmp_path) as warm:
+        said = await asyncio.gather(*(grade_line(warm, f"case-{number}") for number in range(3)))
+        assert len({pid for pid, _, _ in said}) == 3
+        assert [word for _, _, word in said] == ["case-0", "case-1", "case-2"]
+        again = await asyncio.gather(*(grade_line(warm, "again") for _ in range(3)))
+        assert {pid for pid, _, _ in again} == {pid for pid, _, _ in said}
+
+
+async def test_a_line_of_any_length_is_carried(tmp_path: Path) -> None:
+    source = "import sys\nfor line in sys.stdin: print(len(line), flush=True)"
+    async with pool(tmp_path, source) as warm:
+        assert int(await warm.request(json.dumps("x" * 3_000_000).encode())) == 3_000_003
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("crash", r"It crashed \(exit code 1\): I fell over"),
+        ("stop", "It ended without a word on this case"),
+        ("close", "It closed its stdout before it had a verdict"),
+        ("flood", "a line of more than 8 MiB"),
+    ],
+)
+async def test_a_process_that_fails_is_replaced_and_takes_no_other_along(
+    tmp_path: Path, word: str, sentence: str
+) -> None:
+    async with pool(tmp_path) as warm:
+        first, other = await asyncio.gather(grade_line(warm, "a"), grade_line(warm, "b"))
+        with pytest.raises(GraderError, match=sentence):
+            await warm.request(word.encode())
+        left = {await_pid for await_pid in (first[0], other[0]) if is_alive(await_pid)}
+        assert len(left) <= 1
+        said = await asyncio.gather(grade_line(warm, "c"), grade_line(warm, "d"))
+        assert [word for _, _, word in said] == ["c", "d"]
+        assert left <= {pid for pid, _, _ in said}
+
+
+async def test_a_process_that_hangs_is_killed_after_the_timeout_of_a_case(tmp_path: Path) -> None:
+    async with pool(tmp_path, timeout_seconds=3) as warm:
+        pid, _, _ = await grade_line(warm, "a")
+        with pytest.raises(GraderError, match="hung past its timeout of 3 s and was killed"):
+            await warm.request(b"hang")
+        assert not is_alive(pid)
+        assert (await grade_line(warm, "b"))[1:] == (1, "b")
+
+
+async def test_a_case_whose_run_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
+    async with pool(tmp_path) as warm:
+        pid, _, _ = await grade_line(warm, "a")
+        hanging = asyncio.create_task(warm.request(b"hang"))
+        await asyncio.sleep(0)
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        assert not is_alive(pid)
+
+
+async def test_a_process_that_has_had_enough_is_replaced_without_an_error(tmp_path: Path) -> None:
+    async with pool(tmp_path) as warm:
+        first, _, _ = await grade_line(warm, "last")
+        second, number, word = await grade_line(warm, "next")
+        assert (number, word) == (1, "next")
+        assert first != second
+
+
+async def test_a_process_that_says_more_than_was_asked_grades_no_other_case(tmp_path: Path) -> None:
+    async with pool(tmp_path) as warm:
+        first, _, _ = await grade_line(warm, "twice")
+        # Its second line must be no verdict on the next case; wait until it is there.
+        while warm._idle[0].is_usable:
+            await asyncio.sleep(0.01)
+        second, number, word = await grade_line(warm, "next")
+        assert (number, word) == (1, "next")
+        assert first != second
+        assert not is_alive(first)
+
+
+async def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    command = GraderCommand(argv=("no-such-judge",), folder=tmp_path, env={}, timeout_seconds=1)
+    async with GraderProcessPool(command) as warm:
+        with pytest.raises(GraderError, match="Its command 'no-such-judge' cannot be started"):
+            await warm.request(b"{}")

@@ -1,0 +1,61 @@
+"""What is asked again, how often, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintain.errors import (
+    BudgetUnavailable,
+    Expired,
+    Fault,
+    GatewayUnavailable,
+    InternalFault,
+    Overloaded,
+    ProviderFailed,
+    QuintainError,
+    Throttled,
+)
+from quintain_runner.graders import retry
+from quintain_runner.graders.retry import MAX_RETRIES, call_with_retry
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
+
+
+class FailingCall:
+    """Fails so many times, then answers."""
+
+    def __init__(self, error: QuintainError, *, failures: int) -> None:
+        self.error, self.failures_left, self.call_count = error, failures, 0
+
+    async def __call__(self) -> str:
+        self.call_count += 1
+        if self.failures_left:
+            self.failures_left -= 1
+            raise self.error
+        return "answered"
+
+
+@pytest.mark.parametrize("error", [Overloaded(), BudgetUnavailable(), Throttled(), Expired(), GatewayUnavailable()])
+async def test_what_the_fleet_could_not_take_is_asked_again(error: QuintainError) -> None:
+    heard: list[QuintainError] = []
+    asked = FailingCall(error, failures=3)
+    assert await call_with_retry(asked, heard.append) == "answered"
+    assert (asked.call_count, heard) == (4, [error] * 3)
+
+
+@pytest.mark.parametrize("error", [InternalFault(), ProviderFailed(), Expired(charged=True), Fault()])
+async def test_what_was_charged_or_fails_by_itself_is_not(error: Fault) -> None:
+    asked = FailingCall(error, failures=1)
+    with pytest.raises(type(error)):
+        await call_with_retry(asked)
+    assert asked.call_count == 1
+
+
+async def test_retries_are_bounded() -> None:
+    asked = FailingCall(Expired(), failures=100)
+    with pytest.raises(Expired):
+        await call_with_retry(asked)
+    assert asked.call_count == MAX_RETRIES[Expired] + 1

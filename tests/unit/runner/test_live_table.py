@@ -1,0 +1,157 @@
+"""The live table: what it says of targets, graders and the budget, and what it makes of the terminal's width."""
+
+from __future__ import annotations
+
+import io
+from datetime import datetime
+from decimal import Decimal
+
+import pytest
+from rich.console import Console
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.session import TargetUsage
+from quintain_runner.cost.prices import Price
+from quintain_runner.cost.run_cost import run_cost
+from quintain_runner.progress.live_table import render_progress
+from quintain_runner.progress.state import Latencies, ProgressState
+from quintain_runner.results.resume_state import ResumeState
+from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
+
+HOSTILE = "\x1b[2J[red]b:bomb:"
+
+
+def row(case_id: str, *, target: str = "bot", took_ms: float = 100, error: str | None = None, calls: int = 2) -> Row:
+    return Row(
+        case_id=case_id,
+        target=target,
+        repeat=1,
+        status=RowStatus.GRADED if error is None else RowStatus.ERROR,
+        output="x" if error is None else None,
+        score=1.0 if error is None else None,
+        graders={} if error else {"judge": GraderRow(score=1.0, passed=True, calls=calls - 1)},
+        error=None if error is None else RowError(code=error, error="it failed"),
+        calls=calls,
+        duration_ms=took_ms,
+    )
+
+
+def progress_state(cases: int, *targets: str) -> ProgressState:
+    return ProgressState(targets or ("bot",), cases=cases, repeats=1, resume_state=ResumeState())
+
+
+def rendered_lines(progress_state: ProgressState, *, seconds: float = 60, width: int = 140) -> list[str]:
+    stream = io.StringIO()
+    now = datetime(2026, 11, 21, 4, 0).astimezone()
+    Console(file=stream, width=width).print(
+        render_progress(progress_state, elapsed_seconds=seconds, width=width, now=now)
+    )
+    return stream.getvalue().splitlines()
+
+
+def cells(progress_state: ProgressState, target: str = "bot", **options: float) -> dict[str, str]:
+    """A target's line by its headings."""
+    heading, *lines = rendered_lines(progress_state, **options)  # type: ignore[arg-type]
+    line = next(line for line in lines if line.startswith(target))
+    names = ["target", *(name for name in HEADINGS if name in heading)]
+    return dict(zip(names, line.split(), strict=True))
+
+
+HEADINGS = (
+    "done", "in flight", "queued", "per min", "p50", "p95", "mean", "errors", "in doubt", "throttled",
+    "calls", "tokens",
+)  # fmt: skip
+
+
+def test_a_target_has_a_line_with_everything_that_is_known_of_it() -> None:
+    board = progress_state(1000)
+    board.trial_started("bot")
+    for number in range(90):
+        board.add_row(row(str(number), took_ms=100 if number < 80 else 2000))
+    for number in range(90, 100):
+        board.add_row(row(str(number), error="throttled", calls=0))
+    line = cells(board)
+    assert (line["done"], line["in flight"], line["queued"]) == ("100/1,000", "1", "899")
+    assert (line["per min"], line["mean"], line["errors"], line["throttled"]) == ("100", "1.000", "10", "10")
+    assert float(line["p50"].removesuffix("ms")) == pytest.approx(100, rel=0.05)
+    assert float(line["p95"].removesuffix("s")) == pytest.approx(2.0, rel=0.06)
+
+
+def test_a_narrow_terminal_has_the_columns_that_matter_most_each_in_full() -> None:
+    board = progress_state(100_000, "a-target-with-a-long-name")
+    board.trial_started("a-target-with-a-long-name")
+    lines = rendered_lines(board, width=80)
+    assert "100,000" in lines[1]
+    assert "p50" not in lines[0]
+    assert all(len(line) <= 80 for line in lines)
+    assert "…" not in lines[0]
+
+
+def test_graders_have_lines_of_their_own() -> None:
+    board = progress_state(3)
+    board.add_row(row("1"))
+    failed = row("2").model_copy(update={"graders": {"judge": GraderRow(error="crashed", calls=1)}})
+    board.add_row(failed)
+    (line,) = (line.split() for line in rendered_lines(board) if line.startswith("judge"))
+    assert line == ["judge", "1", "1", "1.000", "1", "2"]
+
+
+def test_the_budget_says_how_much_the_run_will_take() -> None:
+    board = progress_state(100)
+    board.budget.update(0, 400)
+    for number in range(50):
+        board.add_row(row(str(number)))
+    board.budget.update(100, 400)
+    (line,) = (line for line in rendered_lines(board) if line.startswith("budget"))
+    assert "█" * 7 + "░" * 23 in line
+    assert "100/400 calls, about 200 in the end" in line
+
+
+def test_a_budget_that_does_not_last_says_when_it_is_spent() -> None:
+    board = progress_state(100)
+    board.budget.update(0, 150)
+    for number in range(50):
+        board.add_row(row(str(number)))
+    board.budget.update(100, 150)
+    (line,) = (line for line in rendered_lines(board, seconds=120) if line.startswith("budget"))
+    assert "spent about 04:01 and before the end: that takes about 200" in line
+
+
+def test_the_end_is_that_of_the_slowest_target() -> None:
+    board = progress_state(100, "fast", "slow")
+    for number in range(50):
+        board.add_row(row(str(number), target="fast"))
+    board.add_row(row("1", target="slow"))
+    (line,) = (line for line in rendered_lines(board, seconds=60) if line.startswith("ends"))
+    assert line == "ends    about 05:39 (slow)"
+
+
+def test_what_it_cost_is_shown_as_far_as_it_is_known() -> None:
+    board = progress_state(10, "bot", "free")
+    board.add_row(row("1"))
+    board.budget.update(2, 20)
+    spent = {"bot": TargetUsage(calls=1, counted=1, token_usage=TokenUsage(input=1_000_000, output=0))}
+    board.cost = run_cost(spent, {"bot": Price(input_per_million=Decimal(2), output_per_million=Decimal(4))})
+    lines = rendered_lines(board)
+    assert lines[0].endswith("cost")
+    assert [line.split()[-1] for line in lines[1:3]] == ["$2.00", "-"]
+    assert any("2/20 calls, $2.00" in line for line in lines)
+
+
+def test_nothing_is_projected_before_there_is_a_pace() -> None:
+    assert not [line for line in rendered_lines(progress_state(100)) if line.startswith(("ends", "budget"))]
+
+
+def test_hostile_names_are_shown_as_text() -> None:
+    board = progress_state(1, "bot")
+    board.add_row(row("1").model_copy(update={"graders": {HOSTILE: GraderRow(score=1.0, passed=True)}}))
+    text = "\n".join(rendered_lines(board))
+    assert "\x1b" not in text
+    assert "[red]b:bomb:" in text
+
+
+@pytest.mark.parametrize("took_ms", [0.0, 0.05, 0.3, 12.0, 999.0, 65_000.0])
+def test_a_quantile_of_one_latency_is_that_latency(took_ms: float) -> None:
+    latencies = Latencies()
+    latencies.add(took_ms)
+    assert latencies.quantile(0.5) == pytest.approx(max(took_ms, 0.1), rel=0.06)

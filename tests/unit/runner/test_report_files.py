@@ -1,0 +1,190 @@
+"""The files that a run leaves for a CI job and a spreadsheet, from the rows of a folder."""
+
+from __future__ import annotations
+
+import csv
+from decimal import Decimal
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.session import TargetUsage
+from quintain.errors import ConfigError
+from quintain_runner.cost.prices import Price
+from quintain_runner.cost.run_cost import run_cost
+from quintain_runner.report.csv_file import write_csv
+from quintain_runner.report.junit import write_junit
+from quintain_runner.report.markdown import MAX_SHOWN_CASES, render_markdown, write_markdown
+from quintain_runner.report.run_report import RunReport, read_report
+from quintain_runner.report.summary_text import rich_table
+from quintain_runner.report.tables import TextTable, run_tables
+from quintain_runner.results.row import GraderRow, Row, RowStatus
+from support.junit_schema import validate_junit
+from support.results_folder import errored_row, graded_row, write_results
+
+COMMAND = "quintain run eval.yaml"
+HOSTILE = "\x1b[31m<b>&]]>\x00\x0b\ufffe\x9b2J |`[x](javascript:1)"
+
+
+def two_targets(folder: Path) -> RunReport:
+    rows = [graded_row("1", 1.0), graded_row("2", 0.25), errored_row("3"), errored_row("4", status=RowStatus.IN_DOUBT)]
+    rows += [graded_row(str(n), 1.0, target="other") for n in (1, 2, 3, 4)]
+    return write_results(folder, rows, targets=["bot", "other"])
+
+
+def hostile_row() -> Row:
+    graders = {HOSTILE.replace("\x00", ""): GraderRow(score=0.0, passed=False, reason=HOSTILE)}
+    return graded_row(HOSTILE, 0.0, output=HOSTILE).model_copy(update={"graders": graders})
+
+
+def shown(sheet: TextTable) -> list[str]:
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(rich_table(sheet))
+    return capture.get().splitlines()
+
+
+def test_junit_has_a_suite_per_target_and_a_case_per_row(tmp_path: Path) -> None:
+    write_junit(tmp_path / "junit.xml", two_targets(tmp_path / "run"))
+    validate_junit(str(tmp_path / "junit.xml"))
+    root = ET.parse(tmp_path / "junit.xml").getroot()
+    assert root.attrib == {"name": "eval", "tests": "8", "failures": "1", "errors": "2"}
+    bot, other = root
+    assert (bot.get("name"), bot.get("tests"), bot.get("failures"), bot.get("errors")) == ("eval.bot", "4", "1", "2")
+    assert (bot.get("time"), other.get("failures")) == ("3.000", "0")
+    assert [[child.tag for child in case] for case in bot] == [[], ["failure"], ["error"], ["error"]]
+    assert [case.get("name") for case in bot] == ["1", "2", "3", "4"]
+    failure, error, doubt = bot[1][0], bot[2][0], bot[3][0]
+    assert failure.get("message") == "not passed: same"
+    assert failure.text == "same: failed, score 0.25\nanswer: answer"
+    assert (error.get("type"), error.text) == ("provider_error", "it broke")
+    assert doubt.get("type") == "in doubt"
+
+
+def test_junit_names_the_repeat_and_leaves_superseded_rows_out(tmp_path: Path) -> None:
+    rows = [errored_row("1"), graded_row("1", 1.0), graded_row("1", 1.0, repeat=2), graded_row("1", 1.0, repeat=3)]
+    write_junit(tmp_path / "junit.xml", write_results(tmp_path / "run", rows, repeats=2))
+    validate_junit(str(tmp_path / "junit.xml"))
+    (suite,) = ET.parse(tmp_path / "junit.xml").getroot()
+    assert [(case.get("name"), len(case)) for case in suite] == [("1", 0), ("1 #2", 0)]
+    assert suite.get("tests") == "2"
+
+
+def test_what_models_wrote_spoils_no_file(tmp_path: Path) -> None:
+    report = write_results(tmp_path / "run", [hostile_row(), graded_row("2", 1.0)])
+    write_junit(tmp_path / "junit.xml", report)
+    validate_junit(str(tmp_path / "junit.xml"))
+    write_csv(tmp_path / "rows.csv", report)
+    write_markdown(tmp_path / "page.md", report, COMMAND)
+    for name in ("junit.xml", "rows.csv", "page.md"):
+        text = (tmp_path / name).read_text(encoding="utf-8-sig")
+        assert not any(char in text for char in "\x1b\x00\x0b\x9b"), name
+        assert "<b>" in text or "&lt;b&gt;" in text
+
+
+def test_csv_has_a_line_per_row_and_two_columns_per_grader(tmp_path: Path) -> None:
+    rows = [graded_row("1", 0.5, output="=cmd()"), errored_row("2")]
+    write_csv(tmp_path / "rows.csv", write_results(tmp_path / "run", rows))
+    with (tmp_path / "rows.csv").open(encoding="utf-8-sig", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["case_id"], first["score"], first["pass"], first["same score"], first["same pass"]) == (
+        "1", "0.5", "1", "0.5", "1",
+    )  # fmt: skip
+    assert (first["input_tokens"], first["duration_ms"], first["output"]) == ("10", "1500.0", "'=cmd()")
+    assert (second["status"], second["score"], second["error_code"], second["output"]) == (
+        "error",
+        "",
+        "provider_error",
+        "",
+    )
+
+
+def test_markdown_shows_the_tables_and_what_did_not_pass(tmp_path: Path) -> None:
+    page = render_markdown(two_targets(tmp_path / "run"), COMMAND)
+    assert page.startswith("## `eval`\n\n`exit 1: 1 of 8 trials erred")
+    assert "| `bot` | 1/2 | 9-91 % | 0.625 | 0.25-1.00 | 1 |" in page
+    assert "### paired" in page
+    assert "| `2` | `bot` | 0.250 | `same: failed` | `answer` |" in page
+    assert "| `3` | `bot` | - | `provider_error: it broke` |" in page
+    assert "`1` | `other`" not in page
+
+
+def test_markdown_shows_so_many_cases_and_says_where_the_others_are(tmp_path: Path) -> None:
+    rows = [graded_row(f"case-{n}", 0.0) for n in range(MAX_SHOWN_CASES + 1)]
+    page = render_markdown(write_results(tmp_path / "run", rows), COMMAND)
+    assert page.count("`bot` | 0.000") == MAX_SHOWN_CASES
+    assert f"The first {MAX_SHOWN_CASES}; every row: `{tmp_path}/run/results.jsonl`" in page
+
+
+def test_the_summary_of_a_job_is_added_to(tmp_path: Path) -> None:
+    report = two_targets(tmp_path / "run")
+    page = tmp_path / "summary.md"
+    page.write_text("what another step wrote\n")
+    write_markdown(page, report, COMMAND, append=True)
+    assert page.read_text() == f"what another step wrote\n{render_markdown(report, COMMAND)}"
+    write_markdown(page, report, COMMAND)
+    assert page.read_text() == render_markdown(report, COMMAND)
+
+
+def test_the_closing_table_has_columns_for_what_there_is(tmp_path: Path) -> None:
+    targets, pairs = run_tables(two_targets(tmp_path / "run"))
+    assert targets.columns == (
+        "target", "passed", "95 %", "mean score", "95 %", "errors", "calls", "in doubt", "tokens in/out",
+    )  # fmt: skip
+    assert [row[:4] for row in targets.rows] == [
+        ("bot", "1/2", "9-91 %", "0.625"),
+        ("other", "4/4", "51-100 %", "1.000"),
+    ]
+    assert targets.total is not None
+    assert targets.total[:2] == ("all", "5/6")
+    assert [row[:2] for row in pairs.rows] == [("bot - other", "passed"), ("", "mean score")]
+
+
+def test_one_target_needs_no_sum_and_no_pair(tmp_path: Path) -> None:
+    (sheet,) = run_tables(write_results(tmp_path / "run", [graded_row("1", 1.0)]))
+    assert sheet.total is None
+    assert sheet.title == "1 case"
+
+
+def test_the_cost_stands_in_the_table_where_it_is_known(tmp_path: Path) -> None:
+    spent = {"bot": TargetUsage(calls=1, counted=1, token_usage=TokenUsage(input=2_000_000))}
+    cost = run_cost(spent, {"bot": Price(input_per_million=Decimal(1), output_per_million=Decimal(1))})
+    (sheet,) = run_tables(write_results(tmp_path / "run", [graded_row("1", 1.0)], cost=cost))
+    assert sheet.columns[-1] == "cost"
+    assert sheet.rows[0][-1] == "$2.00"
+
+
+def test_names_in_a_table_steer_no_terminal() -> None:
+    lines = shown(TextTable("[red]title\x1b[2J", ("a", "b"), [("[red]evil\x1b[2J", "1")], total=("all", "2")))
+    assert any("[red]evil" in line for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_run_that_did_not_end_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
+    report = write_results(
+        tmp_path / "run", [errored_row("1"), graded_row("1", 1.0), graded_row("2", 0.0)], ended=False
+    )
+    assert report.run.ended_at is None
+    assert (report.summary.total.graded, report.summary.total.errors) == (2, 0)
+    said = report.analysis.targets["bot"].row
+    assert said is not None
+    assert said.score.value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "there is no run.json in it"),
+        ("{", "cannot be read"),
+        ("{}", "cannot be read"),
+        ('{"schemaVersion": 2}', "cannot be read"),
+    ],
+)
+def test_a_folder_that_is_no_runs_is_refused(tmp_path: Path, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        read_report(tmp_path)

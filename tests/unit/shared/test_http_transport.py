@@ -1,0 +1,179 @@
+"""What a client over HTTP says when the gateway is not there, is none, or is lost on the way; and what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import quintain
+from quintain.client.connect import connect
+from quintain.client.http_transport import open_http_transport
+from quintain.contracts.session import GetInfo, Info
+from quintain.routes import INFO
+from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.metrics import GatewayMetrics
+from quintain_gateway.server.bind import BindAddress
+from quintain_gateway.server.server import serve_app
+from support.gateway_client import open_gateway_client
+from support.memory_fleet import memory_fleet
+
+
+@contextlib.asynccontextmanager
+async def server(response: bytes | None) -> AsyncIterator[str]:
+    """A server that says this to whatever it is asked, and hangs up; with None it listens until its client leaves."""
+    hung_up: list[asyncio.Event] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        done = asyncio.Event()
+        hung_up.append(done)
+        await (reader.read() if response is None else reader.readuntil(b"\r\n\r\n"))
+        writer.write(response or b"")
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        done.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        for event in hung_up:
+            await event.wait()
+
+
+def http(status: str, body: str = "", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", body]
+    return "\r\n".join(lines).encode()
+
+
+async def call(url: str, seconds: float = 5) -> Info:
+    async with open_http_transport(url, "a token") as transport:
+        return await transport.call_route(INFO, GetInfo(), timeout_seconds=seconds)
+
+
+async def test_no_gateway_is_said_with_where_and_what_to_start() -> None:
+    async with server(b"") as url:
+        pass
+    with pytest.raises(quintain.GatewayUnavailable) as lost:
+        await call(url)
+    assert url in lost.value.message
+    assert "quintain serve gateway" in lost.value.message
+    assert isinstance(lost.value, quintain.BusError)
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", b"no HTTP at all\r\n\r\n"])
+async def test_a_connection_lost_on_the_way_leaves_the_charge_open(said: bytes) -> None:
+    async with server(said) as url:
+        with pytest.raises(quintain.GatewayUnavailable, match="the same request id asks for the same call"):
+            await call(url)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        http("404 Not Found", "<html>"),
+        http("502 Bad Gateway", '{"message": "upstream"}'),
+        http("307 Temporary Redirect", "", "Location: http://127.0.0.1:9/"),
+    ],
+)
+async def test_what_is_no_gateway_is_named_and_no_redirect_is_followed(said: bytes) -> None:
+    async with server(said) as url:
+        with pytest.raises(quintain.GatewayUnavailable, match="not as a gateway does"):
+            await call(url)
+
+
+async def test_an_answer_that_cannot_be_read_may_have_been_charged() -> None:
+    async with server(http("200 OK", "<html>")) as url:
+        with pytest.raises(quintain.InternalFault) as unreadable:
+            await call(url)
+    assert unreadable.value.charged
+
+
+async def test_a_gateway_that_says_nothing_is_waited_for_no_longer_than_agreed() -> None:
+    async with server(None) as url:
+        with pytest.raises(quintain.BudgetUnavailable, match=r"did not answer within 0\.2 s"):
+            await call(url, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "mend"),
+    [
+        ("http://", "t", "give one such as"),
+        ("ftp://127.0.0.1", "t", "give one such as"),
+        ("http://127.0.0.1:99999", "t", "give one such as"),
+        ("http://127.0.0.1:1/?x=1", "t", "without ? and #"),
+        ("http://127.0.0.1:1", "tökèn\u2028", "cannot be used"),
+    ],
+)
+async def test_a_url_or_a_token_that_cannot_be_used_is_a_config_error(url: str, token: str, mend: str) -> None:
+    with pytest.raises(quintain.ConfigError) as refused:
+        async with open_http_transport(url, token):
+            pass
+    assert mend in refused.value.message
+
+
+async def test_what_is_secret_in_an_address_is_not_shown() -> None:
+    async with server(b"") as url:
+        pass
+    with pytest.raises(quintain.GatewayUnavailable) as lost:
+        await call(url.replace("http://", "http://me:hunter2@"))
+    assert "hunter2" not in lost.value.message
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
+        capture_output=True, check=True, timeout=30,
+    )  # fmt: skip
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        pytest.fail("it was asked all the same")
+
+    async with serve_app(
+        app, BindAddress(tls_cert=cert, tls_key=key), GatewayLimits(grace_seconds=0), GatewayMetrics()
+    ) as url:
+        with pytest.raises(quintain.GatewayUnavailable, match="its certificate is not trusted"):
+            await call(url)
+
+
+async def test_calls_share_a_connection(tmp_path: Path) -> None:
+    async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
+        token = (await fleet.open_session("echo")).token
+        async with connect(fleet.gateway_url, token) as target, open_gateway_client(fleet.gateway_url) as nobody:
+            for _ in range(5):
+                await target.invoke("x")
+            metrics = (await nobody.http.get("/metrics")).text
+    assert "quintain_gateway_connections 2.0" in metrics.splitlines()
+
+
+async def test_a_gateway_behind_a_path_is_reached(tmp_path: Path) -> None:
+    async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
+        token = (await fleet.open_session("echo")).token
+        async with connect(f"{fleet.gateway_url}/run/42/", token) as target:
+            assert (await target.invoke("x")).raw_text == "x"
+
+
+@pytest.mark.parametrize("request_id", ["zeile\nzwei", "ümläut"])
+async def test_a_request_id_that_no_header_can_carry_is_refused_before_anything_is_sent(
+    tmp_path: Path, request_id: str
+) -> None:
+    async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
+        token = (await fleet.open_session("echo")).token
+        async with connect(fleet.gateway_url, token) as target:
+            with pytest.raises(quintain.BadRequest, match="printable ASCII"):
+                await target.send(quintain.InvokeRequest(question="x"), request_id=request_id)
+
+
+async def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "quintain.client.http_transport", raising=False)
+    # None is how the interpreter knows that a module cannot be imported.
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(quintain.ConfigError, match=r"pip install 'quintain\[http\]'"):
+        async with connect("http://127.0.0.1:1", "a token"):
+            pass

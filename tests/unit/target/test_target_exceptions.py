@@ -1,0 +1,80 @@
+"""Exceptions that cross: their class where both sides have it, their words, and home again as the same object."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quintain.contracts.remote_target import RemoteFailure
+from quintain.errors import RemoteTargetError
+from quintain.target.exceptions import MAX_TRACEBACK_LENGTH, RemoteExceptions, from_failure, to_failure
+
+
+def over_the_wire(failure: RemoteFailure) -> RemoteFailure:
+    return RemoteFailure.from_wire(failure.to_wire())
+
+
+@given(
+    st.sampled_from([ValueError, TypeError, KeyError, RuntimeError, NotImplementedError, TimeoutError, LookupError]),
+    st.text(st.characters(codec="utf-8"), min_size=1),
+)
+def test_a_class_that_both_sides_have_keeps_itself_and_its_words(kind: type[Exception], words: str) -> None:
+    error = from_failure(over_the_wire(to_failure(kind(words))))
+    assert type(error) is kind
+    assert str(error) == str(kind(words))
+
+
+def test_a_class_of_somebodys_own_is_named_and_is_a_runtime_error() -> None:
+    class Melted(Exception):
+        pass
+
+    error = from_failure(over_the_wire(to_failure(Melted("too hot"))))
+    assert type(error) is RemoteTargetError
+    assert isinstance(error, RuntimeError)
+    assert str(error) == "Melted: too hot"
+
+
+def test_the_traceback_comes_along_as_a_note_and_is_cut() -> None:
+    def deep(count: int) -> None:
+        if not count:
+            raise ValueError("at the bottom " + "x" * MAX_TRACEBACK_LENGTH)
+        deep(count - 1)
+
+    with pytest.raises(ValueError, match="at the bottom") as caught:
+        deep(20)
+    failure = over_the_wire(to_failure(caught.value))
+    assert len(failure.traceback) <= MAX_TRACEBACK_LENGTH
+    assert from_failure(failure).__notes__[0].startswith("Raised in the hosted target:\n")
+
+
+def test_words_that_no_message_can_carry_are_carried_without_them() -> None:
+    assert str(from_failure(over_the_wire(to_failure(ValueError("half \ud800"))))) == "half \ufffd"
+
+
+def test_an_exception_whose_words_cannot_be_had_crosses_all_the_same() -> None:
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    assert "Speechless" in str(from_failure(over_the_wire(to_failure(Speechless()))))
+
+
+def test_what_began_here_comes_back_as_the_same_object() -> None:
+    class Broken(Exception):
+        pass
+
+    mine, errands = Broken("here"), RemoteExceptions()
+    there = from_failure(over_the_wire(errands.to_failure(mine)))
+    assert type(there) is RemoteTargetError
+    # The other side lets it through, and it is its run's end.
+    assert errands.from_failure(over_the_wire(to_failure(there))) is mine
+    # Somebody else's tokens mean nothing here.
+    assert RemoteExceptions().from_failure(over_the_wire(to_failure(there))) is not mine
+
+
+def test_without_superred_its_classes_are_named() -> None:
+    failure = RemoteFailure(type="BudgetExhaustedError", message="spent", values={"calls": 1, "cost": 0.5})
+    error = from_failure(failure)
+    assert type(error).__name__ in {"RemoteTargetError", "BudgetExhaustedError"}
+    assert "spent" in str(error)

@@ -1,0 +1,278 @@
+"""Asking for permission: repeated while it may be lost, patient while it is heard, and given up with a last word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
+from quintain.bus.memory import MemoryBus
+from quintain.clock import Clock
+from quintain.contracts.ledger import Admission, Admit
+from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
+from quintain.rpc.client import RpcClient
+from quintain.timings import Timings
+from quintain.topology import REPLY, Exchange
+from quintain_worker.delivery.admissions import AdmissionClient
+from support.fake_ledger_service import FakeLedgerService, fake_ledger_service, grant
+from support.quick import timings
+
+#: The same rules, a hundred times faster.
+FAST = timings(admit_repeat_seconds=0.03, ledger_silence_seconds=0.3)
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[FakeLedgerService]:
+    async with fake_ledger_service() as ledger:
+        yield ledger
+
+
+class UnavailableBus(MemoryBus):
+    """A connection over which nothing can be published while it is ``unavailable``; it counts what it refused."""
+
+    unavailable = False
+    refused = 0
+
+    async def publish(
+        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
+    ) -> None:
+        if self.unavailable:
+            self.refused += 1
+            raise BrokerUnavailable("not confirmed")
+        await super().publish(exchange, key, envelope, timeout_seconds=timeout_seconds)
+
+
+class AdmissionClientUnderTest:
+    """A worker's admissions over a bus of their own."""
+
+    def __init__(self, bus: UnavailableBus, timings: Timings = FAST) -> None:
+        self.bus = bus
+        self.clock = Clock()
+        self.rpc_client = RpcClient(bus)
+        self.admission_client = AdmissionClient(bus, self.rpc_client, self.clock, "w1", timings)
+
+    def admit(self, name: str, *, seconds: float = 5, target: str = "a") -> asyncio.Task[Admission | None]:
+        admit = Admit(token="t", request_id=name, attempt_id=f"attempt-{name}", target=target, body_sha256="b")
+        return asyncio.get_running_loop().create_task(self.admission_client.admit(admit, timeout_seconds=seconds))
+
+
+@pytest.fixture
+async def admission_client(
+    ledger: FakeLedgerService, request: pytest.FixtureRequest
+) -> AsyncIterator[AdmissionClientUnderTest]:
+    bus = UnavailableBus(ledger.memory)
+    asking = AdmissionClientUnderTest(bus, getattr(request, "param", FAST))
+    await asking.rpc_client.start()
+    asking.admission_client.start()
+    yield asking
+    await bus.close()
+
+
+async def test_a_grant_is_heard_and_nothing_is_left_waiting(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    admission = await admission_client.admit("r1")
+    assert admission is not None
+    assert (admission.attempt_id, admission.fault) == ("attempt-r1", None)
+    assert admission_client.admission_client._pending == {}
+    assert ledger.admits.qsize() == 1
+
+
+async def test_what_is_ready_together_is_asked_together_and_answered_each_with_its_own(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    answers = await asyncio.gather(*(admission_client.admit(f"r{number}") for number in range(30)))
+    assert [one.attempt_id for one in answers if one] == [f"attempt-r{number}" for number in range(30)]
+
+
+async def test_an_unanswered_admit_is_asked_again_as_the_same_attempt(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    heard: list[Admit] = []
+
+    def third_time(ask: Admit) -> Admission | None:
+        heard.append(ask)
+        return grant(ask) if len(heard) == 3 else None
+
+    ledger.admit_policy = third_time
+    assert await admission_client.admit("r1") is not None
+    assert len(heard) == 3
+    assert heard[0] == heard[1] == heard[2]
+
+
+async def test_silence_is_a_budget_that_cannot_be_read(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda _: None
+    with pytest.raises(BudgetUnavailable) as silence:
+        await admission_client.admit("r1")
+    assert silence.value.retryable
+    assert ledger.admits.qsize() >= 5  # it was repeated for as long as there was hope
+    assert admission_client.admission_client._pending == {}
+
+
+async def test_a_ledger_that_cannot_be_reached_is_silence_too(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    admission_client.bus.unavailable = True
+    with pytest.raises(BudgetUnavailable):
+        await admission_client.admit("r1")
+    assert ledger.admits.empty()
+
+
+@pytest.mark.parametrize("admission_client", [timings(admit_repeat_seconds=0.03)], indirect=True)
+async def test_an_outage_is_told_when_it_begins_and_when_it_is_over_and_not_by_every_call_that_waits(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        caplog.clear()
+        admission_client.bus.unavailable = True
+        waiting = [admission_client.admit(f"r{number}") for number in range(5)]
+        async with asyncio.timeout(5):
+            while admission_client.bus.refused < 8:
+                await asyncio.sleep(0.01)
+        admission_client.bus.unavailable, admission_client.bus.refused = False, 0
+        await asyncio.gather(*waiting)
+        said = [record.getMessage() for record in caplog.records]
+        assert said == ["Admits cannot be sent and will be repeated: not confirmed", "Admits can be sent again"]
+
+
+async def test_a_target_that_is_let_go_gives_back_what_waits_for_it_and_nothing_else(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda _: "held"
+    waiting, other = admission_client.admit("r1"), admission_client.admit("r2", target="b")
+    for _ in range(2):
+        await ledger.admits.get()
+    admission_client.admission_client.return_calls("a")
+    assert await waiting is None
+    ledger.admit_policy = grant
+    assert await other is not None
+    assert await admission_client.admit("r3") is not None  # what comes later may ask again
+
+
+async def test_whoever_is_held_waits_past_the_silence_and_is_granted_when_it_may_go_on(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda _: "held"
+    waiting = admission_client.admit("r1")
+    await asyncio.sleep(0.5)  # longer than a silence may last
+    assert not waiting.done()
+    ask = await ledger.admits.get()
+    ledger.admit_policy = lambda _: None
+    await ledger.answer_last_admit(grant(ask))
+    admission = await waiting
+    assert admission is not None
+    assert admission.attempt == 1
+
+
+async def test_the_deadline_ends_the_wait_of_whoever_is_held(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda _: "held"
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(Expired, match="before the call was admitted") as expired:
+        await admission_client.admit("r1", seconds=0.1)
+    assert not expired.value.charged
+    assert loop.time() - began < 0.3
+
+
+async def test_an_answer_that_comes_twice_or_too_late_harms_nobody(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda ask: None if ask.request_id == "late" else grant(ask)
+    with pytest.raises(Expired):
+        await admission_client.admit("late", seconds=0.05)
+    late = await ledger.admits.get()
+    assert await admission_client.admit("r1") is not None
+    await ledger.answer_last_admit(grant(late))
+    again = grant(late, call_count=2)
+    await ledger.answer_last_admit(again, again)
+    assert await admission_client.admit("r2") is not None
+
+
+async def test_an_answer_nobody_can_read_is_no_answer(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger.admit_policy = lambda _: None
+    waiting = admission_client.admit("r1")
+    ask = await ledger.admits.get()
+    for kind, body in (("result", b"junk"), ("fault", b"{}"), ("result", b'{"items": [], "now": 1, "new": 2}')):
+        envelope = Envelope(body=body, type=kind, correlation_id="admit")
+        await ledger.bus.publish(REPLY, admission_client.rpc_client.reply_key, envelope)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await ledger.answer_last_admit(grant(ask))
+    assert await waiting is not None
+    assert "cannot be read" in caplog.text
+    assert "will be repeated" in caplog.text
+
+
+async def test_the_ledgers_clock_is_learnt_from_its_answers(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    admission_client.clock.synchronize(5)
+    await admission_client.admit("r1")
+    assert admission_client.clock.now_ms() > 1_000_000_000_000
+
+
+async def test_a_worker_that_stops_tells_whoever_waits_at_once_and_asks_no_more(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda _: "held"
+    waiting = [admission_client.admit(f"r{number}") for number in range(3)]
+    for _ in waiting:
+        await ledger.admits.get()
+    admission_client.admission_client.stop()
+    assert await asyncio.gather(*waiting) == [None, None, None]
+    while not ledger.admits.empty():
+        ledger.admits.get_nowait()
+    assert await admission_client.admit("r9") is None
+    assert ledger.admits.empty()
+
+
+async def test_whoever_is_cancelled_leaves_nothing_waiting(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda _: None
+    waiting = admission_client.admit("r1")
+    await ledger.admits.get()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert admission_client.admission_client._pending == {}
+
+
+async def test_an_admit_that_cannot_be_written_is_told_to_whoever_waits_at_once(
+    admission_client: AdmissionClientUnderTest,
+) -> None:
+    half = Admit.unchecked(
+        token="\ud83d", request_id="r1", attempt_id="t", target="a", body_sha256="b", deadline=None, problem=None,
+        traceparent=None,
+    )  # fmt: skip
+    with pytest.raises(BadRequest, match="no Unicode"):
+        await admission_client.admission_client.admit(half, timeout_seconds=5)
+    assert admission_client.admission_client._pending == {}
+
+
+async def test_while_nothing_can_be_sent_an_admit_waits_once_however_long(
+    admission_client: AdmissionClientUnderTest,
+) -> None:
+    published = asyncio.Event()
+    going = [0, 0]
+
+    async def slow(*_: object, **__: object) -> None:
+        going[0] += 1
+        going[1] = max(going)
+        await published.wait()
+        going[0] -= 1
+
+    admission_client.bus.publish = slow  # type: ignore[method-assign]
+    waiting = admission_client.admit("r1", seconds=0.2)  # several times as long as until it is asked again
+    with pytest.raises(Expired):
+        await waiting
+    assert going == [1, 1]
+    published.set()

@@ -1,0 +1,249 @@
+"""Calls that their callers take back: aborted here, down to the provider's HTTP request, and honestly charged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.bus.base import Envelope
+from quintain.contracts.invoke import FaultReply
+from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle
+from quintain.errors import ProviderFailed
+from quintain.routes import REQUEST_ID_HEADER
+from quintain.topology import CANCEL, target_queue
+from quintain_worker.providers.provider import Billing, ProviderFailure
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.model_wires import WIRES, Wire
+from support.quick import timings
+from support.running_worker import GatedProvider, next_fault, next_result, running_worker, wait_acknowledged
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[FakeLedgerService]:
+    async with fake_ledger_service() as ledger:
+        yield ledger
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ModelServer]:
+    async with model_server() as server:
+        server.set_responses(ScriptedResponse(stall=True))
+        yield server
+
+
+@pytest.fixture
+async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
+    evaluator = FakeEvaluator(ledger.bus, "a")
+    await evaluator.start()
+    return evaluator
+
+
+def call_key(evaluator: FakeEvaluator, request_id: str = "r-c1") -> CallKey:
+    return CallKey(session_id=evaluator.token.split("_")[2], request_id=request_id)
+
+
+async def cancelled_results(evaluator: FakeEvaluator, ledger: FakeLedgerService) -> tuple[FaultReply, Settle]:
+    """What the caller of a cancelled call was told, and the ledger."""
+    fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
+    assert (fault.code, fault.status, fault.retryable) == ("cancelled", 499, False)
+    assert settle.fault == fault
+    return fault, settle
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+async def test_a_call_that_is_taken_back_closes_its_request_at_the_provider(
+    ledger: FakeLedgerService, server: ModelServer, evaluator: FakeEvaluator, wire: Wire
+) -> None:
+    async with running_worker(ledger, wire.provider(server.url), max_concurrency=1):
+        await evaluator.send_request()
+        async with asyncio.timeout(5):
+            await server.arrived.wait()
+        assert not server.disconnected.is_set()
+        await ledger.broadcast_cancellation(call_key(evaluator))
+        async with asyncio.timeout(5):
+            await server.disconnected.wait()
+        fault, settle = await cancelled_results(evaluator, ledger)
+        assert (settle.outcome, fault.charged) == (AttemptOutcome.IN_DOUBT, True)
+        assert settle.attempt_id == (await next_item(ledger.admits)).attempt_id
+        await wait_acknowledged(ledger.memory)
+        assert len(server.requests) == 1
+    assert not ledger.memory.queue(target_queue("a").name).ready
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+async def test_the_deadline_closes_the_request_at_the_provider(
+    ledger: FakeLedgerService, server: ModelServer, evaluator: FakeEvaluator, wire: Wire
+) -> None:
+    ledger.admit_policy = lambda ask: grant(ask, seconds=0.5)
+    async with running_worker(ledger, wire.provider(server.url), max_concurrency=1, max_tries=3):
+        began = asyncio.get_running_loop().time()
+        await evaluator.send_request()
+        async with asyncio.timeout(5):
+            await server.disconnected.wait()
+        assert 0.3 < asyncio.get_running_loop().time() - began < 2
+        fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
+        assert (fault.code, fault.charged, settle.outcome) == ("timeout", True, AttemptOutcome.IN_DOUBT)
+        await wait_acknowledged(ledger.memory)
+        assert len(server.requests) == 1
+
+
+async def test_a_cancellation_that_was_missed_comes_with_the_next_heartbeat(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    gate = GatedProvider()
+    gate.open.clear()
+    async with running_worker(ledger, gate, timings=timings(heartbeat_seconds=0.02)):
+        await evaluator.send_request()
+        await next_item(gate.requests)
+        ledger.cancelled = [call_key(evaluator, "somebody else's"), call_key(evaluator)]
+        fault, settle = await cancelled_results(evaluator, ledger)
+        assert (settle.outcome, fault.charged) == (AttemptOutcome.IN_DOUBT, True)
+        for _ in range(3):  # it is repeated, and harms nobody
+            while not ledger.heartbeats.empty():
+                ledger.heartbeats.get_nowait()
+            await next_item(ledger.heartbeats)
+        assert (ledger.settles.empty(), evaluator.replies.empty()) == (True, True)
+
+
+async def test_a_call_that_waits_for_admission_is_taken_back_for_nothing(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    gate = GatedProvider()
+    ledger.admit_policy = lambda _: "held"
+    async with running_worker(ledger, gate, max_concurrency=1):
+        await evaluator.send_request()
+        admit = await next_item(ledger.admits)
+        await ledger.broadcast_cancellation(call_key(evaluator))
+        fault, settle = await cancelled_results(evaluator, ledger)
+        assert (settle.outcome, fault.charged, settle.attempt_id) == (
+            AttemptOutcome.NEVER_SENT,
+            False,
+            admit.attempt_id,
+        )
+        await wait_acknowledged(ledger.memory)
+        await ledger.answer_last_admit(grant(admit))  # a grant that was on its way is void
+        await evaluator.send_request("c2")
+        await next_item(ledger.admits)
+        assert gate.requests.empty()
+
+
+@pytest.mark.parametrize(
+    ("billing", "outcome", "charged"),
+    [
+        (Billing.UNBILLED, AttemptOutcome.REFUND, False),
+        (Billing.BILLED, AttemptOutcome.CHARGED, True),
+        (Billing.UNKNOWN, AttemptOutcome.IN_DOUBT, True),
+    ],
+)
+async def test_a_call_between_two_tries_is_taken_back_for_what_it_owes_so_far(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, billing: Billing, outcome: AttemptOutcome, charged: bool
+) -> None:
+    gate = GatedProvider()
+    fault = ProviderFailed(charged=billing is not Billing.UNBILLED)
+    gate.outcome = ProviderFailure(fault, billing, retryable=True, retry_after_seconds=2)
+    async with running_worker(ledger, gate, max_tries=3):
+        await evaluator.send_request()
+        await next_item(gate.requests)
+        await asyncio.sleep(0.05)
+        await ledger.broadcast_cancellation(call_key(evaluator))
+        told, settle = await cancelled_results(evaluator, ledger)
+        assert (settle.outcome, told.charged) == (outcome, charged)
+        assert gate.requests.empty()
+
+
+async def test_an_unbilled_call_with_an_unproven_past_is_charged(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    gate = GatedProvider()
+    fault = ProviderFailed(charged=False)
+    gate.outcome = ProviderFailure(fault, Billing.UNBILLED, retryable=True, retry_after_seconds=2)
+    ledger.admit_policy = lambda ask: grant(ask, attempt=2, unproven=True)
+    async with running_worker(ledger, gate, max_tries=3):
+        await evaluator.send_request()
+        await next_item(gate.requests)
+        await asyncio.sleep(0.05)
+        await ledger.broadcast_cancellation(call_key(evaluator))
+        told, settle = await cancelled_results(evaluator, ledger)
+        assert (settle.outcome, told.charged) == (AttemptOutcome.REFUND, True)
+
+
+async def test_a_call_that_somebody_joined_is_not_aborted_until_nobody_waits_for_it(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    gate = GatedProvider()
+    gate.open.clear()
+    async with running_worker(ledger, gate):
+        await evaluator.send_request("c1", headers={REQUEST_ID_HEADER: "r"})
+        await next_item(gate.requests)
+        await evaluator.send_request("c2", headers={REQUEST_ID_HEADER: "r"})
+        await asyncio.sleep(0.01)
+        await ledger.broadcast_cancellation(call_key(evaluator, "r"))
+        await asyncio.sleep(0.05)
+        assert evaluator.replies.empty()
+        gate.open.set()
+        assert {(await next_result(evaluator)).replayed for _ in range(2)} == {False, True}
+        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
+
+
+async def test_an_answer_that_is_here_stands_whatever_is_taken_back(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    gate = GatedProvider()
+    async with running_worker(ledger, gate) as (_, bus):
+        bus.unavailable = True  # its reply cannot go out yet
+        await evaluator.send_request()
+        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
+        await ledger.broadcast_cancellation(call_key(evaluator))
+        await asyncio.sleep(0.01)
+        bus.unavailable = False
+        assert (await next_result(evaluator)).raw_text == "yes"
+        assert ledger.settles.empty()
+
+
+async def test_only_the_call_that_is_named_is_aborted(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
+    gate, stranger = GatedProvider(), FakeEvaluator(ledger.bus, "a")
+    gate.open.clear()
+    async with running_worker(ledger, gate):
+        for name in ("c1", "c2"):
+            await evaluator.send_request(name)
+            await next_item(gate.requests)
+        await evaluator.send_request("c3", headers={"x-quintain-session": stranger.token, REQUEST_ID_HEADER: "r-c1"})
+        await next_item(gate.requests)
+        await ledger.broadcast_cancellation(call_key(evaluator))
+        reply = await next_item(evaluator.replies)
+        assert (reply.type, reply.correlation_id) == ("fault", "c1")
+        gate.open.set()
+        assert {(await next_item(evaluator.replies)).correlation_id for _ in range(2)} == {"c2", "c3"}
+
+
+async def test_a_cancellation_nobody_can_read_is_logged_and_the_next_one_is_heard(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = GatedProvider()
+    gate.open.clear()
+    async with running_worker(ledger, gate):
+        await evaluator.send_request()
+        await next_item(gate.requests)
+        for body in (b"", b"junk", b"[]", b'{"calls": [7]}', b'{"calls": [{"sessionId": "x"}]}'):
+            await ledger.bus.publish(CANCEL, "", Envelope(body=body, type="cancel"))
+        await ledger.broadcast_cancellation(call_key(evaluator, "not here"))
+        await ledger.broadcast_cancellation(call_key(evaluator))
+        await cancelled_results(evaluator, ledger)
+    assert caplog.text.count("A cancellation nobody can read is dropped") == 5
+
+
+async def test_every_worker_hears_of_a_cancellation(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
+    gates = [GatedProvider(), GatedProvider()]
+    for gate in gates:
+        gate.open.clear()
+    async with running_worker(ledger, gates[0], max_concurrency=1), running_worker(ledger, gates[1], max_concurrency=1):
+        for name in ("c1", "c2"):
+            await evaluator.send_request(name)
+        for gate in gates:
+            await next_item(gate.requests)
+        await ledger.broadcast_cancellation(call_key(evaluator, "r-c1"), call_key(evaluator, "r-c2"))
+        codes = {(await next_fault(evaluator)).code for _ in range(2)}
+    assert codes == {"cancelled"}

@@ -1,0 +1,73 @@
+"""A worker whom an administrator asks to drain: it hears it with a heartbeat, and tells how far it is the same way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.contracts.ledger import DrainState, Heartbeat
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, next_item
+from support.quick import timings
+from support.running_worker import GatedProvider, next_result, running_worker
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[FakeLedgerService]:
+    async with fake_ledger_service() as ledger:
+        yield ledger
+
+
+#: A heartbeat comes every 0.1 s.
+FAST = timings(heartbeat_seconds=0.1)
+
+
+def new_heartbeats(ledger: FakeLedgerService) -> list[Heartbeat]:
+    """What was heard since this was asked last."""
+    return [ledger.heartbeats.get_nowait() for _ in range(ledger.heartbeats.qsize())]
+
+
+async def test_it_says_at_once_that_it_drains_and_at_the_end_that_it_has(ledger: FakeLedgerService) -> None:
+    gate, asked = GatedProvider(), asyncio.Event()
+    gate.open.clear()
+    evaluator = FakeEvaluator(ledger.bus, "a")
+    await evaluator.start()
+    async with running_worker(ledger, gate, drain=asked.set, timings=FAST) as (worker, _):
+        assert (await next_item(ledger.registers)).drain is DrainState.SUPPORTED
+        await evaluator.send_request()
+        await next_item(gate.requests)
+        ledger.drain = True
+        async with asyncio.timeout(5):
+            await asked.wait()
+            while (await ledger.heartbeats.get()).drain is not DrainState.DRAINING:
+                pass
+        stopping = asyncio.get_running_loop().create_task(worker.stop(grace_seconds=5))
+        new_heartbeats(ledger)
+        await next_item(ledger.heartbeats)
+        assert not stopping.done()
+        assert {beat.drain for beat in new_heartbeats(ledger)} <= {DrainState.DRAINING}
+        gate.open.set()
+        await stopping
+        assert (await next_result(evaluator)).raw_text == "yes"
+        assert new_heartbeats(ledger)[-1].drain is DrainState.DRAINED
+    assert new_heartbeats(ledger) == []
+
+
+async def test_one_that_was_not_asked_has_no_last_word(ledger: FakeLedgerService) -> None:
+    async with running_worker(ledger, GatedProvider(), timings=FAST):
+        assert (await next_item(ledger.registers)).drain is DrainState.UNSUPPORTED
+        first = await next_item(ledger.heartbeats)
+    assert {beat.drain for beat in (first, *new_heartbeats(ledger))} == {None}
+
+
+async def test_a_last_word_that_nobody_answers_keeps_nobody_from_ending(ledger: FakeLedgerService) -> None:
+    asked = asyncio.Event()
+    async with running_worker(ledger, GatedProvider(), drain=asked.set, timings=FAST) as (worker, _):
+        ledger.drain = True
+        async with asyncio.timeout(5):
+            await asked.wait()
+        ledger.unanswered.add("heartbeat")
+        async with asyncio.timeout(2):
+            await worker.stop()
+    assert new_heartbeats(ledger)[-1].drain is DrainState.DRAINED

@@ -1,0 +1,39 @@
+"""From a target to its provider: what the extras are for, and what is said where one is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from quintain.config import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig
+from quintain.errors import ConfigError
+from quintain_worker.providers.factory import ProviderContext, build_provider
+
+CONTEXT = ProviderContext(Path.cwd(), {})
+
+
+@pytest.mark.parametrize(
+    ("library", "target"),
+    [
+        ("openai", OpenAITarget(provider="openai", model="m")),
+        ("anthropic", AnthropicTarget(provider="anthropic", model="m")),
+    ],
+)
+def test_a_provider_whose_extra_is_not_installed_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, library: str, target: TargetConfig
+) -> None:
+    monkeypatch.delitem(sys.modules, f"quintain_worker.providers.models.{library}", raising=False)
+    # None is how the interpreter knows that a module cannot be imported.
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError) as caught:
+        build_provider("judge", target, CONTEXT)
+    assert caught.value.message == (f"targets.judge: provider {library} needs: pip install 'quintain[{library}]'")
+
+
+def test_a_provider_without_an_extra_needs_no_model_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("pydantic_ai", "openai", "anthropic", "httpx2"):
+        monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, "quintain_worker.providers.mock", raising=False)
+    build_provider("it", MockTarget(provider="mock"), CONTEXT)

@@ -1,0 +1,511 @@
+"""A call's life in the worker: admitted, asked, settled and answered, acknowledged; and what survives what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.bus.base import Delivery
+from quintain.bus.memory import MemoryBroker
+from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
+from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
+from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
+from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.topology import DEAD_QUEUE, target_queue
+from quintain_worker.delivery import context, response
+from quintain_worker.delivery.delivery_handler import WorkerTarget
+from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
+from quintain_worker.service.worker import Worker
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.quick import timings
+from support.running_worker import (
+    GatedProvider,
+    has_unacknowledged,
+    next_fault,
+    next_result,
+    running_worker,
+    wait_acknowledged,
+)
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[FakeLedgerService]:
+    async with fake_ledger_service() as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def gated_provider() -> GatedProvider:
+    return GatedProvider()
+
+
+@pytest.fixture
+async def worker(ledger: FakeLedgerService, gated_provider: GatedProvider) -> AsyncIterator[Worker]:
+    async with running_worker(ledger, gated_provider) as (worker, _):
+        yield worker
+
+
+@pytest.fixture
+async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
+    evaluator = FakeEvaluator(ledger.bus, "a")
+    await evaluator.start()
+    return evaluator
+
+
+async def test_a_granted_call_is_asked_settled_and_answered(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    await evaluator.send_request(body=b'{"question": "why?", "systemPrompt": "be brief"}')
+    reply = await next_item(evaluator.replies)
+    assert (reply.type, reply.correlation_id, reply.headers[REQUEST_ID_HEADER]) == ("result", "c1", "r-c1")
+    result = Result.from_wire(reply.body)
+    assert (result.raw_text, result.target, result.call_count, result.max_calls) == ("yes", "a", 1, 10)
+    assert (await gated_provider.requests.get()).system_prompt == "be brief"
+    settle, admit = await next_item(ledger.settles), await ledger.admits.get()
+    assert (settle.outcome, settle.attempt_id, settle.request_id) == (AttemptOutcome.RESULT, admit.attempt_id, "r-c1")
+    assert settle.reply == result
+    assert settle.token_usage == TokenUsage(input=1, output=2)
+    assert settle.session_id == evaluator.token.split("_")[2]
+    assert admit.token == evaluator.token
+
+
+async def test_a_delivery_is_acknowledged_only_after_its_settle_and_its_reply_are_out(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
+) -> None:
+    async with running_worker(ledger, gated_provider, max_concurrency=1, timings=timings(publish_pause_seconds=0.01)):
+        await ledger.unbind_settle_queue()
+        await evaluator.send_request()
+        await next_item(gated_provider.requests)
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            assert has_unacknowledged(ledger.memory)
+        assert evaluator.replies.empty()
+        await ledger.rebind_settle_queue()
+        assert (await next_result(evaluator)).raw_text == "yes"
+        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
+        await wait_acknowledged(ledger.memory)
+        assert evaluator.replies.empty()
+        assert gated_provider.requests.empty()
+
+
+async def test_a_reply_is_published_again_for_as_long_as_the_broker_is_away(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
+) -> None:
+    ledger.admit_policy = lambda ask: grant(ask, store_replies=False)  # nobody else has the answer
+    async with running_worker(
+        ledger, gated_provider, max_concurrency=1, timings=timings(publish_pause_seconds=0.01)
+    ) as (
+        _,
+        bus,
+    ):
+        bus.unavailable = True
+        await evaluator.send_request()
+        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            assert has_unacknowledged(ledger.memory)
+        bus.unavailable = False
+        assert (await next_result(evaluator)).raw_text == "yes"
+        await wait_acknowledged(ledger.memory)
+        assert gated_provider.requests.qsize() == 1
+
+
+async def test_a_reply_queue_that_is_gone_is_no_error(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_worker(ledger, gated_provider, max_concurrency=1):
+        await evaluator.send_request(reply_to="somebody who left")
+        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
+        await wait_acknowledged(ledger.memory)
+        await evaluator.send_request("c2")
+        assert (await next_result(evaluator)).raw_text == "yes"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_refusal_is_passed_on_and_calls_nobody(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    refusal = FaultReply.from_fault(BudgetExhausted("Max calls exceeded (limit: 1)"))
+    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=refusal)
+    await evaluator.send_request()
+    assert await next_fault(evaluator) == refusal
+    assert gated_provider.requests.empty()
+    assert ledger.settles.empty()
+
+
+async def test_a_stored_answer_is_passed_on_and_calls_nobody(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    kept = Result(output=[OutputMessage(content="kept")], raw_text="kept", target="a", call_count=1, max_calls=1)
+    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, replay=kept)
+    await evaluator.send_request()
+    assert await next_result(evaluator) == kept
+    assert gated_provider.requests.empty()
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome", "code", "charged"),
+    [
+        (ProviderFailure(Throttled(), Billing.UNBILLED), AttemptOutcome.REFUND, "throttled", False),
+        (ProviderFailure(ProviderFailed(charged=True), Billing.BILLED), AttemptOutcome.CHARGED, "provider_error", True),
+        (
+            ProviderFailure(ProviderFailed(charged=True), Billing.UNKNOWN),
+            AttemptOutcome.IN_DOUBT,
+            "provider_error",
+            True,
+        ),
+        (ZeroDivisionError("a defect"), AttemptOutcome.IN_DOUBT, "internal", True),
+    ],
+)
+async def test_a_failure_is_told_and_settled_alike(
+    ledger: FakeLedgerService,
+    gated_provider: GatedProvider,
+    worker: Worker,
+    evaluator: FakeEvaluator,
+    failure: Exception,
+    outcome: AttemptOutcome,
+    code: str,
+    charged: bool,
+) -> None:
+    gated_provider.outcome = failure
+    await evaluator.send_request()
+    fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
+    assert (fault.code, fault.charged, settle.outcome) == (code, charged, outcome)
+    assert settle.fault == fault
+    assert settle.reply is None
+
+
+async def test_a_session_that_keeps_no_replies_settles_without_one(
+    ledger: FakeLedgerService, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    ledger.admit_policy = lambda ask: grant(ask, store_replies=False)
+    await evaluator.send_request()
+    settle = await next_item(ledger.settles)
+    assert (settle.outcome, settle.reply, settle.token_usage) == (
+        AttemptOutcome.RESULT,
+        None,
+        TokenUsage(input=1, output=2),
+    )
+
+
+async def test_a_grant_that_comes_too_late_calls_nobody_and_costs_nothing(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    ledger.admit_policy = lambda ask: grant(ask, seconds=-1)
+    await evaluator.send_request()
+    fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
+    assert (fault.code, fault.charged, settle.outcome) == ("expired", False, AttemptOutcome.REFUND)
+    assert gated_provider.requests.empty()
+
+
+async def test_a_silent_ledger_is_given_up_with_a_last_word_that_voids_a_late_grant(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
+) -> None:
+    async with running_worker(
+        ledger, gated_provider, timings=timings(admit_repeat_seconds=0.02, ledger_silence_seconds=0.1)
+    ):
+        ledger.admit_policy = lambda _: None
+        await evaluator.send_request()
+        fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
+        assert (fault.code, fault.retryable, fault.charged) == ("budget_unavailable", True, False)
+        assert (settle.outcome, settle.attempt_id) == (
+            AttemptOutcome.NEVER_SENT,
+            (await ledger.admits.get()).attempt_id,
+        )
+        assert settle.fault == fault  # its caller was refused: a reservation ends with it
+        await ledger.answer_last_admit(grant(await ledger.admits.get()))
+        await evaluator.send_request("c2", headers={TOKEN_HEADER: "junk"})  # a round trip: by now the grant was heard
+        assert (await next_fault(evaluator)).code == "unauthorized"
+        assert gated_provider.requests.empty()
+
+
+@pytest.mark.parametrize("token", [None, "", "junk", "qtn_ses_AAAAAAAAAAAA_short_000000"])
+async def test_a_token_of_the_wrong_shape_is_refused_without_asking_the_ledger(
+    ledger: FakeLedgerService,
+    gated_provider: GatedProvider,
+    worker: Worker,
+    evaluator: FakeEvaluator,
+    token: str | None,
+) -> None:
+    await evaluator.send_request(body=b"{", headers={TOKEN_HEADER: token})
+    reply = await next_item(evaluator.replies)
+    assert FaultReply.from_wire(reply.body).code == "unauthorized"
+    assert reply.headers[REQUEST_ID_HEADER] == "r-c1"
+    assert ledger.admits.empty()
+    assert gated_provider.requests.empty()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "sentence"),
+    [
+        (b"{", {}, "The body is not JSON"),
+        (b"{}", {}, "Missing required field: question"),
+        (b'{"question": "x", "target": "b"}', {}, "target: the body names 'b', the routing key 'a'"),
+        (b'{"question": "x"}', {PROTOCOL_HEADER: 2}, "this fleet speaks version 1, not 2"),
+        (b'{"question": "x"}', {PROTOCOL_HEADER: "two"}, f"{PROTOCOL_HEADER}: a whole number"),
+        (b'{"question": "x"}', {DEADLINE_HEADER: "soon"}, f"{DEADLINE_HEADER}: a whole number"),
+        (b'{"question": "x"}', {DEADLINE_HEADER: "9" * 5000}, f"{DEADLINE_HEADER}: a whole number"),
+        (b'{"question": "x"}', {DEADLINE_HEADER: 1.5}, f"{DEADLINE_HEADER}: a whole number"),
+        (b'{"question": "x"}', {DEADLINE_HEADER: True}, f"{DEADLINE_HEADER}: a whole number"),
+        (b'{"question": "x"}', {REQUEST_ID_HEADER: "r" * 129}, f"{REQUEST_ID_HEADER}: 1 to 128 characters"),
+        (b'{"question": "%s"}' % (b"x" * 1024 * 1024), {}, "the limit is 1048576"),
+    ],
+)
+async def test_what_is_wrong_with_a_request_is_left_to_the_ledger_to_refuse_after_the_token(
+    ledger: FakeLedgerService,
+    gated_provider: GatedProvider,
+    worker: Worker,
+    evaluator: FakeEvaluator,
+    body: bytes,
+    headers: dict[str, str | int | float | bool | None],
+    sentence: str,
+) -> None:
+    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=ask.problem)
+    await evaluator.send_request(body=body, headers=headers)
+    fault = await next_fault(evaluator)
+    assert sentence in fault.error
+    assert fault.code in {"bad_request", "payload_too_large"}
+    assert gated_provider.requests.empty()
+
+
+async def test_a_sentence_that_quotes_the_caller_is_no_burden_to_its_neighbours(
+    ledger: FakeLedgerService, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=ask.problem)
+    for body in ({"question": "x", "target": "b" * 900_000}, {"question": "x", "metadata": {"b" * 900_000: 1}}):
+        await evaluator.send_request(body=json.dumps(body).encode())
+        fault = await next_fault(evaluator)
+        assert fault.code == "bad_request"
+        assert len(fault.error) < 600
+
+
+@pytest.mark.parametrize("missing", ["reply_to", "correlation_id"])
+async def test_what_cannot_be_answered_is_a_dead_letter(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator, missing: str
+) -> None:
+    dead: asyncio.Queue[Delivery] = asyncio.Queue()
+
+    async def bury(delivery: Delivery) -> None:
+        await delivery.ack()
+        dead.put_nowait(delivery)
+
+    await ledger.bus.consume(DEAD_QUEUE, bury, prefetch=1)
+    await evaluator.send_request(**{missing: None})  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        assert (await dead.get()).headers["x-first-death-reason"] == "rejected"
+    assert ledger.admits.empty()
+    assert gated_provider.requests.empty()
+
+
+async def test_half_a_character_is_carried_as_a_whole_one_and_loses_no_neighbour(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    gated_provider.open.clear()
+    gated_provider.outcome = ProviderAnswer(text="cut off: \ud83d")
+    for number in range(3):
+        await evaluator.send_request(f"c{number}")
+        await gated_provider.requests.get()
+    gated_provider.open.set()
+    texts = {(await next_result(evaluator)).raw_text for _ in range(3)}
+    assert texts == {"cut off: \N{REPLACEMENT CHARACTER}"}
+    assert [(await next_item(ledger.settles)).outcome for _ in range(3)] == [AttemptOutcome.RESULT] * 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ProviderAnswer(text=7),  # type: ignore[arg-type]
+        ProviderAnswer(text="x", model="\ud83d"),
+        ProviderAnswer(text="x", token_usage="many"),  # type: ignore[arg-type]
+        ProviderAnswer(text="x", output=["not a message"]),  # type: ignore[list-item]
+    ],
+)
+async def test_an_answer_that_no_reply_can_carry_is_charged_and_loses_no_neighbour(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, answer: ProviderAnswer, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, sound = GatedProvider(answer), GatedProvider()
+    async with running_worker(ledger, broken, sound):
+        neighbour = FakeEvaluator(ledger.bus, "b")
+        await neighbour.start()
+        for gate in (broken, sound):
+            gate.open.clear()
+        await evaluator.send_request()
+        await neighbour.send_request("c2")
+        await broken.requests.get()
+        await sound.requests.get()
+        for gate in (broken, sound):
+            gate.open.set()
+        fault = await next_fault(evaluator)
+        assert (fault.code, fault.charged) == ("provider_error", True)
+        assert (await next_result(neighbour)).raw_text == "yes"
+        assert {(await next_item(ledger.settles)).outcome for _ in range(2)} == {
+            AttemptOutcome.CHARGED,
+            AttemptOutcome.RESULT,
+        }
+    assert "cannot be carried" in caplog.text
+
+
+async def test_an_answer_larger_than_a_reply_may_be_is_charged(
+    ledger: FakeLedgerService,
+    gated_provider: GatedProvider,
+    worker: Worker,
+    evaluator: FakeEvaluator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(response, "MAX_REPLY_BYTES", 1000)
+    gated_provider.outcome = ProviderAnswer(
+        text="ü" * 400
+    )  # 400 characters, and 1,600 bytes: the text is in a result twice
+    await evaluator.send_request()
+    fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
+    assert (fault.code, fault.charged, settle.outcome) == ("reply_too_large", True, AttemptOutcome.CHARGED)
+
+
+async def test_large_results_are_settled_alone_and_small_ones_together(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    for size, batches in ((context.MAX_BATCHED_BYTES, [1] * 5), (10, [5])):
+        gated_provider.open.clear()
+        gated_provider.outcome = ProviderAnswer(text="x" * size)
+        for number in range(5):
+            await evaluator.send_request(f"c{number}")
+            await gated_provider.requests.get()
+        ledger.settle_batches.clear()
+        gated_provider.open.set()
+        for _ in range(5):
+            assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
+        assert ledger.settle_batches == batches
+
+
+async def test_a_handler_outlives_its_connection_settles_late_and_is_answered_the_same_twice(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
+) -> None:
+    gated_provider.open.clear()
+    async with running_worker(ledger, gated_provider) as (_, bus):
+        await evaluator.send_request()
+        await gated_provider.requests.get()
+        bus.drop_connection()
+        gated_provider.open.set()
+        first, settle = await next_result(evaluator), await next_item(ledger.settles)
+        assert settle.outcome is AttemptOutcome.RESULT
+        assert settle.attempt_id == (await ledger.admits.get()).attempt_id
+        again = await next_result(evaluator)
+        assert (first.replayed, again.replayed) == (False, True)
+        assert again == first.model_copy(update={"replayed": True})
+        assert gated_provider.requests.empty()  # one call of the provider, whatever the broker did
+        assert (ledger.settles.empty(), ledger.admits.empty()) == (True, True)
+    assert not ledger.memory.queue(target_queue("a").name).ready
+
+
+async def test_a_drain_finishes_what_runs_and_takes_no_more(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
+) -> None:
+    gated_provider.open.clear()
+    async with running_worker(ledger, gated_provider) as (worker, _):
+        await evaluator.send_request("c1")
+        await gated_provider.requests.get()
+        stopping = asyncio.get_running_loop().create_task(worker.stop(grace_seconds=5))
+        await asyncio.sleep(0)
+        await evaluator.send_request("c2")
+        assert not stopping.done()
+        gated_provider.open.set()
+        await stopping
+        reply = await next_item(evaluator.replies)
+        assert (reply.type, reply.correlation_id) == ("result", "c1")
+        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
+        assert gated_provider.closed
+    assert [stored.envelope.correlation_id for stored in ledger.memory.queue(target_queue("a").name).ready] == ["c2"]
+    assert evaluator.replies.empty()
+
+
+async def test_a_drain_gives_back_what_has_not_started(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
+) -> None:
+    ledger.admit_policy = lambda _: "held"
+    async with running_worker(ledger, gated_provider) as (worker, _):
+        await evaluator.send_request("c1", headers={"traceparent": "t", "x-mine": 1})
+        admit = await ledger.admits.get()
+        async with asyncio.timeout(2):
+            await worker.stop(grace_seconds=30)
+        settle = await next_item(ledger.settles)
+        assert (settle.outcome, settle.attempt_id, settle.fault) == (AttemptOutcome.NEVER_SENT, admit.attempt_id, None)
+    (waiting,) = ledger.memory.queue(target_queue("a").name).ready
+    assert (waiting.envelope.correlation_id, waiting.envelope.reply_to) == ("c1", evaluator.reply_key)
+    assert (waiting.headers["traceparent"], waiting.headers["x-mine"]) == ("t", 1)
+    assert waiting.headers[TOKEN_HEADER] == evaluator.token
+    assert waiting.return_count == 0  # a copy: nothing counts against the queue's delivery limit
+    assert waiting.envelope.expiration_ms is not None
+    assert waiting.envelope.expiration_ms <= 60_000
+    assert evaluator.replies.empty()
+    other = GatedProvider()
+    ledger.admit_policy = grant
+    async with running_worker(ledger, other):
+        assert (await next_result(evaluator)).raw_text == "yes"
+
+
+async def test_all_targets_share_one_grace(ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture) -> None:
+    gates = [GatedProvider() for _ in range(3)]
+    loop = asyncio.get_running_loop()
+    async with running_worker(ledger, *gates) as (worker, _):
+        for gate, name in zip(gates, "abc", strict=True):
+            gate.open.clear()
+            await FakeEvaluator(ledger.bus, name).send_request()
+        for gate in gates:
+            await gate.requests.get()
+        began = loop.time()
+        await worker.stop(grace_seconds=0.2)
+        assert 0.2 <= loop.time() - began < 0.39
+    assert "outlived the grace" in caplog.text
+
+
+async def test_a_worker_that_comes_first_waits_for_the_metadata_service(gated_provider: GatedProvider) -> None:
+    memory = MemoryBroker()
+    bus = memory.connect()
+    card = TargetCard(name="a", provider="mock", max_concurrency=1)
+    worker = Worker(
+        bus,
+        {"a": WorkerTarget(name="a", provider=gated_provider)},
+        [card],
+        timings=timings(register_pause_seconds=0.05),
+    )
+    starting = asyncio.get_running_loop().create_task(worker.start())
+    await asyncio.sleep(0.05)
+    assert not starting.done()
+    late = FakeLedgerService(memory, memory.connect())
+    await late.start()
+    async with asyncio.timeout(5):
+        await starting
+    assert (await late.registers.get()).targets == [card]
+    await worker.stop(grace_seconds=0)
+    for one in (bus, late.bus):
+        await one.close()
+    memory.close()
+
+
+async def test_a_worker_renews_its_lease_under_one_incarnation(
+    ledger: FakeLedgerService, gated_provider: GatedProvider
+) -> None:
+    async with running_worker(ledger, gated_provider, timings=timings(heartbeat_seconds=0.01)):
+        beats = [await next_item(ledger.heartbeats) for _ in range(3)]
+        registered = await ledger.registers.get()
+    assert {beat.incarnation for beat in beats} == {registered.incarnation}
+    assert ledger.registers.empty()
+
+
+async def test_a_ledger_that_forgot_the_worker_hears_its_targets_again_however_long_that_takes(
+    ledger: FakeLedgerService, gated_provider: GatedProvider
+) -> None:
+    async with running_worker(
+        ledger, gated_provider, timings=timings(heartbeat_seconds=0.05, register_timeout_seconds=0.05)
+    ):
+        await next_item(ledger.registers)
+        ledger.unanswered.add("register")
+        ledger.known = False
+        await next_item(ledger.heartbeats)
+        await next_item(ledger.registers)
+        ledger.known = True  # the ledger says so only once: the heartbeat itself made the worker known
+        ledger.unanswered.clear()
+        await next_item(ledger.registers)
