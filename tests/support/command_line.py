@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from quintain.settings import environment
+from support.command_server import CommandServer
 
 #: What of this machine's environment would change what a command does or shows.
 _REMOVED_PREFIXES = ("QUINTAIN_", "AGENTV_", "OPENAI_", "ANTHROPIC_", "PYTHONDONT")
@@ -116,18 +119,8 @@ class CommandLine:
         self, *args: str, code: int | None = 0, env: Mapping[str, str] | None = None, stdin: str = ""
     ) -> CommandResult:
         """Run a command to its end, with this exit code (None: any); an error is a sentence, never a traceback."""
-        done = subprocess.run(
-            quintain_command(args),
-            env={**self.env, **(env or {})},
-            cwd=self.folder,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-        result = CommandResult(args, done.returncode, done.stdout, done.stderr)
-        assert not any(line.startswith("Traceback") for line in done.stderr.splitlines()), f"{args}:\n{done.stderr}"
+        result = run_command(args, {**self.env, **(env or {})}, self.folder, stdin=stdin)
+        assert not any(line.startswith("Traceback") for line in result.stderr.splitlines()), f"{args}:\n{result.stderr}"
         assert code in {None, result.code}, result
         return result
 
@@ -145,6 +138,27 @@ class CommandLine:
         """End what was started and still runs."""
         for running in self._started:
             running.kill()
+
+
+@functools.cache
+def _command_server() -> CommandServer:
+    return CommandServer()
+
+
+def run_command(args: tuple[str, ...], env: Mapping[str, str], folder: Path, *, stdin: str = "") -> CommandResult:
+    """Run ``quintain`` with these arguments to its end, in a process of its own that needs not import the packages.
+
+    Raises `TimeoutError` after 90 s.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        given.write(stdin.encode())
+        given.seek(0)
+        code = _command_server().run(args, env, folder, (given, stdout, stderr), 90)
+        texts = []
+        for stream in (stdout, stderr):
+            stream.seek(0)
+            texts.append(stream.read().decode())
+    return CommandResult(args, code, *texts)
 
 
 def quintain_command(args: tuple[str, ...]) -> list[str]:

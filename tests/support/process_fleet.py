@@ -19,6 +19,7 @@ import pika
 
 from quintain.contracts.session import SessionOpened
 from quintain.topology import METADATA_TOPOLOGY, target_queue
+from support.command_line import run_command
 from support.crashing_bus import CRASH_VARIABLE, CrashPoint
 
 ADMIN_TOKEN = "an admin token for tests"
@@ -137,17 +138,9 @@ class ProcessFleet:
 
     def quintain(self, *args: str, env: dict[str, str] | None = None, ok: bool = True) -> str:
         """Run a command to its end; its standard output."""
-        done = subprocess.run(
-            [sys.executable, "-m", "quintain_cli", *args],
-            env={**self.env, **(env or {})},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert not ok or done.returncode == 0, f"{args}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        result = run_command(args, {**self.env, **(env or {})}, self.folder)
+        assert not ok or result.code == 0, f"{args}: exit {result.code}\n{result.stdout}\n{result.stderr}"
+        return result.stdout
 
     def open_session(self, default_target: str, max_calls: int) -> SessionOpened:
         args = ("session", "open", "--default-target", default_target, "--max-calls", str(max_calls), "--json")
