@@ -157,7 +157,7 @@ async def test_a_host_that_is_told_to_stop_lets_its_run_end(
         return ControllableInjection(event=event, controllable=event.controllable, value="late")  # type: ignore[attr-defined]
 
     seen: list[Event] = []
-    factory = await asyncio.to_thread(remote_factory, name, url=broker_url, ahead=0)
+    factory = await asyncio.to_thread(remote_factory, name, url=broker_url, prefetch=0)
     target = await asyncio.to_thread(factory.create)
     running = asyncio.create_task(target.run(seen.append, send_event))
     await asyncio.wait_for(asked.wait(), 30)
