@@ -87,7 +87,7 @@ class Topology:
         return Topology(
             self.exchanges,
             tuple(item for item in self.queues if item.name != queue.name),
-            tuple(one for one in self.bindings if one.queue.name != queue.name),
+            tuple(item for item in self.bindings if item.queue.name != queue.name),
         )
 
 

@@ -146,7 +146,7 @@ class RabbitConnection:
     def start(self) -> None:
         """Start the supervisor task, which connects and reconnects."""
         install_tolerant_decoders()
-        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"link-{self._purpose}")
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"connect-{self._purpose}")
 
     async def close(self) -> None:
         """Close the connection permanently."""

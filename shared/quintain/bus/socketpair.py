@@ -366,7 +366,7 @@ class SocketpairBus:
         self._pending_requests: dict[int, asyncio.Future[None]] = {}
         self._consumers: dict[int, SocketpairConsumer] = {}
         self._disconnected = asyncio.Event()
-        self._reader_task = asyncio.get_running_loop().create_task(self._read_frames(), name="pipe")
+        self._reader_task = asyncio.get_running_loop().create_task(self._read_frames(), name="socketpair")
 
     @classmethod
     async def from_socket(cls, sock: socket.socket) -> Self:

@@ -56,7 +56,7 @@ class ServiceIdentity:
 async def announce(bus: Bus, card: Callable[[], ServiceCard]) -> AsyncIterator[None]:
     """Answer discovery requests while the context is open; ``card`` is called for each request. Raises nothing."""
     announcer = Announcer(bus, card)
-    task = asyncio.get_running_loop().create_task(announcer.run(), name="presence")
+    task = asyncio.get_running_loop().create_task(announcer.run(), name="announce")
     try:
         yield
     finally:

@@ -60,7 +60,7 @@ class PoisonQueue:
             return False
 
         await self._rotate(collect)
-        return sorted(found.values(), key=lambda one: one.kept_ms or 0)
+        return sorted(found.values(), key=lambda message: message.kept_ms or 0)
 
     async def find(self, poison_id: str) -> tuple[PoisonMessage, bytes] | None:
         """Return one message and its body, None if no message has this id. The message stays in the queue."""

@@ -85,7 +85,7 @@ class ReplyQueue:
         log.warning("The reply queue was lost; a new one replaces it, and pending requests are sent again")
         self._address = _ReplyAddress.generate(self._bus.user)
         if self._replace_task is None or self._replace_task.done():
-            self._replace_task = asyncio.get_running_loop().create_task(self._replace(), name="move-reply-queue")
+            self._replace_task = asyncio.get_running_loop().create_task(self._replace(), name="replace-reply-queue")
 
     async def _replace(self) -> None:
         """Consume the new queue, retrying until the broker is available."""

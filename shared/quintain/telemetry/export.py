@@ -48,7 +48,7 @@ def export_spans(service: str, settings: TraceSettings) -> Iterator[None]:
         yield
     finally:
         # The shutdown retries for as long as a running service would, so it gets a thread and a shorter timeout.
-        shutdown_thread = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        shutdown_thread = threading.Thread(target=provider.shutdown, name="shut down tracing", daemon=True)
         shutdown_thread.start()
         shutdown_thread.join(SHUTDOWN_TIMEOUT_SECONDS)
 
