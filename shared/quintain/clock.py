@@ -6,23 +6,23 @@ import time
 
 
 class Clock:
-    """This process's clock, corrected by the ``now`` of the metadata service's answers. Milliseconds."""
+    """This process's clock, corrected by the ``now`` of the metadata service's replies; in milliseconds."""
 
     def __init__(self) -> None:
         self._offset_ms = 0.0
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch (UTC) on the metadata service's clock, as far as it is known."""
+        """Return the metadata service's time in milliseconds since the epoch (UTC), as far as it is known."""
         return int(time.time() * 1000 + self._offset_ms)
 
     def synchronize(self, now_ms: int) -> None:
-        """Take the metadata service's ``now``, read just now; an hour's difference between machines is harmless."""
+        """Set the offset from a ``now`` (milliseconds since the epoch) that was just received."""
         self._offset_ms = now_ms - time.time() * 1000
 
     def deadline_ms(self, seconds: float) -> int:
-        """The deadline that ends so many seconds from now, in milliseconds since the epoch."""
+        """Return the time ``seconds`` from now, in milliseconds since the epoch."""
         return int(self.now_ms() + seconds * 1000)
 
     def seconds_until(self, deadline_ms: float) -> float:
-        """Seconds left until a deadline; negative when it has passed."""
+        """Return the seconds left until a deadline; negative if it has passed."""
         return (deadline_ms - time.time() * 1000 - self._offset_ms) / 1000

@@ -1,19 +1,19 @@
-"""Everything that can go wrong, as one tree.
+"""The exception hierarchy.
 
     QuintainError
-    ├── ConfigError                 a file or a variable the operator wrote cannot be used
+    ├── ConfigError                 a configuration file or environment variable cannot be used
     │   └── LedgerInUse             another process has this ledger open
-    ├── BusError                    the message could not be carried
+    ├── BusError                    the message could not be transported
     │   ├── BrokerUnavailable       no broker answered in time
-    │   ├── BrokerRefused           the broker said no, and would again: permissions, virtual host, arguments
+    │   ├── BrokerRefused           the broker refused permanently: permissions, virtual host, arguments
     │   ├── GatewayUnavailable      over HTTP: no gateway answered, or the connection to it was lost
-    │   ├── Unroutable              nothing is bound where this was sent
-    │   └── QueueFull               the queue refused it; it was not taken
-    ├── NoAnswer                    it was carried, and no answer came in time
-    ├── HostLost                    the host of a leased target has gone, or its lease has
-    │   └── NeverAsked              … before what was asked of it was carried there: nothing came of that
-    ├── RemoteTargetError           a hosted target raised what this side does not know
-    └── Fault                       a typed answer: this is why your call has no result
+    │   ├── Unroutable              no queue is bound for this exchange and routing key
+    │   └── QueueFull               the queue rejected the message
+    ├── NoAnswer                    the request was delivered, and no reply arrived in time
+    ├── HostLost                    the host of a leased target, or the lease itself, is gone
+    │   └── LeaseRequestNotDelivered   … before the request was delivered: it had no effect
+    ├── RemoteTargetError           a hosted target raised an exception whose class is unknown here
+    └── Fault                       a typed reply that says why a call has no result
         ├── BadRequest              400 bad_request
         ├── UnknownTarget           400 unknown_target
         ├── Unauthorized            401 unauthorized
@@ -35,9 +35,8 @@
         ├── Expired                 504 expired
         └── TimedOut                504 timeout                (charged)
 
-The docstring of a class is its message where none is given. What a program decides by (``code``, ``status``,
-``retryable``, ``charged``) are attributes, never words of the message. The table of ``protocol.md`` §3 is the
-class bodies below, and nothing else.
+The first line of a class's docstring is its default message. Programs decide by the attributes (``code``, ``status``,
+``retryable``, ``charged``), never by the message. These are the values of the table in ``protocol.md`` §3.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class LedgerInUse(ConfigError):
 
 
 class BusError(QuintainError):
-    """The message could not be carried."""
+    """The message could not be sent or received."""
 
 
 class BrokerUnavailable(BusError):
@@ -81,8 +80,7 @@ class GatewayUnavailable(BusError):
 class Unroutable(BusError):
     """Nothing is bound where this message was sent.
 
-    ``maybe_delivered_before``: the same message went out before, its confirm was lost, and it may have found its way
-    then.
+    ``maybe_delivered_before``: an earlier publish of the same message lost its confirm, and may have been delivered.
     """
 
     maybe_delivered_before = False
@@ -93,7 +91,7 @@ class QueueFull(BusError):
 
 
 class NoAnswer(QuintainError):
-    """The question was carried, and no answer came in time."""
+    """No reply arrived in time."""
 
 
 class HostLost(QuintainError, RuntimeError):
@@ -101,24 +99,25 @@ class HostLost(QuintainError, RuntimeError):
 
 
 class LeaseRequestNotDelivered(HostLost):
-    """The lease had ended before this was asked of it, and nothing came of it."""
+    """The lease had ended before the request was delivered, so the request had no effect."""
 
 
 class RemoteTargetError(QuintainError, RuntimeError):
-    """A hosted target raised what this side does not know; its name and words are in the message."""
+    """A hosted target raised an exception whose class is not known here; the message has its class and text."""
 
 
 class Fault(QuintainError):
     """The call has no result.
 
-    ``retryable``: the same request id may be sent again (never true of a charged one). ``charged``: it counts
-    against ``max_calls``. ``retry_after_ms``: milliseconds to wait before trying again, where somebody said so.
+    ``retryable``: the same request id may be sent again; never true for a charged fault. ``charged``: the call counts
+    against ``max_calls``. ``retry_after_ms``: milliseconds to wait before a retry, if known. Example: ``except
+    quintain.Fault as fault: print(fault.code, fault.retryable)``.
     """
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
 
-    #: The table's word on retrying and charging, where it has one; None where the ledger decides.
+    #: The fixed value of ``retryable`` and ``charged`` for this class; None if the sender decides.
     always_retryable: ClassVar[bool | None] = False
     always_charged: ClassVar[bool | None] = False
 
@@ -138,7 +137,7 @@ class Fault(QuintainError):
 
 
 class BadRequest(Fault):
-    """The request is not what the protocol says."""
+    """The request does not follow the protocol."""
 
     code, status = "bad_request", 400
 
@@ -168,7 +167,7 @@ class RequestConflict(Fault):
 
 
 class ReplyExpired(Fault):
-    """This call was answered, and its stored reply is gone; another try is a new request id."""
+    """This call was answered, and its stored reply is gone; a retry needs a new request id."""
 
     code, status = "reply_expired", 410
     always_charged = True
@@ -194,7 +193,7 @@ class BudgetExhausted(Fault):
 
 
 class Cancelled(Fault):
-    """The caller took the call back."""
+    """The caller cancelled the call."""
 
     code, status = "cancelled", 499
     always_charged = None
@@ -271,7 +270,7 @@ class TimedOut(Fault):
     always_charged = True
 
 
-#: Every fault by its code on the wire.
+#: Every fault class by its code on the wire.
 FAULTS: dict[str, type[Fault]] = {
     cls.code: cls
     for cls in (

@@ -24,12 +24,17 @@ from quintain.contracts.invoke import ChatMessage, OutputMessage, TokenUsage, co
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-#: The parameter by which a grader asks for a client of its own session.
+#: The name of the parameter that receives a client of the grader's own session.
 SESSION_PARAMETER: Final = "session"
 
 
 class Case(BaseModel):
-    """One row of a dataset. ``metadata`` is every field that has no meaning of its own here."""
+    """One row of a dataset; ``metadata`` holds all fields that have no defined meaning.
+
+    Example::
+
+        Case(id="paris", question="What is the capital of France?", expected="Paris")
+    """
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -42,7 +47,7 @@ class Case(BaseModel):
 
     @property
     def question_text(self) -> str:
-        """The question as text: where the case has messages, the last that the user said."""
+        """The question as text; for a case with messages, the text of the last user message."""
         if self.question is not None:
             return self.question
         user_contents = [message.content for message in self.messages or [] if message.role == "user"]
@@ -50,9 +55,16 @@ class Case(BaseModel):
 
 
 class GraderInput(BaseModel):
-    """What a grader looks at: a case and what a target answered. ``output`` is the answer's text.
+    """The input of a grader: a case and the answer of one target.
 
-    ``duration_ms`` is the target's, in its provider; ``config`` is what the evaluation file says beside the grader.
+    ``output`` is the answer's text, ``repeat`` the repetition (from 1), ``duration_ms`` the duration of the provider's
+    call, and ``config`` the grader's configuration in the evaluation file.
+
+    Example::
+
+        @quintain.grader
+        def short(answer: quintain.GraderInput) -> bool:
+            return len(answer.output) < 100
     """
 
     model_config = ConfigDict(frozen=True)
@@ -68,7 +80,10 @@ class GraderInput(BaseModel):
 
 
 class Grader(Generic[Parameters, Returned]):
-    """A function that grades. Called, it is that function."""
+    """A grader function together with its parameters; calling it calls the function.
+
+    Created by `grader`.
+    """
 
     def __init__(self, function: Callable[Parameters, Returned]) -> None:
         self._function = function
@@ -80,16 +95,21 @@ class Grader(Generic[Parameters, Returned]):
 
     @property
     def is_async(self) -> bool:
-        """Whether it is an ``async def``."""
+        """Whether the function is an ``async def``."""
         return inspect.iscoroutinefunction(self._function)
 
     @property
     def wants_session(self) -> bool:
-        """Whether it asks for a client of its session."""
+        """Whether the function has a ``session`` parameter."""
         return SESSION_PARAMETER in self._named_parameters
 
     def grade(self, grader_input: GraderInput, session: object = None) -> object:
-        """What the function returns for this input: of an ``async def`` an awaitable."""
+        """Call the function with the parameters it takes; an ``async def`` returns an awaitable.
+
+        Example::
+
+            score = polite.grade(GraderInput(case=case, output="Yes, please.", target="gpt4o"))
+        """
         arguments = {
             name: session if name == SESSION_PARAMETER else getattr(grader_input, name)
             for name in self._named_parameters
@@ -101,15 +121,21 @@ class Grader(Generic[Parameters, Returned]):
 
 
 def grader(function: Callable[Parameters, Returned]) -> Grader[Parameters, Returned]:
-    """Make a function a grader: name it in an evaluation file as ``function: module:name``.
+    """Decorator that makes a function a grader, named in an evaluation file as ``function: module:name``.
 
-    Raises `TypeError` where it has a parameter that no grader is given.
+    Raises `TypeError` for a required parameter that graders do not receive.
+
+    Example::
+
+        @quintain.grader
+        def polite(case, output):
+            return "please" in output
     """
     return Grader(function)
 
 
 def _inspect_parameters(function: Callable[..., object]) -> tuple[tuple[str, ...], str | None]:
-    """The parameters of a function that are given by name, and the one that is given everything."""
+    """Return the parameters passed by name, and the parameter that receives the whole `GraderInput`, if any."""
     known = [*GraderInput.model_fields, SESSION_PARAMETER]
     named: list[str] = []
     input_parameter: str | None = None

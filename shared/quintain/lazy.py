@@ -2,12 +2,12 @@
 
 A package writes, in its ``__init__``::
 
-    if TYPE_CHECKING:  # what type checkers, editors and the import rules see
+    if TYPE_CHECKING:  # for type checkers, editors and the import rules
         from package.module import Name
     else:
         __getattr__, __dir__ = lazy_exports(__name__, {"package.module": ("Name",)})
 
-A module is imported when a name of it is first asked for, by ``package.Name`` or by ``from package import Name``.
+A module is imported when one of its names is first used, by ``package.Name`` or by ``from package import Name``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 def lazy_exports(
     package: str, names: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package that offers ``names``, listed by the module that has them.
+    """Return ``__getattr__`` and ``__dir__`` of a package that offers ``names``, listed by their module.
 
-    A module with no names is offered itself. No name may be that of another module directly in the package.
+    A module without names is offered itself. No name may equal that of another module directly in the package.
     """
     module_of = {name: module for module, offered in names.items() for name in offered or (module.rpartition(".")[2],)}
 

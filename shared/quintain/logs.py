@@ -1,7 +1,7 @@
 """Log formatters, text and JSON, that add the ids of the current call, session, run, target and trace to each line.
 
-Ids are bound with `log_context` and apply to everything logged inside. They may come from untrusted callers, so control
-characters are escaped. Tokens and model output are never ids.
+Ids are set with `log_context` and apply to everything logged inside it. They may come from untrusted callers, so
+control characters are escaped. Tokens and model output are never ids.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import TextIO
 
 from quintain.telemetry.spans import current_trace_id
 
-#: An id is shown this long at most.
+#: Maximum length of an id in the log.
 MAX_ID_LENGTH = 128
 
-#: The words of the ids, in the order in which they are shown, and their short forms in text.
+#: The ids in the order in which they are shown, with their short names in the text format.
 _TEXT_NAMES = {"requestId": "call", "sessionId": "session", "runId": "run", "target": "target", "traceId": "trace"}
 
 _log_ids: ContextVar[dict[str, str] | None] = ContextVar("quintain_log_ids", default=None)
 
 
 class _LogContext(contextlib.AbstractContextManager[None]):
-    """These ids, while inside."""
+    """Adds ids to the log context of the current task."""
 
     __slots__ = ("_ids_to_add", "_token")
 
@@ -47,13 +47,13 @@ def log_context(
     run_id: str | None = None,
     target: str | None = None,
 ) -> contextlib.AbstractContextManager[None]:
-    """Lines written inside are about this call; what is not given stays as it was."""
+    """Context manager that adds these ids to all log lines written inside; ids not given stay unchanged."""
     named_ids = {"requestId": request_id, "sessionId": session_id, "runId": run_id, "target": target}
     return _LogContext({name: value for name, value in named_ids.items() if value})
 
 
 def current_ids() -> dict[str, str]:
-    """The ids of what is under way, cut to a bounded length, the trace's where there is one."""
+    """Return the current ids, shortened to `MAX_ID_LENGTH`, including the trace's id if there is one."""
     bound_ids = {**(_log_ids.get() or {})}
     if (trace := current_trace_id()) is not None:
         bound_ids["traceId"] = trace
@@ -61,10 +61,10 @@ def current_ids() -> dict[str, str]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, in ASCII."""
+    """Formats each record as one JSON object per line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line."""
+        """Return the record's line."""
         line: dict[str, str] = {
             "time": _timestamp(record),
             "level": record.levelname.lower(),
@@ -78,11 +78,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: the message, then the ids. What follows a line of its own (a traceback) is indented, so that
-    nothing in it can be taken for a line of the log."""
+    """Formats records for people: the message, then the ids in brackets.
+
+    Further lines, such as a traceback, are indented, so that they cannot be mistaken for log lines.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's lines."""
+        """Return the record's lines."""
         id_text = " ".join(
             f"{_TEXT_NAMES[name]}={escape_control_characters(value)}" for name, value in current_ids().items()
         )
@@ -101,14 +103,14 @@ class TextFormatter(logging.Formatter):
 
 
 def escape_control_characters(text: str) -> str:
-    """The text on one line, with nothing in it that steers a terminal."""
+    """Escape everything that is not printable: line breaks and terminal control sequences."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def configure_logging(level: int, *, as_json: bool, stream: TextIO | None = None) -> None:
-    """Log to stderr from this level on, and to nowhere else."""
+    """Configure the root logger to log to stderr (or ``stream``) only, from this level on."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

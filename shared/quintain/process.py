@@ -1,7 +1,7 @@
 """Starting programs: each in a session of its own, bounded in time and output, and ended with its whole process group.
 
-`run_program` runs a program to its end; `start_process` and `end_process` are for one that is to go on, on the pipes of
-`read_pipe` and `write_pipe`. They raise the errors of this module, which a service translates into its own.
+`run_program` runs a program to its end; `start_process` and `end_process` are for long-running programs, with the pipes
+of `read_pipe` and `write_pipe`. They raise the errors of this module, which a service translates into its own.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import IO
 #: How much of the end of stderr `run_program` keeps, in bytes.
 STDERR_BYTES = 4096
 
-#: How long the end of a pipe is waited for once the process group has been killed, in seconds: only a process that has
-#: left the group can still hold the pipe open.
+#: How long to wait for the end of a pipe after the process group was killed, in seconds: only a process that has left
+#: the group can still hold the pipe open.
 DRAIN_SECONDS = 1.0
 
 #: A standard stream of a program: a file, a pipe's end, a file descriptor, `asyncio.subprocess.DEVNULL` or the like;
-#: None is this process's own.
+#: None inherits this process's own.
 Stream = IO[bytes] | int | None
 
 
 class ProgramError(Exception):
-    """A program did not run to its end."""
+    """Base class: a program did not run to its end."""
 
 
 class CannotStart(ProgramError):
-    """The program cannot be started; for lack of memory, processes or open files if it is no subclass of this error."""
+    """The program cannot be started; not a subclass of this error if memory, processes or open files are exhausted."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -46,11 +46,11 @@ class CannotStart(ProgramError):
 
 
 class ProgramNotFound(CannotStart):
-    """There is no such program, or no such working directory."""
+    """The program or the working directory does not exist."""
 
 
 class ProgramNotExecutable(CannotStart):
-    """The file may not be executed, or is no program."""
+    """The file is not executable."""
 
 
 class ProgramTimedOut(ProgramError):
@@ -58,7 +58,7 @@ class ProgramTimedOut(ProgramError):
 
 
 class TooMuchOutput(ProgramError):
-    """The program wrote more to stdout than it may, and was killed."""
+    """The program exceeded its stdout limit, and was killed."""
 
 
 _ERRORS: Mapping[int | None, type[CannotStart]] = {
@@ -72,7 +72,7 @@ _ERRORS: Mapping[int | None, type[CannotStart]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What to start. ``env`` is its whole environment; ``cwd`` is this process's working directory where None."""
+    """A program to start; ``env`` is its whole environment, ``cwd`` defaults to this process's working directory."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -81,7 +81,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """How a program ended. A negative exit code is the number of the signal that ended it."""
+    """The result of a program; a negative exit code is the number of the signal that ended it."""
 
     exit_code: int
     stdout: bytes
@@ -91,9 +91,9 @@ class Finished:
 async def run_program(
     program: Program, *, stdin: bytes = b"", stdout_limit: int, timeout_seconds: float | None = None
 ) -> Finished:
-    """Run a program to its end; ``stdout_limit`` is in bytes, and of stderr the last `STDERR_BYTES` are kept.
+    """Run a program to its end; ``stdout_limit`` is in bytes, and the last `STDERR_BYTES` of stderr are kept.
 
-    However this ends, nothing of the process group is left running. Raises `CannotStart`, `ProgramTimedOut` and
+    No process of the process group survives, whatever the outcome. Raises `CannotStart`, `ProgramTimedOut` and
     `TooMuchOutput`.
 
         finished = await run_program(Program(argv=["sort"], env={}), stdin=b"b\\na\\n", stdout_limit=1000)
@@ -123,9 +123,10 @@ async def start_process(
     stderr: Stream = None,
     pass_fds: Collection[int] = (),
 ) -> Process:
-    """Start a program, for `end_process` to end; a cancel before this returns ends its process group.
+    """Start a program, which `end_process` ends; a cancellation before this returns kills its process group.
 
-    Raises `CannotStart`. Close this process's copies of the ends of pipes, or the program's end is not seen in them.
+    Raises `CannotStart`. The caller must close its own copies of the pipe ends passed here, or readers do not see the
+    end of the program's output.
     """
     name, *arguments = program.argv
     creating = asyncio.ensure_future(
@@ -142,10 +143,10 @@ async def start_process(
         )
     )
     try:
-        # asyncio kills a process whose creation is cancelled, but not what that process has started by then.
+        # asyncio kills a process whose creation is cancelled, but not the children that it has started by then.
         return await asyncio.shield(creating)
     except asyncio.CancelledError:
-        # A callback: a second cancel would end the wait below before the process is there.
+        # A callback, because a second cancellation would end the wait below before the process exists.
         creating.add_done_callback(_kill_created)
         await asyncio.wait((creating,))
         raise
@@ -155,9 +156,9 @@ async def start_process(
 
 
 async def end_process(process: Process, grace_seconds: float = 0) -> bool:
-    """Give a process of `start_process` so long to end, in seconds, then kill what is left of its process group.
+    """Wait ``grace_seconds`` for a process of `start_process` to end, then kill what is left of its process group.
 
-    Returns whether the process ended by itself. Ask it to end first: by a signal, or by the end of its stdin.
+    Returns whether the process ended by itself. Request its end first: by a signal, or by closing its stdin.
     """
     try:
         async with asyncio.timeout(grace_seconds):
@@ -172,16 +173,16 @@ async def end_process(process: Process, grace_seconds: float = 0) -> bool:
 
 
 def executable_of(program: str, env: Mapping[str, str]) -> str:
-    """The program to start: ``python`` is this interpreter where the PATH of ``env`` has none, as on Debian."""
+    """Return the program to start: ``python`` is this interpreter if the PATH of ``env`` has none, as on Debian."""
     if program == "python" and shutil.which(program, path=env.get("PATH", os.defpath)) is None:
         return sys.executable
     return program
 
 
 class LimitedOutput(asyncio.Protocol):
-    """Keeps the first ``limit`` bytes of a pipe, and closes it when more come.
+    """Keeps the first ``limit`` bytes of a pipe, and closes it when more arrive.
 
-    The futures are done once more has come (``overflowed``), and when the pipe has ended (``ended``).
+    The future ``overflowed`` is done when the limit is exceeded, ``ended`` when the pipe is closed.
     """
 
     def __init__(self, limit: int) -> None:
@@ -193,9 +194,11 @@ class LimitedOutput(asyncio.Protocol):
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Implements `asyncio.Protocol.connection_made`."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """Implements `asyncio.Protocol.data_received`."""
         fits = self._limit - len(self.data)
         self.data += data[:fits]
         if len(data) > fits and self._transport is not None and not self.overflowed.done():
@@ -203,23 +206,25 @@ class LimitedOutput(asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Implements `asyncio.Protocol.connection_lost`."""
         if not self.ended.done():
             self.ended.set_result(None)
 
 
 class OutputTail(LimitedOutput):
-    """Keeps the last ``limit`` bytes of a pipe, however many come."""
+    """Keeps the last ``limit`` bytes of a pipe."""
 
     def data_received(self, data: bytes) -> None:
+        """Implements `asyncio.Protocol.data_received`."""
         self.data += data
         del self.data[: -self._limit]
 
 
 @asynccontextmanager
 async def read_pipe(protocol: asyncio.Protocol) -> AsyncIterator[FileIO]:
-    """A pipe that this protocol reads; yields the program's end, to be closed here once the program has started.
+    """Open a pipe that this protocol reads; yields the program's end, to be closed here once the program has started.
 
-    asyncio's own pipes to a program keep its end unseen while a process that it has started holds them open.
+    asyncio's own subprocess pipes do not report the program's end while one of its children holds them open.
     """
     reading, writing = os.pipe()
     with FileIO(writing, "wb") as program_end:
@@ -233,7 +238,7 @@ async def read_pipe(protocol: asyncio.Protocol) -> AsyncIterator[FileIO]:
 
 @asynccontextmanager
 async def write_pipe() -> AsyncIterator[tuple[FileIO, asyncio.WriteTransport]]:
-    """A pipe to write to; yields the program's end, to be closed here once the program has started, and the writer."""
+    """Open a pipe to write to; yields the program's end, to be closed once the program has started, and the writer."""
     reading, writing = os.pipe()
     with FileIO(reading, "rb") as program_end:
         loop = asyncio.get_running_loop()
@@ -241,7 +246,7 @@ async def write_pipe() -> AsyncIterator[tuple[FileIO, asyncio.WriteTransport]]:
         try:
             yield program_end, writer
         finally:
-            # Not close: what is still to be written is for a process that has ended.
+            # Abort instead of close: data that is still buffered is for a process that has ended.
             if writer.get_write_buffer_size() or not writer.is_closing():
                 writer.abort()
 
@@ -256,13 +261,13 @@ async def _exit_code(process: Process, overflowed: asyncio.Future[None]) -> int:
     try:
         await asyncio.wait((exiting, overflowed), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        # Also where the program has ended: what it has left behind would hold its pipes open.
+        # Also if the program has ended: processes that it left behind would hold its pipes open.
         _kill_group(process)
         await exiting
     return exiting.result()
 
 
 def _kill_group(process: Process) -> None:
-    # The program leads its group, whose id is thus the process's; the group may be gone already.
+    # The program leads its process group, whose id thus equals its pid; the group may have ended already.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

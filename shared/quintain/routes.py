@@ -1,8 +1,8 @@
-"""Every route: its exchange and routing key, the type of its request and of its reply; and the wire's headers.
+"""The routes: the exchange, routing key, request type and reply type of every operation, and the names of headers.
 
 An invoke request goes to the exchange ``quintain.invoke`` with the target's name as routing key, or an empty one for
-the session's default. Requests on ``quintain.host`` have a target's name as routing key for a lease, and the
-lease's own key otherwise; there the route's key is the message type.
+the session's default. Requests on ``quintain.host`` have a target's name as routing key for a lease, and the lease's
+own key otherwise; there the route's key is the message type.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[RequestT, ReplyT]):
-    """One address: publish ``request_type`` to ``exchange`` with ``key`` (also the message's ``type``);
-    ``reply_type`` comes."""
+    """One operation: its exchange and routing key, and the types of its request and its reply.
+
+    ``key`` is also the AMQP type of the request.
+    """
 
     name: str
     exchange: Exchange
@@ -50,7 +52,7 @@ RESUME = Route("resume", METADATA, "resume", admin.ResumeTarget, admin.TargetPau
 WORKERS = Route("workers", METADATA, "workers", admin.ListWorkers, admin.WorkerList)
 DRAIN = Route("drain", METADATA, "drain", admin.DrainWorker, admin.WorkerList)
 
-#: Heard by every service: each answers with its card.
+#: Broadcast to all services; each replies with its service card.
 DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discovery.ServiceCard)
 
 REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed)
@@ -68,7 +70,7 @@ RESET = Route("reset", HOST, "reset", remote_target.BareLeaseRequest, remote_tar
 TEARDOWN = Route("teardown", HOST, "teardown", remote_target.BareLeaseRequest, remote_target.LeaseResult)
 RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_target.LeaseResult)
 
-# The headers of ``protocol.md`` §2.
+# Header names (``protocol.md`` §2).
 TOKEN_HEADER = "x-quintain-session"  # noqa: S105 -- the name of a header
 REQUEST_ID_HEADER = "x-quintain-request-id"
 DEADLINE_HEADER = "x-quintain-deadline"
@@ -76,23 +78,23 @@ PROTOCOL_HEADER = "x-quintain-protocol"
 ACCEPT_HEADER = "x-quintain-accept"
 ROUTED_HEADER = "x-quintain-routed"
 
-#: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's
-#: own message interceptor writes the same header; without it the time in the queue is not known.
+#: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's own
+#: message interceptor writes the same header; without it the time in the queue is unknown.
 PUBLISHED_AT_HEADER = "timestamp_in_ms"
 
-#: What `ACCEPT_HEADER` asks for besides the one final message: pieces of the answer as they come, and a word every now
-#: and then that the call still runs.
+#: Values of `ACCEPT_HEADER`: partial messages wanted before the final one, pieces of the answer and notifications that
+#: the call is running.
 ACCEPT_CHUNKS = "chunk"
 ACCEPT_PROGRESS = "progress"
 
-#: The types of such messages.
+#: The AMQP types of partial messages.
 CHUNK_TYPE = "chunk"
 PROGRESS_TYPE = "progress"
 
-#: The version of the wire; a request that carries another is a ``bad_request``.
+#: The protocol version; a request with any other version is refused with ``bad_request``.
 PROTOCOL_VERSION = 1
 
-#: Every address.
+#: All routes.
 ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,
     *(INFO, OPEN, AMEND, CLOSE, RESERVE, RELEASE, CANCEL, LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN),

@@ -14,9 +14,9 @@ _SUFFIX = "_FILE"
 
 
 def read_secret(env: Mapping[str, str], name: str) -> str | None:
-    """The value of a variable, or of the file that stands for it; None where the environment has neither.
+    """Return the value of a variable, or of the file that ``NAME_FILE`` names; None if neither is set.
 
-    Raises `ConfigError` where it has both, and for a file that cannot be read.
+    Raises `ConfigError` if both are set, or if the file cannot be read.
     """
     value, file = env.get(name) or None, env.get(name + _SUFFIX) or None
     if file is None:
@@ -34,11 +34,11 @@ def read_secret(env: Mapping[str, str], name: str) -> str | None:
 
 
 def with_secrets(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The environment with these variables' values out of their files. Raises what `read_secret` raises."""
+    """Return the environment with the values of these variables read from their files. Raises as `read_secret` does."""
     secrets = {name: read_secret(env, name) for name in names}
     return {**env, **{name: value for name, value in secrets.items() if value is not None}}
 
 
 def without_variables(env: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
-    """The environment without these variables, and without the files that stand for them."""
+    """Return the environment without these variables and their ``NAME_FILE`` counterparts."""
     return {name: value for name, value in env.items() if not {name, name.removesuffix(_SUFFIX)} & set(names)}

@@ -16,21 +16,21 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 
 MEMORY_URL = "memory://"
 
-#: For tests of Quintain itself: the length of a worker's lease in seconds. Every process of a fleet must have the same
-#: value. All timings are scaled alike, but for how long a ledger may be silent: a test that starts a metadata service
-#: again waits for a process, which starts no faster. A value outside of the bounds is refused.
+#: For Quintain's own tests: the length of a worker's lease in seconds, the same for every process of a fleet. All
+#: timings are scaled by the same factor, except ledger_silence_seconds: a test that restarts a metadata service waits
+#: for a process, which does not start faster. A value out of bounds is refused.
 TEST_LEASE_VARIABLE = "QUINTAIN_TEST_LEASE_SECONDS"
 SHORTEST_TEST_LEASE_SECONDS, LONGEST_TEST_LEASE_SECONDS = 1.0, DEFAULT_TIMINGS.lease_seconds
 
 log = logging.getLogger(__name__)
 
-#: The words for how much is logged.
+#: The log levels by name.
 LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the environment says. None where it says nothing."""
+    """The settings read from the environment; None for variables that are not set."""
 
     broker_url: str | None
     ledger_url: str | None
@@ -45,7 +45,7 @@ class Settings:
     timings: Timings = DEFAULT_TIMINGS
 
     def require_broker_url(self) -> str:
-        """The broker's URL; raises `ConfigError` where none is named."""
+        """Return the broker's URL. Raises `ConfigError` if it is not set."""
         if self.broker_url is None:
             raise ConfigError(
                 "QUINTAIN_BROKER_URL is not set: name a broker, such as amqp://guest:guest@127.0.0.1:5672/"
@@ -53,7 +53,7 @@ class Settings:
         return self.broker_url
 
     def require_fleet_url(self) -> str:
-        """Where an evaluator reaches the fleet: the broker's URL, else a gateway's; raises `ConfigError`."""
+        """Return the broker's URL, else the gateway's. Raises `ConfigError` if neither is set."""
         if self.broker_url is None and self.gateway_url is not None:
             return self.gateway_url
         try:
@@ -64,7 +64,7 @@ class Settings:
             ) from None
 
     def require_session_token(self) -> str:
-        """The session's token; raises `ConfigError` where there is none."""
+        """Return the session's token. Raises `ConfigError` if it is not set."""
         if self.session_token is None:
             raise ConfigError(
                 "QUINTAIN_SESSION_TOKEN is not set: open a session with `quintain session open --default-target NAME`"
@@ -74,7 +74,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """How this process logs. ``level`` is None where nobody said."""
+    """The log format and level of this process; ``level`` is None if not set."""
 
     as_json: bool = False
     level: int | None = None
@@ -82,8 +82,10 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
-    """Whether spans are sent away, and whether questions and answers are in them. ``has_service_name``: the operator
-    named the service, so that we do not."""
+    """Whether to export spans, and whether to include questions and answers in them.
+
+    ``has_service_name``: the operator set the service name, so it must not be overridden.
+    """
 
     export: bool = False
     include_content: bool = False
@@ -91,15 +93,12 @@ class TraceSettings:
 
 
 def environment() -> dict[str, str]:
-    """A copy of the process's environment, to be passed down."""
+    """Return a copy of the process's environment, to be passed down."""
     return dict(os.environ)
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """The settings of this environment; what is secret in them may lie in files (`read_secret`).
-
-    Raises `ConfigError` where a value cannot be used.
-    """
+    """Read the settings; secrets may be in files (`read_secret`). Raises `ConfigError` for an invalid value."""
     admin_token = read_secret(env, "QUINTAIN_ADMIN_TOKEN")
     if admin_token is not None and len(admin_token) < 16:
         raise ConfigError("QUINTAIN_ADMIN_TOKEN is too short: any string of 16 characters or more")
@@ -147,14 +146,14 @@ def _timings(env: Mapping[str, str]) -> Timings:
 
 
 def read_log_settings(env: Mapping[str, str]) -> LogSettings:
-    """``QUINTAIN_LOG_FORMAT`` and ``QUINTAIN_LOG_LEVEL``. Raises `ConfigError` for a word that is none of theirs."""
+    """Read ``QUINTAIN_LOG_FORMAT`` and ``QUINTAIN_LOG_LEVEL``. Raises `ConfigError` for an invalid value."""
     log_format = _read_choice(env, "QUINTAIN_LOG_FORMAT", ("text", "json"))
     level = _read_choice(env, "QUINTAIN_LOG_LEVEL", LOG_LEVELS)
     return LogSettings(as_json=log_format == "json", level=None if level is None else LOG_LEVELS[level])
 
 
 def read_trace_settings(env: Mapping[str, str]) -> TraceSettings:
-    """What the standard ``OTEL_*`` variables and ``QUINTAIN_TRACE_CONTENT`` say. Raises `ConfigError`."""
+    """Read the standard ``OTEL_*`` variables and ``QUINTAIN_TRACE_CONTENT``. Raises `ConfigError`."""
     content = _read_choice(env, "QUINTAIN_TRACE_CONTENT", ("true", "false")) == "true"
     disabled = env.get("OTEL_SDK_DISABLED", "").lower() == "true"
     exporter = env.get("OTEL_TRACES_EXPORTER", "")

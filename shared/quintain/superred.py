@@ -21,31 +21,33 @@ from superred import core
 
 
 class HostedTarget(RemoteTarget, core.Target):
-    """A hosted target, of superred's own type."""
+    """A `RemoteTarget` that is also a superred `Target`."""
 
 
 @dataclass(frozen=True)
 class RemoteTargetFactory(core.TargetFactory):
-    """superred's `TargetFactory` over a hosted target. Close it when the experiment is over; a copy that
-    `dataclasses.replace` makes stands on the same leases, and is closed with it."""
+    """A superred `TargetFactory` for a hosted target; close it after the experiment.
+
+    A copy made with `dataclasses.replace` shares its leases, and is closed with it.
+    """
 
     remote: RemoteFactory = field(kw_only=True)
 
     @property
     def tags(self) -> TagRegistry:
-        """The tags that were met so far."""
+        """The tags known so far."""
         return self.remote.tags
 
     def scope(self, *names: str) -> frozenset[Any]:
-        """The tags of these names, as a scope; no package of the target's is needed here. Raises `ValueError`."""
+        """Return the tags with these names as a scope; see `RemoteFactory.scope`. Raises `ValueError`."""
         return self.remote.scope(*names)
 
     def close(self) -> None:
-        """Give the leases up and close the connection."""
+        """Release all leases and close the connection."""
         self.remote.close()
 
 
-def remote_factory(  # noqa: PLR0913 -- what `quintain.remote.factory.remote_factory` takes, in superred's words
+def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.factory.remote_factory`, typed
     name: str,
     *,
     concurrency: int = 1,
@@ -55,22 +57,24 @@ def remote_factory(  # noqa: PLR0913 -- what `quintain.remote.factory.remote_fac
     events: Iterable[type] = (),
     child_session: ChildSessionPolicy | None = None,
 ) -> RemoteTargetFactory:
-    """A superred `TargetFactory` for the target that hosts serve under this name.
+    """Create a superred `TargetFactory` for the target that hosts serve under this name.
 
-    ``prefetch`` is how many leases are kept ready: as many as run at once, where nothing is said. ``url`` is the
-    broker's (``QUINTAIN_BROKER_URL``). ``tags`` are those of a scope that was built from the target's own package;
-    `RemoteTargetFactory.scope` needs none. ``events`` are event and response classes of your own. ``child_session``
-    gives each instance a session to call models with, under ``QUINTAIN_SESSION_TOKEN``'s.
-    Raises `BrokerUnavailable`, `BrokerRefused`.
+    The parameters and errors are those of `quintain.remote.factory.remote_factory`. ``tags`` are the tags of a scope
+    that was created from the target's own package; `RemoteTargetFactory.scope` needs none.
+
+    Example::
+
+        remote = remote_factory("support-bot", concurrency=4)
+        controller = Controller(target_factory=remote, scope=remote.scope("user", "tools"), ...)
     """
-    vocabulary = superred_types().with_classes(events)
+    types = superred_types().with_classes(events)
     remote = RemoteFactory(
         name,
         concurrency=concurrency,
         prefetch=prefetch,
         url=url,
         tags=tags,
-        type_registry=vocabulary,
+        type_registry=types,
         target_class=HostedTarget,
         child_session=child_session,
     )

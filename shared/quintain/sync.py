@@ -4,7 +4,7 @@
         print(target.invoke("What is the capital of France?").raw_text)
 
 It also works while an event loop is running (Jupyter), and from several threads at once. Ctrl-C cancels the call that
-was waited for. Connections left open are closed when the program exits.
+is being waited for. Connections left open are closed when the program exits.
 """
 
 from __future__ import annotations
@@ -27,17 +27,22 @@ from quintain.errors import BusError
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-#: What connects, called on the loop's own thread.
+#: Connects a client; called on the background thread.
 ConnectFunction = Callable[[], AbstractAsyncContextManager[Client]]
 
-#: The end of a call that was taken back, and of the connection, are waited for so long, in seconds.
+#: Timeout for ending cancelled calls and closing the connection, in seconds.
 CLOSE_TIMEOUT_SECONDS = 10.0
 
 
 def connect(url: str | None = None, token: str | None = None, *, timeout_seconds: float = 30.0) -> SyncClient:
-    """A session's client, connected and proven; close it, or use it in a ``with``.
+    """Connect a session's client and verify its token; close it, or use it in a ``with`` statement.
 
-    ``url`` and ``token`` come from the environment as with `quintain.connect`, and the same errors are raised.
+    The defaults of ``url`` and ``token`` and the errors are those of `quintain.connect`.
+
+    Example::
+
+        with quintain.sync.connect() as target:
+            print(target.invoke("What is the capital of France?").raw_text)
     """
     return SyncClient(lambda: asynchronous.connect(url, token, timeout_seconds=timeout_seconds))
 
@@ -45,7 +50,7 @@ def connect(url: str | None = None, token: str | None = None, *, timeout_seconds
 def _blocking(
     method: Callable[Concatenate[Client, Parameters], Coroutine[Any, Any, Returned]],
 ) -> Callable[Concatenate[SyncClient, Parameters], Returned]:
-    """A method of `Client` as one that blocks, with the same parameters and documentation."""
+    """Return a method of `Client` as a blocking method with the same parameters and docstring."""
 
     @functools.wraps(method)
     def blocking(self: SyncClient, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
@@ -55,9 +60,14 @@ def _blocking(
 
 
 class SyncClient:
-    """One session's right to call: the methods of `quintain.Client`, each of which blocks until its answer is there.
+    """Client of one session: the methods of `quintain.Client`, each of which blocks until its result is there.
 
-    ``heard`` and ``progress`` of `send` are called on the thread in the background.
+    ``on_chunk`` and ``on_progress`` of `send` are called on the background thread.
+
+    Example::
+
+        with quintain.sync.connect() as target:
+            results = target.invoke_batch(["2 + 2?", "3 + 3?"])
     """
 
     def __init__(self, connect_async: ConnectFunction) -> None:
@@ -65,7 +75,7 @@ class SyncClient:
         self._closing = asyncio.Event()
         self._calls: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
-        # A daemon: a program that ends without closing is not kept alive by it, but closes it on its way out.
+        # A daemon thread does not keep a program alive that ends without closing; atexit closes the connection then.
         self._thread = threading.Thread(target=self._run_loop, args=(connect_async,), name="quintain", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -82,7 +92,16 @@ class SyncClient:
     open_child = _blocking(Client.open_child)
 
     def close(self) -> None:
-        """Close the connection; what other threads still wait for is taken back. Nothing happens the second time."""
+        """Close the connection and cancel calls of other threads; calling it again has no effect.
+
+        Example::
+
+            target = quintain.sync.connect()
+            try:
+                print(target.invoke("2 + 2?").raw_text)
+            finally:
+                target.close()
+        """
         atexit.unregister(self.close)
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
@@ -97,7 +116,7 @@ class SyncClient:
         self.close()
 
     def _run_blocking(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-        """The outcome of this work, done on the loop's thread; whatever interrupts the waiting cancels the work."""
+        """Run the coroutine on the background thread and return its result; an interrupt cancels it."""
         if self._closing.is_set() or not self._thread.is_alive():  # a forked process has no thread but its own
             coroutine.close()
             raise BusError("This client is closed: connect again with quintain.sync.connect()")
@@ -128,7 +147,7 @@ class SyncClient:
                 self._connected.set_exception(error)
 
     async def _stay_connected(self, connect_async: ConnectFunction) -> None:
-        """Connect, and stay connected until somebody closes: then this task is cancelled, wherever it is."""
+        """Connect, and hold the connection until `close`, which cancels this task."""
         current = asyncio.current_task()
         assert current is not None, "a coroutine that runs is a task"
         closing = asyncio.ensure_future(self._closing.wait())
@@ -138,7 +157,7 @@ class SyncClient:
             try:
                 await asyncio.Event().wait()
             finally:
-                # What is still asked is taken back while there is a connection to do it by.
+                # Cancel running calls while the connection is still open.
                 for call in self._calls:
                     call.cancel()
                 await asyncio.gather(*self._calls, return_exceptions=True)

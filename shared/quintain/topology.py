@@ -18,7 +18,7 @@ Argument = str | int | bool
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A durable exchange. What it cannot route goes to ``alternate``, where there is one."""
+    """A durable exchange; messages that it cannot route go to ``alternate``, if set."""
 
     name: str
     kind: Literal["topic", "direct", "fanout"]
@@ -32,7 +32,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A durable queue. Durations are in milliseconds; ``expires_ms`` is how long it lives unused."""
+    """A durable queue; durations are in milliseconds, ``expires_ms`` is how long it exists unused."""
 
     name: str
     kind: Literal["quorum", "classic"]
@@ -44,7 +44,7 @@ class Queue:
 
     @property
     def arguments(self) -> dict[str, Argument]:
-        """The arguments of its declaration. A bounded queue refuses the publish rather than drop its head."""
+        """The arguments of its declaration; a bounded queue rejects publishes instead of dropping its head."""
         optional: dict[str, Argument | None] = {
             "x-queue-type": self.kind,
             "x-message-ttl": self.message_ttl_ms,
@@ -60,7 +60,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What reaches the queue: this exchange's messages with this routing key."""
+    """Binds a queue to an exchange with a routing key."""
 
     exchange: Exchange
     queue: Queue
@@ -69,7 +69,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A set of things to declare, in the order exchanges, queues, bindings."""
+    """Exchanges, queues and bindings, declared in this order; add topologies with ``+``."""
 
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[Queue, ...] = ()
@@ -83,11 +83,11 @@ class Topology:
         )
 
     def without(self, queue: Queue) -> Topology:
-        """The same without this queue and what is bound to it."""
+        """Return the topology without this queue and its bindings."""
         return Topology(
             self.exchanges,
             tuple(item for item in self.queues if item.name != queue.name),
-            tuple(one for one in self.bindings if one.queue.name != queue.name),
+            tuple(item for item in self.bindings if item.queue.name != queue.name),
         )
 
 
@@ -110,14 +110,14 @@ ADMIT_QUEUE = Queue("quintain.ledger.admit", "quorum")
 SETTLE_QUEUE = Queue("quintain.ledger.settle", "quorum")
 DEAD_QUEUE = Queue("quintain.metadata.dead", "quorum")
 POISON_QUEUE = Queue("quintain.poison", "quorum")
-#: Holds one message while somebody goes through the poison queue.
+#: Holds one message while a process browses the poison queue.
 POISON_LOCK_QUEUE = Queue(
     "quintain.poison.turn", "classic", message_ttl_ms=MINUTE_MS, expires_ms=10 * MINUTE_MS, max_length=1
 )
 
 
 def target_queue(target: str) -> Queue:
-    """The queue of the calls that wait for a worker of this target."""
+    """Return the queue of calls that wait for a worker of this target."""
     return Queue(
         f"quintain.target.{target}",
         "quorum",
@@ -129,54 +129,54 @@ def target_queue(target: str) -> Queue:
 
 
 def target_topology(target: str) -> Topology:
-    """The queue of a target, bound where invoke requests arrive."""
+    """Return the topology of a target: its queue, bound to the exchange of invoke requests."""
     queue = target_queue(target)
     return Topology((UNROUTED, INVOKE, DEAD), (queue,), (Binding(INVOKE, queue, target),))
 
 
 def reply_topology(queue_name: str, key: str) -> Topology:
-    """A client's reply queue under its own key: durable and not exclusive, so that a reconnect finds it again."""
+    """Return the topology of a client's reply queue; durable and not exclusive, so that it survives a reconnect."""
     queue = Queue(queue_name, "classic", expires_ms=10 * MINUTE_MS)
     return Topology((REPLY,), (queue,), (Binding(REPLY, queue, key),))
 
 
 def cancel_topology(random: str) -> Topology:
-    """One worker's queue of cancellations, named by the worker, so that a reconnect finds what came meanwhile."""
+    """Return the topology of one worker's queue for cancellations, which survives a reconnect."""
     queue = Queue(f"quintain.cancel.{random}", "classic", expires_ms=MINUTE_MS)
     return Topology((CANCEL,), (queue,), (Binding(CANCEL, queue),))
 
 
 def discovery_topology(random: str) -> Topology:
-    """Where one process hears who asks for it. What it does not hear in time is of no use."""
+    """Return the topology of one process's queue for discovery requests, which expire quickly."""
     queue = Queue(f"quintain.discovery.{random}", "classic", message_ttl_ms=10 * SECOND_MS, expires_ms=MINUTE_MS)
     return Topology((DISCOVERY, REPLY), (queue,), (Binding(DISCOVERY, queue),))
 
 
 def host_topology(target: str) -> Topology:
-    """Where leases of a hosted target are asked for: whichever host has a free slot takes the next request."""
+    """Return the topology of the queue of lease requests, which all hosts of the target consume."""
     queue = Queue(f"quintain.host.{target}", "quorum")
     return Topology((HOST, RUN, REPLY), (queue,), (Binding(HOST, queue, target),))
 
 
 def lease_topology(lease_id: str) -> Topology:
-    """One lease's own queue, for everything asked of its instance. No target's name has a slash."""
+    """Return the topology of a lease's request queue; its key cannot equal a target's name, which has no slash."""
     queue = Queue(f"quintain.lease.{lease_id}", "classic", expires_ms=10 * MINUTE_MS)
     return Topology((HOST,), (queue,), (Binding(HOST, queue, f"lease/{lease_id}"),))
 
 
 def run_topology(run_id: str) -> Topology:
-    """What one run says to its controller."""
+    """Return the topology of the queue for a run's output."""
     queue = Queue(f"quintain.run.{run_id}", "classic", expires_ms=10 * MINUTE_MS)
     return Topology((RUN,), (queue,), (Binding(RUN, queue, run_id),))
 
 
-#: The operations that a token opens: an evaluator's, then an administrator's.
+#: The operations authorized by a token: those of sessions, then those of administrators.
 OPERATION_KEYS = (
     *("info", "open", "amend", "close", "reserve", "release", "cancel"),
     *("list", "show", "targets", "pause", "resume", "workers", "drain"),
 )
 
-#: What the metadata service stands on.
+#: The topology that the metadata service needs.
 METADATA_TOPOLOGY = Topology(
     (UNROUTED, INVOKE, METADATA, LEDGER, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
@@ -190,9 +190,9 @@ METADATA_TOPOLOGY = Topology(
     ),
 )
 
-#: What an evaluator needs to exist before it may publish.
+#: The topology that a client needs before it may publish.
 EVALUATOR_TOPOLOGY = Topology((UNROUTED, INVOKE, METADATA, REPLY))
 
-#: What an operator who looks at the poison queue needs.
+#: The topology needed for browsing the poison queue.
 POISON_TOPOLOGY = Topology((POISON,), (POISON_QUEUE,), (Binding(POISON, POISON_QUEUE),))
 POISON_LOCK_TOPOLOGY = Topology((POISON_LOCK,), (POISON_LOCK_QUEUE,), (Binding(POISON_LOCK, POISON_LOCK_QUEUE),))

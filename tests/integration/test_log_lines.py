@@ -38,13 +38,13 @@ def logged_call(fleet: ProcessFleet, log_format: str) -> tuple[str, str]:
     gone.reply_key = "nobody"
     headers: dict[str, object] = {"x-quintain-request-id": HOSTILE, "traceparent": THEIRS}
     gone.publish({"question": "a secret"}, key="echo", headers=headers)
-    worker.wait_for_output("Nobody waits")
+    worker.wait_for_output("reply queue is gone or full")
     assert worker.stop() == 0
     gone.close()
     text = worker.read_output()
     assert "a secret" not in text
     assert token not in text
-    [line] = [line for line in text.splitlines() if "Nobody waits" in line]
+    [line] = [line for line in text.splitlines() if "reply queue is gone or full" in line]
     return line, token
 
 

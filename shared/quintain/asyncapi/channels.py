@@ -39,20 +39,20 @@ from quintain.topology import (
 
 _VERSION = {"bindingVersion": "0.3.0"}
 
-#: What stands in an address for a part that differs, and what it is.
+#: The parameters of channel addresses, each with its description.
 PARAMETERS = {
-    "target": "A target's name",
-    "lease": "A lease's id, as its answer said it",
+    "target": "The name of a target",
+    "lease": "The id of a lease, as given in the reply to the lease request",
     "run": "A random id",
-    "reply": "A key of the asker's own, which ends in at least 128 random bits",
-    "user": "Who asks",
+    "reply": "A key chosen by the client, which ends in at least 128 random bits",
+    "user": "The broker user of the client",
     "worker": "A random id",
     "service": "A random id",
 }
 
 
 def channel_of(route: Route[Any, Any]) -> str:
-    """The name of the channel on which a route is asked."""
+    """Return the name of the channel on which requests of a route are published."""
     exchange_name = route.exchange.name.removeprefix("quintain.")
     if route is INVOKE or route is LEASE:
         return exchange_name
@@ -60,14 +60,14 @@ def channel_of(route: Route[Any, Any]) -> str:
 
 
 def address_of(route: Route[Any, Any]) -> str:
-    """The routing key, with what differs in braces."""
+    """Return the routing key of a route, with variable parts in braces."""
     if route is INVOKE or route is LEASE:
         return "{target}"
     return "lease/{lease}" if route.exchange is HOST else route.key
 
 
 def channels() -> Node:
-    """Every channel, by name."""
+    """Return every channel by its name."""
     channels_by_name: Node = {}
     for route in ROUTES:
         node = channels_by_name.setdefault(channel_of(route), _exchange(route.exchange, address_of(route)))
@@ -81,7 +81,7 @@ def channels() -> Node:
 
 
 def queues() -> Node:
-    """Every queue, by ``queue.`` and its name: what it is declared with, and what is bound to it."""
+    """Return every queue by ``queue.`` and its name, with its declaration and its bindings."""
     topology = METADATA_TOPOLOGY
     for part in (
         target_topology("{target}"),

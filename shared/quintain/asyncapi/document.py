@@ -27,12 +27,13 @@ from quintain.routes import INVOKE, ROUTES, Route
 _DESCRIPTION = """\
 Call any model or agent by name, through RabbitMQ, under one budget that cannot be overspent.
 
-Operations say what the services do. A client publishes with `mandatory` and confirms, and hears answers under the key \
-that it named in `reply_to`, on the exchange `quintain.reply`. `null` is as good as absent, unknown keys are ignored."""
+Operations are described from the services' side. A client publishes with `mandatory` and publisher confirms, and \
+receives replies on the exchange `quintain.reply`, under the routing key that it named in `reply_to`. `null` equals \
+absent, unknown keys are ignored."""
 
 
 def asyncapi_document() -> Node:
-    """The AsyncAPI 3 document of this release."""
+    """Return the AsyncAPI 3 document of this release."""
     return {
         "asyncapi": "3.0.0",
         "info": {

@@ -23,52 +23,52 @@ from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 
 Node = dict[str, Any]
 
-#: A whole number, which may be written as text.
+#: A whole number, which may be sent as a string of digits.
 _NUMBER: Node = {"oneOf": [{"type": "integer"}, {"type": "string", "pattern": "^[0-9]{1,18}$"}]}
 
-REPLY_TO: Node = {"type": "string", "description": "AMQP property: the key under which the asker's queue hears replies"}
-CORRELATION_ID: Node = {"type": "string", "description": "AMQP property: the same in question and answer"}
+REPLY_TO: Node = {"type": "string", "description": "AMQP property: the routing key of the client's reply queue"}
+CORRELATION_ID: Node = {"type": "string", "description": "AMQP property: the same in request and reply"}
 TARGET_NAME: Node = {"type": "string", "pattern": TARGET_NAME_PATTERN}
 
-_TOKEN: Node = {"type": "string", "description": "The session's token; the admin token where an operation takes it"}
+_TOKEN: Node = {"type": "string", "description": "The session's token; the admin token for operations that accept it"}
 _REQUEST_ID: Node = {"type": "string", "minLength": 1, "maxLength": 128, "description": "The idempotency key"}
-_TRACEPARENT: Node = {"type": "string", "description": "W3C trace context; a malformed one is none"}
+_TRACEPARENT: Node = {"type": "string", "description": "W3C trace context; a malformed one is ignored"}
 
 _CALL: Node = {
     TOKEN_HEADER: _TOKEN,
-    REQUEST_ID_HEADER: {**_REQUEST_ID, "description": "The idempotency key; without it the correlation id serves"},
+    REQUEST_ID_HEADER: {**_REQUEST_ID, "description": "The idempotency key; the correlation id if absent"},
     DEADLINE_HEADER: {**_NUMBER, "description": "Milliseconds since the epoch, at most 25 minutes ahead"},
-    PROTOCOL_HEADER: {**_NUMBER, "description": "The version of the wire", "default": PROTOCOL_VERSION},
-    ACCEPT_HEADER: {"type": "string", "description": "What else is wanted, separated by commas: chunk"},
-    PUBLISHED_AT_HEADER: {"type": "integer", "description": "When it was published, in milliseconds since the epoch"},
-    ROUTED_HEADER: {"type": "integer", "description": "The metadata service has routed it"},
+    PROTOCOL_HEADER: {**_NUMBER, "description": "The protocol version", "default": PROTOCOL_VERSION},
+    ACCEPT_HEADER: {"type": "string", "description": "Partial messages wanted, comma-separated: chunk, progress"},
+    PUBLISHED_AT_HEADER: {"type": "integer", "description": "Publish time, in milliseconds since the epoch"},
+    ROUTED_HEADER: {"type": "integer", "description": "Present if the metadata service has routed the request"},
     TRACEPARENT_HEADER: _TRACEPARENT,
 }
 
 
 def invoke_headers() -> Node:
-    """Of an invoke request."""
+    """Return the headers of an invoke request."""
     return _object(_CALL | _reply_properties(), TOKEN_HEADER, "reply_to", "correlation_id")
 
 
 def operation_headers() -> Node:
-    """Of what a token opens."""
+    """Return the headers of an operation that is authorized by a token."""
     own = {TOKEN_HEADER: _TOKEN, TRACEPARENT_HEADER: _TRACEPARENT}
     return _object(own | _reply_properties(), TOKEN_HEADER, "reply_to", "correlation_id")
 
 
 def service_request_headers() -> Node:
-    """Of what the services ask each other: the broker's permissions are all the right it takes."""
+    """Return the headers of requests between services, which are authorized by broker permissions alone."""
     return _object({TRACEPARENT_HEADER: _TRACEPARENT} | _reply_properties(), "reply_to", "correlation_id")
 
 
 def one_way_headers() -> Node:
-    """Of what nobody answers."""
+    """Return the headers of messages that have no reply."""
     return _object({})
 
 
 def reply_headers() -> Node:
-    """Of every answer; the request's id is there where a call is answered."""
+    """Return the headers of every reply; the request id is present in replies to calls."""
     return _object({REQUEST_ID_HEADER: _REQUEST_ID, "correlation_id": CORRELATION_ID}, "correlation_id")
 
 

@@ -23,13 +23,13 @@ from quintain.contracts.remote_target import RUN_INPUT_TYPE, RUN_OUTPUT_TYPE, Ru
 from quintain.routes import CHUNK_TYPE, INVOKE, PROGRESS_TYPE, ROUTES, Route
 from quintain.topology import METADATA
 
-#: Where the schemas are, in the document.
+#: The path of a schema inside the document.
 _REF = "#/components/schemas/{model}"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDefinition:
-    """One kind of message. ``amqp_type`` is AMQP's property ``type``, which says how the body is to be read."""
+    """One kind of message; ``amqp_type`` is the AMQP property ``type``, which identifies the format of the body."""
 
     name: str
     amqp_type: str
@@ -37,7 +37,7 @@ class MessageDefinition:
     headers: Node
 
     def to_message_object(self) -> Node:
-        """The message object."""
+        """Return the AsyncAPI message object."""
         summary_words = (self.body.__doc__ or "").split("\n\n")[0].split()
         has_correlation_id = "correlation_id" in self.headers["properties"]
         return {
@@ -52,7 +52,7 @@ class MessageDefinition:
 
 
 def request_message(route: Route[Any, Any]) -> MessageDefinition:
-    """The question of a route. The kind is what its messages carry: on ``quintain.invoke`` the key is a target's."""
+    """Return the request message of a route; its AMQP type is the routing key, or the route's name if that varies."""
     if route is INVOKE:
         headers = invoke_headers()
     elif not has_reply(route):
@@ -63,12 +63,12 @@ def request_message(route: Route[Any, Any]) -> MessageDefinition:
 
 
 def result_message(route: Route[Any, Any]) -> MessageDefinition:
-    """The answer of a route that has one."""
+    """Return the result message of a route that has a reply."""
     return MessageDefinition(f"{route.name}.result", "result", route.reply_type, reply_headers())
 
 
 def has_reply(route: Route[Any, Any]) -> bool:
-    """Whether anybody answers."""
+    """Return whether requests of this route get a reply."""
     return route.reply_type is not Message
 
 
@@ -79,7 +79,7 @@ CANCEL_BROADCAST = MessageDefinition("calls_taken_back", "cancel", CancelBroadca
 RUN_OUTPUT = MessageDefinition(RUN_OUTPUT_TYPE, RUN_OUTPUT_TYPE, RunOutput, one_way_headers())
 RUN_INPUT = MessageDefinition(RUN_INPUT_TYPE, RUN_INPUT_TYPE, RunInput, one_way_headers())
 
-#: Everything that is said.
+#: Every message of the protocol.
 MESSAGES: tuple[MessageDefinition, ...] = (
     *(request_message(route) for route in ROUTES),
     *(result_message(route) for route in ROUTES if has_reply(route)),
@@ -88,8 +88,7 @@ MESSAGES: tuple[MessageDefinition, ...] = (
 
 
 def body_schemas(messages: Iterable[MessageDefinition]) -> Node:
-    """The schemas of their bodies, with all they are made of. ``null`` is as good as absent; unknown keys are
-    ignored."""
+    """Return the JSON schemas of the messages' bodies and of all nested models."""
     models = dict.fromkeys(message.body for message in messages)
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions_by_name: Node = definitions["$defs"]

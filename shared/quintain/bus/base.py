@@ -21,19 +21,22 @@ from quintain.topology import Exchange, Queue, Topology
 
 HeaderValue = str | int | float | bool | None
 
-#: How long a publish may take where the caller names no time, in seconds.
+#: Default timeout of a publish, in seconds.
 PUBLISH_TIMEOUT_SECONDS = 30.0
 
-#: How long an exchange that only its owner may declare is waited for, in seconds.
+#: How long `Bus.declare` waits for an exchange that only another user may declare, in seconds.
 EXCHANGE_WAIT_SECONDS = 30.0
 
-#: How long the deletion of a queue may take where the caller names no time, in seconds.
+#: Default timeout of deleting a queue, in seconds.
 DELETE_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message to publish. ``expiration_ms`` only cleans up, late: a queue expires at its head."""
+    """A message to publish.
+
+    ``expiration_ms`` only cleans up, and late: a queue drops expired messages at its head only.
+    """
 
     body: bytes
     type: str
@@ -45,46 +48,63 @@ class Envelope:
 
 
 class Delivery(Protocol):
-    """A message that arrived. Exactly one of `ack`, `requeue` and `dead_letter` ends it."""
+    """A received message; the handler settles it with exactly one of `ack`, `requeue` and `dead_letter`."""
 
     @property
-    def body(self) -> bytes: ...
+    def body(self) -> bytes:
+        """The message's body."""
+
     @property
-    def type(self) -> str: ...
+    def type(self) -> str:
+        """The AMQP property ``type``, empty if absent."""
+
     @property
-    def correlation_id(self) -> str | None: ...
+    def correlation_id(self) -> str | None:
+        """The AMQP property ``correlation_id``."""
+
     @property
-    def reply_to(self) -> str | None: ...
+    def reply_to(self) -> str | None:
+        """The AMQP property ``reply_to``: the routing key for the reply."""
+
     @property
-    def headers(self) -> Mapping[str, object]: ...
+    def headers(self) -> Mapping[str, object]:
+        """The message's headers."""
+
     @property
-    def expiration_ms(self) -> int | None: ...
+    def expiration_ms(self) -> int | None:
+        """The message's time to live in milliseconds, None for no limit."""
+
     @property
-    def exchange(self) -> str: ...
+    def exchange(self) -> str:
+        """The exchange the message was published to."""
+
     @property
-    def routing_key(self) -> str: ...
+    def routing_key(self) -> str:
+        """The routing key the message was published with."""
+
     @property
-    def redelivered(self) -> bool: ...
+    def redelivered(self) -> bool:
+        """Whether the message was delivered before."""
 
     async def ack(self) -> None:
-        """It is done; the broker may forget it."""
+        """Acknowledge the message: the broker removes it."""
 
     async def requeue(self) -> None:
-        """Give it back; it counts as a delivery."""
+        """Return the message to the queue; this counts as a delivery."""
 
     async def dead_letter(self) -> None:
-        """Nobody here can use it: to the queue's dead-letter exchange, or away where there is none."""
+        """Reject the message: it goes to the queue's dead-letter exchange, or is dropped if the queue has none."""
 
 
 Handler = Callable[[Delivery], Awaitable[None]]
 
-#: Told that messages may have been lost with a queue; it returns at once and raises nothing.
+#: Called when messages may have been lost with a queue; it must return at once and must not raise.
 OnQueueLost = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a consumer was asked for: see `Bus.consume`."""
+    """The arguments of `Bus.consume`."""
 
     queue: Queue
     handler: Handler
@@ -93,40 +113,45 @@ class Subscription:
 
 
 class Consumer(Protocol):
-    """A queue being consumed."""
+    """A consumer of one queue."""
 
     @property
     def active(self) -> bool:
-        """Whether the broker delivers to it right now."""
+        """Whether the broker currently delivers to this consumer."""
 
     async def cancel(self) -> None:
-        """Take no more; what was taken runs on."""
+        """Stop receiving messages; running handlers continue."""
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Cancel, and wait for the running handlers; False when some were still running, and were cancelled."""
+        """Cancel, and wait up to ``timeout_seconds`` for running handlers.
+
+        Returns False if handlers were still running after the timeout; those are cancelled.
+        """
 
 
 class Bus(Protocol):
-    """A connection to a broker, kept up."""
+    """A connection to a message broker that reconnects by itself."""
 
     @property
     def user(self) -> str:
-        """The broker's user of this connection, by whom its own queues are named: rights go by that name."""
+        """The broker user of this connection; names of its own queues contain it, because permissions match on it."""
 
     @property
     def connected(self) -> bool:
-        """Whether the broker can be spoken to right now."""
+        """Whether the connection is currently open."""
 
     @property
     def reconnects(self) -> int:
-        """How often a connection was lost and made again."""
+        """How many times a connection was lost and opened again."""
 
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
-        """Make these exist; where they are ``redeclare``, declared again by itself whenever the connection is rebuilt.
+        """Declare exchanges, queues and bindings.
 
-        An exchange that is there already is taken as it is, whoever made it. One that is not, and that this user may
-        not declare, is waited for (`BrokerRefused` after `EXCHANGE_WAIT_SECONDS`): the service that owns it declares
-        it. Raises `BrokerRefused`, `BrokerUnavailable`.
+        With ``redeclare`` they are declared again after every reconnect. An exchange that exists already is used as it
+        is, regardless of who declared it. One that is missing and that this user may not declare is waited for, up to
+        `EXCHANGE_WAIT_SECONDS`, because the service that owns it declares it.
+
+        Raises `BrokerRefused`, `BrokerUnavailable`.
         """
 
     async def publish(
@@ -137,22 +162,27 @@ class Bus(Protocol):
         *,
         timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS,
     ) -> None:
-        """Publish, mandatory and confirmed. Raises `Unroutable`, `QueueFull`, `BrokerUnavailable`."""
+        """Publish with ``mandatory``, and wait for the broker's confirm.
+
+        Raises `Unroutable`, `QueueFull`, and `BrokerUnavailable` after the timeout.
+        """
 
     async def consume(
         self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
     ) -> Consumer:
-        """Hand the queue's messages to the handler, at most ``prefetch`` at once; the queue must be declared.
+        """Call ``handler`` for each message of a declared queue, with at most ``prefetch`` unsettled messages at once.
 
-        ``on_queue_lost`` is called when the queue was found gone (deleted, expired, lost by the broker), or when
-        attaching to it again keeps failing although the connection stands. The consumer lives on and goes on trying;
-        it may be told more than once, and of nothing before it was attached for the first time.
+        ``on_queue_lost`` is called when the queue was deleted, has expired or was lost by the broker, or when consuming
+        it keeps failing although the connection is open. The consumer keeps retrying afterwards. The callback may be
+        called more than once, but never before the consumer was attached for the first time.
         """
 
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
-        """Delete a queue with what it holds, and declare it no more; its consumer must be cancelled. One that is
-        not there is no error. Raises `BrokerUnavailable` after the timeout (seconds): it is declared no more all
-        the same."""
+        """Delete a queue with its messages, and stop redeclaring it; its consumer must be cancelled before.
+
+        A queue that does not exist is no error. Raises `BrokerUnavailable` after the timeout (seconds); even then the
+        queue is not redeclared.
+        """
 
     async def close(self) -> None:
-        """Let go: running handlers are cancelled, what they had not settled is delivered again."""
+        """Close the connection: running handlers are cancelled, and their unsettled messages are redelivered."""

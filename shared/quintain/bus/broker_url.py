@@ -10,28 +10,28 @@ from urllib.parse import unquote, urlsplit
 
 HEARTBEAT_SECONDS = 15
 
-#: A comma that the next URL follows; any other may be of a password.
+#: A comma that is followed by another URL; any other comma may be part of a password.
 _URL_SEPARATOR = re.compile(r",\s*(?=amqps?://)")
 
 
 def node_urls(urls: str) -> tuple[str, ...]:
-    """The URL of each node, with our heartbeat where it names none: a silent peer is noticed in under a minute."""
+    """Return the URL of each node, with a heartbeat of `HEARTBEAT_SECONDS` added where the URL names none."""
     return tuple(_with_heartbeat(url) for url in _URL_SEPARATOR.split(urls.strip()))
 
 
 def round_robin(nodes: tuple[str, ...]) -> Iterator[str]:
-    """The nodes round and round, for ever. It begins anywhere: a cluster's clients are not all on its first node."""
+    """Iterate over the nodes for ever, starting at a random one so that clients spread over the cluster."""
     first = random.randrange(len(nodes))  # noqa: S311 -- spread, not a secret
     return itertools.cycle(nodes[first:] + nodes[:first])
 
 
 def url_user(urls: str) -> str:
-    """The broker's user of this URL; ``guest`` where it names none. A cluster's nodes have the same users."""
+    """Return the broker user in the URL, ``guest`` if it names none."""
     return unquote(urlsplit(_URL_SEPARATOR.split(urls.strip())[0]).username or "guest")
 
 
 def without_password(urls: str) -> str:
-    """The URL without its password; of a cluster every node's."""
+    """Return the URL, or the URLs of all nodes, without passwords."""
     return ", ".join(_without_password(url) for url in _URL_SEPARATOR.split(urls.strip()))
 
 

@@ -11,7 +11,11 @@ from quintain.errors import ConfigError
 async def connect_bus(
     url: str, name: str = "client", *, memory: MemoryBroker | None = None, timeout_seconds: float = 30.0
 ) -> Bus:
-    """A connected bus. Raises `ConfigError` for another scheme, `BrokerUnavailable`, `BrokerRefused`."""
+    """Connect a bus to the broker at this URL.
+
+    ``memory`` is the broker of a ``memory://`` URL. Raises `ConfigError` for an unknown scheme, `BrokerUnavailable`
+    after the timeout, and `BrokerRefused`.
+    """
     if url.startswith("memory://"):
         if memory is None:
             raise ConfigError(

@@ -18,14 +18,14 @@ class HandlerTasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, handler: Handler, delivery: Delivery) -> None:
-        """Run the handler on this delivery."""
-        # In a context of its own: in one process, what its publisher was about is not what its handler is about.
+        """Start a task that runs the handler on this delivery."""
+        # An empty context: with the memory transport the publisher's log ids and trace must not leak into the handler.
         task = contextvars.Context().run(asyncio.get_running_loop().create_task, self._run(handler, delivery))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     async def finish(self, timeout_seconds: float) -> bool:
-        """Wait for all of them; after the timeout (seconds) cancel the rest and return False."""
+        """Wait for all running handlers; after the timeout (seconds) cancel the rest and return False."""
         current = asyncio.current_task()
         running = {task for task in self._running if task is not current}
         if not running:
@@ -45,7 +45,7 @@ class HandlerTasks:
         except asyncio.CancelledError:
             raise
         except Exception:
-            # A handler answers its caller itself; what escapes is a defect. The message comes again, counted,
-            # and ends as a dead letter rather than in a loop without end.
+            # Handlers report errors to their callers themselves, so this is a bug. The message is redelivered, and the
+            # delivery limit turns it into a dead letter instead of an endless loop.
             log.exception("The handler of a message to %s failed; it will be delivered again", delivery.exchange)
             await delivery.requeue()

@@ -24,7 +24,14 @@ from quintain.topology import Exchange, Queue, Topology
 
 
 class MemoryBroker:
-    """Exchanges, queues and bindings, in this process."""
+    """An in-memory broker: exchanges, queues and bindings in this process.
+
+    Example::
+
+        broker = MemoryBroker()
+        bus = broker.connect()
+        await bus.declare(topology)
+    """
 
     def __init__(self) -> None:
         self._exchanges: dict[str, Exchange] = {}
@@ -32,11 +39,11 @@ class MemoryBroker:
         self._queues: dict[str, MemoryQueue] = {}
 
     def connect(self) -> MemoryBus:
-        """A connection of one's own: what it had taken and not settled comes back when it goes."""
+        """Return a new connection; closing it returns its unsettled messages to their queues."""
         return MemoryBus(self)
 
     def declare(self, topology: Topology) -> None:
-        """Make these exist."""
+        """Declare exchanges, queues and bindings; existing ones stay as they are."""
         for exchange in topology.exchanges:
             self._exchanges.setdefault(exchange.name, exchange)
             self._bindings.setdefault(exchange.name, [])
@@ -50,7 +57,7 @@ class MemoryBroker:
                 self._bindings[binding.exchange.name].append(binding_key)
 
     def publish(self, exchange: str, key: str, envelope: Envelope) -> None:
-        """Route to every bound queue, or to none. Raises `Unroutable`, `QueueFull`."""
+        """Route a message to every bound queue. Raises `Unroutable`, `QueueFull`."""
         queues, exchange_name = self._route(exchange, key)
         if not queues:
             raise Unroutable(f"Nothing is bound to {exchange} for {key!r}")
@@ -60,13 +67,13 @@ class MemoryBroker:
             queue.put(envelope, exchange_name, key, dict(envelope.headers))
 
     def queue(self, name: str) -> MemoryQueue:
-        """The queue of this name. Raises `BusError` where none is."""
+        """Return the queue of this name. Raises `BusError` if it does not exist."""
         if name not in self._queues:
             raise BusError(f"There is no queue {name}")
         return self._queues[name]
 
     def delete_queue(self, name: str) -> None:
-        """Delete a queue with what it holds; its consumers are told."""
+        """Delete a queue with its messages, and notify its consumers."""
         queue = self.queue(name)
         consumers, queue.consumers = queue.consumers, deque()
         for consumer in consumers:
@@ -74,11 +81,11 @@ class MemoryBroker:
         self._remove(queue)
 
     def has_queue(self, name: str) -> bool:
-        """Whether there is a queue of this name."""
+        """Return whether a queue of this name exists."""
         return name in self._queues
 
     def close(self) -> None:
-        """Stop the clocks of all queues."""
+        """Stop the timers of all queues."""
         for queue in self._queues.values():
             queue.close()
 
@@ -131,9 +138,11 @@ class MemoryBus:
 
     @property
     def connected(self) -> bool:
+        """Whether the connection is open."""
         return not self._closed
 
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
+        """Implements `Bus.declare`."""
         if redeclare:
             self._redeclared_topology += topology
         self._broker.declare(topology)
@@ -141,15 +150,17 @@ class MemoryBus:
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
+        """Implements `Bus.publish`; the timeout has no effect, because an in-memory publish cannot block."""
         if self._closed:
             raise BrokerUnavailable("This connection is closed")
-        # A confirm takes a turn of the loop, as over a socket; nothing here can take longer than the timeout.
+        # One iteration of the event loop, as a publisher confirm over a socket needs at least.
         await asyncio.sleep(0)
         self._broker.publish(exchange.name, key, envelope)
 
     async def consume(
         self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
     ) -> Consumer:
+        """Implements `Bus.consume`."""
         if self._closed:
             raise BrokerUnavailable("This connection is closed")
         consumer = MemoryConsumer(
@@ -163,6 +174,7 @@ class MemoryBus:
         return consumer
 
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
+        """Implements `Bus.delete`."""
         self._redeclared_topology = self._redeclared_topology.without(queue)
         if self._closed:
             raise BrokerUnavailable("This connection is closed")
@@ -171,18 +183,19 @@ class MemoryBus:
             self._broker.delete_queue(queue.name)
 
     def drop_connection(self) -> None:
-        """Lose the connection, as a broken network does: for tests."""
+        """Simulate the loss of the connection, for tests."""
         self.reconnects += 1
         for consumer in list(self._consumers):
             consumer.on_connection_lost()
 
     async def close(self) -> None:
+        """Implements `Bus.close`."""
         self._closed = True
         for consumer in list(self._consumers):
             await consumer.drain(0)
 
     def _redeclare(self) -> None:
-        # Looked for before they are made again.
+        # Report lost queues first: declaring them again would hide the loss.
         for consumer in list(self._consumers):
             consumer.report_lost_queue()
         self._broker.declare(self._redeclared_topology)

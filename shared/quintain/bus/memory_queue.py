@@ -19,7 +19,7 @@ from quintain.topology import Queue, Topology
 
 @dataclass(slots=True, eq=False)
 class QueuedMessage:
-    """A message in a queue. ``expires_at`` is in the loop's seconds, None for never."""
+    """A message in a queue; ``expires_at`` is in seconds of the event loop's clock, None for never."""
 
     envelope: Envelope
     exchange: str
@@ -30,27 +30,27 @@ class QueuedMessage:
 
 
 class QueueConsumer(Protocol):
-    """Who takes messages from a queue."""
+    """The consumer side of a queue."""
 
     @property
     def has_capacity(self) -> bool:
-        """Whether it may take another one."""
+        """Whether another message may be delivered, given the prefetch."""
 
     def deliver(self, queue: MemoryQueue, message: QueuedMessage) -> None:
-        """Take this message; it is the taker's until it settles it."""
+        """Deliver a message to the consumer, which must settle it."""
 
     def on_connection_lost(self, *, queue_deleted: bool = False) -> None:
-        """Hear that the connection went, or the queue itself."""
+        """Handle the loss of the connection, or with ``queue_deleted`` the deletion of the queue."""
 
 
 @dataclass(slots=True, eq=False)
 class MemoryQueue:
-    """Messages in order, and those who take them in turn."""
+    """A queue: ready messages in order, and its consumers in round-robin order."""
 
     spec: Queue
-    #: What to do with a message that ends here: (message, reason) as RabbitMQ names them.
+    #: Called with (queue, message, reason) for a message that is dead-lettered; reasons as RabbitMQ names them.
     dead_letter: Callable[[MemoryQueue, QueuedMessage, str], None]
-    #: What to do when it has been unused for its ``expires_ms``.
+    #: Called when the queue had no consumer for ``expires_ms``.
     on_expired: Callable[[MemoryQueue], None]
     ready: deque[QueuedMessage] = field(default_factory=deque)
     consumers: deque[QueueConsumer] = field(default_factory=deque)
@@ -59,18 +59,18 @@ class MemoryQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether a publish is refused."""
+        """Whether the queue is at its maximum length, so that a publish is rejected."""
         return self.spec.max_length is not None and len(self.ready) >= self.spec.max_length
 
     def put(self, envelope: Envelope, exchange: str, key: str, headers: Mapping[str, object]) -> None:
-        """Take a message at the end."""
+        """Append a message and deliver it if a consumer has capacity."""
         ttls_ms = [ms for ms in (envelope.expiration_ms, self.spec.message_ttl_ms) if ms is not None]
         expires_at = asyncio.get_running_loop().time() + min(ttls_ms) / 1000 if ttls_ms else None
         self.ready.append(QueuedMessage(envelope, exchange, key, expires_at, headers))
         self.deliver_ready()
 
     def requeue(self, message: QueuedMessage) -> None:
-        """Take a message back at the head; past the delivery limit it is dead."""
+        """Return a message to the head of the queue, or dead-letter it if it exceeds the delivery limit."""
         message.return_count += 1
         if self.spec.delivery_limit is not None and message.return_count > self.spec.delivery_limit:
             self.dead_letter(self, message, "delivery_limit")
@@ -79,7 +79,7 @@ class MemoryQueue:
         self.deliver_ready()
 
     def attach(self, consumer: QueueConsumer) -> None:
-        """Deliver to this taker, too."""
+        """Add a consumer."""
         self.consumers.append(consumer)
         if self._queue_expiry_timer is not None:
             self._queue_expiry_timer.cancel()
@@ -87,20 +87,20 @@ class MemoryQueue:
         self.deliver_ready()
 
     def detach(self, consumer: QueueConsumer) -> None:
-        """Deliver to this taker no more."""
+        """Remove a consumer."""
         if consumer in self.consumers:
             self.consumers.remove(consumer)
         if not self.consumers:
             self.start_expiry_timer()
 
     def start_expiry_timer(self) -> None:
-        """Start the clock of an unused queue."""
+        """Start the timer after which the unused queue is deleted."""
         if self.spec.expires_ms is not None and self._queue_expiry_timer is None:
             loop = asyncio.get_running_loop()
             self._queue_expiry_timer = loop.call_later(self.spec.expires_ms / 1000, self.on_expired, self)
 
     def deliver_ready(self) -> None:
-        """Deliver what can be delivered, in turn; drop what has expired at the head."""
+        """Deliver ready messages round-robin while consumers have capacity; dead-letter expired ones at the head."""
         while self.ready:
             if self._head_expired():
                 self.dead_letter(self, self.ready.popleft(), "expired")
@@ -129,7 +129,7 @@ class MemoryQueue:
         return expires_at is not None and expires_at <= asyncio.get_running_loop().time()
 
     def _start_head_expiry_timer(self) -> None:
-        """Look again when the head expires: a timer set for a head before it does no harm, and looks again too."""
+        """Schedule a pass for when the head message expires; an earlier timer is kept, as it reschedules itself."""
         expires_at = self.ready[0].expires_at
         if expires_at is None or (self._head_expiry_timer is not None and self._head_expiry_timer.when() <= expires_at):
             return
@@ -143,21 +143,21 @@ class MemoryQueue:
 
 
 class QueueRegistry(Protocol):
-    """The broker, as far as a consumer goes."""
+    """The part of the broker that a consumer uses."""
 
     def declare(self, topology: Topology) -> None:
-        """Make these exist."""
+        """Declare exchanges, queues and bindings."""
 
     def queue(self, name: str) -> MemoryQueue:
-        """The queue of this name."""
+        """Return the queue of this name."""
 
     def has_queue(self, name: str) -> bool:
-        """Whether there is one."""
+        """Return whether a queue of this name exists."""
 
 
 @dataclass(slots=True, eq=False)
 class MemoryDelivery:
-    """A message that arrived over the memory transport."""
+    """A `Delivery` of the memory transport; the protocol documents its members."""
 
     _message: QueuedMessage
     _queue: MemoryQueue
@@ -216,11 +216,11 @@ class MemoryDelivery:
 
 @dataclass(slots=True, eq=False)
 class MemoryConsumer:
-    """A queue being consumed over the memory transport."""
+    """A `Consumer` of the memory transport, and the `QueueConsumer` of its queue; they document its members."""
 
     _broker: QueueRegistry
     _subscription: Subscription
-    #: Makes exist again what its bus declared.
+    #: Redeclares the topology of the consumer's bus.
     _redeclare: Callable[[], None]
     _on_drained: Callable[[MemoryConsumer], None]
     _tasks: HandlerTasks = field(default_factory=HandlerTasks)
@@ -228,7 +228,7 @@ class MemoryConsumer:
     _queue: MemoryQueue | None = None
     _connection_number: int = 0
     _cancelled: bool = False
-    #: Whether it was attached, and nothing has been said of its queue's loss since.
+    #: Whether the consumer was attached and the loss of its queue was not reported since.
     _loss_reportable: bool = False
     _queue_lost: bool = False
 
@@ -241,7 +241,7 @@ class MemoryConsumer:
         return self._queue is not None
 
     def attach(self) -> None:
-        """Begin, or begin again."""
+        """Attach to the queue, for the first time or again."""
         queue = self._subscription.queue
         self._redeclare()
         self._broker.declare(Topology(queues=(queue,)))
@@ -253,11 +253,11 @@ class MemoryConsumer:
         self._tasks.start(self._subscription.handler, MemoryDelivery(message, queue, self, self._connection_number))
 
     def settle(self, message: QueuedMessage, connection_number: int) -> bool:
-        """Whether this settles it: not when the connection it came by is gone."""
+        """Mark a message settled; returns False if it was delivered on a connection that was lost since."""
         return connection_number == self._connection_number and self._unsettled.pop(message, None) is not None
 
     def on_connection_lost(self, *, queue_deleted: bool = False) -> None:
-        """The connection or the queue went away: what was not settled comes again, the handlers run on."""
+        """Requeue all unsettled messages and attach again; running handlers continue."""
         self._detach()
         self._queue_lost = self._queue_lost or queue_deleted
         self._connection_number += 1
@@ -279,7 +279,7 @@ class MemoryConsumer:
         return finished
 
     def report_lost_queue(self) -> None:
-        """Say so where the queue is gone: once until it is attached to again."""
+        """Call ``on_queue_lost`` if the queue is gone, at most once until the consumer is attached again."""
         queue_missing = self._queue_lost or not self._broker.has_queue(self._subscription.queue.name)
         if (
             queue_missing

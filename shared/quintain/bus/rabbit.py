@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class RabbitBus:
-    """The bus over one RabbitMQ, kept connected."""
+    """A `Bus` over RabbitMQ that reconnects by itself.
+
+    ``url`` may name several nodes of a cluster; ``name`` is shown in the broker's list of connections.
+    """
 
     def __init__(self, url: str, name: str = "client") -> None:
         self.user = url_user(url)
@@ -46,14 +49,16 @@ class RabbitBus:
 
     @property
     def connected(self) -> bool:
+        """Whether both connections are open."""
         return self._publish_connection.is_open and self._consume_connection.is_open
 
     @property
     def reconnects(self) -> int:
+        """How many times either connection was lost and opened again."""
         return self._publish_connection.reconnects + self._consume_connection.reconnects
 
     async def start(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> None:
-        """Connect; raises `BrokerUnavailable` after the timeout (seconds), `BrokerRefused`."""
+        """Connect. Raises `BrokerUnavailable` after the timeout (seconds), and `BrokerRefused`."""
         self._publish_connection.start()
         self._consume_connection.start()
         try:
@@ -64,14 +69,17 @@ class RabbitBus:
             raise
 
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
+        """Implements `Bus.declare`."""
         await self._declarations.declare(topology, redeclare=redeclare)
 
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
+        """Implements `Bus.delete`."""
         await self._declarations.delete(queue, timeout_seconds)
 
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
+        """Implements `Bus.publish`: a publish whose confirm is lost with the connection is repeated."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 try:
@@ -86,6 +94,7 @@ class RabbitBus:
     async def consume(
         self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
     ) -> Consumer:
+        """Implements `Bus.consume`."""
         consumer = RabbitConsumer(
             self._consume_connection,
             self._declarations.redeclare_all,
@@ -101,13 +110,14 @@ class RabbitBus:
         return consumer
 
     async def close(self) -> None:
+        """Implements `Bus.close`."""
         for consumer in list(self._consumers):
             await consumer.drain(0)
         await self._publish_connection.close()
         await self._consume_connection.close()
 
     async def _republish(self, exchange: Exchange, key: str, envelope: Envelope, timeout_seconds: float) -> None:
-        """Whether a publish without its confirm arrived is not known: it goes out again, and may arrive twice."""
+        """Publish again until confirmed. The first publish may have arrived, so the message may be delivered twice."""
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(RETRY_SECONDS)
         ):

@@ -25,16 +25,18 @@ from quintain.bus.broker_url import node_urls, round_robin, without_password
 from quintain.contracts.token import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
 
-#: What a timestamp that no calendar has is read as.
+#: The value of a timestamp that cannot be represented as a date.
 EPOCH: Final = dt.datetime.fromtimestamp(0, tz=dt.UTC)
 
-#: What the library's decoders raise: wrong UTF-8 is a ValueError, a nesting without end a RuntimeError.
+#: Exceptions of pamqp's decoders: invalid UTF-8 is a ValueError, too deep nesting a RecursionError.
 _DECODE_ERRORS = (ValueError, OverflowError, OSError, RecursionError)
 
 
 def install_tolerant_decoders() -> None:
-    """Make the library's decoders read whatever a broker passes on. It holds for the whole process, and may be called
-    again."""
+    """Replace pamqp's decoders of strings, timestamps and tables by ones that accept invalid values.
+
+    This affects the whole process; calling it again has no effect.
+    """
     decode.METHODS.update(shortstr=_decode_short_string, timestamp=_decode_timestamp, table=_decode_table)
     decode.TABLE_MAPPING[b"T"] = _decode_timestamp
 
@@ -61,14 +63,15 @@ def _decode_table(value: bytes) -> tuple[int, common.FieldTable]:
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_SECONDS = 10.0
-#: The pause before a lost consumer begins again, or a publish is repeated.
+#: Pause before a lost consumer is started again or a publish is repeated, in seconds.
 RETRY_SECONDS = 0.2
 
 BACKOFF_INITIAL_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 10.0
 
-#: aiormq's errors in our words, the first that fits: at this one seam. A refusal is fatal: the next try would
-#: be refused too. Everything else of the library's is the connection's end, and the next generation tries again.
+#: Translation of aiormq's errors to `BusError`; the first match counts. `BrokerRefused` is fatal, because a retry would
+#: be refused too. Any error that is not listed means that the connection was lost, and the operation is retried on the
+#: next one.
 ERROR_TRANSLATIONS: tuple[tuple[type[BaseException], type[BusError], str], ...] = (
     (amqp.AuthenticationError, BrokerRefused, "the broker refused the user or password: check the URL"),
     (
@@ -92,20 +95,20 @@ ERROR_TRANSLATIONS: tuple[tuple[type[BaseException], type[BusError], str], ...] 
 )
 
 
-#: What the broker says of a queue that is not to be had: deleted, or on a node that is down, or another's now.
+#: Errors for a queue that cannot be used: deleted, on a node that is down, or exclusive to another connection.
 QUEUE_NOT_FOUND = amqp.ChannelNotFoundEntity
 QUEUE_GONE_ERRORS = (QUEUE_NOT_FOUND, amqp.ChannelLockedResource)
 
-#: What the library raises when a connection or a channel goes.
+#: What aiormq raises when a connection or a channel is lost.
 CONNECTION_ERRORS = (amqp.AMQPError, ConnectionError, RuntimeError, asyncio.InvalidStateError)
 
 
 @contextlib.contextmanager
 def translate_errors(action: str) -> Iterator[None]:
-    """Whatever the library raises inside becomes a `BusError`.
+    """Context manager that turns aiormq's errors into a `BusError`; ``action`` begins the error message.
 
-    A reader that dies cancels what waits for it: a cancellation that nobody asked of this task is a lost
-    connection, and must not end the task it leaks into.
+    When aiormq's reader task fails, it cancels tasks that wait for it. Such a cancellation, which was not requested for
+    the current task, is a lost connection and must not end the task.
     """
     try:
         yield
@@ -119,7 +122,7 @@ def translate_errors(action: str) -> Iterator[None]:
 
 
 def to_bus_error(error: BaseException, action: str) -> BusError:
-    """A library's error as one of ours: what was tried, what the broker said, what to do."""
+    """Translate an error of aiormq to a `BusError` that names the action, a hint and the broker's message."""
     for kind, bus_error, hint in ERROR_TRANSLATIONS:
         if isinstance(error, kind):
             detail = "" if isinstance(error, amqp.DeliveryError) else f" ({mask_tokens(str(error))})"
@@ -128,8 +131,7 @@ def to_bus_error(error: BaseException, action: str) -> BusError:
 
 
 class RabbitConnection:
-    """One supervised connection, to whichever of the nodes answers. `wait_connection` waits for the current
-    generation."""
+    """One supervised connection to any node of the cluster; `wait_connection` returns the current one."""
 
     def __init__(self, url: str, purpose: str) -> None:
         self._url, self._purpose = url, purpose
@@ -142,12 +144,12 @@ class RabbitConnection:
         self.reconnects = 0
 
     def start(self) -> None:
-        """Begin connecting."""
+        """Start the supervisor task, which connects and reconnects."""
         install_tolerant_decoders()
-        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"link-{self._purpose}")
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"connect-{self._purpose}")
 
     async def close(self) -> None:
-        """End the connection for good."""
+        """Close the connection permanently."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
@@ -156,11 +158,14 @@ class RabbitConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection stands right now."""
+        """Whether the connection is currently open."""
         return self._current_connection is not None and not is_closed(self._current_connection)
 
     async def wait_connection(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AbstractConnection:
-        """The current generation's connection. Raises `BrokerUnavailable` after the timeout, `BrokerRefused`."""
+        """Return the current connection, waiting for it up to the timeout (seconds).
+
+        Raises `BrokerUnavailable` after the timeout, and `BrokerRefused`.
+        """
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self._current_connection is None or is_closed(self._current_connection):
@@ -171,13 +176,12 @@ class RabbitConnection:
         except TimeoutError:
             raise BrokerUnavailable(
                 f"No broker at {without_password(self._url)} within {timeout_seconds:.1f} s ({self._last_error}): "
-                "start one, or set "
-                "QUINTAIN_BROKER_URL to one that runs"
+                "start one, or set QUINTAIN_BROKER_URL to a running one"
             ) from None
         return self._current_connection
 
     async def open_channel(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> aio_pika.abc.AbstractChannel:
-        """A new channel of the current generation, with confirms and returned messages raised."""
+        """Open a channel with publisher confirms, on which returned messages raise an error."""
         connection = await self.wait_connection(timeout_seconds)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -187,10 +191,10 @@ class RabbitConnection:
             raise BrokerUnavailable(f"No channel within {timeout_seconds:.1f} s") from None
 
     async def close_channel(self, channel: aio_pika.abc.AbstractChannel) -> None:
-        """Close a channel, to the end, whether or not whoever waits for that is cancelled.
+        """Close a channel and wait for the broker's answer, even if the calling task is cancelled.
 
-        The library keeps a cancellation in there to itself, and gives the channel's number to the next one before
-        the broker has let go of it: that costs the connection.
+        aio-pika would swallow the cancellation and reuse the channel number before the broker has closed the channel,
+        which makes the broker close the connection.
         """
         closing = asyncio.ensure_future(channel.close())
         self._closing_channels.add(closing)
@@ -213,7 +217,7 @@ class RabbitConnection:
                     self._fatal_error = refusal
                     self._state_changed.set()
                     return
-                # Full jitter: a broker that comes back is not met by all its clients at once.
+                # Full jitter: when a broker comes back, its clients must not all reconnect at once.
                 max_delay_seconds = min(BACKOFF_MAX_SECONDS, BACKOFF_INITIAL_SECONDS * 2**failures)
                 failures += 1
                 await asyncio.sleep(random.uniform(0, max_delay_seconds))  # noqa: S311 -- jitter, not a secret
@@ -227,20 +231,25 @@ class RabbitConnection:
 
 
 def connection_error(error: BaseException, address: str) -> BusError:
-    """Why no connection came about. A broker that closes in answer to the virtual host's name refused that name;
-    the library only says that it did not expect the frame."""
+    """Translate an error of connecting to a `BusError`.
+
+    If the virtual host is refused, the broker closes the connection instead of answering, and aiormq only reports an
+    unexpected frame.
+    """
     if isinstance(error, amqp.InvalidFrameError):
         return BrokerRefused(f"connecting to {address}: the broker refused the virtual host: check the end of the URL")
     return to_bus_error(error, f"connecting to {address}")
 
 
 def is_closed(connection: AbstractConnection) -> bool:
-    """Whether the connection has ended. The plain connection class knows only of its own `close`: the loss of
-    the wire shows on what lies beneath."""
+    """Return whether the connection has ended.
+
+    aio-pika's plain connection class only knows about its own `close`; the loss of the socket shows in aiormq's object.
+    """
     return connection.transport is None or connection.transport.connection.is_closed
 
 
 async def wait_closed(connection: AbstractConnection) -> None:
-    """Wait for a connection's end, whatever it is."""
+    """Wait until the connection ends for any reason."""
     if connection.transport is not None:
         await asyncio.wait([connection.transport.connection.closing])

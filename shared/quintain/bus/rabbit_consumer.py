@@ -18,15 +18,18 @@ from quintain.topology import Queue
 
 log = logging.getLogger(__name__)
 
-#: A queue that cannot be attached to so many times in a row, over a connection that stands, counts as lost.
+#: So many failures to attach in a row over an open connection count as the loss of the queue.
 MAX_ATTACH_FAILURES = 5
 
-#: The pause between tries from then on, in seconds: its node may be down for long.
+#: Pause between further attempts, in seconds: the queue's node may be down for long.
 FAILED_RETRY_SECONDS = 2.0
 
 
 class RabbitConsumer:
-    """A queue being consumed over RabbitMQ, whatever happens to the connection."""
+    """A `Consumer` over RabbitMQ that attaches again after any loss.
+
+    ``redeclare`` declares the bus's topology again; ``on_drained`` is called with the consumer when it has ended.
+    """
 
     def __init__(
         self,
@@ -54,11 +57,12 @@ class RabbitConsumer:
 
     @property
     def active(self) -> bool:
+        """Whether the broker currently delivers to this consumer."""
         return self._consumer_tag is not None and not self._consume_ended.is_set()
 
     @property
     def watched_queue(self) -> Queue | None:
-        """The queue, where somebody wants to hear of its loss and nothing has been said of it yet."""
+        """The queue, if its loss would be reported and was not reported yet."""
         is_watched = (
             self._subscription.on_queue_lost is not None
             and self._first_attached.done()
@@ -67,16 +71,17 @@ class RabbitConsumer:
         return self._queue if is_watched else None
 
     def report_lost_queue(self) -> None:
-        """Say that messages may have been lost with the queue: once until it is attached to again."""
+        """Call ``on_queue_lost``, at most once until the consumer is attached again."""
         if self.watched_queue is not None and self._subscription.on_queue_lost is not None:
             self._loss_reported = True
             self._subscription.on_queue_lost()
 
     async def wait_attached(self) -> None:
-        """Wait until the broker delivers for the first time. Raises `BrokerRefused`."""
+        """Wait until the consumer is attached for the first time. Raises `BrokerRefused`."""
         await asyncio.shield(self._first_attached)
 
     async def cancel(self) -> None:
+        """Implements `Consumer.cancel`."""
         self._cancelled = True
         if self.active and self._channel is not None and self._consumer_tag is not None:
             try:
@@ -88,12 +93,13 @@ class RabbitConsumer:
         self._consume_ended.set()
 
     async def drain(self, timeout_seconds: float) -> bool:
+        """Implements `Consumer.drain`."""
         await self.cancel()
         finished = await self._tasks.finish(timeout_seconds)
         self._supervisor.cancel()
         if not self._first_attached.done():
             self._first_attached.set_exception(BrokerUnavailable(f"consuming {self._queue.name}: given up"))
-            self._first_attached.exception()  # whoever waits hears it; where nobody does, it is no loss
+            self._first_attached.exception()  # retrieved: asyncio logs no warning if no task waits for it
         await asyncio.gather(self._supervisor, return_exceptions=True)
         await self._close_channel()
         self._on_drained(self)
@@ -124,7 +130,7 @@ class RabbitConsumer:
             self.report_lost_queue()
 
     async def _consume_once(self) -> None:
-        """One generation of this consumer, from its channel's opening to its end."""
+        """Attach once, and return when the channel or the consumer has ended."""
         await self._close_channel()
         await self._redeclare()
         self._channel = channel = await self._connection.open_channel()
@@ -135,7 +141,7 @@ class RabbitConsumer:
             underlay.on_consumer_cancel_callbacks.add(lambda _: self._on_broker_cancel(consume_ended))
             await underlay.basic_qos(prefetch_count=self._subscription.prefetch)
 
-            # It starts a task and does no work: the library would cancel its own task with the channel.
+            # The callback only starts a task: aio-pika would cancel its own task together with the channel.
             async def on_message(message: DeliveredMessage) -> None:
                 self._tasks.start(self._subscription.handler, RabbitDelivery(message, underlay))
 
@@ -144,14 +150,14 @@ class RabbitConsumer:
         if not self._first_attached.done():
             self._first_attached.set_result(None)
         if self._cancelled:
-            # It was cancelled while it began, and had nothing to cancel then.
+            # It was cancelled while it attached, when there was no consumer tag to cancel yet.
             await self.cancel()
         await consume_ended.wait()
         if not self._cancelled:
-            log.warning("The consumer of %s ended; it begins again", self._queue.name)
+            log.warning("The consumer of %s ended; it is started again", self._queue.name)
 
     def _on_broker_cancel(self, consume_ended: asyncio.Event) -> None:
-        """The broker ended the consumer: its queue was deleted, or the queue's node is down."""
+        """Handle the broker's cancel: the queue was deleted, or its node is down."""
         consume_ended.set()
         self.report_lost_queue()
 

@@ -16,25 +16,25 @@ from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, QUEUE_NOT_FOUND, R
 from quintain.errors import BrokerRefused, BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
 
-#: How often an exchange that its owner is to declare is looked for, in seconds.
+#: Interval at which a missing exchange of another owner is looked for, in seconds.
 EXCHANGE_POLL_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
 
 class QueueLossWatcher(Protocol):
-    """A consumer, as far as the loss of its queue goes."""
+    """A consumer, as far as the loss of its queue is concerned."""
 
     @property
     def watched_queue(self) -> Queue | None:
-        """The queue to look for, if any."""
+        """The queue whose existence is to be checked, if any."""
 
     def report_lost_queue(self) -> None:
-        """Hear that it is gone."""
+        """Handle the loss of the queue."""
 
 
 class Declarations:
-    """The topology of one bus."""
+    """The topology that one bus declares, and declares again after a reconnect."""
 
     def __init__(self, connection: RabbitConnection, watchers: Collection[QueueLossWatcher]) -> None:
         self._connection, self._watchers = connection, watchers
@@ -43,17 +43,17 @@ class Declarations:
         self._requested = self._completed = 0
 
     async def declare(self, topology: Topology, *, redeclare: bool) -> None:
-        """Make these exist, now and, where they are kept, again."""
+        """Declare a topology now, and with ``redeclare`` also after every reconnect."""
         if redeclare:
             self._topology += topology
         await self._declare(topology)
 
     async def redeclare_all(self) -> None:
-        """Declare all that was ever declared here: the broker may have lost it.
+        """Declare again everything declared with ``redeclare``, because the broker may have lost it.
 
-        One at a time, and those who wait share the next: a bus has many consumers, and one connection to lose. What
-        is watched is looked for before anything is declared, because a declaration makes again what was lost and
-        so hides the loss, whichever consumer asked for it.
+        One pass runs at a time, and requests that wait meanwhile share the next one: a bus has many consumers, and they
+        all lose their connection at once. Watched queues are checked before anything is declared, because a declaration
+        would recreate a lost queue and hide the loss.
         """
         self._requested += 1
         request_number = self._requested
@@ -68,10 +68,10 @@ class Declarations:
             self._completed = covers_requests
 
     async def delete(self, queue: Queue, timeout_seconds: float) -> None:
-        """Delete a queue, and declare it no more. Raises `BrokerUnavailable` after the timeout (seconds)."""
+        """Delete a queue and stop redeclaring it. Raises `BrokerUnavailable` after the timeout (seconds)."""
         self._topology = self._topology.without(queue)
         try:
-            # In turn: a declaration under way would make it again.
+            # Under the lock: a concurrent declaration would recreate the queue.
             async with asyncio.timeout(timeout_seconds), self._lock:
                 channel = await self._connection.open_channel(timeout_seconds)
                 with translate_errors(f"deleting {queue.name}"):
@@ -82,7 +82,7 @@ class Declarations:
             raise BrokerUnavailable(f"deleting {queue.name}: not done within {timeout_seconds:.1f} s") from None
 
     async def _find_missing(self, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
-        """What of these is not there: the first one, and what was not looked at after it. Looking needs no right."""
+        """Return the first missing exchange and all after it, which are not checked. Needs no permission."""
         channel = await self._connection.open_channel()
         with translate_errors("looking for exchanges"):
             underlay = await channel.get_underlay_channel()
@@ -95,7 +95,7 @@ class Declarations:
         return ()
 
     async def _ensure_exchange(self, exchange: Exchange) -> None:
-        """Declare an exchange; where this user may not, wait until whoever owns it has."""
+        """Declare an exchange, or, if this user may not, wait until its owner has declared it."""
         deadline = asyncio.get_running_loop().time() + EXCHANGE_WAIT_SECONDS
         try:
             await self._declare_exchange(exchange)
@@ -103,9 +103,8 @@ class Declarations:
             while await self._find_missing((exchange,)):
                 if asyncio.get_running_loop().time() > deadline:
                     raise BrokerRefused(
-                        f"{exchange.name} is not there, and who declares it has not within "
-                        f"{EXCHANGE_WAIT_SECONDS:.0f} s "
-                        f"(start `quintain serve metadata`); {refusal.message}"
+                        f"{exchange.name} does not exist, and the service that declares it has not done so within "
+                        f"{EXCHANGE_WAIT_SECONDS:.0f} s (start `quintain serve metadata`); {refusal.message}"
                     ) from None
                 await asyncio.sleep(EXCHANGE_POLL_SECONDS)
 
@@ -132,15 +131,15 @@ class Declarations:
     async def _declare(self, topology: Topology) -> None:
         for exchange in await self._find_missing(topology.exchanges):
             await self._ensure_exchange(exchange)
-        # A classic queue on a cluster's node that is down can be neither declared nor deleted. Whoever consumes it
-        # waits for its node; that is no reason for all others to wait.
+        # A classic queue whose cluster node is down can be neither declared nor deleted. Its consumer waits for the
+        # node; the other queues must not wait with it.
         while (unavailable := await self._declare_queues(topology)) is not None:
-            log.debug("The queue %s is on a node that is down: it is left out", unavailable.name)
+            log.debug("The queue %s is on a node that is down: it is skipped", unavailable.name)
             topology = topology.without(unavailable)
 
     async def _declare_queues(self, topology: Topology) -> Queue | None:
-        """Declare and bind all queues; one at which it ended, because the cluster's node that has it is down."""
-        # A channel of its own, thrown away: a refused or cancelled declaration closes only this one.
+        """Declare and bind all queues; returns the queue at which it stopped because its node is down, if any."""
+        # A separate channel: a refused or cancelled declaration closes only this one.
         channel = await self._connection.open_channel()
         with translate_errors("declaring queues"):
             underlay = await channel.get_underlay_channel()

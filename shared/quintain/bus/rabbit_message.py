@@ -19,55 +19,67 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class RabbitDelivery:
-    """A message that arrived over RabbitMQ; it is settled on the channel it came by, or not at all."""
+    """A `Delivery` over RabbitMQ, settled on the channel it arrived on or not at all."""
 
     _message: DeliveredMessage
     _channel: aiormq.abc.AbstractChannel
 
     @property
     def body(self) -> bytes:
+        """The message's body."""
         return self._message.body
 
     @property
     def type(self) -> str:
+        """The AMQP property ``type``, empty if absent."""
         return self._properties.message_type or ""
 
     @property
     def correlation_id(self) -> str | None:
+        """The AMQP property ``correlation_id``."""
         return self._properties.correlation_id
 
     @property
     def reply_to(self) -> str | None:
+        """The AMQP property ``reply_to``."""
         return self._properties.reply_to
 
     @property
     def headers(self) -> Mapping[str, object]:
+        """The message's headers."""
         return self._properties.headers or {}
 
     @property
     def expiration_ms(self) -> int | None:
+        """The AMQP property ``expiration`` in milliseconds, None if absent or not a number."""
         text = self._properties.expiration
         return int(text) if text and text.isdecimal() else None
 
     @property
     def exchange(self) -> str:
+        """The exchange the message was published to."""
         return self._message.exchange or ""
 
     @property
     def routing_key(self) -> str:
+        """The routing key the message was published with."""
         return self._message.routing_key or ""
 
     @property
     def redelivered(self) -> bool:
+        """Whether the broker marked the message as redelivered."""
         return bool(self._message.redelivered)
 
     async def ack(self) -> None:
+        """Implements `Delivery.ack`."""
         await self._settle(self._channel.basic_ack(self._delivery_tag, wait=False))
 
     async def requeue(self) -> None:
+        """Implements `Delivery.requeue`."""
         await self._settle(self._channel.basic_nack(self._delivery_tag, requeue=True, wait=False))
 
     async def dead_letter(self) -> None:
+        """Implements `Delivery.dead_letter`."""
         await self._settle(self._channel.basic_nack(self._delivery_tag, requeue=False, wait=False))
 
     @property
@@ -82,12 +94,15 @@ class RabbitDelivery:
         try:
             await settlement
         except CONNECTION_ERRORS:
-            log.debug("A delivery of a lost connection was not settled: it will come again")
+            log.debug("A delivery of a lost connection was not settled: it will be redelivered")
 
 
 def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
-    """The AMQP properties of an envelope. ``message_id`` is new at each publish: the library matches returned
-    messages by it, and a repeated one would confirm the wrong publish."""
+    """Return the AMQP properties of an envelope.
+
+    ``message_id`` is new for each publish: aiormq matches returned messages by it, so that a repeated id would confirm
+    the wrong publish.
+    """
     return Basic.Properties(
         content_type="application/json",
         delivery_mode=2 if envelope.persistent else 1,

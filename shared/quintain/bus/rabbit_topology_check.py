@@ -16,18 +16,18 @@ from quintain.topology import Exchange, Queue
 
 
 class DeclarationStatus(StrEnum):
-    """How a thing of the protocol's stands at a broker."""
+    """Whether an exchange or queue at the broker matches its declaration."""
 
     SAME = "same"
     MISSING = "missing"
     DIFFERENT = "different"
-    #: This user may not declare it, and so cannot compare it.
+    #: It exists, but this user may not declare it, so that its arguments cannot be compared.
     HIDDEN = "hidden"
 
 
 @dataclass(frozen=True, slots=True)
 class DeclarationCheck:
-    """One thing as it was found; ``version`` is the broker's word on a difference or a refusal."""
+    """The result for one exchange or queue; ``broker_message`` is the broker's error on a difference or a refusal."""
 
     name: str
     status: DeclarationStatus
@@ -35,25 +35,25 @@ class DeclarationCheck:
 
 
 class BrokerInspector:
-    """One connection's look at a broker."""
+    """Read-only checks over one connection to a broker."""
 
     def __init__(self, connection: RabbitConnection) -> None:
         self._connection = connection
 
     async def version(self) -> str:
-        """The broker's own version, as it says it."""
+        """Return the broker's version as reported in its server properties."""
         connection = await self._connection.wait_connection()
         assert connection.transport is not None
         version = connection.transport.connection.server_properties.get("version", b"?")
         return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
 
     async def check(self, declared: Exchange | Queue) -> DeclarationCheck:
-        """Whether it is there as the protocol has it. What is not there is not made."""
+        """Compare an exchange or queue at the broker with its declaration, without creating it."""
         channel = await self._connection.open_channel()
         with translate_errors(f"looking for {declared.name}"):
             underlay: Any = await channel.get_underlay_channel()
             try:
-                # Passive: it looks, and compares nothing. Then, of what is there, its arguments.
+                # A passive declaration only checks existence. If it exists, an active one compares the arguments.
                 await _declare(underlay, declared, passive=True)
                 await _declare(underlay, declared, passive=False)
             except QUEUE_GONE_ERRORS:
@@ -78,7 +78,7 @@ async def _declare(underlay: Any, declared: Exchange | Queue, *, passive: bool) 
 
 @contextlib.asynccontextmanager
 async def inspect_broker(url: str, *, timeout_seconds: float) -> AsyncIterator[BrokerInspector]:
-    """A look at the broker of this URL. Raises `BrokerUnavailable`, `BrokerRefused`."""
+    """Open a connection to the broker at this URL for checks. Raises `BrokerUnavailable`, `BrokerRefused`."""
     connection = RabbitConnection(url, "doctor")
     connection.start()
     try:

@@ -2,7 +2,7 @@
 
 A frame is two lengths (header and body, 4 bytes each, big-endian), the header as JSON, and the body. The header has
 ``kind`` and the fields below; a reply repeats the ``number`` of its request. The connection is not restored: when
-either process ends, so does the bus. Both ends are always of one release.
+either process ends, so does the bus. Both ends always run the same release.
 
     kind       fields                               reply
     declare    number, topology, kept               done or refused
@@ -56,7 +56,7 @@ _ERROR_TYPES = {error.__name__: error for error in (BrokerRefused, BrokerUnavail
 
 
 class FrameKind(StrEnum):
-    """What a frame says."""
+    """The kind of a frame, as listed in the module's docstring."""
 
     DECLARE = "declare"
     PUBLISH = "publish"
@@ -81,20 +81,20 @@ class Settlement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. ``fields`` are values of JSON."""
+    """One frame; the values of ``fields`` must be serializable as JSON."""
 
     kind: FrameKind
     fields: Mapping[str, Any]
     body: bytes = b""
 
     def encode(self) -> bytes:
-        """The frame as it is sent."""
+        """Return the frame's bytes."""
         header = json.dumps({"kind": self.kind, **self.fields}).encode()
         return b"".join((_FRAME_PREFIX.pack(len(header), len(self.body)), header, self.body))
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """The next frame; None when the other end has gone, even in the middle of one."""
+    """Read the next frame; None if the connection was closed, even in the middle of a frame."""
     try:
         header_length, body_length = _FRAME_PREFIX.unpack(await reader.readexactly(_FRAME_PREFIX.size))
         fields = json.loads(await reader.readexactly(header_length))
@@ -105,7 +105,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
 
 
 def envelope_fields(envelope: Envelope) -> dict[str, object]:
-    """What an envelope has beside its body, by the names of its fields."""
+    """Return an envelope's fields except its body, by name."""
     return {
         "type": envelope.type,
         "correlation_id": envelope.correlation_id,
@@ -117,7 +117,7 @@ def envelope_fields(envelope: Envelope) -> dict[str, object]:
 
 
 def delivery_fields(delivery: Delivery) -> dict[str, object]:
-    """What a delivery has beside its body, by the names of its properties."""
+    """Return a delivery's properties except its body, by name."""
     return {
         "type": delivery.type,
         "correlation_id": delivery.correlation_id,
@@ -131,32 +131,32 @@ def delivery_fields(delivery: Delivery) -> dict[str, object]:
 
 
 def error_frame(number: int, error: BusError) -> Frame:
-    """The answer to a question that failed."""
+    """Return the reply to a request that failed."""
     return Frame(FrameKind.REFUSED, {"number": number, "error": type(error).__name__, "message": error.message})
 
 
 def error_from_fields(fields: Mapping[str, Any]) -> BusError:
-    """The error that a refusal tells of."""
+    """Return the `BusError` described by a ``refused`` frame."""
     return _ERROR_TYPES.get(fields["error"], BusError)(fields["message"])
 
 
 class FrameChannel(Protocol):
-    """The pipe, as far as a consumer goes."""
+    """The bus side of the socket, as far as a consumer uses it."""
 
     @property
     def connected(self) -> bool:
-        """Whether there is somebody at the other end."""
+        """Whether the other process is still connected."""
 
     def send(self, frame: Frame) -> None:
-        """Send what wants no answer; nobody hears it where the other end has gone."""
+        """Send a frame that has no reply; it is dropped if the other process has disconnected."""
 
     async def request(self, kind: FrameKind, fields: Mapping[str, object]) -> None:
-        """Send what wants an answer. Raises `BusError`."""
+        """Send a request and wait for its reply. Raises `BusError`."""
 
 
 @dataclass(slots=True, eq=False)
 class SocketpairDelivery:
-    """A message that arrived over a pipe."""
+    """A `Delivery` over the socket pair."""
 
     body: bytes
     type: str
@@ -170,18 +170,21 @@ class SocketpairDelivery:
     _settle: Callable[[Settlement], None]
 
     async def ack(self) -> None:
+        """Implements `Delivery.ack`."""
         self._settle(Settlement.ACK)
 
     async def requeue(self) -> None:
+        """Implements `Delivery.requeue`."""
         self._settle(Settlement.REQUEUE)
 
     async def dead_letter(self) -> None:
+        """Implements `Delivery.dead_letter`."""
         self._settle(Settlement.DEAD_LETTER)
 
 
 @dataclass(slots=True, eq=False)
 class SocketpairConsumer:
-    """A queue being consumed over a pipe, by its number there."""
+    """A `Consumer` over the socket pair, identified there by its number."""
 
     _channel: FrameChannel
     _consumer_number: int
@@ -192,16 +195,17 @@ class SocketpairConsumer:
 
     @property
     def active(self) -> bool:
+        """Whether the consumer is connected and not cancelled."""
         return self._channel.connected and not self._cancelled
 
     async def attach(self) -> None:
-        """Begin. Raises `BusError`."""
+        """Start consuming. Raises `BusError`."""
         queue = dataclasses.asdict(self._subscription.queue)
         fields = {"consumer": self._consumer_number, "queue": queue, "prefetch": self._subscription.prefetch}
         await self._channel.request(FrameKind.CONSUME, fields)
 
     def deliver(self, tag: int, message: Mapping[str, Any], body: bytes) -> None:
-        """Hand a message to the handler."""
+        """Start the handler on a message."""
 
         def settle(settlement: Settlement) -> None:
             self._channel.send(
@@ -211,15 +215,17 @@ class SocketpairConsumer:
         self._tasks.start(self._subscription.handler, SocketpairDelivery(**message, body=body, _settle=settle))
 
     def report_lost_queue(self) -> None:
-        """Say that the queue was lost."""
+        """Call ``on_queue_lost``."""
         if self._subscription.on_queue_lost is not None and not self._cancelled:
             self._subscription.on_queue_lost()
 
     async def cancel(self) -> None:
+        """Implements `Consumer.cancel`."""
         self._cancelled = True
         await self._request(FrameKind.CANCEL)
 
     async def drain(self, timeout_seconds: float) -> bool:
+        """Implements `Consumer.drain`."""
         await self.cancel()
         finished = await self._tasks.finish(timeout_seconds)
         self._on_released(self._consumer_number)
@@ -227,7 +233,7 @@ class SocketpairConsumer:
         return finished
 
     async def _request(self, kind: FrameKind) -> None:
-        # Where the other end has gone it has let go of everything.
+        # If the other process has disconnected, everything is released already.
         with contextlib.suppress(BrokerUnavailable):
             await self._channel.request(kind, {"consumer": self._consumer_number})
 
@@ -247,16 +253,17 @@ _SETTLEMENTS: dict[Settlement, Callable[[Delivery], Awaitable[None]]] = {
 
 @dataclass(slots=True)
 class _RemoteConsumer:
-    """A queue that the other end consumes, and what it has taken and not settled, by tag."""
+    """A consumer on behalf of the other process, with its unsettled deliveries by tag."""
 
     consumer: Consumer | None = None
     unsettled: dict[int, Delivery] = field(default_factory=dict)
 
 
 class SocketpairBroker:
-    """Serves one pipe. The bus is the pipe's own, and closed with it: what the other end had taken comes again.
+    """The parent's end: executes the child's requests on a bus of its own.
 
-    Questions are answered one after another, so the bus must be one that lets nobody wait, such as a `MemoryBus`.
+    The bus is closed with the connection, which returns the child's unsettled messages to their queues. Requests are
+    executed one after another, so the bus must not block: a `MemoryBus`, for example.
     """
 
     def __init__(self, bus: Bus, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -274,13 +281,13 @@ class SocketpairBroker:
         }
 
     async def serve(self) -> None:
-        """Answer until the other end has gone."""
+        """Execute requests until the other process disconnects."""
         try:
             while (frame := await read_frame(self._reader)) is not None:
                 await self._handle_frame(frame)
         except Exception:
-            # What the other end had taken comes again, to whoever is begun in its place.
-            log.exception("A defect at the broker's end of a pipe, which is closed")
+            # Closing the bus requeues the child's unsettled messages; a replacement process receives them.
+            log.exception("Unexpected error at the broker's end of a socket pair; closing it")
         finally:
             self._writer.close()
             await self._bus.close()
@@ -345,11 +352,11 @@ class SocketpairBroker:
             await _SETTLEMENTS[Settlement(fields["how"])](delivery)
 
 
-_DISCONNECTED = "The process at the other end of the pipe has gone"
+_DISCONNECTED = "The process at the other end of the socket pair has disconnected"
 
 
 class SocketpairBus:
-    """The far end of a pipe; at the other one is a `SocketpairBroker`."""
+    """The child's end: a `Bus` whose requests are executed by the `SocketpairBroker` at the other end."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -359,33 +366,37 @@ class SocketpairBus:
         self._pending_requests: dict[int, asyncio.Future[None]] = {}
         self._consumers: dict[int, SocketpairConsumer] = {}
         self._disconnected = asyncio.Event()
-        self._reader_task = asyncio.get_running_loop().create_task(self._read_frames(), name="pipe")
+        self._reader_task = asyncio.get_running_loop().create_task(self._read_frames(), name="socketpair")
 
     @classmethod
     async def from_socket(cls, sock: socket.socket) -> Self:
-        """The bus over this end of a pair of sockets."""
+        """Create the bus over one end of a socket pair."""
         return cls(*await asyncio.open_connection(sock=sock))
 
     @property
     def connected(self) -> bool:
+        """Whether the other process is still connected."""
         return not self._disconnected.is_set()
 
     async def wait_disconnected(self) -> None:
-        """Return when the other end has gone, or this one was closed."""
+        """Wait until the other process has disconnected or this bus is closed."""
         await self._disconnected.wait()
 
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
+        """Implements `Bus.declare`."""
         await self.request(FrameKind.DECLARE, {"topology": dataclasses.asdict(topology), "kept": redeclare})
 
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
+        """Implements `Bus.publish`."""
         fields = {"exchange": dataclasses.asdict(exchange), "key": key, "envelope": envelope_fields(envelope)}
         await self._request_frame(Frame(FrameKind.PUBLISH, fields, envelope.body), timeout_seconds)
 
     async def consume(
         self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
     ) -> Consumer:
+        """Implements `Bus.consume`."""
         consumer_number = next(self._request_numbers)
         consumer = SocketpairConsumer(
             self, consumer_number, Subscription(queue, handler, prefetch, on_queue_lost), self._remove_consumer
@@ -399,21 +410,23 @@ class SocketpairBus:
         return consumer
 
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
+        """Implements `Bus.delete`."""
         await self._request_frame(Frame(FrameKind.DELETE, {"queue": dataclasses.asdict(queue)}), timeout_seconds)
 
     async def close(self) -> None:
+        """Implements `Bus.close`."""
         for consumer in list(self._consumers.values()):
             await consumer.drain(0)
         self._reader_task.cancel()
         await asyncio.gather(self._reader_task, return_exceptions=True)
 
     def send(self, frame: Frame) -> None:
-        """Send what wants no answer; nobody hears it where the other end has gone."""
+        """Send a frame that has no reply; it is dropped if the other process has disconnected."""
         if self.connected:
             self._writer.write(frame.encode())
 
     async def request(self, kind: FrameKind, fields: Mapping[str, object]) -> None:
-        """Send what wants an answer, and wait for it. Raises `BusError`."""
+        """Send a request and wait for its reply. Raises `BusError`."""
         await self._request_frame(Frame(kind, fields), PUBLISH_TIMEOUT_SECONDS)
 
     async def _request_frame(self, frame: Frame, timeout_seconds: float) -> None:
@@ -426,7 +439,7 @@ class SocketpairBus:
             async with asyncio.timeout(timeout_seconds):
                 await reply
         except TimeoutError:
-            raise BrokerUnavailable(f"No answer over the pipe within {timeout_seconds:g} s") from None
+            raise BrokerUnavailable(f"No answer over the socket pair within {timeout_seconds:g} s") from None
         finally:
             del self._pending_requests[number]
 
@@ -438,7 +451,7 @@ class SocketpairBus:
             while (frame := await read_frame(self._reader)) is not None:
                 self._handle_frame(frame)
         except Exception:
-            log.exception("A defect at the far end of a pipe, which is closed")
+            log.exception("Unexpected error at the client's end of a socket pair; closing it")
         finally:
             self._disconnected.set()
             for reply in self._pending_requests.values():
@@ -451,7 +464,7 @@ class SocketpairBus:
     def _handle_frame(self, frame: Frame) -> None:
         fields = frame.fields
         if frame.kind in {FrameKind.DELIVER, FrameKind.LOST}:
-            # Of one that was released meanwhile the other end knows by now: it comes again, to somebody else.
+            # A consumer released meanwhile is unknown here; the broker's end requeues its deliveries.
             consumer = self._consumers.get(fields["consumer"])
             if consumer is not None and frame.kind is FrameKind.DELIVER:
                 consumer.deliver(fields["tag"], fields["message"], frame.body)

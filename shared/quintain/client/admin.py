@@ -14,28 +14,40 @@ from quintain.routes import AMEND, DRAIN, LIST, OPEN, PAUSE, RESUME, SHOW, TARGE
 
 
 class Admin:
-    """Every method raises a `Fault`, a `BusError`, or `NoAnswer` where no metadata service answers in time.
+    """Client for administration, as `connect_admin` gives it.
 
-    ``timeout_seconds`` bounds each of them.
+    ``timeout_seconds`` bounds each operation. Every method raises a `Fault`, a `BusError`, or `NoAnswer` if no metadata
+    service answers in time. Targets and workers are available over a broker only (`ConfigError` over HTTP).
+
+    Example::
+
+        async with connect_admin(url, admin_token) as admin:
+            opened = await admin.open(OpenSession(default_target="gpt4o", max_calls=100))
+            print(opened.token)
     """
 
     def __init__(self, transport: Transport, *, timeout_seconds: float = OPERATION_TIMEOUT_SECONDS) -> None:
         self._transport, self._timeout_seconds = transport, timeout_seconds
 
     async def open(self, request: session_messages.OpenSession) -> session_messages.SessionOpened:
-        """Open a session; its token is in the answer and nowhere else."""
+        """Open a session. The reply is the only place where its token is ever shown.
+
+        Example::
+
+            opened = await admin.open(OpenSession(default_target="gpt4o", max_calls=100))
+        """
         return await self._call(OPEN, request)
 
     async def amend(self, request: session_messages.AmendSession) -> session_messages.Info:
-        """Change a session's limit or state."""
+        """Change a session's call limit or state."""
         return await self._call(AMEND, request)
 
     async def list(self, request: session_messages.ListSessions) -> session_messages.SessionList:
-        """One page of sessions, newest first."""
+        """Return one page of sessions, newest first."""
         return await self._call(LIST, request)
 
     async def show(self, session_id: str) -> session_messages.Info:
-        """One session and its counters. Raises `BadRequest` where there is no such session."""
+        """Return one session with its counters. Raises `BadRequest` if it does not exist."""
         try:
             request = session_messages.ShowSession(session_id=session_id)
         except ValidationError as error:
@@ -43,23 +55,23 @@ class Admin:
         return await self._call(SHOW, request)
 
     async def targets(self) -> TargetList:
-        """Every registered target. Only over a broker, as all that follow."""
+        """Return every registered target."""
         return await self._call(TARGETS, ListTargets())
 
     async def pause(self, target: str, duration_seconds: float) -> admin.TargetPause:
-        """Have no worker of the fleet call a target for so many seconds. Raises `UnknownTarget`."""
+        """Stop all workers from calling a target for ``duration_seconds``. Raises `UnknownTarget`."""
         return await self._call(PAUSE, admin.PauseTarget(target=target, for_seconds=duration_seconds))
 
     async def resume(self, target: str) -> admin.TargetPause:
-        """End a target's pause, its provider's too. Raises `UnknownTarget`."""
+        """End a target's pause, including one requested by its provider. Raises `UnknownTarget`."""
         return await self._call(RESUME, admin.ResumeTarget(target=target))
 
     async def workers(self) -> admin.WorkerList:
-        """Every worker that lives, and those that were asked to drain."""
+        """Return every live worker, and those of the last day that were asked to drain."""
         return await self._call(WORKERS, admin.ListWorkers())
 
     async def drain(self, worker_id: str) -> admin.WorkerList:
-        """Ask a worker to drain: all living processes of its id. Raises `BadRequest` where none can be asked."""
+        """Ask all live processes with this worker id to drain. Raises `BadRequest` if none of them can drain."""
         return await self._call(DRAIN, admin.DrainWorker(worker_id=worker_id))
 
     async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:

@@ -1,6 +1,6 @@
-"""The transport over a broker: one message for each call, answered into the caller's reply queue.
+"""The transport over a broker: one message per call, answered into the client's reply queue.
 
-A call whose task is cancelled is cancelled in the fleet by a message in the background.
+When the task of a call is cancelled, a message sent in the background cancels the call in the fleet.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ log = logging.getLogger(__name__)
 
 
 class AmqpTransport:
-    """One token's calls over a caller that others may share. ``clock`` is the metadata service's, shared as well."""
+    """Implements `Transport` with one session token over an `RpcClient` that several transports may share.
+
+    ``clock`` is the metadata service's clock, which may be shared too.
+    """
 
     def __init__(self, rpc_client: RpcClient, token: str, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
@@ -67,7 +70,7 @@ class AmqpTransport:
         self._cancellations = CancellationQueue(self._cancel)
 
     async def close(self) -> None:
-        """Finish the cancellations that are under way: a few seconds at most."""
+        """Wait a few seconds for cancellations that are being sent."""
         await self._cancellations.close()
 
     def cancel_later(self, request_ids: Sequence[str]) -> None:
@@ -75,8 +78,7 @@ class AmqpTransport:
         self._cancellations.add(request_ids)
 
     async def invoke(self, call: InvokeCall) -> Result:
-        """As `Transport.invoke`. Raises `Expired` where nobody answered in time, `Overloaded` where the target's
-        queue is full."""
+        """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full."""
         request_id = call.request_id or secrets.token_urlsafe(16)
         try:
             return await self._invoke(call, request_id)
@@ -86,7 +88,7 @@ class AmqpTransport:
             raise
 
     async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
-        """As `Transport.invoke_batch`: reserves all, invokes each by itself, and releases what was not charged."""
+        """Implements `Transport.invoke_batch`: reserves all calls, sends each one, and releases those not charged."""
         ids = [secrets.token_urlsafe(16) for _ in items]
         reservation = ReserveCalls(request_ids=ids, deadline=self.clock.deadline_ms(deadline_seconds))
         try:
@@ -102,7 +104,7 @@ class AmqpTransport:
         return list(results)
 
     async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
-        """As `Transport.request`; raises `NoAnswer` where nobody answers in time."""
+        """Implements `Transport.call_route`. Raises `NoAnswer` if no reply arrives in time."""
         return await self._rpc_client.call_route(
             route, request, {TOKEN_HEADER: self._token}, timeout_seconds=timeout_seconds
         )
@@ -122,8 +124,8 @@ class AmqpTransport:
         try:
             await self._call_operation(RELEASE, ReleaseCalls(request_ids=list(request_ids)))
         except (Fault, BusError) as error:
-            # The answers are there: what is not given back now ends with its deadline.
-            log.warning("%d reservations could not be given back: %s", len(request_ids), error.message)
+            # The results are complete; a reservation that is not released now ends with its deadline.
+            log.warning("%d reservations could not be released: %s", len(request_ids), error.message)
 
     async def _invoke_item(self, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float) -> BatchItem:
         if isinstance(item, Fault):
@@ -134,7 +136,7 @@ class AmqpTransport:
         except Fault as fault:
             return BatchItem(None, fault)
         except BusError as error:
-            # One item that could not be carried loses neither the others nor their reservations.
+            # A transport error of one item must lose neither the other items nor their reservations.
             return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {error.message}"))
 
     async def _invoke(self, call: InvokeCall, request_id: str) -> Result:
@@ -167,19 +169,19 @@ class AmqpTransport:
                 **({ACCEPT_HEADER: accept} if accept else {}),
             },
             deadline_seconds=call.deadline_seconds + REPLY_GRACE_SECONDS,
-            # The fleet's own answer to an expired call comes first: the client only waits longer than that.
+            # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
             expires_seconds=call.deadline_seconds,
         )
 
 
 def _accept_header(call: InvokeCall) -> str:
-    """The value of the request's header that asks for messages before the final one."""
+    """Return the value of the header that requests partial messages."""
     callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
     return ", ".join(name for name, callback in callbacks.items() if callback is not None)
 
 
 def _dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:
-    """Pass on a message before the final one. One that cannot be read is dropped: the whole answer follows."""
+    """Pass a partial message to its callback. One that cannot be decoded is dropped: the complete result follows."""
     with contextlib.suppress(BadRequest):
         if delivery.type == CHUNK_TYPE and call.on_chunk is not None:
             call.on_chunk(Chunk.from_wire(delivery.body))
@@ -188,9 +190,9 @@ def _dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:
 
 
 def invoke_routing_key(request: InvokeRequest) -> str:
-    """Where to publish a request: its target's name, or empty, and the metadata service decides.
+    """Return the routing key of a request: its target's name, or an empty key, which the metadata service resolves.
 
-    What cannot be a target's name is not put on the wire as an address: the answer is `UnknownTarget` all the same.
+    An invalid target name must not become a routing key; the empty key leads to `UnknownTarget` as well.
     """
     name = request.requested_target
     return name if name is not None and re.fullmatch(TARGET_NAME_PATTERN, name) else ""

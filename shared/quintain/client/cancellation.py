@@ -1,4 +1,4 @@
-"""Cancels calls in the background whose caller has stopped waiting: best effort, in few messages."""
+"""Cancels calls in the background after their caller stopped waiting: best effort, in batches."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from quintain.errors import QuintainError
 
 log = logging.getLogger(__name__)
 
-#: How long one message of cancellations may take, and how long `CancellationQueue.close` waits, in seconds.
+#: How long sending one batch of cancellations may take, and how long `CancellationQueue.close` waits, in seconds.
 CANCEL_TIMEOUT_SECONDS = 5.0
 
-#: At most so many calls are cancelled with one message.
+#: Maximum number of calls that one message cancels.
 MAX_BATCH = 1000
 
 
 class CancellationQueue:
-    """The calls that one client has to cancel. ``cancel`` sends one message; one of them is under way at a time."""
+    """The calls that one client still has to cancel; ``cancel`` sends one batch, and one batch is sent at a time."""
 
     def __init__(self, cancel: Callable[[Sequence[str]], Awaitable[object]]) -> None:
         self._cancel = cancel
@@ -27,7 +27,7 @@ class CancellationQueue:
         self._closed = False
 
     def add(self, request_ids: Sequence[str]) -> None:
-        """Cancel these soon. After `close` nothing happens: the calls end with their deadlines."""
+        """Queue calls to be cancelled. After `close` this has no effect: the calls end with their deadlines."""
         if self._closed:
             return
         self._request_ids += request_ids
@@ -35,7 +35,7 @@ class CancellationQueue:
             self._send_task = asyncio.get_running_loop().create_task(self._send(), name="cancel calls")
 
     async def close(self) -> None:
-        """Wait up to `CANCEL_TIMEOUT_SECONDS` for what is under way, and cancel nothing from then on."""
+        """Stop sending, after waiting up to `CANCEL_TIMEOUT_SECONDS` for the batches under way."""
         self._closed = True
         if self._send_task is None:
             return
@@ -52,4 +52,4 @@ class CancellationQueue:
                 async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
                     await self._cancel(batch)
             except (QuintainError, TimeoutError) as error:
-                log.info("%d calls were not taken back; their deadlines end them: %s", len(batch), error)
+                log.info("%d calls were not cancelled; they end with their deadlines: %s", len(batch), error)

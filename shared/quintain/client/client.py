@@ -1,7 +1,7 @@
 """A session's client: invokes targets by name, under the session's budget, over AMQP or HTTP.
 
-Every call ends with a `Result` or a typed `Fault`. The transport keeps the deadline itself, so a broker that is gone is
-an error in time, not a wait without end. A call whose task is cancelled is cancelled in the fleet.
+Every call ends with a `Result` or a typed `Fault`. The client enforces the deadline itself, so an unreachable broker
+leads to an error at the deadline and not to an endless wait. A call whose task is cancelled is cancelled in the fleet.
 """
 
 from __future__ import annotations
@@ -27,22 +27,28 @@ from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, NoAnswer
 from quintain.routes import CANCEL, INFO, OPEN, RELEASE, RESERVE, ReplyT, RequestT, Route
 
-#: One item of a batch: a request, its fields, or a question alone.
+#: One item of a batch: a request, its fields, or only its question.
 BatchRequest = InvokeRequest | Mapping[str, object] | str
 
 
 class Client:
-    """One session's right to call, as `quintain.connect` gives it.
+    """Client of one session, as `quintain.connect` gives it.
 
-    Every method raises a `Fault`, or a `BusError` where it could not be carried. Nothing is sent a second time by
-    itself: that is what a ``request_id`` of the caller's own is for.
+    Every method raises a `Fault`, or a `BusError` if the broker or gateway cannot be reached. No request is retried
+    automatically; to retry safely, send it again with the same ``request_id``.
+
+    Example::
+
+        async with quintain.connect() as client:
+            result = await client.invoke("What is the capital of France?")
+            print(result.raw_text)
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     async def close(self) -> None:
-        """Finish cancelling the calls whose tasks were cancelled: a few seconds at most."""
+        """Wait a few seconds for cancellations that are being sent; `quintain.connect` calls this at its end."""
         await self._transport.close()
 
     async def invoke(
@@ -54,7 +60,9 @@ class Client:
         messages: Sequence[ChatMessage] | None = None,
         settings: InvokeSettings | None = None,
     ) -> Result:
-        """Invoke a target, the session's default where none is named. Raises a `Fault`.
+        """Invoke a target, by default the session's own default target.
+
+        ``question`` or ``messages`` is required, not both. Raises a `Fault`; see `send`.
 
         Example::
 
@@ -78,14 +86,22 @@ class Client:
         on_progress: OnProgress | None = None,
         cancel_with_task: bool | None = None,
     ) -> Result:
-        """Invoke with a whole request. The same ``request_id`` is the same call: charged once, answered alike.
+        """Invoke with a complete `InvokeRequest`.
 
-        ``on_chunk`` is called with the answer's pieces as they come; a piece of a higher attempt voids those before it.
-        ``on_progress`` is called every 10 s while the call runs. Over HTTP there is neither (`ConfigError`). A task
-        cancelled here cancels its call (``cancel_with_task``), unless the caller named the ``request_id``: under that
-        the call can be asked for again, so it goes on, and `cancel` ends it.
+        - ``request_id`` is the idempotency key: the same id is the same call, charged once, with the same result.
+        - ``deadline_seconds`` is the time limit from now.
+        - ``on_chunk`` is called with each piece of the answer; a piece of a higher attempt voids all pieces before it.
+        - ``on_progress`` is called every 10 s while the call runs. Neither callback is available over HTTP
+          (`ConfigError`).
+        - ``cancel_with_task``: cancel the call in the fleet if the calling task is cancelled. By default true unless a
+          ``request_id`` is given, because such a call can be resumed under its id; `cancel` ends it.
 
-        Raises a `Fault`: `Expired` where nobody answered in time, `Overloaded` where the queue is full.
+        Raises a `Fault`: `Expired` if no reply arrives in time, `Overloaded` if the target's queue is full.
+
+        Example::
+
+            request = InvokeRequest(question="Explain TCP.", target="gpt4o")
+            result = await client.send(request, deadline_seconds=60, on_chunk=lambda chunk: print(chunk.delta, end=""))
         """
         call = InvokeCall(
             request=request,
@@ -100,12 +116,18 @@ class Client:
     async def invoke_batch(
         self, requests: Sequence[BatchRequest], *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
     ) -> list[BatchItem]:
-        """Invoke all at once, answers in order. The budget is reserved all or nothing (`BudgetExhausted`); after
-        that a failing item never loses the others, and what an item did not use is given back.
+        """Invoke several requests concurrently; the results have the same order.
 
-        An item is a request, its fields as a mapping, or a question alone; one that cannot be read is a
-        `BadRequest` of its own. A cancelled batch is cancelled in the fleet: what runs, and what was only reserved.
-        Over HTTP it is one body, 1 MiB at most (`PayloadTooLarge`).
+        The budget for all of them is reserved first, all or nothing (`BudgetExhausted`). After that a failing item does
+        not affect the others, and calls that were not charged are released. An item is a request, its fields as a
+        mapping, or only its question; an invalid one gets a `BadRequest` as its fault. If the task is cancelled,
+        running calls and reservations are cancelled in the fleet. Over HTTP the batch is one request of at most 1 MiB
+        (`PayloadTooLarge`).
+
+        Example::
+
+            for item in await client.invoke_batch(["2 + 2?", {"question": "3 + 3?", "target": "judge"}]):
+                print(item.fault or item.result.raw_text)
         """
         if isinstance(requests, str):
             raise BadRequest("requests: a batch is a list of requests, and this is one text")
@@ -113,12 +135,21 @@ class Client:
         return await self._transport.invoke_batch(items, deadline_seconds=deadline_seconds)
 
     async def reserve(self, calls: int, *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS) -> list[str]:
-        """Reserve so many calls, all or none (`BudgetExhausted`); returns their request ids. Only over a broker."""
+        """Reserve ``calls`` calls, all or none, and return their request ids. Over a broker only.
+
+        Raises `BudgetExhausted`.
+
+        Example::
+
+            ids = await client.reserve(2)
+            result = await client.send(request, request_id=ids[0])
+            await client.release(ids[1:])
+        """
         ids = [secrets.token_urlsafe(16) for _ in range(calls)]
         try:
             await self.reserve_ids(ids, deadline_seconds=deadline_seconds)
         except asyncio.CancelledError:
-            # Nobody will ever know these ids: a reservation under way is given back.
+            # The ids are lost with the cancelled task, so a reservation under way must be undone.
             self._transport.cancel_later(ids)
             raise
         return ids
@@ -126,31 +157,60 @@ class Client:
     async def reserve_ids(
         self, request_ids: Sequence[str], *, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
     ) -> int:
-        """Reserve these calls, all or none (`BudgetExhausted`); returns how many are new: one already known costs
-        nothing. Only over a broker."""
+        """Reserve calls with these request ids, all or none, and return how many are new. Over a broker only.
+
+        An id that is already known costs nothing. Raises `BudgetExhausted`.
+
+        Example::
+
+            await client.reserve_ids(["case-1", "case-2"], deadline_seconds=300)
+        """
         deadline = self._transport.clock.deadline_ms(deadline_seconds)
         request = session_messages.ReserveCalls(request_ids=list(request_ids), deadline=deadline)
         return (await self._call(RESERVE, request)).granted
 
     async def release(self, request_ids: Sequence[str]) -> None:
-        """Give back reservations that were not used. Only over a broker."""
+        """Release reservations that were not used. Over a broker only.
+
+        Example::
+
+            await client.release(unused_ids)
+        """
         if request_ids:
             await self._call(RELEASE, session_messages.ReleaseCalls(request_ids=list(request_ids)))
 
     async def cancel(self, request_ids: Sequence[str]) -> int:
-        """Cancel these calls: what waits is refused uncharged, what runs is aborted, what is only reserved is given
-        back. Returns how many were; one that has ended, or that another delivery waits for, is not. Only over a
-        broker."""
+        """Cancel calls by request id, and return how many were cancelled. Over a broker only.
+
+        A waiting call is refused uncharged, a running one is aborted, a reservation is released. A call that has ended,
+        or that another delivery waits for, is not cancelled.
+
+        Example::
+
+            await client.cancel(["case-1"])
+        """
         if not request_ids:
             return 0
         return (await self._call(CANCEL, session_messages.CancelCalls(request_ids=list(request_ids)))).cancelled
 
     async def get_info(self, *, per_target: bool = False) -> session_messages.Info:
-        """The session, its counters and the targets it may call; and what went to which, where that is asked for."""
+        """Return the session with its counters and allowed targets; with ``per_target`` also the usage of each target.
+
+        Example::
+
+            info = await client.get_info()
+            print(info.max_calls - info.call_count)
+        """
         return await self._call(INFO, session_messages.GetInfo(per_target=per_target))
 
     async def open_child(self, request: session_messages.OpenSession) -> session_messages.SessionOpened:
-        """Open a session that may only narrow this one and draws on its budget."""
+        """Open a child session, which can only narrow this session's permissions and uses its budget.
+
+        Example::
+
+            child = await client.open_child(OpenSession(default_target="judge", max_calls=5))
+            async with quintain.connect(token=child.token) as agent: ...
+        """
         return await self._call(OPEN, request)
 
     async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
@@ -161,7 +221,7 @@ class Client:
 
 
 def _parse_item(item: object) -> InvokeRequest | Fault:
-    """An item of a batch as a request, or why it is none."""
+    """Return a batch item as a request, or the fault that describes why it is invalid."""
     if isinstance(item, InvokeRequest):
         return item
     fields = {"question": item} if isinstance(item, str) else item

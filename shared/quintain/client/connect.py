@@ -1,6 +1,6 @@
-"""Connects a client from the environment's settings: ``async with quintain.connect() as target``.
+"""Connects a client with the environment's settings: ``async with quintain.connect() as target``.
 
-A broker is spoken to over AMQP, a gateway over HTTP. Nobody who has a broker needs an HTTP library: it is an extra.
+A broker is reached over AMQP, a gateway over HTTP. The HTTP library is an optional extra that a broker does not need.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ async def connect(
     memory: MemoryBroker | None = None,
     timeout_seconds: float = 30.0,
 ) -> AsyncIterator[Client]:
-    """A session's client, connected, its token proven.
+    """Connect a session's client and verify its token.
 
-    ``url`` is a broker's (``amqp(s)://``) or a gateway's (``http(s)://``). It and ``token`` come from
-    ``QUINTAIN_BROKER_URL``, else ``QUINTAIN_GATEWAY_URL``, and ``QUINTAIN_SESSION_TOKEN`` where they are not given;
-    ``memory`` is the broker of a ``memory://`` fleet in this process. ``timeout_seconds`` bounds the connecting.
-    Raises `ConfigError`, `BrokerUnavailable` or `GatewayUnavailable`, `BudgetUnavailable` where no metadata service
-    answers in time, and `Unauthorized`.
+    - ``url``: a broker (``amqp://``, ``amqps://``) or a gateway (``http://``, ``https://``); by default
+      ``QUINTAIN_BROKER_URL``, else ``QUINTAIN_GATEWAY_URL``.
+    - ``token``: the session's token; by default ``QUINTAIN_SESSION_TOKEN``.
+    - ``memory``: the in-memory broker of a fleet in this process, used with ``memory://``.
+    - ``timeout_seconds``: time limit for connecting.
+
+    Raises `ConfigError`, `BrokerUnavailable` or `GatewayUnavailable`, `Unauthorized`, and `BudgetUnavailable` if no
+    metadata service answers in time.
 
     Example::
 
@@ -52,9 +55,9 @@ async def connect(
 
 @contextlib.asynccontextmanager
 async def verified_client(transport: Transport) -> AsyncIterator[Client]:
-    """A session's client over this transport. Raises `Unauthorized`, `BudgetUnavailable`."""
+    """Create a client over this transport and verify its token. Raises `Unauthorized`, `BudgetUnavailable`."""
     client = Client(transport)
-    # The first answer proves the token and has the metadata service's time, by which deadlines are set.
+    # The first reply verifies the token, and carries the metadata service's time, to which deadlines refer.
     transport.clock.synchronize((await client.get_info()).now)
     try:
         yield client
@@ -66,7 +69,15 @@ async def verified_client(transport: Transport) -> AsyncIterator[Client]:
 async def connect_admin(
     url: str, token: str, *, memory: MemoryBroker | None = None, timeout_seconds: float = 30.0
 ) -> AsyncIterator[Admin]:
-    """The administrator's client, over AMQP or HTTP. Raises `BrokerUnavailable`, `BrokerRefused`, `ConfigError`."""
+    """Connect the administration client, over AMQP or HTTP.
+
+    Raises `BrokerUnavailable`, `BrokerRefused`, `ConfigError`.
+
+    Example::
+
+        async with connect_admin("amqp://guest:guest@127.0.0.1:5672/", admin_token) as admin:
+            print(await admin.targets())
+    """
     async with _open_transport(url, token, memory, timeout_seconds) as transport:
         yield Admin(transport, timeout_seconds=timeout_seconds)
 
@@ -75,16 +86,14 @@ async def connect_admin(
 async def _open_transport(
     url: str, token: str, memory: MemoryBroker | None, timeout_seconds: float, *, traceparent: str | None = None
 ) -> AsyncIterator[Transport]:
-    """The transport that the URL names, on a connection of its own."""
+    """Open the transport for this URL, on a connection of its own."""
     if url.lower().startswith(("http://", "https://")):
         try:
             http = importlib.import_module("quintain.client.http_transport")
         except ModuleNotFoundError as error:
             if error.name != "httpx2":
                 raise
-            raise ConfigError(
-                "A gateway is spoken to over HTTP, and that needs: pip install 'quintain[http]'"
-            ) from None
+            raise ConfigError("A gateway is reached over HTTP, which needs: pip install 'quintain[http]'") from None
         async with http.open_http_transport(url, token, traceparent=traceparent) as transport:
             yield transport
     else:
@@ -96,7 +105,7 @@ async def _open_transport(
 async def connect_rpc(
     url: str, *, memory: MemoryBroker | None = None, timeout_seconds: float = 30.0
 ) -> AsyncIterator[RpcClient]:
-    """A caller on a connection of its own, both closed at the end."""
+    """Open an RPC client on a connection of its own; both are closed at the end."""
     bus: Bus = await connect_bus(url, memory=memory, timeout_seconds=timeout_seconds)
     rpc_client = RpcClient(bus)
     try:

@@ -1,8 +1,8 @@
-"""The transport over HTTP, for programs that reach a gateway and no broker: each call is one request.
+"""The transport over HTTP, for programs that reach a gateway but no broker: each call is one request.
 
-Nothing is sent twice: a connection that is lost on the way may have carried a call that was charged, and only the
-caller knows whether its request has an id to ask again under. A call whose task is cancelled closes its connection, and
-the gateway cancels it.
+No request is retried automatically: the call of a lost connection may have been charged, and only the caller knows
+whether its request has an id to repeat. When the task of a call is cancelled, its connection is closed, and the gateway
+cancels the call.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ReplyT, RequestT
 from quintain.telemetry.semconv import http_client_span
 from quintain.telemetry.spans import context_headers, current_traceparent, span
 
-#: How long a connection may take to open, in seconds; after that the call's own deadline bounds everything.
+#: Timeout for opening a connection, in seconds; after that only the call's deadline applies.
 CONNECT_TIMEOUT_SECONDS = 10.0
 
-#: More calls than this at the same time wait for a connection. A gateway holds a thousand, of all its clients.
+#: Maximum number of connections; further calls wait for a free one. A gateway accepts 1000 in total.
 MAX_CONNECTIONS = 256
 
-#: An idle connection is used again for so long, in seconds: less than a gateway keeps it, so that none is asked
-#: on which has just been closed.
+#: How long an idle connection is kept, in seconds: shorter than the gateway's own limit, so that no request is sent on
+#: a connection that the gateway has just closed.
 KEEPALIVE_SECONDS = 15.0
 
 MAX_PORT = 65535
 
 
 class _BatchReply(Message):
-    """The answers of a batch: results, and faults beside an empty ``output``."""
+    """The reply to a batch: results, and faults next to an empty ``output``."""
 
     responses: list[JsonObject]
 
 
 class HttpConnection:
-    """The connections to one gateway, for any number of tokens. Use it as `open_http_connection` gives it."""
+    """A connection pool to one gateway, for any number of tokens; create it with `open_http_connection`."""
 
     def __init__(self, http: httpx2.AsyncClient, address: str) -> None:
         self._http = http
-        #: The gateway's address, to show.
+        #: The gateway's address without credentials, for messages.
         self.address = address
 
     async def request(
@@ -75,7 +75,7 @@ class HttpConnection:
         headers: Mapping[str, str],
         body: bytes | None = None,
     ) -> ReplyT:
-        """The answer. Raises the `Fault` that came instead, `NoAnswer`, or `GatewayUnavailable`."""
+        """Send a request and return its reply. Raises the gateway's `Fault`, `NoAnswer`, or `GatewayUnavailable`."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 response = await self._http.request(method, path, content=body, headers=headers)
@@ -88,9 +88,8 @@ class HttpConnection:
             ) from None
         except httpx2.TransportError as error:
             raise GatewayUnavailable(
-                f"The connection to {self.address} was lost before the answer came ({_error_reason(error)}); whether "
-                "a call "
-                "was charged, `info` says, and the same request id asks for the same call"
+                f"The connection to {self.address} was lost before the answer came ({_error_reason(error)}): `info` "
+                "shows whether a call was charged, and a retry with the same request id is the same call"
             ) from None
         if not response.is_success:
             raise self._fault(response)
@@ -110,16 +109,16 @@ class HttpConnection:
                 "(QUINTAIN_GATEWAY_URL)"
             )
         if reply.code not in FAULTS and reply.status < InternalFault.status:
-            # What HTTP alone can get wrong (a path, a method) is the request's own mistake like any other.
+            # Errors of HTTP itself (an unknown path, a wrong method) are mistakes of the request as well.
             reply = reply.model_copy(update={"code": BadRequest.code})
         return reply.to_fault()
 
 
 class HttpTransport:
-    """One token's calls over a gateway's connections.
+    """Implements `Transport` with one token over a gateway's connections.
 
-    ``traceparent`` is the trace that the calls belong to where none is under way. Raises `ConfigError` where the token
-    cannot be sent.
+    ``traceparent`` is the trace context of calls made outside of any span. Raises `ConfigError` if the token is not
+    ASCII.
     """
 
     def __init__(self, connection: HttpConnection, token: str, *, traceparent: str | None = None) -> None:
@@ -130,14 +129,16 @@ class HttpTransport:
         self._authorization = {"Authorization": f"Bearer {token}"}
 
     async def close(self) -> None:
-        """Nothing is left to do: the gateway cancels what is to be cancelled."""
+        """Do nothing: the gateway cancels calls of closed connections."""
 
     def cancel_later(self, request_ids: Sequence[str]) -> None:
-        """Nothing is to be done: the gateway cancels the calls of a connection that was closed."""
+        """Do nothing: the gateway cancels calls of closed connections."""
 
     async def invoke(self, call: InvokeCall) -> Result:
-        """As `Transport.invoke`. Raises `BadRequest` where the request id cannot be a header's value, `ConfigError`
-        where answers are to be heard piece by piece."""
+        """Implements `Transport.invoke`.
+
+        Raises `BadRequest` if the request id is no valid header value, and `ConfigError` if a callback is given.
+        """
         if call.on_chunk is not None or call.on_progress is not None:
             raise ConfigError("Over HTTP there are no pieces of an answer and no progress: connect to the broker")
         headers = {}
@@ -148,9 +149,8 @@ class HttpTransport:
         return await self._post("/invoke", call.request.to_wire(), Result, headers, call.deadline_seconds)
 
     async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
-        """As `Transport.invoke_batch`, in one request: together the items may be as large as one body
-        (`PayloadTooLarge`)."""
-        # What cannot be read has its place in the batch all the same, and its reservation, as over AMQP.
+        """Implements `Transport.invoke_batch` with one request, whose body is limited (`PayloadTooLarge`)."""
+        # An invalid item keeps its place in the batch and its reservation, as over AMQP.
         body = b",".join(b"null" if isinstance(item, Fault) else item.to_wire() for item in items)
         answer = await self._post("/invokeBatch", b'{"requests":[%s]}' % body, _BatchReply, {}, deadline_seconds)
         return [
@@ -159,7 +159,7 @@ class HttpTransport:
         ]
 
     async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
-        """As `Transport.request`; raises `BudgetUnavailable` where the gateway does not answer in time."""
+        """Implements `Transport.call_route`. Raises `BudgetUnavailable` if the gateway does not answer in time."""
         method, path = _method_and_path(request)
         body = request.to_wire() if method in {"POST", "PATCH"} else None
         try:
@@ -180,7 +180,7 @@ class HttpTransport:
                     "POST",
                     path,
                     reply_type,
-                    # The fleet's own answer to an expired call comes first: the client only waits longer than that.
+                    # The client waits a little longer than the deadline for the fleet's own `Expired`.
                     timeout_seconds=deadline_seconds + REPLY_GRACE_SECONDS,
                     headers={**self._authorization, **headers, DEADLINE_HEADER: str(deadline), **context_headers()},
                     body=body,
@@ -191,17 +191,16 @@ class HttpTransport:
 
 @contextlib.asynccontextmanager
 async def open_http_transport(url: str, token: str, *, traceparent: str | None = None) -> AsyncIterator[HttpTransport]:
-    """A transport on connections of its own, closed at the end. Raises `ConfigError` where the URL is no gateway's or
-    the token cannot be sent."""
+    """Open a transport on connections of its own. Raises `ConfigError` if the URL or the token cannot be used."""
     async with open_http_connection(url) as connection:
         yield HttpTransport(connection, token, traceparent=traceparent)
 
 
 @contextlib.asynccontextmanager
 async def open_http_connection(url: str) -> AsyncIterator[HttpConnection]:
-    """Connections to the gateway at this base URL, closed at the end; certificates are always verified.
+    """Open a connection pool to the gateway at this base URL; TLS certificates are always verified.
 
-    Raises `ConfigError` where the URL is no gateway's.
+    Raises `ConfigError` if the URL is not a gateway's base URL.
     """
     try:
         base_url = httpx2.URL(url)
@@ -220,14 +219,14 @@ async def open_http_connection(url: str) -> AsyncIterator[HttpConnection]:
             max_keepalive_connections=MAX_CONNECTIONS,
             keepalive_expiry=KEEPALIVE_SECONDS,
         ),
-        # A redirect would take the token elsewhere.
+        # A redirect would send the token to another server.
         follow_redirects=False,
     ) as http:
         yield HttpConnection(http, _without_userinfo(base_url))
 
 
 def _without_userinfo(url: httpx2.URL) -> str:
-    """The address for people, without what may be secret in it."""
+    """Return the URL without user name and password, for messages."""
     return str(url.copy_with(userinfo=b"")).rstrip("/")
 
 
@@ -241,7 +240,7 @@ def _error_reason(error: httpx2.TransportError) -> str:
 
 
 def _method_and_path(request: Message) -> tuple[str, str]:
-    """The method and the path of an operation. Raises `ConfigError` where the gateway has none for it."""
+    """Return the HTTP method and path of an operation. Raises `ConfigError` if the gateway does not offer it."""
     match request:
         case session_messages.GetInfo():
             return "GET", "/info?perTarget=true" if request.per_target else "/info"
@@ -260,7 +259,7 @@ def _method_and_path(request: Message) -> tuple[str, str]:
 
 
 def _session_path(session_id: str) -> str:
-    # What has a slash or dots in it would be another path on its way; no session's id has.
+    # A slash or dots would change the path; no session id contains them.
     if not re.fullmatch(r"[\w-]+", session_id):
         raise BadRequest(f"sessionId: there is no session {session_id!r}; `quintain session list` shows them")
     return f"/sessions/{quote(session_id)}"

@@ -1,6 +1,6 @@
-"""What carries a client's calls to a fleet: the interface between `Client` and `Admin` and the two transports.
+"""The `Transport` protocol: how `Client` and `Admin` reach a fleet.
 
-`quintain.client.amqp_transport` speaks to a broker, `quintain.client.http_transport` to a gateway.
+`quintain.client.amqp_transport` implements it over a broker, `quintain.client.http_transport` over a gateway.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
 from quintain.errors import Expired, Fault
 from quintain.routes import ReplyT, RequestT, Route
 
-#: A call's deadline where the caller names none, in seconds.
+#: Default deadline of a call, in seconds.
 DEFAULT_DEADLINE_SECONDS = 600.0
 
-#: A client waits this much longer than the deadline, so that the fleet's own answer arrives first, in seconds.
+#: How much longer than the deadline a client waits, in seconds, so that the fleet's own `Expired` arrives first.
 REPLY_GRACE_SECONDS = 2.0
 
-#: How long the metadata service may take to answer an operation, in seconds.
+#: Timeout of an operation of the metadata service, in seconds.
 OPERATION_TIMEOUT_SECONDS = 30.0
 
-#: Called with each piece of an answer as it comes.
+#: Called with each piece of an answer.
 OnChunk = Callable[[Chunk], None]
 
-#: Called every 10 s while a worker is at the call.
+#: Called every 10 s while a worker runs the call.
 OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeCall:
-    """One invocation, as a transport carries it.
+    """The arguments of one invocation, as `Client.send` describes them.
 
-    Without a ``request_id`` the transport or the gateway mints one. ``cancel_with_task``: the call is cancelled in the
-    fleet when the task that waits for it is cancelled.
+    Without a ``request_id`` the transport or the gateway generates one.
     """
 
     request: InvokeRequest
@@ -48,47 +47,52 @@ class InvokeCall:
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One item of a batch: its result, or the fault that took its place."""
+    """The outcome of one batch item: either ``result`` or ``fault`` is set.
+
+    Example::
+
+        text = item.result.raw_text if item.result is not None else item.fault.message
+    """
 
     result: Result | None
     fault: Fault | None
 
 
 class Transport(Protocol):
-    """Carries the calls of one token. Nothing is sent a second time: only the caller knows whether it may be."""
+    """Sends the requests of one token. Requests are never retried: only the caller knows whether they may be."""
 
     @property
     def clock(self) -> Clock:
-        """The metadata service's clock, as far as it is known."""
+        """The metadata service's clock, as far as it is synchronised."""
 
     async def invoke(self, call: InvokeCall) -> Result:
-        """Invoke a target. Raises a `Fault`, and a `BusError` where the call could not be carried."""
+        """Invoke a target. Raises a `Fault`, or a `BusError` if the request could not be sent."""
 
     async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
-        """Invoke all at once; a `Fault` among the items keeps its place and its reservation.
+        """Invoke several requests; a `Fault` among the items keeps its place and its reservation.
 
-        Raises `BudgetExhausted` where the budget does not suffice for all, and what else `invoke` raises.
+        Raises `BudgetExhausted` if the budget does not suffice for all, and whatever `invoke` raises.
         """
 
     async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
-        """Ask the metadata service.
+        """Send a request to the metadata service and return its reply.
 
-        Raises the `Fault` it answers with, `NoAnswer` or `BudgetUnavailable` where it does not answer in time, and
-        `ConfigError` where this transport has no such operation.
+        Raises the service's `Fault`, `NoAnswer` or `BudgetUnavailable` if it does not answer in time, and `ConfigError`
+        if the transport does not offer the operation.
         """
 
     def cancel_later(self, request_ids: Sequence[str]) -> None:
-        """Cancel these calls in the background, as far as the transport can."""
+        """Cancel calls in the background, as far as the transport supports it."""
 
     async def close(self) -> None:
-        """Finish the cancellations that are under way: a few seconds at most."""
+        """Wait a few seconds for cancellations that are being sent."""
 
 
 def expired_fault(deadline_seconds: float) -> Expired:
-    """The fault of a call that nobody answered within its deadline."""
-    return Expired(f"No answer within {deadline_seconds:.0f} s; whether it was charged, `info` says", charged=True)
+    """Return the fault of a call that got no reply within its deadline."""
+    return Expired(f"No answer within {deadline_seconds:.0f} s; `info` shows whether it was charged", charged=True)
 
 
 def is_uncharged(item: BatchItem) -> bool:
-    """Whether an item of a batch was not charged, so that its reservation is to be given back."""
+    """Return whether a batch item was not charged, so that its reservation must be released."""
     return item.fault is not None and not item.fault.charged

@@ -12,9 +12,9 @@ from quintain.errors import ConfigError
 
 
 def load_callable(reference: str, folder: Path, *, kind: str = "function") -> Callable[..., Any]:
-    """The callable of ``module:name``, its module looked for in this folder first. Raises `ConfigError`."""
+    """Import ``module:name``, looking for the module in ``folder`` first; ``kind`` is for the text of `ConfigError`."""
     module_name, _, name = reference.partition(":")
-    # As Python does for a script: the folder comes first, and stays, as the module may import its neighbours.
+    # As for a script: the folder comes first in sys.path and stays there, because the module may import others lazily.
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:

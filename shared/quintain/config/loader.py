@@ -20,16 +20,16 @@ from quintain.config.yaml_file import read_yaml
 from quintain.errors import ConfigError
 from quintain.secret_files import with_secrets
 
-#: The names a configuration may have, the first one first.
+#: Possible names of the configuration file, in order of precedence.
 FILE_NAMES = ("quintain.yaml", "agentv.config.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A configuration, checked. ``targets`` are in the file's order, ``variable_names`` every variable it names.
+    """A validated configuration: ``targets`` in the file's order, and ``variable_names``, all referenced variables.
 
-    As loaded, api keys hold their references, and a number behind a reference shows its default; `resolve`
-    has the values.
+    After loading, API keys still hold their references, and other fields with a reference show their default; `resolve`
+    fills in the values.
     """
 
     path: Path
@@ -39,13 +39,13 @@ class Config:
 
     @property
     def folder(self) -> Path:
-        """The folder of the file: where relative paths and modules start."""
+        """The folder of the file, to which relative paths refer and from which modules are imported."""
         return self.path.parent
 
     def resolve(self, env: Mapping[str, str]) -> Config:
-        """This configuration with the environment's values in; those of ``NAME_FILE`` out of the files it names.
+        """Return this configuration with environment variables substituted; ``NAME_FILE`` is read for ``NAME``.
 
-        Raises `ConfigError` with every missing variable, or every value that does not fit, a line each.
+        Raises `ConfigError` with one line for every missing variable, or for every invalid value.
         """
         tree, env = {"targets": self.raw_targets}, with_secrets(env, self.variable_names)
         errors = list(missing_variable_errors(tree, env))
@@ -57,9 +57,9 @@ class Config:
 
 
 def load_config(path: Path) -> Config:
-    """The configuration in this file, without a look at the environment.
+    """Load and validate a configuration file without reading the environment.
 
-    Raises `ConfigError` with all of the file's mistakes, a line each.
+    Raises `ConfigError` with one line for every mistake in the file.
     """
     tree, errors = read_yaml(path)
     errors.extend(syntax_errors(tree))
@@ -76,7 +76,7 @@ def load_config(path: Path) -> Config:
 
 
 def find_config(start: Path) -> Path | None:
-    """The configuration of this folder, or of the nearest folder above it that has one."""
+    """Return the configuration file of this folder or of the nearest parent folder that has one."""
     start_folder = start.absolute()
     for folder in (start_folder, *start_folder.parents):
         for name in FILE_NAMES:

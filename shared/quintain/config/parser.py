@@ -17,14 +17,14 @@ _TOP_LEVEL = ("targets",)
 
 _NO_TARGETS = "targets: no target is configured; add one, such as targets: {demo: {provider: mock}}"
 
-#: The reference that a key stands for where none is given and no ``base_url`` leads elsewhere.
+#: The default of ``api_key``, used if no ``base_url`` points to another server.
 _DEFAULT_API_KEYS = {"openai": "${{ OPENAI_API_KEY }}", "anthropic": "${{ ANTHROPIC_API_KEY }}"}
 
 RawTargets = dict[str, dict[str, object]]
 
 
 def parse_targets(tree: object, errors: list[str]) -> RawTargets:
-    """What the file says of each target, by name; AgentV's list of ``{name: …}`` becomes a map."""
+    """Return the unvalidated targets by name, from a map or AgentV's list of ``{name: …}``; appends to ``errors``."""
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
@@ -48,7 +48,10 @@ def parse_targets(tree: object, errors: list[str]) -> RawTargets:
 def validate_targets(
     raw_targets: RawTargets, errors: list[str], *, resolved: RawTargets | None = None
 ) -> dict[str, TargetConfig]:
-    """The targets, as far as they can be read. ``resolved`` holds the same tree with the environment's values."""
+    """Return the valid targets and append every mistake to ``errors``.
+
+    ``resolved`` is the same tree after the substitution of environment variables.
+    """
     targets: dict[str, TargetConfig] = {}
     for name, raw_target in raw_targets.items():
         values = None if resolved is None else resolved[name]
@@ -95,7 +98,7 @@ def _check_names(named_targets: Iterable[tuple[object, object]], errors: list[st
 
 
 def _with_default_api_key(target: dict[str, object]) -> dict[str, object]:
-    # With a base_url there is no default: the vendor's key is not for another host's eyes.
+    # With a base_url there is no default key: the vendor's key must not be sent to another server.
     key = _DEFAULT_API_KEYS.get(str(target.get("provider")))
     if key is None or target.get("api_key") is not None or target.get("base_url") is not None:
         return target

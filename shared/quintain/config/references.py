@@ -13,7 +13,7 @@ from quintain.config.tree import format_path, iterate_strings, map_strings
 
 _REFERENCE_PATTERN = re.compile(r"\$\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*(?::-(.*?))?\s*\}\}", re.DOTALL)
 
-#: What keys of well-known services look like, wherever in a text they stand.
+#: The formats of well-known services' secret keys, anywhere in a text.
 _SECRET_PATTERN = re.compile(
     r"(?<![A-Za-z0-9])(?:sk-[A-Za-z0-9_-]{17,}|AIza[A-Za-z0-9_-]{10,}|gh[opsu]_[A-Za-z0-9]{10,}"
     r"|github_pat_\w{10,}|xox[abp]-[A-Za-z0-9-]{6,}|qtn_[a-z]{2,8}_\w{20,})"
@@ -21,23 +21,23 @@ _SECRET_PATTERN = re.compile(
 
 
 def holds_reference(value: object) -> bool:
-    """Whether this is a text with a reference in it."""
+    """Return whether a value is a string with a reference in it."""
     return isinstance(value, str) and _REFERENCE_PATTERN.search(value) is not None
 
 
 def without_references(text: str) -> str:
-    """The text with its references taken out."""
+    """Return the text with its references removed."""
     return _REFERENCE_PATTERN.sub("", text)
 
 
 def find_variables(tree: object) -> tuple[str, ...]:
-    """Every variable that the tree names, each once, in the file's order."""
+    """Return every variable referenced in the tree, without duplicates, in the file's order."""
     found = (match[1] for _, text in iterate_strings(tree) for match in _REFERENCE_PATTERN.finditer(text))
     return tuple(dict.fromkeys(found))
 
 
 def substitute(tree: object, env: Mapping[str, str]) -> object:
-    """The tree with every reference replaced by its value; ask `missing_variable_errors` first."""
+    """Return the tree with every reference replaced by its value; check `missing_variable_errors` first."""
 
     def value_of(match: re.Match[str]) -> str:
         value, default = env.get(match[1], ""), match[2]
@@ -47,7 +47,7 @@ def substitute(tree: object, env: Mapping[str, str]) -> object:
 
 
 def missing_variable_errors(tree: object, env: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for every reference that has neither a value nor a default."""
+    """Yield an error message for every reference that has neither a value nor a default."""
     for parts, text in iterate_strings(tree):
         for match in _REFERENCE_PATTERN.finditer(text):
             if match[2] is None and not env.get(match[1], "").strip():
@@ -56,19 +56,19 @@ def missing_variable_errors(tree: object, env: Mapping[str, str]) -> Iterator[st
 
 
 def syntax_errors(tree: object) -> Iterator[str]:
-    """A sentence for every ``${{`` that begins no reference."""
+    """Yield an error message for every ``${{`` that does not begin a reference."""
     for parts, text in iterate_strings(tree):
         if "${{" in without_references(text):
             yield f"{format_path(parts)}: not a reference; write ${{{{ NAME }}}} or ${{{{ NAME:-default }}}}"
 
 
 def redact_secrets(text: str) -> str:
-    """The text with what looks like a key of a well-known service taken out."""
+    """Return the text with everything removed that looks like a secret key of a well-known service."""
     return _SECRET_PATTERN.sub("…", text)
 
 
 def literal_secret_errors(tree: object) -> Iterator[str]:
-    """A sentence for every secret written out in the tree, without its value."""
+    """Yield an error message, without the value, for every secret written out in the tree."""
     for parts, text in iterate_strings(tree):
         is_key = parts[-1:] == ("api_key",)
         if _SECRET_PATTERN.search(text) or (is_key and not _REFERENCE_PATTERN.fullmatch(text.strip())):

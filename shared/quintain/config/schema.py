@@ -10,17 +10,17 @@ from quintain.contracts.strings import TARGET_NAME_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-#: A value of the environment in place of a number or a word.
+#: A reference to an environment variable in place of a number, boolean or enum value.
 _REFERENCE: JsonValue = {"type": "string", "pattern": r"\$\{\{\s*[A-Za-z_][A-Za-z0-9_]*\s*(:-.*)?\}\}"}
 
-#: A secret is never written out.
+#: A secret must be a reference.
 _SECRET: JsonValue = {"description": "A reference to the environment.", "anyOf": [_REFERENCE, {"type": "null"}]}
 
 Schema = dict[str, JsonValue]
 
 
 def config_schema() -> Schema:
-    """The schema of ``quintain.yaml``: targets as a map, or as AgentV's list of ``{name: …}``."""
+    """Return the JSON schema of ``quintain.yaml``: targets as a map, or as AgentV's list of ``{name: …}``."""
     _, schema = models_json_schema([(model, "validation") for model in TARGET_MODELS.values()])
     definitions: dict[str, Schema] = schema["$defs"]
     kinds = {model.__name__ for model in TARGET_MODELS.values()}
@@ -71,7 +71,7 @@ def _model_schema(definition: Schema, *, is_target: bool) -> Schema:
 
 
 def _allow_reference(value: JsonValue) -> JsonValue:
-    """Where a value is no text already, a reference may stand for it too."""
+    """Allow a reference as an alternative to a value that is not a string."""
     if not isinstance(value, dict) or value.get("type") in {"string", "array", "object"} or "$ref" in value:
         return value
     outer: Schema = {key: value[key] for key in ("title", "description", "default") if key in value}
@@ -82,6 +82,6 @@ def _allow_reference(value: JsonValue) -> JsonValue:
 def _with_name_property(model: Schema) -> Schema:
     properties, required = model["properties"], model.get("required", [])
     assert isinstance(properties, dict), "a model has properties"
-    assert isinstance(required, list), "what is required is a list"
+    assert isinstance(required, list), "required is a list"
     name: JsonValue = {"type": "string", "pattern": TARGET_NAME_PATTERN}
     return {**model, "properties": {"name": name, **properties}, "required": ["name", *required]}

@@ -28,10 +28,10 @@ from quintain.config.references import holds_reference, without_references
 from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
 from quintain.contracts.strings import TargetName
 
-#: What a program's arguments may hold; each becomes the path of a file made for one call.
+#: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
 PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
 
-#: Context key of a validation before the environment's values are in.
+#: Validation context key: environment variables are not substituted yet.
 UNRESOLVED_CONTEXT_KEY = "unresolved"
 
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
@@ -41,7 +41,7 @@ Amount = Annotated[FiniteFloat, Field(ge=0)]
 
 
 def _is_unresolved(value: object, info: ValidationInfo) -> bool:
-    """Whether this value is known only once the environment's values are in."""
+    """Return whether a value contains a reference whose variable is not substituted yet."""
     return bool(info.context and info.context.get(UNRESOLVED_CONTEXT_KEY)) and holds_reference(value)
 
 
@@ -50,7 +50,7 @@ class _Strict(BaseModel):
 
 
 class TargetPrice(_Strict):
-    """What a target's tokens cost, in US dollars per million; cached ones as input where nothing else is said."""
+    """The price of a target's tokens, in US dollars per million; cached input tokens cost as input if not given."""
 
     input_per_million: Amount
     output_per_million: Amount
@@ -58,8 +58,11 @@ class TargetPrice(_Strict):
 
 
 class _Target(_Strict):
-    """What every kind has: ``timeout_seconds`` bounds one try, ``max_tries`` counts tries at the provider per
-    attempt, ``max_concurrency`` holds over all workers."""
+    """Fields of every target.
+
+    ``timeout_seconds`` bounds one try at the provider, ``max_tries`` is the number of tries per attempt,
+    ``max_concurrency`` the maximum number of concurrent calls over all workers.
+    """
 
     judge_target: TargetName | None = None
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 64
@@ -70,7 +73,7 @@ class _Target(_Strict):
     _raw: dict[str, object] | None = PrivateAttr(default=None)
 
     def with_raw(self, raw: dict[str, object]) -> Self:
-        """This target, showing what the file says wherever it is printed or dumped."""
+        """Return this target with the raw fields of the file, which its repr and dump show instead of the values."""
         self._raw = raw
         return self
 
@@ -85,7 +88,7 @@ class _Target(_Strict):
     @field_validator("*", mode="wrap")
     @classmethod
     def _defer_unresolved(cls, value: object, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
-        # What a reference will hold is judged when it is resolved; until then the default stands.
+        # A value with an unresolved reference is validated by `Config.resolve`; until then the field has its default.
         try:
             return validate(value)
         except ValidationError:
@@ -115,7 +118,7 @@ class _ModelTarget(_Target):
 
 
 class OpenAITarget(_ModelTarget):
-    """A model behind OpenAI's API, or behind any server that speaks it (``base_url``)."""
+    """A model behind OpenAI's API or, with ``base_url``, behind any compatible server."""
 
     provider: Literal["openai"]
     api: Literal["chat", "responses"] = "chat"
@@ -130,7 +133,7 @@ class AnthropicTarget(_ModelTarget):
 
 
 class CommandTarget(_Target):
-    """A program, started once per call, with no shell in between. ``cwd`` starts at the configuration's folder."""
+    """A program that is started once per call, without a shell; ``cwd`` is relative to the configuration's folder."""
 
     provider: Literal["command"]
     command: Annotated[list[str], Field(min_length=1)]
@@ -160,7 +163,7 @@ class CommandTarget(_Target):
 
 
 class PythonTarget(_Target):
-    """A Python function, ``module:function``; modules beside the configuration are found."""
+    """A Python function ``module:function``; modules next to the configuration file can be imported."""
 
     provider: Literal["python"]
     callable: str
@@ -177,16 +180,17 @@ class PythonTarget(_Target):
 
 
 class MockUsage(_Strict):
-    """The tokens that a mock claims per call."""
+    """The token counts that a mock target reports per call."""
 
     input: Annotated[int, Field(ge=0)] = 0
     output: Annotated[int, Field(ge=0)] = 0
 
 
 class MockTarget(_Target):
-    """A target that answers by itself: ``response``, or an echo of the last user message where it is not set.
+    """A target that needs no provider: it answers ``response``, or echoes the last user message if that is not set.
 
-    It waits ``delay_ms`` before its first word, and ``chunk_delay_ms`` between words.
+    It waits ``delay_ms`` before the first word and ``chunk_delay_ms`` between words; ``fail_rate`` is the fraction of
+    failing calls.
     """
 
     provider: Literal["mock"]
@@ -198,17 +202,17 @@ class MockTarget(_Target):
 
 
 class TargetChildSession(_Strict):
-    """What an agent under test may call in its caller's name: these targets, the first by default, so many times."""
+    """The child session of an agent under test: the targets it may call (default first) and how many calls."""
 
     targets: Annotated[list[TargetName], Field(min_length=1)]
     max_calls: Positive = 10
 
 
 class TargetTarget(_Target):
-    """A target under test that `quintain serve host` leases out under ``host``, its own name where that is not set.
+    """A target under test that `quintain serve host` leases out under the name ``host``, by default this target's name.
 
-    ``config`` is filled in before each run; ``query`` is what gives the answer after it. With ``child_session`` each
-    call opens a session for the agent, under its caller's.
+    ``config`` is set before each run, and ``query`` is the query whose result is the answer. With ``child_session``
+    each call opens a session for the agent, as a child of its caller's session.
     """
 
     provider: Literal["target"]
@@ -222,7 +226,7 @@ _AnyTarget = OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | Moc
 
 TargetConfig = Annotated[_AnyTarget, Field(discriminator="provider")]
 
-#: The model of each provider kind, by what ``provider`` says.
+#: The model of each provider kind, by the value of ``provider``.
 TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "anthropic": AnthropicTarget,
     "command": CommandTarget,
@@ -232,7 +236,7 @@ TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "target": TargetTarget,
 }
 
-#: The model of each part of a target that is a map of its own, by its key.
+#: The models of nested maps in a target, by their key.
 NESTED_MODELS: dict[str, type[BaseModel]] = {
     "child_session": TargetChildSession,
     "price": TargetPrice,
@@ -241,7 +245,7 @@ NESTED_MODELS: dict[str, type[BaseModel]] = {
 
 
 def card_of(name: str, target: TargetConfig) -> TargetCard:
-    """What the fleet is told of a target: never a key."""
+    """Return the target's public description, which never contains a key."""
     return TargetCard(
         name=name,
         provider=target.provider,

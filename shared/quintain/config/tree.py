@@ -1,5 +1,6 @@
-"""Helpers for trees of dicts, lists and strings as YAML yields them: paths such as ``targets.gpt4o.command[1]``, and
-mapping over all strings.
+"""Helpers for trees of dicts, lists and strings as YAML yields them: their paths, and a map over all strings.
+
+A path is written as ``targets.gpt4o.command[1]``.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 
 def format_path(parts: Sequence[str | int]) -> str:
-    """The name of a place: keys joined by dots, indexes in brackets."""
+    """Return the path as text: keys joined by dots, indexes in brackets."""
     name = ""
     for part in parts:
         if isinstance(part, int):
@@ -19,7 +20,7 @@ def format_path(parts: Sequence[str | int]) -> str:
 
 
 def iterate_strings(tree: object, parts: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every text of a tree with its place, in the file's order."""
+    """Yield every string of a tree with its path, in the file's order."""
     if isinstance(tree, str):
         yield parts, tree
     elif isinstance(tree, dict):
@@ -31,7 +32,7 @@ def iterate_strings(tree: object, parts: tuple[str | int, ...] = ()) -> Iterator
 
 
 def map_strings(tree: object, change: Callable[[str], str]) -> object:
-    """The tree with every text changed; keys stay as they are."""
+    """Return the tree with ``change`` applied to every string value; keys stay unchanged."""
     if isinstance(tree, str):
         return change(tree)
     if isinstance(tree, dict):

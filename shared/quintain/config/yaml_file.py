@@ -11,9 +11,9 @@ from quintain.errors import ConfigError
 
 
 def read_yaml(path: Path) -> tuple[object, list[str]]:
-    """The file's tree, and what is wrong with its keys, one sentence each.
+    """Read a YAML file; returns its tree and an error message for every duplicate key.
 
-    Raises `ConfigError` with file, line and column where it is not YAML at all.
+    Raises `ConfigError` with file, line and column if it is not valid YAML.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def read_yaml(path: Path) -> tuple[object, list[str]]:
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{path}: {_error_position(error)}not YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:
-        # A date that no calendar has is a ValueError of the loader's.
+        # The loader raises ValueError for a date that does not exist.
         raise ConfigError(f"{path}: not YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply, or an anchor holds itself") from None

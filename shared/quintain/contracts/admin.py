@@ -10,25 +10,25 @@ from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import Message
 from quintain.contracts.strings import Id
 
-#: A target is paused for a day at most, in seconds: who wants more asks again.
+#: Maximum duration of one pause, in seconds.
 MAX_PAUSE_SECONDS = 24 * 3600
 
 
 class PauseTarget(Message):
-    """Nobody calls this target for so long from now, or for as long as it is paused already."""
+    """Pause a target for ``for_seconds`` from now; a longer pause that is already in effect stays."""
 
     target: Id
     for_seconds: Annotated[float, Field(gt=0, le=MAX_PAUSE_SECONDS)]
 
 
 class ResumeTarget(Message):
-    """End this target's pause, whoever asked for it."""
+    """End a target's pause, regardless of who requested it."""
 
     target: Id
 
 
 class TargetPause(Message):
-    """Until when nobody calls a target, if so; ``now`` is the same clock, in milliseconds since the epoch."""
+    """Until when a target is paused, if it is; ``now`` is the same clock, in milliseconds since the epoch."""
 
     target: str
     paused_until: Milliseconds | None = None
@@ -36,18 +36,17 @@ class TargetPause(Message):
 
 
 class ListWorkers(Message):
-    """Which workers does the ledger know?"""
+    """List the workers registered in the ledger."""
 
 
 class DrainWorker(Message):
-    """The worker of this id takes no more calls, finishes what it runs, and ends."""
+    """Drain a worker: it takes no more calls, finishes the running ones, and exits."""
 
     worker_id: Id
 
 
 class RegisteredWorker(Message):
-    """One worker process. It lives while its lease runs (milliseconds since the epoch); ``running`` calls are in its
-    hands by the ledger's word."""
+    """One worker process, live until ``lease_until`` (milliseconds since the epoch); ``running`` counts its calls."""
 
     worker_id: str
     incarnation: str
@@ -57,7 +56,7 @@ class RegisteredWorker(Message):
 
 
 class WorkerList(Message):
-    """Workers, sorted: those that live, and those of the last day that were asked to drain."""
+    """The live workers, and those of the last day that were asked to drain, sorted."""
 
     workers: list[RegisteredWorker]
     now: Milliseconds

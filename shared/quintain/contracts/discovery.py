@@ -16,12 +16,14 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Discover(Message):
-    """Who is there?"""
+    """Request the service cards of all running services."""
 
 
 class ServedTarget(Message):
-    """A target as one service serves it: ``slots`` at once, ``in_flight`` of them taken. Nobody may call it for
-    ``paused_ms`` from now."""
+    """A target as one service serves it: at most ``slots`` concurrent calls, of which ``in_flight`` are running.
+
+    The target is paused for ``paused_ms`` from now, if that is set.
+    """
 
     name: TargetName
     kind: Text
@@ -31,8 +33,11 @@ class ServedTarget(Message):
 
 
 class ServiceCard(Message):
-    """One process of the fleet. ``instance`` is random per process; ``heartbeat_age_ms`` is how long ago its lease was
-    renewed, where it has one; ``ledger`` is the kind of its store."""
+    """One process of the fleet.
+
+    ``instance`` is random per process. ``heartbeat_age_ms`` is the time since its lease was renewed, for services with
+    a lease. ``ledger`` is the kind of the metadata service's store.
+    """
 
     service: Id
     id: Id
@@ -48,11 +53,11 @@ class ServiceCard(Message):
 
 
 class ListTargets(Message):
-    """Which targets are registered?"""
+    """List the registered targets."""
 
 
 class RegisteredTarget(Message):
-    """A target as the ledger knows it: ``running`` of its calls hold a grant now, ``max_concurrency`` at most."""
+    """A target in the ledger: ``running`` is its number of admitted calls, at most ``max_concurrency``."""
 
     name: TargetName
     provider: Text
@@ -63,7 +68,7 @@ class RegisteredTarget(Message):
 
 
 class TargetList(Message):
-    """Every registered target, sorted; ``now`` is the ledger's clock in milliseconds since the epoch."""
+    """The registered targets, sorted; ``now`` is the ledger's clock in milliseconds since the epoch."""
 
     targets: list[RegisteredTarget]
     now: Count

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from quintain.contracts.message import Message
 
-#: Every header that says how a message is kept begins so; one that a stranger wrote is not taken over.
+#: Prefix of all headers of this module; headers with this prefix in the original message are not copied.
 POISON_HEADER_PREFIX = "x-quintain-poison-"
 
-#: Its name, given when it is kept.
+#: The id of the poison message, assigned when it is put into the queue.
 POISON_ID_HEADER = "x-quintain-poison-id"
-#: When it was kept, in milliseconds since the epoch.
+#: When it was put into the queue, in milliseconds since the epoch.
 DEAD_LETTERED_AT_HEADER = "x-quintain-poison-kept"
-#: The exchange it had been published to. Its routing key is the one it is kept with.
+#: The exchange the original message was published to; the routing key stays the same.
 EXCHANGE_HEADER = "x-quintain-poison-exchange"
-#: Which copy it is: a copy's number is greater than that of the message it was made from. In nanoseconds since
-#: the epoch, so that of what a crash left twice the later one is the greater.
+#: The number of the copy, higher than that of the message it was copied from: nanoseconds since the epoch, so that of
+#: two copies left by a crash the later one has the higher number.
 COPY_NUMBER_HEADER = "x-quintain-poison-copy"
-#: Why it is kept.
+#: Why the message could not be processed.
 REASON_HEADER = "x-quintain-reason"
 
 
 class PoisonMessage(Message):
-    """What is told of one kept message. Tokens in its headers are masked."""
+    """The description of one poison message; session tokens in its headers are masked."""
 
     id: str
     kept_ms: int | None = None
@@ -34,6 +34,6 @@ class PoisonMessage(Message):
 
 
 class PoisonMessageList(Message):
-    """The kept messages, the oldest first."""
+    """The messages of the poison queue, oldest first."""
 
     messages: list[PoisonMessage]

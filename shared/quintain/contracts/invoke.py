@@ -9,12 +9,12 @@ from pydantic import Field, JsonValue, StrictStr, model_validator
 from quintain import errors
 from quintain.contracts.message import Message
 
-#: An object of the wire whose keys are the provider's own, such as a JSON schema.
+#: A JSON object whose keys are defined by the provider, such as a JSON schema.
 JsonObject = dict[str, JsonValue]
 
 
 class ToolCall(Message):
-    """A tool that a model wants called. ``arguments`` is the model's own text: JSON, if it kept to the schema."""
+    """A tool call requested by a model; ``arguments`` is the model's text, which should be JSON but may not be."""
 
     id: str
     name: str
@@ -22,10 +22,14 @@ class ToolCall(Message):
 
 
 class ChatMessage(Message):
-    """One turn of a conversation. ``content`` is text, or parts as OpenAI writes them.
+    """One message of a conversation; ``content`` is text, or a list of parts in OpenAI's format.
 
-    ``tool_calls`` is what the assistant asked for in this turn; ``tool_call_id`` is which of them a turn of role
+    ``tool_calls`` are the calls that an assistant message requests; ``tool_call_id`` is the call that a message of role
     ``tool`` answers.
+
+    Example::
+
+        ChatMessage(role="user", content="What is the capital of France?")
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -35,7 +39,12 @@ class ChatMessage(Message):
 
 
 class InvokeSettings(Message):
-    """What the model is told beside the words. A provider that cannot honour one refuses it by name."""
+    """Sampling and tool settings of a request; a provider that does not support one rejects the request and names it.
+
+    Example::
+
+        InvokeSettings(temperature=0, max_tokens=200)
+    """
 
     temperature: float | None = None
     max_tokens: Annotated[int, Field(gt=0)] | None = None
@@ -47,7 +56,12 @@ class InvokeSettings(Message):
 
 
 class InvokeRequest(Message):
-    """One question to one target; ``provider`` is another spelling of ``target``."""
+    """A request to one target, with either ``question`` or ``messages``; ``provider`` is an alias of ``target``.
+
+    Example::
+
+        InvokeRequest(question="Explain TCP.", target="gpt4o", settings=InvokeSettings(temperature=0))
+    """
 
     question: StrictStr | None = None
     system_prompt: str | None = None
@@ -71,11 +85,11 @@ class InvokeRequest(Message):
 
     @property
     def requested_target(self) -> str | None:
-        """The target this body names, in whichever spelling, or None."""
+        """The name of the target in the request, under either field name, or None."""
         return self.target if self.target is not None else self.provider
 
     def conversation(self) -> list[ChatMessage]:
-        """The whole conversation as messages, the system prompt first."""
+        """Return the conversation as messages, starting with the system prompt."""
         turns = self.messages or [ChatMessage(role="user", content=self.question or "")]
         if self.system_prompt:
             return [ChatMessage(role="system", content=self.system_prompt), *turns]
@@ -83,7 +97,12 @@ class InvokeRequest(Message):
 
 
 class TokenUsage(Message):
-    """Tokens as the provider counted them; ``cached`` and ``reasoning`` are shares of input and output."""
+    """Token counts as the provider reported them; ``cached`` and ``reasoning`` are included in input and output.
+
+    Example::
+
+        total = TokenUsage(input=10, output=5) + TokenUsage(input=3, output=1)
+    """
 
     input: int = 0
     output: int = 0
@@ -107,7 +126,7 @@ class TokenUsage(Message):
         )
 
 
-#: What was spent where nothing was: adding it takes no time.
+#: The usage of calls that reported none; adding it is free.
 NO_TOKENS: Final = TokenUsage()
 
 
@@ -120,8 +139,10 @@ class OutputMessage(Message):
 
 
 class Chunk(Message):
-    """A piece of an answer on its way, for callers that asked for it. ``seq`` counts from 0 within an ``attempt``;
-    a higher attempt voids the chunks before it."""
+    """A piece of an answer, sent to callers that accept chunks.
+
+    ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it.
+    """
 
     attempt: int
     seq: int
@@ -129,8 +150,7 @@ class Chunk(Message):
 
 
 class Progress(Message):
-    """A word that a call still runs, for callers that asked for it: which attempt it is, from 1, and for how long it
-    has run."""
+    """A notification that a call is running, sent to callers that accept progress; ``attempt`` counts from 1."""
 
     state: Literal["running"] = "running"
     attempt: int
@@ -138,7 +158,11 @@ class Progress(Message):
 
 
 class Result(Message):
-    """What a target answered, who served it, and what it took. Durations are in milliseconds."""
+    """The answer of a target, with its usage and durations (in milliseconds).
+
+    ``raw_text`` is the text of the whole answer. ``call_count`` and ``max_calls`` are the session's budget after the
+    call. ``replayed``: the stored reply of an earlier request with the same id.
+    """
 
     output: list[OutputMessage]
     raw_text: str
@@ -156,7 +180,7 @@ class Result(Message):
 
 
 class FaultReply(Message):
-    """Why there is no result, as it travels; `to_fault` is the same as an exception."""
+    """The wire format of a fault; `to_fault` converts it to an exception."""
 
     error: str
     code: str
@@ -168,7 +192,7 @@ class FaultReply(Message):
 
     @classmethod
     def from_fault(cls, fault: errors.Fault) -> Self:
-        """The fault as it travels."""
+        """Return the wire format of a fault."""
         return cls(
             error=fault.message,
             code=fault.code,
@@ -180,7 +204,7 @@ class FaultReply(Message):
         )
 
     def to_fault(self) -> errors.Fault:
-        """The typed exception; a code this version does not know is an `InternalFault` with its sentence."""
+        """Return the fault as an exception; an unknown code becomes an `InternalFault` with the same message."""
         fault_type = errors.FAULTS.get(self.code, errors.InternalFault)
         fault = fault_type(
             self.error,
@@ -193,7 +217,7 @@ class FaultReply(Message):
 
 
 def content_text(content: str | list[dict[str, Any]]) -> str:
-    """The text of a message's content; parts without text add nothing."""
+    """Return the text of a message's content; parts without text are skipped."""
     if isinstance(content, str):
         return content
     return "".join(str(part["text"]) for part in content if isinstance(part.get("text"), str))

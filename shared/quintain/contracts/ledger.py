@@ -2,10 +2,10 @@
 
 These are not part of the public protocol: workers and metadata service must be of one release.
 
-- ``register`` and ``heartbeat`` renew the worker's lease. ``admit`` is idempotent and resent until it is answered: the
-  same ``attemptId`` gets the same grant. Items of a batch are answered individually, in one or more replies, as soon
-  as each is decided; an item that must wait (another worker holds the call, the target is at its limit) is answered
-  when it is admitted.
+- ``register`` and ``heartbeat`` renew the worker's lease.
+- ``admit`` is idempotent and resent until it is answered: the same ``attemptId`` gets the same grant. Items of a batch
+  are answered individually, in one or more replies, as soon as each is decided; an item that must wait (another worker
+  holds the call, the target is at its limit) is answered when it is admitted.
 - ``settle`` is published to a quorum queue with a publisher confirm and has no reply.
 """
 
@@ -20,15 +20,15 @@ from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.strings import Id, RequestId, TargetName, Text
 
-#: A target is called so often at once at most.
+#: Upper bound of a target's ``max_concurrency``.
 MAX_CONCURRENCY = 10_000
 
-#: A moment, in milliseconds since the epoch, as every reader of JSON has whole numbers.
+#: A time in milliseconds since the epoch, small enough to be exact in every JSON parser.
 Milliseconds = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class TargetCard(Message):
-    """What the fleet knows of a target: never a key."""
+    """The public description of a target; it never contains a key."""
 
     name: TargetName
     provider: Text
@@ -38,23 +38,26 @@ class TargetCard(Message):
 
 
 class DrainState(StrEnum):
-    """How far a worker is with draining, in the order in which it goes; it never goes back."""
+    """How far a worker is with draining; the state only ever moves forward in this order."""
 
-    #: Nobody drains it: it is a part of `quintain up` or `quintain run`, or of a release that could not.
+    #: It cannot be drained: a part of `quintain up` or `quintain run`, or of an older release.
     UNSUPPORTED = "unable"
-    #: It drains when it is asked.
+    #: It can be drained on request.
     SUPPORTED = "able"
-    #: An administrator has asked; the worker hears of it with its next heartbeat.
+    #: An administrator requested it; the worker learns of it with its next heartbeat.
     REQUESTED = "asked"
-    #: It takes no more calls, and finishes what it runs.
+    #: It takes no more calls and finishes the running ones.
     DRAINING = "draining"
-    #: It runs nothing any more, and ends: its last word.
+    #: It has no running calls and exits; the last state that it reports.
     DRAINED = "drained"
 
 
 class Register(Message):
-    """A worker starts: these are the targets it serves. ``incarnation`` is random per process. ``sole``: its id is of
-    one process at a time, so that whoever had it before has died. ``drain``: whether it drains when it is asked."""
+    """A worker starts, and registers the targets it serves.
+
+    ``incarnation`` is random per process. ``sole``: only one process at a time uses this worker id, so that an earlier
+    process with the same id must be dead. ``drain``: whether the worker can be drained.
+    """
 
     worker_id: Id
     incarnation: Id
@@ -64,21 +67,24 @@ class Register(Message):
 
 
 class CallKey(Message):
-    """Which call: its request id within its session."""
+    """Identifies a call: its request id within its session."""
 
     session_id: Id
     request_id: RequestId
 
 
 class CancelBroadcast(Message):
-    """What goes to every worker over ``quintain.cancel``: whoever runs one of these calls aborts it."""
+    """Broadcast to all workers over ``quintain.cancel``: the worker that runs one of these calls aborts it."""
 
     calls: list[CallKey]
 
 
 class Heartbeat(Message):
-    """The worker lives: renew its lease. ``pauses``: targets whose provider asked for a pause, and for how many
-    milliseconds from now. ``drain``: how far it is with what it was asked for."""
+    """Renew the worker's lease.
+
+    ``pauses`` are targets whose provider asked for a pause, with its duration in milliseconds from now. ``drain`` is
+    the worker's progress with draining.
+    """
 
     worker_id: Id
     incarnation: Id
@@ -87,12 +93,12 @@ class Heartbeat(Message):
 
 
 class LeaseRenewed(Message):
-    """The lease runs on for another `Timings.lease_seconds`. ``known``: this ledger had heard of the worker; ``now`` is
-    the store's clock in milliseconds since the epoch.
+    """The lease was renewed for another `Timings.lease_seconds`.
 
-    ``paused``: the targets that nobody may call now, and until when, by the same clock. ``taken_back``: calls that
-    this worker runs and that their caller has cancelled; a fanned-out cancellation may be lost, this is repeated.
-    ``drain``: an administrator has asked it to drain; repeated until it says that it does.
+    ``known``: the ledger has this worker's registration. ``now`` is the store's clock in milliseconds since the epoch.
+    ``paused`` are the paused targets, with the end of their pause by the same clock. ``taken_back`` are running calls
+    of this worker that were cancelled; they are repeated with every heartbeat because the broadcast may be lost.
+    ``drain``: an administrator asked this worker to drain; repeated until it reports that it does.
     """
 
     now: Milliseconds
@@ -103,9 +109,12 @@ class LeaseRenewed(Message):
 
 
 class Admit(Message):
-    """May this attempt spend? ``problem`` is what the worker found wrong with the body: the ledger checks the
-    token first and then refuses with it, so that the order of refusals is kept in one place. ``traceparent`` is the
-    call's own: a batch carries those of many."""
+    """Ask for the admission of one attempt.
+
+    ``problem`` is an error in the body found by the worker: the ledger checks the token first and then refuses with it,
+    so that the order of checks is defined in one place. ``traceparent`` is the call's own, as a batch carries many
+    calls.
+    """
 
     token: str
     request_id: RequestId
@@ -118,18 +127,18 @@ class Admit(Message):
 
 
 class AdmitBatch(Message):
-    """Several admits of one worker."""
+    """Several admission requests of one worker."""
 
     incarnation: Id
     items: list[Admit]
 
 
 class Admission(Message):
-    """The ledger's word on one attempt: a grant, a stored answer, or a fault; exactly one of the three.
+    """The ledger's decision on one attempt: a grant, a stored reply (``replay``), or a fault; exactly one of the three.
 
-    ``attempt`` is this attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
-    ``unproven``: an earlier attempt of this call may have been billed, so that this one's proof alone gives nothing
-    back.
+    ``attempt`` is the attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
+    ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
+    refunds nothing.
     """
 
     attempt_id: Id
@@ -144,7 +153,7 @@ class Admission(Message):
 
 
 class AdmitReply(Message):
-    """The items decided so far; ``held`` are the attempts that were heard and must wait."""
+    """The items decided so far; ``held`` are attempts that were received and must wait."""
 
     items: list[Admission]
     held: list[str] | None = None
@@ -152,23 +161,25 @@ class AdmitReply(Message):
 
 
 class AttemptOutcome(StrEnum):
-    """What became of an attempt, in the worker's words."""
+    """The outcome of an attempt, as its worker reports it."""
 
     #: A result: the call is committed.
     RESULT = "result"
-    #: A charged fault: the provider worked, and this is its end.
+    #: A charged fault: the provider did the work and the call failed.
     CHARGED = "charged"
-    #: Proven unbilled: the call is given back.
+    #: The attempt was provably not billed: the call is refunded.
     REFUND = "refund"
-    #: It may have reached the provider, and nobody knows what came of it: charged and shown.
+    #: The request may have reached the provider, with unknown result: charged, and counted as in doubt.
     IN_DOUBT = "doubt"
-    #: The worker gave up waiting for its grant; should the grant come, it is void.
+    #: The worker stopped waiting for its grant; a grant that still arrives is void.
     NEVER_SENT = "never_sent"
 
 
 class Settle(Message):
-    """What became of one attempt. ``reply`` is kept for replays, ``fault`` for the same question again; ``traceparent``
-    is the call's own."""
+    """The outcome of one attempt.
+
+    ``reply`` is stored for replays, ``fault`` is returned for repeated requests; ``traceparent`` is the call's own.
+    """
 
     session_id: Id
     request_id: RequestId
@@ -181,7 +192,7 @@ class Settle(Message):
 
 
 class SettleBatch(Message):
-    """Several settles of one worker."""
+    """The outcomes of several attempts of one worker."""
 
     incarnation: Id
     items: list[Settle]

@@ -13,31 +13,28 @@ from quintain.errors import BadRequest
 
 
 class Message(BaseModel):
-    """One thing said, or a part of it. Optional fields default to None, so that ``null`` and absent are one."""
+    """Base class of all wire messages; optional fields default to None, so that ``null`` equals absent."""
 
     model_config = ConfigDict(
         frozen=True,
         alias_generator=to_camel,
         populate_by_name=True,
         extra="ignore",
-        # What does not fit is somebody's text: no error shows it, and so no log does.
+        # Invalid input is a caller's text: no error message, and thus no log, may contain it.
         hide_input_in_errors=True,
     )
 
     def to_wire(self) -> bytes:
-        """The message as JSON, UTF-8, without absent fields. Raises `BadRequest` for text that is no Unicode."""
+        """Return the message as UTF-8 JSON without absent fields. Raises `BadRequest` for invalid Unicode."""
         try:
-            # What pydantic's ``model_dump_json`` does, which makes text of it.
+            # The same as pydantic's ``model_dump_json``, but without the detour through a string.
             return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_none=True)
         except PydanticSerializationError:
             raise BadRequest("The message holds text that is no Unicode: half of a surrogate pair") from None
 
     @classmethod
     def from_wire(cls, body: bytes | str) -> Self:
-        """The message of these bytes.
-
-        Raises `BadRequest` with a sentence that names the field.
-        """
+        """Parse and validate a message. Raises `BadRequest` with a sentence that names the invalid field."""
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
@@ -45,8 +42,11 @@ class Message(BaseModel):
 
     @classmethod
     def unchecked(cls, **fields: object) -> Self:
-        """The message of these fields, all of them, unchecked: what pydantic's ``model_construct`` does, in a third of
-        the time, for what is made by the thousand from values that were read before."""
+        """Create a message from all of its fields without validation.
+
+        Does what pydantic's ``model_construct`` does in a third of the time, for messages created by the thousand from
+        values that were validated before.
+        """
         message = cls.__new__(cls)
         object.__setattr__(message, "__dict__", fields)
         object.__setattr__(message, "__pydantic_fields_set__", set(fields))
@@ -56,9 +56,9 @@ class Message(BaseModel):
 
 
 def describe_validation_error(error: ValidationError) -> str:
-    """The first mistake of a validation as one sentence: where, and what; never the value itself."""
+    """Return a validation's first error as one sentence: the field and the reason, never the value."""
     first = error.errors(include_url=False, include_input=False)[0]
-    # A part of it may be a key that the caller chose.
+    # A part of the location may be a key chosen by the caller.
     location = shorten(".".join(str(part) for part in first["loc"]))
     if first["type"] == "json_invalid":
         return f"The body is not JSON: {first['ctx']['error']}"

@@ -15,26 +15,26 @@ from pydantic import Field, JsonValue
 
 from quintain.contracts.message import Message
 
-#: The version of these messages: a host answers another one with a ``bad_request`` that names both.
+#: The version of these messages; a host rejects any other with a ``bad_request`` that names both versions.
 REMOTE_TARGET_VERSION = 1
 
-#: The message types of what a run says to its controller, and of what it hears from it.
+#: The AMQP types of a run's output (host to controller) and input (controller to host).
 RUN_OUTPUT_TYPE = "run_says"
 RUN_INPUT_TYPE = "run_hears"
 
-#: A tag by its path: its own name, its parent's, up to the root's. Names are unique within a domain.
+#: A tag's path: its own name, its parent's, up to the root's. Names are unique within a domain.
 TagPath = list[str]
 
 
 class WireParam(Message):
-    """A query's parameter."""
+    """A parameter of a query."""
 
     name: str
     description: str
 
 
 class WireConfigSpec(Message):
-    """A slot to configure."""
+    """A configuration slot of a target."""
 
     name: str
     domain: TagPath
@@ -42,7 +42,7 @@ class WireConfigSpec(Message):
 
 
 class WireQuerySpec(Message):
-    """A question to ask after a run."""
+    """A query that a target answers after a run."""
 
     name: str
     description: str
@@ -50,7 +50,7 @@ class WireQuerySpec(Message):
 
 
 class WireControllable(Message):
-    """A controllable, by value: a target may name ones in a run that it never declared."""
+    """A controllable with all its fields, because a run may use controllables that the target never declared."""
 
     name: str
     domain: TagPath
@@ -59,7 +59,7 @@ class WireControllable(Message):
 
 
 class WireObservable(Message):
-    """An observable, by value."""
+    """An observable with all its fields."""
 
     name: str
     domain: TagPath
@@ -68,14 +68,14 @@ class WireObservable(Message):
 
 
 class WireObservableValue(Message):
-    """An observable and what is to be seen: JSON text, as Python writes it (``NaN`` and halves of characters too)."""
+    """An observable and its value as JSON text in Python's dialect (``NaN`` and lone surrogates are allowed)."""
 
     observable: WireObservable
     content: str = "null"
 
 
 class TargetDescriptor(Message):
-    """What a target exposes, as it is configured when it is asked."""
+    """Everything a target exposes in its current configuration."""
 
     target_class: str
     tags: list[TagPath]
@@ -86,9 +86,9 @@ class TargetDescriptor(Message):
 
 
 class RemoteFailure(Message):
-    """An exception that crosses: its class by name, its words, its traceback as text, and what its class keeps.
+    """The wire format of an exception: class name, message, traceback as text, and fields of known classes.
 
-    ``token``: the exception came from the other side and is to be raised there again as the very same object.
+    ``token``: the exception originated on the other side, which raises the same object again.
     """
 
     type: str
@@ -99,14 +99,14 @@ class RemoteFailure(Message):
 
 
 class OpenLease(Message):
-    """Lease me a fresh instance of the target this message is routed to."""
+    """Lease a new instance of the target named by the routing key."""
 
     controller_id: str
     version: int = REMOTE_TARGET_VERSION
 
 
 class LeaseOpened(Message):
-    """The lease, or why the factory gave none. ``key`` is where everything asked of the instance goes."""
+    """The lease, or the exception of the target's factory; ``key`` is the routing key for the instance's requests."""
 
     lease_id: str = ""
     key: str = ""
@@ -116,29 +116,31 @@ class LeaseOpened(Message):
 
 
 class LeaseRequest(Message):
-    """The base of what is asked of a leased instance: an id, under which the same question is answered alike."""
+    """Base of all requests to a leased instance; a repeated ``request_id`` is answered with the same result."""
 
     lease_id: str
     request_id: str
 
 
 class SetConfig(LeaseRequest):
-    """Fill a slot."""
+    """Set a configuration slot."""
 
     name: str
     value: str
 
 
 class Query(LeaseRequest):
-    """Ask after a run."""
+    """Query the target after a run."""
 
     name: str
     params: dict[str, str] = Field(default_factory=dict)
 
 
 class StartRun(LeaseRequest):
-    """Run once; what it says comes to exchange ``quintain.run`` under ``run_key``. ``kinds`` are the event classes that
-    the controller can read."""
+    """Start a run, whose output goes to exchange ``quintain.run`` with routing key ``run_key``.
+
+    ``kinds`` are the event classes that the controller can decode.
+    """
 
     run_id: str
     run_key: str
@@ -146,17 +148,17 @@ class StartRun(LeaseRequest):
 
 
 class CancelRun(LeaseRequest):
-    """Stop this run: whoever awaited it has gone."""
+    """Cancel a run, because its controller stopped waiting for it."""
 
     run_id: str
 
 
 class BareLeaseRequest(LeaseRequest):
-    """Describe, reset, tear down, renew: what needs no more than its type."""
+    """A request without further fields: describe, reset, teardown, renew."""
 
 
 class LeaseResult(Message):
-    """The answer to everything asked: a text where there is one, or what was raised."""
+    """The reply to every request on a lease: a text value, a descriptor, or the exception that was raised."""
 
     value: str | None = None
     descriptor: TargetDescriptor | None = None
@@ -164,8 +166,11 @@ class LeaseResult(Message):
 
 
 class WireEvent(Message):
-    """An event. ``kind`` is its class by name; ``at`` is seconds since the epoch on the host's clock; ``content`` is
-    JSON text, as Python writes it."""
+    """An event of a run.
+
+    ``kind`` is its class name, ``at`` is in seconds since the epoch on the host's clock, ``content`` is JSON text in
+    Python's dialect.
+    """
 
     kind: str
     event_id: str
@@ -176,12 +181,12 @@ class WireEvent(Message):
     request: str | None = None
     answer: str | None = None
     content: str | None = None
-    #: The further fields of a class that somebody registered: JSON text each.
+    #: Additional fields of a registered event class, each as JSON text.
     extra: dict[str, str] | None = None
 
 
 class WireResponse(Message):
-    """The response to an event, or what the one who was asked raised."""
+    """The response to an event, or the exception that the controller's handler raised."""
 
     kind: str = ""
     controllable: WireControllable | None = None
@@ -191,7 +196,7 @@ class WireResponse(Message):
 
 
 class LogLine(Message):
-    """A log record of the target's, for the controller's log."""
+    """A log record of the target, for the controller's log."""
 
     logger: str
     level: int
@@ -200,20 +205,20 @@ class LogLine(Message):
 
 
 class RunItem(Message):
-    """One thing a run said, in its place: ``seq`` counts from 1 without a gap."""
+    """One output item of a run; ``seq`` counts from 1 without gaps."""
 
     seq: int
     what: Literal["emit", "send", "log", "end"]
     event: WireEvent | None = None
     log: LogLine | None = None
-    #: Of an ``end``: what the run raised, or nothing where it returned.
+    #: For ``end``: the exception of the run, or None if it returned.
     failure: RemoteFailure | None = None
 
 
 class RunOutput(Message):
-    """From the host to the controller: what is new, or what was never acknowledged, in order.
+    """Output of a run from host to controller: new items, or items that were not acknowledged, in order.
 
-    Without items it is a heartbeat. ``said`` is the last number given out, so that a loss is noticed.
+    Without items it is a heartbeat. ``said`` is the highest number assigned so far, which reveals lost items.
     """
 
     run_id: str
@@ -222,16 +227,16 @@ class RunOutput(Message):
 
 
 class EventReply(Message):
-    """The response to the event that was sent as number ``seq``."""
+    """The response to the event with number ``seq``."""
 
     seq: int
     response: WireResponse
 
 
 class RunInput(Message):
-    """From the controller to the host: responses, and up to which number everything has come.
+    """Input of a run from controller to host: responses, and the acknowledgement of all items up to ``heard``.
 
-    ``again``: numbers are missing, send from ``heard`` + 1. Without answers it is a heartbeat.
+    ``again`` requests all items after ``heard`` again, because some are missing. Without answers it is a heartbeat.
     """
 
     lease_id: str

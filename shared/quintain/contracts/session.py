@@ -11,14 +11,14 @@ from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.strings import Id, RequestId, TargetName
 
-#: AgentV's default, kept: what a session may call where nobody said.
+#: Default ``max_calls`` of a session; the same as AgentV's.
 DEFAULT_MAX_CALLS = 50
 
 Count = Annotated[int, Field(ge=0)]
 
 
 class SessionState(StrEnum):
-    """``paused`` refuses new calls for now, ``closed`` for ever."""
+    """The state of a session: ``paused`` refuses new calls until it is opened again, ``closed`` permanently."""
 
     OPEN = "open"
     PAUSED = "paused"
@@ -26,13 +26,13 @@ class SessionState(StrEnum):
 
 
 class GetInfo(Message):
-    """What am I, and what is left? ``per_target``: and what went to which target?"""
+    """Request a session's information; with ``per_target`` also its usage per target."""
 
     per_target: bool = False
 
 
 class TargetUsage(Message):
-    """What a session and its children spent on one target. ``counted`` calls came with the tokens they took."""
+    """The usage of one target by a session and its children; ``counted`` calls reported their tokens."""
 
     calls: int = 0
     counted: int = 0
@@ -40,10 +40,10 @@ class TargetUsage(Message):
 
 
 class Info(Message):
-    """A session and its counters. ``callCount`` = reserved + running + committed + in doubt, its children's too.
+    """A session and its counters, which include its children's.
 
-    ``now`` and ``expiresAt`` are milliseconds since the epoch on the metadata service's clock. ``perTarget`` is there
-    where it was asked for.
+    ``call_count`` = reserved + running + committed + in doubt. ``now`` and ``expires_at`` are milliseconds since the
+    epoch on the metadata service's clock. ``per_target`` is set if it was requested.
     """
 
     session_id: str
@@ -66,7 +66,7 @@ class Info(Message):
 
 
 class OpenSession(Message):
-    """Open a session; opened with a session's token it is that session's child, and may only narrow."""
+    """Open a session. With a session's token it becomes that session's child, and can only narrow its permissions."""
 
     default_target: TargetName
     max_calls: Count | None = None
@@ -78,7 +78,7 @@ class OpenSession(Message):
 
 
 class SessionOpened(Message):
-    """The new session; the token is shown this once."""
+    """A new session; its token is never shown again."""
 
     session_id: str
     token: str
@@ -86,7 +86,7 @@ class SessionOpened(Message):
 
 
 class AmendSession(Message):
-    """Change a session's limit or state; usage is never reset, and a limit below it becomes it."""
+    """Change a session's limit or state; usage is never reset, and a limit below the usage is raised to it."""
 
     session_id: Id
     max_calls: Count | None = None
@@ -94,61 +94,61 @@ class AmendSession(Message):
 
 
 class CloseSession(Message):
-    """Close the session that asks, and its children, for ever: whoever holds its token may give it up."""
+    """Close the session of the request's token, and its children, permanently."""
 
 
 class ReserveCalls(Message):
-    """Reserve these calls, all or none, until the deadline (milliseconds since the epoch)."""
+    """Reserve calls, all or none, until the deadline (milliseconds since the epoch)."""
 
     request_ids: Annotated[list[RequestId], Field(min_length=0, max_length=10_000)]
     deadline: int
 
 
 class CallsReserved(Message):
-    """How many are newly reserved; ids already known cost nothing."""
+    """The number of new reservations; ids that are already known cost nothing."""
 
     granted: int
 
 
 class ReleaseCalls(Message):
-    """Give back reservations."""
+    """Release reservations."""
 
     request_ids: Annotated[list[RequestId], Field(max_length=10_000)]
 
 
 class CallsReleased(Message):
-    """How many reservations were given back."""
+    """The number of released reservations."""
 
     released: int
 
 
 class CancelCalls(Message):
-    """Take these calls back: what waits is refused uncharged, what runs is aborted."""
+    """Cancel calls: waiting ones are refused uncharged, running ones are aborted."""
 
     request_ids: Annotated[list[RequestId], Field(max_length=10_000)]
 
 
 class CallsCancelled(Message):
-    """How many were taken back; a call that has ended, or that another delivery waits for, is not."""
+    """The number of cancelled calls; a call that has ended, or that another delivery waits for, is not cancelled."""
 
     cancelled: int
 
 
 class ListSessions(Message):
-    """The sessions, newest first, a page at a time."""
+    """List sessions, newest first, one page at a time."""
 
     cursor: Id | None = None
     state: SessionState | None = None
 
 
 class SessionList(Message):
-    """One page of sessions; ``cursor`` asks for the next."""
+    """One page of sessions; ``cursor`` requests the next page."""
 
     sessions: list[Info]
     cursor: str | None = None
 
 
 class ShowSession(Message):
-    """One session, as info."""
+    """Request one session's information as an administrator."""
 
     session_id: Id

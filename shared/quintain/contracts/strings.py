@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, StringConstraints
 
-#: ``protocol.md`` §1. It is also a routing key and part of a queue's name, so nothing else gets in.
+#: Target names (``protocol.md`` §1). They are routing keys and parts of queue names, so other characters are refused.
 TARGET_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 TargetName = Annotated[str, StringConstraints(pattern=TARGET_NAME_PATTERN)]
 
-#: A sentence shows so much of a name that somebody else chose.
+#: Error messages show at most so many characters of a name chosen by a caller.
 MAX_DISPLAY_LENGTH = 100
 
 
@@ -22,10 +22,10 @@ def _check_no_nul(text: str) -> str:
     return text
 
 
-#: Text that any ledger can keep: PostgreSQL has no U+0000.
+#: Text that every ledger can store: PostgreSQL does not allow U+0000.
 Text = Annotated[str, AfterValidator(_check_no_nul)]
 
-#: What names a worker, an attempt, a session: short, because a ledger finds things by it.
+#: An identifier of a worker, an attempt or a session; short, because ledgers index it.
 Id = Annotated[str, StringConstraints(max_length=200), AfterValidator(_check_no_nul)]
 
 #: The idempotency key within a session: 1 to 128 characters, none of them U+0000.
@@ -33,18 +33,17 @@ RequestId = Annotated[str, StringConstraints(min_length=1, max_length=128), Afte
 
 
 def sanitize_request_id(text: str) -> str:
-    """The text itself where it may be a request id, and otherwise one like it, to keep a refusal with."""
+    """Return the text if it is a valid request id, else a similar valid one under which a refusal can be stored."""
     return re.sub("[\0\ud800-\udfff]", "?", text[:128]) or "-"
 
 
 def shorten(name: str) -> str:
-    """So much of a name as a sentence shows: it may be as long as a message."""
+    """Return a name shortened to `MAX_DISPLAY_LENGTH` characters, for error messages."""
     return name if len(name) <= MAX_DISPLAY_LENGTH else f"{name[:MAX_DISPLAY_LENGTH]}…"
 
 
 def replace_surrogates(text: str) -> str:
-    """The text without halves of characters, which no UTF-8 can carry: a model cut off in the middle of an emoji
-    leaves one."""
+    """Replace lone surrogates, which UTF-8 cannot encode; a model cut off in the middle of an emoji produces one."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -18,7 +18,7 @@ from typing import Self
 
 from quintain.errors import Unauthorized
 
-#: The checksums of so many tokens are proven once: all calls of a session carry the same one.
+#: Size of the cache of verified tokens: all calls of a session carry the same one.
 VERIFIED_CACHE_SIZE = 64
 
 _BASE62_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -26,7 +26,7 @@ _TOKEN_PATTERN = re.compile(r"(qtn_([a-z]{2,8})_([0-9A-Za-z]{12})_[0-9A-Za-z]{43
 
 
 class SessionToken:
-    """One token: its text, its kind and its public id. Printing it shows the id alone."""
+    """A session token: its text, its kind and its public id. Its repr shows only the id."""
 
     __slots__ = ("id", "kind", "text")
 
@@ -35,22 +35,19 @@ class SessionToken:
 
     @classmethod
     def mint(cls, kind: str = "ses") -> Self:
-        """A new random token."""
+        """Generate a new random token."""
         token_id = _random(12)
         head = f"qtn_{kind}_{token_id}_{_random(43)}_"
         return cls(kind, token_id, head + _checksum(head))
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """The token of this text, its shape and checksum proven; no I/O.
-
-        Raises `Unauthorized`, with the one sentence every refusal has.
-        """
+        """Parse a token and verify its checksum, without I/O. Raises `Unauthorized`, without giving a reason."""
         return cls(*_verify(text or ""))
 
     @property
     def sha256(self) -> bytes:
-        """What the ledger keeps of it: 32 bytes."""
+        """The token's SHA-256 (32 bytes), which is what the ledger stores."""
         return digest(self.text)
 
     def __repr__(self) -> str:
@@ -66,23 +63,23 @@ def _verify(text: str) -> tuple[str, str, str]:
 
 
 def public_id(text: object) -> str | None:
-    """The id in what is offered as a token, to be shown; None where it is shaped otherwise. It proves nothing."""
+    """Return the public id of a well-formed token, None for anything else. The token is not verified."""
     match = _TOKEN_PATTERN.fullmatch(text) if isinstance(text, str) else None
     return None if match is None else match[3]
 
 
 def digest(secret: str) -> bytes:
-    """The SHA-256 of a secret, 32 bytes."""
+    """Return the SHA-256 of a secret, 32 bytes."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 def same_secret(secret: str, expected_digest: bytes) -> bool:
-    """Whether the offered secret is the one of this digest, in constant time."""
+    """Return whether a secret has this digest, comparing in constant time."""
     return hmac.compare_digest(digest(secret), expected_digest)
 
 
 def mask_tokens(text: str) -> str:
-    """The text with the secret part of every token in it taken out."""
+    """Return the text with the secret part of every token removed."""
     return re.sub(r"(qtn_[a-z]{2,8}_[0-9A-Za-z]{12}_)[0-9A-Za-z_]+", r"\1…", text)
 
 

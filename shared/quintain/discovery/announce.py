@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 PREFETCH = 8
 
-#: The pause before another try to be found, in seconds.
+#: Pause before the discovery queue is set up again after an error, in seconds.
 PAUSE_SECONDS = 1.0
 
 
 class ServiceIdentity:
-    """Which process this is, from its start to its end."""
+    """Identifies this process for its lifetime."""
 
     def __init__(self, service: str, name: str | None = None) -> None:
         self._service = service
@@ -41,7 +41,7 @@ class ServiceIdentity:
         self._started_at = int(time.time() * 1000)
 
     def card(self, **facts: Any) -> ServiceCard:
-        """This process's card, with what it says of itself now."""
+        """Return this process's service card with the given current values."""
         return ServiceCard(
             service=self._service,
             id=self._name,
@@ -54,9 +54,9 @@ class ServiceIdentity:
 
 @contextlib.asynccontextmanager
 async def announce(bus: Bus, card: Callable[[], ServiceCard]) -> AsyncIterator[None]:
-    """Answer while inside, with the card as it is at that moment. Raises nothing."""
+    """Answer discovery requests while the context is open; ``card`` is called for each request. Raises nothing."""
     announcer = Announcer(bus, card)
-    task = asyncio.get_running_loop().create_task(announcer.run(), name="presence")
+    task = asyncio.get_running_loop().create_task(announcer.run(), name="announce")
     try:
         yield
     finally:
@@ -65,7 +65,7 @@ async def announce(bus: Bus, card: Callable[[], ServiceCard]) -> AsyncIterator[N
 
 
 class Announcer:
-    """One process's answers to `quintain status`."""
+    """Answers the discovery requests of `quintain status` for one process."""
 
     def __init__(self, bus: Bus, card: Callable[[], ServiceCard]) -> None:
         self._bus, self._card = bus, card
@@ -74,14 +74,14 @@ class Announcer:
         self._is_stopped = False
 
     async def run(self) -> None:
-        """Be found until cancelled, however often the queue is lost; or until the broker refuses it."""
+        """Answer requests until cancelled, or until the broker refuses the queue. A lost queue is declared again."""
         while not self._is_stopped:
             try:
                 await self._run_once()
             except BrokerRefused as refusal:
                 self._stop(refusal)
             except BusError as error:
-                log.info("Not to be found for now: %s", error.message)
+                log.info("Discovery is unavailable for now: %s", error.message)
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _run_once(self) -> None:
@@ -99,13 +99,13 @@ class Announcer:
             await delete_queues(self._bus, self._topology)
 
     async def _on_request(self, delivery: Delivery) -> None:
-        answer = await result_or_fault(self._build_card(), "making this service's card")
+        answer = await result_or_fault(self._build_card(), "creating this service's card")
         try:
             await send_reply(self._bus, delivery, answer)
         except BrokerRefused as refusal:
             self._stop(refusal)
         except BusError as error:
-            log.info("Somebody asked who is there, and was not answered: %s", error.message)
+            log.info("A discovery request was not answered: %s", error.message)
         await delivery.ack()
 
     async def _build_card(self) -> ServiceCard:

@@ -16,16 +16,17 @@ from quintain.topology import Topology
 
 log = logging.getLogger(__name__)
 
-#: A busy service may answer late, so before anybody is missed everybody is asked once more.
+#: A busy service may answer late, so the request is repeated once before a service counts as missing.
 MAX_REQUESTS = 2
 
 
 async def discover_services(
     bus: Bus, rpc_client: RpcClient, *, wait_seconds: float, is_complete: Callable[[Sequence[ServiceCard]], bool]
 ) -> list[ServiceCard]:
-    """The cards of all services that answer within the wait, and, where these are not enough, within another one.
+    """Return the cards of all services that answer within ``wait_seconds``, sorted by service and id.
 
-    Sorted by service and id. Raises what `Bus.declare` and `Bus.publish` raise, but for nobody to hear it.
+    If ``is_complete`` returns False for them, the request is repeated once. Raises what `Bus.declare` and `Bus.publish`
+    raise, except `Unroutable`.
     """
     cards: dict[str, ServiceCard] = {}
 

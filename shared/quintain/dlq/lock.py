@@ -15,43 +15,46 @@ from quintain.bus.base import Bus, Consumer, Delivery, Envelope
 from quintain.errors import BusError, QueueFull
 from quintain.topology import POISON_LOCK, POISON_LOCK_QUEUE, POISON_LOCK_TOPOLOGY, Queue
 
-#: How often it is looked whether the turn is free, in seconds.
+#: Interval of the attempts to take the lock, in seconds.
 _POLL_SECONDS = 0.1
 
-#: How long the broker may take to hand back the message of a turn, in seconds.
+#: Timeout of taking the lock's message back from its queue, in seconds.
 _RELEASE_TIMEOUT_SECONDS = 5.0
 
 
 class QueueReader:
-    """The messages of a queue, one at a time: the next one comes when the one before is acknowledged."""
+    """Reads a queue one message at a time: the next one arrives after the previous one is acknowledged."""
 
     def __init__(self) -> None:
         self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
         self._consumer: Consumer | None = None
 
     async def start(self, bus: Bus, queue: Queue) -> None:
-        """Begin to take."""
+        """Start consuming."""
         self._consumer = await bus.consume(queue, self._deliveries.put, prefetch=1)
 
     async def next(self) -> Delivery:
-        """The next message, however long it takes to come."""
+        """Wait for the next message."""
         return await self._deliveries.get()
 
     async def cancel(self) -> None:
-        """Take no more. Called before the last message is acknowledged, it leaves no other one delivered and
-        given back, which the broker would count."""
+        """Stop consuming.
+
+        Call it before acknowledging the last message: then no further message is delivered and returned, which the
+        broker would count as a delivery.
+        """
         if self._consumer is not None:
             await self._consumer.cancel()
 
     async def close(self) -> None:
-        """Stop; what was taken and not acknowledged goes back."""
+        """Stop consuming; messages not acknowledged return to the queue."""
         if self._consumer is not None:
             await self._consumer.drain(0)
 
 
 @contextlib.asynccontextmanager
 async def read_queue(bus: Bus, queue: Queue) -> AsyncIterator[QueueReader]:
-    """Take the messages of a queue while inside."""
+    """Read the messages of a queue while the context is open."""
     reader = QueueReader()
     await reader.start(bus, queue)
     try:
@@ -62,7 +65,7 @@ async def read_queue(bus: Bus, queue: Queue) -> AsyncIterator[QueueReader]:
 
 @contextlib.asynccontextmanager
 async def exclusive_lock(bus: Bus, *, wait_seconds: float) -> AsyncIterator[None]:
-    """Have the turn while inside. Raises `BusError` where somebody else has it for longer than the wait."""
+    """Hold the lock while the context is open. Raises `BusError` if another process holds it for ``wait_seconds``."""
     await bus.declare(POISON_LOCK_TOPOLOGY)
     lock_message = Envelope(body=b"", type="turn", correlation_id=secrets.token_hex(16))
     loop = asyncio.get_running_loop()
@@ -74,8 +77,8 @@ async def exclusive_lock(bus: Bus, *, wait_seconds: float) -> AsyncIterator[None
         except QueueFull:
             if loop.time() >= deadline:
                 raise BusError(
-                    f"Another command has been going through quintain.poison for {wait_seconds:.0f} s: try again in "
-                    "a minute, when its turn has lapsed at the latest"
+                    f"Another command has been browsing quintain.poison for {wait_seconds:.0f} s: try again in "
+                    "a minute, when its lock has expired at the latest"
                 ) from None
             await asyncio.sleep(_POLL_SECONDS)
     try:
@@ -85,7 +88,7 @@ async def exclusive_lock(bus: Bus, *, wait_seconds: float) -> AsyncIterator[None
 
 
 async def _release_lock(bus: Bus, lock_message: Envelope) -> None:
-    """End the turn, unless it has lapsed or the broker is out of reach: then it ends by itself."""
+    """Release the lock; if it has expired or the broker is unreachable, it ends by itself."""
     with contextlib.suppress(TimeoutError, BusError):
         async with asyncio.timeout(_RELEASE_TIMEOUT_SECONDS), read_queue(bus, POISON_LOCK_QUEUE) as reader:
             delivery = await reader.next()

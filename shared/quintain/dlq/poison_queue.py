@@ -26,30 +26,33 @@ from quintain.dlq.lock import exclusive_lock, read_queue
 from quintain.errors import BusError
 from quintain.topology import MINUTE_MS, POISON, POISON_QUEUE, POISON_TOPOLOGY
 
-#: How long one round may take, in seconds: it ends before its turn lapses.
+#: Time limit of one pass, in seconds: shorter than the lock's expiry.
 PASS_TIMEOUT_SECONDS = 50.0
 
-#: The message that ends a round: what stands before it was there when the round began.
+#: The type of the message that marks the end of a pass: all messages before it were there when the pass began.
 END_MARKER_TYPE = "quintain.poison.end"
 
-#: What RabbitMQ says of a delivery, and not of the message.
+#: Headers that RabbitMQ adds to a delivery, and that are not part of the message.
 _DELIVERY_HEADERS = ("x-delivery-count", "x-acquired-count")
 
-#: The greatest number that a copy may have: beyond, somebody else wrote the header.
+#: Highest valid copy number; a higher one was not written by this module.
 _MAX_COPY_NUMBER = 2**62
 
-#: Whether a message leaves the queue. It is told of the message, and given its body.
+#: Called with each message and its body; True removes the message from the queue.
 RemovePredicate = Callable[[PoisonMessage, bytes], bool]
 
 
 class PoisonQueue:
-    """The kept messages. Every method raises `BusError`: the broker is out of reach, or somebody else has the turn."""
+    """The messages of ``quintain.poison``.
+
+    Every method raises `BusError` if the broker is unreachable or another process holds the lock for ``wait_seconds``.
+    """
 
     def __init__(self, bus: Bus, *, wait_seconds: float = 10.0) -> None:
         self._bus, self._wait_seconds = bus, wait_seconds
 
     async def list(self) -> list[PoisonMessage]:
-        """All that were kept before now, the oldest first."""
+        """Return all messages that were in the queue at the start, oldest first."""
         found: dict[str, PoisonMessage] = {}
 
         def collect(message: PoisonMessage, _body: bytes) -> bool:
@@ -57,10 +60,10 @@ class PoisonQueue:
             return False
 
         await self._rotate(collect)
-        return sorted(found.values(), key=lambda one: one.kept_ms or 0)
+        return sorted(found.values(), key=lambda message: message.kept_ms or 0)
 
     async def find(self, poison_id: str) -> tuple[PoisonMessage, bytes] | None:
-        """One message and its body; None where none has this id. It stays in the queue."""
+        """Return one message and its body, None if no message has this id. The message stays in the queue."""
         found: tuple[PoisonMessage, bytes] | None = None
 
         def match(message: PoisonMessage, body: bytes) -> bool:
@@ -73,7 +76,7 @@ class PoisonQueue:
         return found
 
     async def drop(self, ids: Collection[str] | None = None) -> set[str]:
-        """Delete the messages with these ids, or all that were kept before now; returns the ids that were there."""
+        """Delete the messages with these ids, or all that were there at the start; returns the deleted ids."""
         dropped: set[str] = set()
 
         def remove(message: PoisonMessage, _body: bytes) -> bool:
@@ -94,14 +97,14 @@ class PoisonQueue:
                     await rotation.run()
             except TimeoutError:
                 raise BusError(
-                    f"quintain.poison could not be gone through in {PASS_TIMEOUT_SECONDS:.0f} s "
-                    f"({rotation.message_count} messages "
-                    "passed; nothing is lost): `quintain dlq drop --all` empties it, in several goes if need be"
+                    f"quintain.poison could not be read completely in {PASS_TIMEOUT_SECONDS:.0f} s "
+                    f"({rotation.message_count} messages read; nothing is lost): "
+                    "`quintain dlq drop --all` empties it, in several runs if necessary"
                 ) from None
 
 
 class _Rotation:
-    """Once through the queue, up to where it ended when the round began."""
+    """One pass through the queue, up to its end at the start of the pass."""
 
     def __init__(self, bus: Bus, should_remove: RemovePredicate) -> None:
         self._bus, self._should_remove = bus, should_remove
@@ -123,10 +126,10 @@ class _Rotation:
                     await delivery.ack()
                     return
                 else:
-                    await delivery.ack()  # of a round that was never finished
+                    await delivery.ack()  # of a pass that was not finished
 
     async def _process(self, delivery: Delivery) -> None:
-        """Let one message leave, or publish it again; then it may be forgotten here."""
+        """Remove one message, or publish a copy to the end of the queue; then acknowledge it."""
         message, number = to_poison_message(delivery), read_copy_number(delivery)
         is_duplicate = self._copy_numbers.get(message.id, 0) > number
         if not is_duplicate and not self._should_remove(message, delivery.body):
@@ -138,12 +141,12 @@ class _Rotation:
 
 
 def is_end_marker(delivery: Delivery) -> bool:
-    """Whether this ends a round. A kept message never does, whatever its type: it has an id."""
+    """Return whether a message marks the end of a pass. Poison messages have an id, so they never do."""
     return delivery.type == END_MARKER_TYPE and not delivery.body and POISON_ID_HEADER not in delivery.headers
 
 
 def to_poison_message(delivery: Delivery) -> PoisonMessage:
-    """What is told of a message; one that was kept without an id gets one."""
+    """Return the description of a message; one without an id gets a new one."""
     headers = {key: value for key, value in delivery.headers.items() if isinstance(value, str | int | float | bool)}
     kept_ms = headers.get(DEAD_LETTERED_AT_HEADER)
     return PoisonMessage(
@@ -159,13 +162,13 @@ def to_poison_message(delivery: Delivery) -> PoisonMessage:
 
 
 def read_copy_number(delivery: Delivery) -> int:
-    """Which copy it is; 0 for one that never went round."""
+    """Return the number of a copy; 0 for a message that was never copied."""
     number = delivery.headers.get(COPY_NUMBER_HEADER)
     return number if isinstance(number, int) and 0 <= number < _MAX_COPY_NUMBER else 0
 
 
 def to_copy(delivery: Delivery, message: PoisonMessage, copy_number: int) -> Envelope:
-    """The message as it is published again."""
+    """Return the copy of a message that is published to the end of the queue."""
     headers: dict[str, HeaderValue] = {**message.headers, POISON_ID_HEADER: message.id, COPY_NUMBER_HEADER: copy_number}
     return Envelope(
         body=delivery.body,

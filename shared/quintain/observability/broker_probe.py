@@ -1,7 +1,7 @@
 """Readiness check of the broker: publishes a message to a queue of its own and waits for its delivery.
 
-Probing a shared queue, such as a target's, would deliver the probe to any of its consumers. A service is ready when
-its consumers are attached and this round trip works over the same two connections.
+Probing a shared queue, such as a target's, would deliver the probe to any of its consumers. A service is ready when its
+consumers are attached and this round trip works over the same two connections.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from quintain.observability.health import CHECK_TIMEOUT_SECONDS
 from quintain.rpc.server import delete_queues
 from quintain.topology import REPLY, reply_topology
 
-#: The type of the message, and how many of them are taken at a time.
+#: The AMQP type of a probe message, and the prefetch of the probe queue.
 PROBE_TYPE, PREFETCH = "probe", 4
 
 
 class BrokerProbe:
-    """One process's own reply queue, for nothing but this: made when it is first asked for, and anew where it is lost.
+    """One process's probe queue, declared at the first check and again after it was lost.
 
-    It is no part of what the bus declares again: a user who may not have it is not ready, and serves all the same.
+    The queue is not redeclared with the bus's topology: a user without permission for it is not ready, but serves
+    calls.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -33,14 +34,14 @@ class BrokerProbe:
         self._pending: dict[str, asyncio.Future[None]] = {}
 
     async def stop(self) -> None:
-        """Hear no more, and delete the queue; where the broker is away it expires."""
+        """Stop consuming and delete the queue; if the broker is unreachable, the queue expires."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await consumer.drain(0)
             await delete_queues(self._bus, self._topology)
 
     async def check(self) -> str | None:
-        """Whether a message comes back in time."""
+        """Send a probe message to this process; returns None if it arrives in time, else what failed."""
         correlation_id = secrets.token_hex(8)
         returned = self._pending[correlation_id] = asyncio.get_running_loop().create_future()
         probe = Envelope(
@@ -67,7 +68,7 @@ class BrokerProbe:
         try:
             await self._bus.publish(REPLY, self._key, probe, timeout_seconds=CHECK_TIMEOUT_SECONDS)
         except Unroutable:
-            # Nobody else's message goes there: the queue was lost.
+            # The queue has no other binding, so it was lost.
             await self.stop()
             await self._attach()
             await self._bus.publish(REPLY, self._key, probe, timeout_seconds=CHECK_TIMEOUT_SECONDS)

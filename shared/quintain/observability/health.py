@@ -12,31 +12,31 @@ from typing import Literal
 
 from quintain.contracts.message import Message
 
-#: A round trip that takes longer is none.
+#: Time limit of one check, in seconds.
 CHECK_TIMEOUT_SECONDS = 2.0
 
-#: A verdict is told again for so long: probes cannot flood the broker.
+#: How long a result is cached, in seconds, so that frequent probes cannot flood the broker.
 READINESS_CACHE_SECONDS = 1.0
 
-#: What is not ready, as a sentence; None where it is.
+#: Returns the reason why something is not ready as a sentence, None if it is ready.
 HealthCheck = Callable[[], Awaitable[str | None]]
 
 
 class Live(Message):
-    """The process answers."""
+    """The reply of the liveness probe."""
 
     status: Literal["live"] = "live"
 
 
 class Readiness(Message):
-    """Whether everything is there that this service cannot do without, and where it is not, what."""
+    """Whether the service is ready, and the reason if it is not."""
 
     status: Literal["ready", "unready"]
     reason: str | None = None
 
 
 class ReadinessProbe:
-    """Asks the check, at most once a second, however many want to know."""
+    """Runs a readiness check, at most once per `READINESS_CACHE_SECONDS` for any number of concurrent probes."""
 
     def __init__(self, check: HealthCheck) -> None:
         self._check = check
@@ -44,11 +44,11 @@ class ReadinessProbe:
         self._expires_at = 0.0
 
     async def readiness(self) -> Readiness:
-        """Whether it is ready, now or a moment ago."""
+        """Return the result of the check, run now or a moment ago."""
         loop = asyncio.get_running_loop()
         if self._check_task is None or (self._check_task.done() and loop.time() >= self._expires_at):
             self._check_task = loop.create_task(self._run_check())
-        # Whoever asked first may leave; the others still want to know.
+        # The first probe may be cancelled; others still wait for the same check.
         return await asyncio.shield(self._check_task)
 
     async def _run_check(self) -> Readiness:
@@ -60,7 +60,7 @@ class ReadinessProbe:
 
 
 def combine_checks(*checks: HealthCheck) -> HealthCheck:
-    """All of them at once: whatever is not ready, in one sentence after the other."""
+    """Return a check that runs all of these concurrently and joins the reasons of those that fail."""
 
     async def check() -> str | None:
         reasons = await asyncio.gather(*(each() for each in checks))

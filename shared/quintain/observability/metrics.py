@@ -26,51 +26,51 @@ CALL_DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 
 
 class ServiceMetrics:
-    """One process's metrics, in a registry of their own. Those that a service adds are named after it."""
+    """One process's Prometheus metrics in a separate registry; names of added metrics contain the service's name."""
 
     def __init__(self, service: str) -> None:
         self.service = service
         self.registry = CollectorRegistry()
         self._bus: Bus | None = None
         self._card: Callable[[], ServiceCard] | None = None
-        build = Info("quintain_build", "What runs", registry=self.registry)
+        build = Info("quintain_build", "The service and its version", registry=self.registry)
         build.info({"service": service, "version": importlib.metadata.version("quintain")})
         self.add_callback(self._collect_broker)
         self.add_callback(self._collect_card)
         ProcessCollector(namespace="quintain", registry=self.registry)
 
     def set_bus(self, bus: Bus) -> None:
-        """Show from now on whether this bus is connected."""
+        """Include the connection state of this bus."""
         self._bus = bus
 
     def set_service_card(self, card: Callable[[], ServiceCard]) -> None:
-        """Show what this service's card says, too, as it is at each scrape."""
+        """Include the values of this service card, which is read at each scrape."""
         self._card = card
 
     def exposition(self) -> bytes:
-        """Everything, in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def counter(self, name: str, documentation: str, *labels: str) -> Counter:
-        """A counter ``quintain_<service>_<name>`` with these labels."""
+        """Create a counter ``quintain_<service>_<name>`` with these labels."""
         return Counter(self.full_name(name), documentation, labels, registry=self.registry)
 
     def gauge(self, name: str, documentation: str) -> Gauge:
-        """A gauge ``quintain_<service>_<name>``."""
+        """Create a gauge ``quintain_<service>_<name>``."""
         return Gauge(self.full_name(name), documentation, registry=self.registry)
 
     def histogram(
         self, name: str, documentation: str, *labels: str, buckets: Sequence[float] = CALL_DURATION_BUCKETS
     ) -> Histogram:
-        """A histogram ``quintain_<service>_<name>`` with these labels and upper bounds."""
+        """Create a histogram ``quintain_<service>_<name>`` with these labels and upper bounds."""
         return Histogram(self.full_name(name), documentation, labels, buckets=buckets, registry=self.registry)
 
     def add_callback(self, collect_metrics: Callable[[], Iterable[Metric]]) -> None:
-        """Add the metrics that this function returns at each scrape."""
+        """Add metrics that this function returns at each scrape."""
         self.registry.register(_CallbackCollector(collect_metrics))
 
     def full_name(self, name: str) -> str:
-        """The full name of a metric of this service's own."""
+        """Return the full name of a metric of this service."""
         return f"quintain_{self.service}_{name}"
 
     def _collect_broker(self) -> Iterable[Metric]:
@@ -78,19 +78,19 @@ class ServiceMetrics:
         reconnects = 0 if self._bus is None else self._bus.reconnects
         yield GaugeMetricFamily("quintain_broker_connected", "Whether the broker is connected", value=int(connected))
         yield CounterMetricFamily(
-            "quintain_broker_reconnects", "Connections to the broker that were lost and made again", value=reconnects
+            "quintain_broker_reconnects", "Connections to the broker that were lost and opened again", value=reconnects
         )
 
     def _collect_card(self) -> Iterable[Metric]:
-        in_flight = GaugeMetricFamily("quintain_service_in_flight", "What the service has in hand")
+        in_flight = GaugeMetricFamily("quintain_service_in_flight", "Calls in flight in this service")
         heartbeat = GaugeMetricFamily("quintain_heartbeat_age_seconds", "How long ago the lease was renewed")
         label_names = ["target", "kind"]
         slots = GaugeMetricFamily(
-            "quintain_target_slots", "What this service may have in hand at once", labels=label_names
+            "quintain_target_slots", "How many calls this service may run at once", labels=label_names
         )
-        in_use = GaugeMetricFamily("quintain_target_in_flight", "What this service has in hand", labels=label_names)
+        in_use = GaugeMetricFamily("quintain_target_in_flight", "Calls that this service runs", labels=label_names)
         paused = GaugeMetricFamily(
-            "quintain_target_paused_seconds", "How long nobody may call the target", labels=label_names
+            "quintain_target_paused_seconds", "Remaining time of the target's pause", labels=label_names
         )
         card = None if self._card is None else self._card()
         if card is not None:
@@ -105,10 +105,11 @@ class ServiceMetrics:
 
 
 class _CallbackCollector(Collector):
-    """A function's metrics, as a collector."""
+    """A Prometheus collector that calls a function."""
 
     def __init__(self, collect_metrics: Callable[[], Iterable[Metric]]) -> None:
         self._collect_metrics = collect_metrics
 
     def collect(self) -> Iterable[Metric]:
+        """Return the function's metrics."""
         return self._collect_metrics()

@@ -22,57 +22,59 @@ from quintain.observability.health import HealthCheck, Live, ReadinessProbe, com
 from quintain.observability.metrics import ServiceMetrics
 from quintain.runtime.http_server import BACKLOG, LOOPBACK, open_listener, serve_uvicorn, url_of
 
-#: Probes and scrapes at the same time; one more is answered 503.
+#: Maximum number of concurrent requests; further ones are answered with 503.
 MAX_CONCURRENT_REQUESTS = 32
 
-#: A connection that asks nothing is kept so long, and a running request when the service stops, in seconds.
+#: How long an idle connection is kept, and how long running requests may take at shutdown, in seconds.
 KEEPALIVE_SECONDS, SHUTDOWN_SECONDS = 5, 1
 
 
 @dataclass(frozen=True, slots=True)
 class OpsAddress:
-    """Where it listens; port 0 takes a free one. Without a token and without TLS: for loopback, and for networks of
-    one's own."""
+    """The address of the ops server; port 0 takes a free one.
+
+    It has neither authentication nor TLS, and is meant for loopback and private networks.
+    """
 
     port: int
     host: str = LOOPBACK
 
 
 class HealthEndpoints:
-    """The endpoints of a service's health and metrics. ``check`` decides whether it is ready."""
+    """The HTTP handlers of a service's health and metrics; ``check`` decides whether the service is ready."""
 
     def __init__(self, metrics: ServiceMetrics, check: HealthCheck) -> None:
         self._metrics, self._probe = metrics, ReadinessProbe(check)
 
     async def live(self, _: Request) -> Response:
-        """``GET /health/live``"""
+        """Handle ``GET /health/live``."""
         return Response(Live().to_wire(), media_type="application/json")
 
     async def ready(self, _: Request) -> Response:
-        """``GET /health/ready``"""
+        """Handle ``GET /health/ready``: 200 if ready, else 503."""
         verdict = await self._probe.readiness()
         status = 200 if verdict.status == "ready" else 503
         return Response(verdict.to_wire(), status_code=status, media_type="application/json")
 
     async def metrics(self, _: Request) -> Response:
-        """``GET /metrics``"""
+        """Handle ``GET /metrics``."""
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 class OpsEndpoints:
-    """One service as it is told over its operations port: what it waits for, then whether it is ready."""
+    """A service's state on the ops server: first the reason why it is not ready yet, then the result of its check."""
 
     def __init__(self, metrics: ServiceMetrics, report_waiting: Callable[[str], None]) -> None:
-        """``report_waiting`` is given what the service waits for, too: for people."""
+        """Create the endpoints; ``report_waiting`` is also called with each reason, to show it to the operator."""
         self._metrics, self._report_waiting = metrics, report_waiting
         self._not_ready_reason = "it is starting"
-        #: Whether anybody can ask: there is a port.
+        #: Whether an ops server runs.
         self.is_serving = False
         self._check: HealthCheck | None = None
         self._endpoints = HealthEndpoints(metrics, self._check_ready)
 
     def set_not_ready(self, reason: str) -> None:
-        """Not ready, for this reason, until `report_ready`."""
+        """Report not ready, for this reason, until `report_ready`."""
         self._not_ready_reason = reason
         self._report_waiting(reason)
 
@@ -80,7 +82,7 @@ class OpsEndpoints:
     async def report_ready(
         self, bus: Bus, check: HealthCheck, card: Callable[[], ServiceCard] | None = None
     ) -> AsyncIterator[None]:
-        """The service is up: from now on it is ready where this check passes, and a message to itself comes back."""
+        """While the context is open, the service is ready if ``check`` and the broker probe pass."""
         self._metrics.set_bus(bus)
         if card is not None:
             self._metrics.set_service_card(card)
@@ -94,7 +96,7 @@ class OpsEndpoints:
 
     @property
     def routes(self) -> list[Route]:
-        """The three paths."""
+        """The routes of the three endpoints."""
         return [
             Route("/health/live", self._endpoints.live, methods=["GET"]),
             Route("/health/ready", self._endpoints.ready, methods=["GET"]),
@@ -107,7 +109,7 @@ class OpsEndpoints:
 
 @contextlib.asynccontextmanager
 async def serve_ops(address: OpsAddress, endpoints: OpsEndpoints) -> AsyncIterator[str]:
-    """Serve them; yields the base URL. Raises `ConfigError` where the address cannot be opened."""
+    """Run the ops server while the context is open; yields its base URL. Raises `ConfigError` if it cannot listen."""
     listener = open_listener(address.host, address.port, prefix="--ops-")
     config = uvicorn.Config(
         Router(endpoints.routes, redirect_slashes=False),

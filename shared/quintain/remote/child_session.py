@@ -18,19 +18,19 @@ from quintain.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-#: How many calls an agent may make where nobody said.
+#: Default number of calls of a child session.
 DEFAULT_MAX_CALLS = 10
 
-#: How long the metadata service may take to open a session, and to close one, in seconds.
+#: Timeouts of opening and closing a session, in seconds.
 OPEN_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSessionPolicy:
-    """What an agent may call: these targets, the first by default, so many times in all.
+    """What an agent under test may call: ``targets`` (the first is the default), at most ``max_calls`` times in all.
 
-    ``token`` is the parent session's, for a controller: ``QUINTAIN_SESSION_TOKEN`` where it is not given.
+    ``token`` is the parent session's, by default ``QUINTAIN_SESSION_TOKEN``.
     """
 
     targets: Sequence[str]
@@ -39,17 +39,17 @@ class ChildSessionPolicy:
 
 
 class ChildSession:
-    """One agent's session. Printing it shows its id alone."""
+    """The session of one agent; its repr shows only its id."""
 
     def __init__(self, owner: ChildSessions, session_id: str, token: str) -> None:
         self._owner, self.session_id, self.token = owner, session_id, token
 
     async def close(self) -> None:
-        """End it for ever. Never raises, but for a cancellation: what cannot be closed ends with its parent."""
+        """Close the session permanently; if that fails, it ends with its parent. Raises nothing but a cancellation."""
         await self._owner.close_session(self)
 
     def mask_token(self, text: str) -> str:
-        """The text without this session's secret, whoever wrote it there."""
+        """Return the text with this session's token masked."""
         return text.replace(self.token, mask_tokens(self.token))
 
     def __repr__(self) -> str:
@@ -57,21 +57,20 @@ class ChildSession:
 
 
 class ChildSessions:
-    """The children of one session, on these terms; each is closed by itself, or all of them here."""
+    """The child sessions of one parent session, under one policy."""
 
     def __init__(self, rpc_client: RpcClient, token: str, policy: ChildSessionPolicy) -> None:
         self._rpc_client, self._parent_token, self._policy = rpc_client, token, policy
         self._open_sessions: set[ChildSession] = set()
 
     async def open(self, *, expires_in_seconds: float | None = None) -> ChildSession:
-        """Open one. Raises the `Fault` that the metadata service answers with, such as `ForbiddenTarget`, and
-        `BusError`."""
+        """Open a child session. Raises the metadata service's `Fault`, such as `ForbiddenTarget`, and `BusError`."""
         headers = {TOKEN_HEADER: self._parent_token}
         parent = await self._rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=OPEN_SECONDS)
         request = OpenSession(
             default_target=self._policy.targets[0],
             allowed_targets=list(self._policy.targets),
-            # To ask for more than the parent has would be refused, and a small parent is no mistake of anybody's.
+            # A limit above the parent's would be refused, and a parent with a small budget is no error.
             max_calls=min(self._policy.max_calls, parent.max_calls),
             expires_in_seconds=expires_in_seconds,
         )
@@ -81,7 +80,7 @@ class ChildSessions:
         return child
 
     async def close_session(self, child: ChildSession) -> None:
-        """Close one, once. Never raises, but for a cancellation."""
+        """Close one session, once. Raises nothing but a cancellation."""
         if child not in self._open_sessions:
             return
         self._open_sessions.discard(child)
@@ -92,6 +91,6 @@ class ChildSessions:
             log.warning("Session %s of an agent could not be closed: %s", child.session_id, error.message)
 
     async def close_all(self) -> None:
-        """Close all that are open still."""
+        """Close all sessions that are still open."""
         for child in list(self._open_sessions):
             await self.close_session(child)

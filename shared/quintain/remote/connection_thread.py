@@ -21,39 +21,39 @@ Returned = TypeVar("Returned")
 
 
 class Executor(Protocol):
-    """How an application's loop reaches the loop that carries: another thread's, or its own."""
+    """How code on an application's event loop runs code on the connection's loop, which may be the same one."""
 
     async def run(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run a coroutine there. Cancelled here, it is cancelled there."""
+        """Run a coroutine on the connection's loop; cancelling the caller cancels it."""
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
-        """Have a function called there, soon; nothing happens where the carrying is over."""
+        """Schedule a function call on the connection's loop; does nothing after the connection is closed."""
 
 
 class ConnectionThread:
-    """One connection on a thread of its own. Open it, use it from any thread, close it."""
+    """A broker connection on a thread of its own, which can be used from any thread."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="quintain line", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="quintain connection", daemon=True)
         self._bus: Bus | None = None
         self._rpc_client: RpcClient | None = None
 
     @property
     def bus(self) -> Bus:
-        """The connection's bus, for use on the line's loop."""
-        assert self._bus is not None, "the line is open"
+        """The connection's bus, to be used on its own loop."""
+        assert self._bus is not None, "the connection is open"
         return self._bus
 
     @property
     def rpc_client(self) -> RpcClient:
-        """The connection's caller, for use on the line's loop."""
-        assert self._rpc_client is not None, "the line is open"
+        """The connection's RPC client, to be used on its own loop."""
+        assert self._rpc_client is not None, "the connection is open"
         return self._rpc_client
 
     def open(self, timeout_seconds: float = 30.0) -> None:
-        """Connect. Raises `BrokerUnavailable`, `BrokerRefused`."""
+        """Start the thread and connect. Raises `BrokerUnavailable`, `BrokerRefused`."""
         self._thread.start()
         try:
             self.run_blocking(self._connect(timeout_seconds))
@@ -62,24 +62,27 @@ class ConnectionThread:
             raise
 
     def run_blocking(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run a coroutine on the line, and block until it is done; raises what it raises, and `HostLost` once the
-        line is closed."""
+        """Run a coroutine on the connection's loop and block until it is done.
+
+        Raises what the coroutine raises, `HostLost` after the connection is closed, and `RuntimeError` on its own
+        thread.
+        """
         if threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError("The line's own thread must not wait for itself")
+            raise RuntimeError("run_blocking would wait for itself on the connection's own thread")
         return self._submit(coroutine).result()
 
     async def run(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run a coroutine on the line, from another loop. Cancelled there, it is cancelled here."""
+        """Run a coroutine on the connection's loop from another loop; cancelling the caller cancels it."""
         return await asyncio.wrap_future(self._submit(coroutine))
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
-        """Have a function called on the line, soon; nothing happens once it is closed."""
+        """Schedule a function call on the connection's loop; does nothing after the connection is closed."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback, *args)
 
     def close(self) -> None:
-        """Let go of the connection and end the thread; whoever still waits for an answer is cancelled."""
+        """Close the connection and end the thread; coroutines that still run there are cancelled."""
         if self._thread.is_alive():
             self.run_blocking(self._disconnect())
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -111,19 +114,19 @@ class ConnectionThread:
 
 
 class InlineExecutor:
-    """The way of an application whose own loop carries: nothing on it may block."""
+    """An `Executor` for an application that runs the connection on its own loop, which must not block."""
 
     async def run(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run the coroutine."""
+        """Await the coroutine."""
         return await coroutine
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
-        """Have it called soon."""
+        """Schedule a function call on the running loop."""
         asyncio.get_running_loop().call_soon(callback, *args)
 
 
 def open_connection_thread(url: str) -> ConnectionThread:
-    """An open line. Raises `BrokerUnavailable`, `BrokerRefused`."""
+    """Open a connection on a new thread. Raises `BrokerUnavailable`, `BrokerRefused`."""
     thread = ConnectionThread(url)
     thread.open()
     return thread

@@ -17,9 +17,12 @@ from quintain.timings import Timings
 
 
 class RemoteFactory:
-    """Fresh instances of a hosted target, in one vocabulary; their tags are the same objects for all of them."""
+    """Creates instances of one hosted target, as `remote_factory` returns it; they share their tag objects.
 
-    def __init__(  # noqa: PLR0913 -- what `remote_factory` takes, and the vocabulary
+    Close it, or use it as a context manager.
+    """
+
+    def __init__(  # noqa: PLR0913 -- the parameters of `remote_factory`, and the classes to use
         self,
         name: str,
         *,
@@ -39,7 +42,7 @@ class RemoteFactory:
         self.tags = TagRegistry(type_registry.tag, tags)
         self._codec = Codec(type_registry, self.tags)
         self._target_class = target_class
-        # A line that was given is its giver's: to share with other factories, and to close.
+        # A connection passed in may be shared with other factories; its owner closes it.
         self._owns_connection = connection is None
         settings = read_settings(environment())
         parent = None if child_session is None else child_session.token or settings.require_session_token()
@@ -47,14 +50,23 @@ class RemoteFactory:
         self._sessions: ChildSessions | None = None
         if child_session is not None and parent is not None:
             self._sessions = ChildSessions(self._connection.rpc_client, parent, child_session)
-        most_ahead = concurrency if prefetch is None else prefetch
-        self._pool = LeasePool(self._connection, name, most_ahead, timings=timings or settings.timings)
+        prefetch_count = concurrency if prefetch is None else prefetch
+        self._pool = LeasePool(self._connection, name, prefetch_count, timings=timings or settings.timings)
         self._pool.fill()
         self._tags_by_name: dict[str, Any] | None = None
 
     def create(self) -> Any:
-        """A fresh instance, from the leases made ahead. Raises what the target's own factory raised, and `NoAnswer`
-        where no host has a free slot in time; with ``child_session`` also `ConfigError` and a `Fault`."""
+        """Return a new instance from the prefetched leases.
+
+        Raises what the target's own factory raised, and `NoAnswer` if no host has a free slot in time; with
+        ``child_session`` also `ConfigError` and a `Fault`.
+
+        Example::
+
+            target = factory.create()
+            await target.run(emit, send_event)
+            await target.teardown()
+        """
         target = self._lease_target()
         if self._sessions is not None:
             try:
@@ -65,7 +77,14 @@ class RemoteFactory:
         return target
 
     def scope(self, *names: str) -> frozenset[Any]:
-        """The tags of these names, as a scope; no package of the target's is needed here. Raises `ValueError`."""
+        """Return the tags with these names as a scope, without importing the target's package.
+
+        Raises `ValueError` for an unknown name.
+
+        Example::
+
+            scope = factory.scope("user", "tools")
+        """
         if self._tags_by_name is None:
             target = self._lease_target()
             self._tags_by_name = {tag.name: tag for tag in domain_tags(target.security_domain)}
@@ -79,7 +98,7 @@ class RemoteFactory:
         return self._target_class(self._connection, self._pool.acquire(), self._codec, self._pool.release)
 
     def close(self) -> None:
-        """Give the leases up and close the connection, where it is this factory's own."""
+        """Release all leases, and close the connection unless it was passed in."""
         self._pool.close()
         if self._sessions is not None:
             self._connection.run_blocking(self._sessions.close_all())
@@ -96,14 +115,26 @@ class RemoteFactory:
 def remote_factory(
     name: str, *, concurrency: int = 1, url: str | None = None, events: Iterable[type] = (), **options: Any
 ) -> RemoteFactory:
-    """A hosted target's factory: `create()` gives a fresh instance, wherever its host runs.
+    """Create a factory for a hosted target, whose instances run on any host that serves it.
 
-    ``url`` is the broker's, ``QUINTAIN_BROKER_URL`` where it is not given; ``connection`` an open connection to share
-    with other factories. ``events`` are event and response classes of your own. ``tags`` are those that a scope here is
-    made of, where it was not made by `RemoteFactory.scope`. ``prefetch`` is how many leases are kept ready, as many as
-    run at once where nothing is said; with 0 each is made when it is wanted, and `create` waits for it.
-    ``child_session`` gives each instance a session to call models with, under ``QUINTAIN_SESSION_TOKEN``'s.
+    - ``name``: the name under which `quintain serve host` leases the target.
+    - ``concurrency``: how many instances run at once.
+    - ``url``: the broker's URL, by default ``QUINTAIN_BROKER_URL``.
+    - ``events``: additional event and response classes.
+    - ``connection``: an open `ConnectionThread` to share with other factories.
+    - ``tags``: the tags of a scope that was not created with `RemoteFactory.scope`.
+    - ``prefetch``: how many leases are kept ready, by default ``concurrency``; with 0 `RemoteFactory.create` waits for
+      each lease.
+    - ``child_session``: gives each instance a session to call models with, as a child of ``QUINTAIN_SESSION_TOKEN``'s.
+
     Raises `BrokerUnavailable`, `BrokerRefused`.
+
+    Example::
+
+        with remote_factory("support-bot", concurrency=4) as factory:
+            target = factory.create()
+            await target.run(emit, send_event)
+            await target.teardown()
     """
     return RemoteFactory(
         name, concurrency=concurrency, url=url, type_registry=QUINTAIN_TYPES.with_classes(events), **options

@@ -31,13 +31,13 @@ from quintain.topology import HOST
 
 log = logging.getLogger(__name__)
 
-#: How a lease may be over, in the words of whoever still wanted something of it.
+#: Why a lease has ended, for error messages.
 REASON_ENDED_BY_HOST = "its host has ended it"
-REASON_RELEASED = "it was given up here"
+REASON_RELEASED = "it was released here"
 
 
 class RemoteLease:
-    """A leased instance somewhere else."""
+    """A lease of a hosted instance, renewed in the background until it is released or its host is lost."""
 
     def __init__(self, bus: Bus, rpc_client: RpcClient, name: str, opened: LeaseOpened, timings: Timings) -> None:
         assert opened.descriptor is not None, "a lease without a failure has a descriptor"
@@ -55,19 +55,19 @@ class RemoteLease:
         ]
 
     def record_host_activity(self) -> None:
-        """The host has just been heard of."""
+        """Record that a message of the host has just arrived."""
         self._last_heard = self._loop.time()
 
     @property
     def ended(self) -> bool:
-        """Whether the host was lost, or the lease given up."""
+        """Whether the host was lost or the lease released."""
         return self.ended_future.done()
 
     async def call(self, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
-        """Ask the instance; returns when the host answers, however long the target takes.
+        """Send a request to the instance and wait for its reply, however long the target takes.
 
-        Raises what the target raised, as far as its class is known here, and `HostLost`; `LeaseRequestNotDelivered`
-        where the host provably did not get it.
+        Raises the target's exception, with its class if that is known here; `HostLost`; and `LeaseRequestNotDelivered`
+        if the host provably did not receive the request.
         """
         request = route.request_type(lease_id=self.lease_id, request_id=secrets.token_hex(8), **fields)
         task = self._loop.create_task(self._call_until_answered(route, request))
@@ -84,22 +84,21 @@ class RemoteLease:
         return result
 
     def host_lost_error(self) -> HostLost:
-        """What whoever waits is told once the host has gone."""
+        """Return the error for requests and runs of an ended lease."""
         return HostLost(
             f"Lease {self.lease_id[:8]} of target {self.name!r} is over: {self._end_reason}. A run is never repeated "
-            "by "
-            "itself: it may have had effects"
+            "by itself: it may have had effects"
         )
 
     async def stop_renewing(self) -> None:
-        """Renew no more."""
+        """Stop renewing the lease, and mark it as ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end(REASON_RELEASED)
 
     async def release(self) -> None:
-        """Give the lease up and have its host end it, without waiting for that. Never raises."""
+        """End the lease, and ask its host to tear the instance down without waiting for that. Never raises."""
         already_ended = self.ended
         await self.stop_renewing()
         if not already_ended:
@@ -129,7 +128,7 @@ class RemoteLease:
                 ) from None
             except (NoAnswer, BusError) as error:
                 sent_before = True
-                log.debug("%s was not answered and is asked again: %s", route.name, error.message)
+                log.debug("%s was not answered and is sent again: %s", route.name, error.message)
                 await asyncio.sleep(0.1)
 
     async def _call_once(
@@ -152,9 +151,9 @@ class RemoteLease:
         )
 
     async def _watch_silence(self) -> None:
-        """Notice the silence when it is long enough, not when the next beat is due."""
+        """End the lease as soon as the host was silent for ``host_lost_seconds``."""
         lost_seconds = self.timings.host_lost_seconds
-        while (remaining_seconds := self._last_heard + lost_seconds - self._loop.time()) > 0:  # noqa: ASYNC110 -- a sleep of its length
+        while (remaining_seconds := self._last_heard + lost_seconds - self._loop.time()) > 0:  # noqa: ASYNC110 -- one sleep
             await asyncio.sleep(remaining_seconds)
         self._end(f"nothing was heard of it for {lost_seconds:.3g} s")
 
@@ -174,8 +173,10 @@ class RemoteLease:
 async def acquire_lease(
     bus: Bus, rpc_client: RpcClient, name: str, *, timeout_seconds: float, timings: Timings = DEFAULT_TIMINGS
 ) -> RemoteLease:
-    """Lease a fresh instance; waits for a free slot. Raises `NoAnswer` where none is free in time, and what the
-    target's factory raised."""
+    """Lease a new instance, waiting for a free slot.
+
+    Raises `NoAnswer` if no slot is free within ``timeout_seconds``, and what the target's factory raised.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_seconds
     controller_id = secrets.token_hex(8)

@@ -1,7 +1,7 @@
 """Prefetches leases, so that a factory's `create` returns at once: it is called on a loop that must not block.
 
-A lease that has ended is replaced while the pool is open. While no host has a free slot the pool keeps requesting;
-an exception of the target's own factory is raised to the caller of `create`.
+A lease that has ended is replaced while the pool is open. While no host has a free slot the pool keeps requesting; an
+exception of the target's own factory is raised to the caller of `create`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 
 log = logging.getLogger(__name__)
 
-#: How long `acquire` waits for a lease, in seconds.
+#: Timeout of `acquire`, in seconds.
 ACQUIRE_TIMEOUT_SECONDS = 60.0
 
-#: How long `close` waits for leases that are on their way, in seconds.
+#: How long `close` waits for leases that are being requested, in seconds.
 CLOSE_SECONDS = 0.5
 
-#: The pause before the broker is asked again after an error of its own, in seconds.
+#: Pause after an error of the broker, in seconds.
 PAUSE_SECONDS = 1.0
 
 
 class LeasePool:
-    """So many leases of one target made ahead, or none: then each is made when it is wanted."""
+    """Keeps ``prefetch`` leases of one target ready; with 0 each lease is requested when it is needed."""
 
     def __init__(
         self,
@@ -52,24 +52,25 @@ class LeasePool:
         self._timings = timings
         self._ready: queue.SimpleQueue[RemoteLease | BaseException] = queue.SimpleQueue()
         self._last_error = ""
-        # How many leases are ready or on their way, and how many wait for one: whoever finds fewer than are waited
-        # for asks for another, as controllers that share a pool may want more at once than are made ahead.
+        # The number of leases that are ready or requested, and the number of waiting callers. A caller that finds fewer
+        # leases than callers requests another one, as several controllers that share a pool may need more than are
+        # prefetched.
         self._lock = threading.Lock()
         self._available = self._waiters = 0
-        # On the line alone.
+        # Used on the connection's loop only.
         self._lease_tasks: set[asyncio.Task[None]] = set()
         self._leases: set[RemoteLease] = set()
         self._open = True
 
     def fill(self) -> None:
-        """Ask for all that are made ahead; returns at once."""
+        """Request all prefetched leases; returns at once."""
         for _ in range(self._prefetch):
             self._request_if(lambda: True)
 
     def acquire(self) -> RemoteLease:
-        """A ready lease; waits for one that is on its way.
+        """Return a ready lease, waiting for one if necessary.
 
-        Raises what the target's factory raised, and `NoAnswer` where no host has a free slot in time.
+        Raises what the target's factory raised, and `NoAnswer` if no host has a free slot in time.
         """
         with self._lock:
             self._waiters += 1
@@ -100,12 +101,12 @@ class LeasePool:
             return ready
 
     def release(self, ended: RemoteLease) -> None:
-        """A lease is over: another one takes its place, where as many are made ahead."""
+        """Forget an ended lease, and request another one to keep the pool full."""
         self._connection.call_soon(self._leases.discard, ended)
         self._request_if(lambda: self._available < self._prefetch)
 
     def close(self) -> None:
-        """Give every lease up, and have the hosts end them at once."""
+        """Release all leases; their hosts end them at once."""
         self._connection.run_blocking(self._close())
 
     def _request_if(self, condition: Callable[[], bool]) -> None:
@@ -150,7 +151,7 @@ class LeasePool:
                 self._ready.put(leased)
                 return
             if self._available > self._prefetch + self._waiters:
-                # Whoever wanted this one has stopped waiting for it.
+                # The caller that wanted this lease has stopped waiting.
                 self._decrement_available()
                 return
 
@@ -158,7 +159,7 @@ class LeasePool:
         self._open = False
         tasks: list[Any] = list(self._lease_tasks)
         if tasks:
-            # A host that is just about to answer would hold its slot for a lease that nobody knows of.
+            # Wait a little: a host that is about to answer would hold a slot for a lease that is not known here.
             await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         for task in tasks:
             task.cancel()

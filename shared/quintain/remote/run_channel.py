@@ -22,20 +22,19 @@ from quintain.topology import HOST, run_topology
 log = logging.getLogger(__name__)
 
 PREFETCH = 64
-#: So many deliveries are acknowledged to the broker at a time: what comes twice is dropped by its number.
+#: Deliveries are acknowledged in batches of this size; redelivered items are dropped by their number.
 ACK_BATCH = 16
 
-#: So many messages to the host are under way at once; what is to be said meanwhile travels together.
+#: Maximum number of concurrent publishes to the host; input that arrives meanwhile is sent in one message.
 MAX_CONCURRENT_SENDS = 4
 
-#: How far a run was heard is said together with responses; where there are none, after so many items or so many
-#: seconds.
+#: Acknowledgements are sent with responses, or, without responses, after so many items or so many seconds.
 ACKNOWLEDGE_ITEMS = 64
 ACKNOWLEDGE_SECONDS = 0.25
 
 
 class RunOutputQueue:
-    """The queue that a lease's runs speak into, one run after another."""
+    """The queue for the output of a lease's runs, one run after another."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -46,14 +45,14 @@ class RunOutputQueue:
         self._ack_batcher = AckBatcher(ACK_BATCH)
 
     async def open(self, channel: RunChannel) -> None:
-        """Hear this run from now on, and no other; the queue is made for the first."""
+        """Pass the output of this run to its channel from now on; the queue is declared at the first call."""
         self._channel = channel
         if self._consumer is None:
             await self._bus.declare(self._topology)
             self._consumer = await self._bus.consume(self._topology.queues[0], self._on_run_output, prefetch=PREFETCH)
 
     async def close(self) -> None:
-        """Hear no more."""
+        """Stop consuming and delete the queue."""
         if self._consumer is not None:
             await self._consumer.drain(0)
             await delete_queues(self._bus, self._topology)
@@ -62,24 +61,24 @@ class RunOutputQueue:
         try:
             output = RunOutput.from_wire(delivery.body)
         except BadRequest as error:
-            log.warning("A run said what cannot be read: %s", error.message)
+            log.warning("A message with a run's output cannot be decoded: %s", error.message)
             await delivery.dead_letter()
             return
-        # What an earlier run still says, sent again, is of no use to anybody.
+        # Output of an earlier run, sent again by the host, is dropped.
         if self._channel is not None and self._channel.run_id == output.run_id:
             self._channel.on_output(output)
         await self._ack_batcher.add(delivery)
 
 
 class RunChannel:
-    """The line's side of one run: what it says comes in, what it is to hear goes out."""
+    """One run on the connection's loop: receives its output, and sends it responses and acknowledgements."""
 
     def __init__(self, lease: RemoteLease, on_items: Callable[[list[RunItem]], None]) -> None:
         self._lease, self._on_items = lease, on_items
         self._bus: Bus = lease.bus
         self.run_id = secrets.token_urlsafe(24)
-        #: The last item that was dealt with; whoever deals with them says so here, from any thread. Only that much
-        #: is acknowledged, so that a fast target waits for a slow controller.
+        #: The number of the last item that was processed; set by the application from any thread. Only processed items
+        #: are acknowledged, so that a fast target waits for a slow controller.
         self.last_processed = 0
         self._inbox: Inbox[RunItem] = Inbox()
         self._acknowledged = 0
@@ -90,7 +89,7 @@ class RunChannel:
         self._ack_task = self._loop.create_task(self._ack_periodically())
 
     async def close(self) -> None:
-        """Say the last that is to be heard."""
+        """Send the last acknowledgement and stop."""
         ending = (self._ack_task, *self._send_tasks)
         for task in ending:
             task.cancel()
@@ -100,12 +99,12 @@ class RunChannel:
             await self._send_input()
 
     def respond(self, sequence_number: int, response: WireResponse) -> None:
-        """Send a response, with whatever else is ready to go."""
+        """Send a response, together with everything else that is waiting to be sent."""
         self._replies.append(EventReply(seq=sequence_number, response=response))
         self._schedule_send()
 
     def on_output(self, output: RunOutput) -> None:
-        """Take in what the run says."""
+        """Process a message with output: pass on the items that are in order."""
         self._lease.record_host_activity()
         ready: list[RunItem] = []
         for item in output.items:
@@ -113,14 +112,14 @@ class RunChannel:
         if ready:
             self._on_items(ready)
         if not output.items and self._inbox.is_missing(output.said):
-            # A heartbeat tells of more than has come: it was lost on the way.
+            # The heartbeat's number is higher than that of the last item received: items were lost.
             self._resend_requested = True
         if self.last_processed - self._acknowledged >= ACKNOWLEDGE_ITEMS:
             self._ack_due = True
             self._schedule_send()
 
     def _schedule_send(self) -> None:
-        """Say what there is to say, once this turn of the loop has made it."""
+        """Send once after the current iteration of the loop, so that everything it produces goes into one message."""
         if not self._send_scheduled and len(self._send_tasks) < MAX_CONCURRENT_SENDS:
             self._send_scheduled = True
             task = self._loop.create_task(self._send_input())
@@ -157,14 +156,14 @@ class RunChannel:
         run_input = RunInput(
             lease_id=self._lease.lease_id, run_id=self.run_id, heard=acknowledged, again=resend, answers=replies
         )
-        # A response is said once, and must survive the broker; how far a run was heard is said again and again.
+        # Responses are sent once, and must survive a broker restart; acknowledgements are repeated.
         envelope = Envelope(body=run_input.to_wire(), type=RUN_INPUT_TYPE, persistent=bool(replies))
         try:
             timeout = self._lease.timings.host_heartbeat_seconds
             await self._bus.publish(HOST, self._lease.key, envelope, timeout_seconds=timeout)
         except BusError as error:
-            # They go again with the next tick.
+            # They are sent again by `_ack_periodically`.
             self._replies = replies + self._replies
-            log.warning("A run's host could not be told yet: %s", error.message)
+            log.warning("Input of a run could not be sent to its host yet: %s", error.message)
             return
         self._acknowledged = max(self._acknowledged, acknowledged)

@@ -25,14 +25,14 @@ from quintain.target.codec import Codec, write_response
 
 
 def forward_log_line(line: LogLine) -> None:
-    """Put a log record of the hosted target into this process's log."""
+    """Write a log record of the hosted target to this process's log."""
     logging.getLogger(line.logger).log(line.level, "%s", line.text)
 
 
 class RunDriver:
-    """One run, from its start to its end or the host's loss."""
+    """One run, from its start until its end or the loss of its host."""
 
-    def __init__(  # noqa: PLR0913 -- one run, with all that surrounds it
+    def __init__(  # noqa: PLR0913 -- one run with all its collaborators
         self,
         executor: Executor,
         lease: RemoteLease,
@@ -46,7 +46,7 @@ class RunDriver:
         self._executor, self._lease, self._output_queue, self._codec = executor, lease, output_queue, codec
         self._emit, self._send_event, self._forward_log = emit, send_event, forward_log
         self._loop = asyncio.get_running_loop()
-        # What is emitted and logged is so in the context of whoever runs the target.
+        # Events and log lines are handled in the context of the task that runs the target.
         self._context = contextvars.copy_context()
         self._items: deque[RunItem] = deque()
         self._draining = self._end_received = False
@@ -55,7 +55,7 @@ class RunDriver:
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
-        """Run. Raises what the target raised, `HostLost`, and whatever the application's own ``emit`` raised."""
+        """Run the target once. Raises the target's exception, `HostLost`, and what the caller's ``emit`` raised."""
         try:
             await self._executor.run(self._start())
             await self._ended
@@ -68,17 +68,17 @@ class RunDriver:
             self._items.clear()
             self._draining = True
             if not self._ended.cancel() and not self._ended.cancelled():
-                self._ended.exception()  # raised already, or nobody's to hear any more
+                self._ended.exception()  # marks it retrieved: it was raised already, or its waiter is cancelled
             for task in self._send_tasks:
                 task.cancel()
             await asyncio.gather(*self._send_tasks, return_exceptions=True)
             with contextlib.suppress(HostLost):
                 await self._executor.run(self._finish())
 
-    # On the line.
+    # The following methods run on the connection's loop.
 
     async def _start(self) -> None:
-        """Listen first, then start."""
+        """Consume the run's output first, then start the run."""
         channel = self._channel = RunChannel(self._lease, partial(self._call_in_application, self._enqueue))
         await self._output_queue.open(channel)
         self._lease.ended_future.add_done_callback(self._on_lease_ended)
@@ -98,11 +98,11 @@ class RunDriver:
         self._call_in_application(self._end, self._lease.host_lost_error())
 
     def _call_in_application(self, callback: Callable[..., None], *args: Any) -> None:
-        # An application that has ended has no loop left, and hears no more.
+        # An application that has ended has no running loop.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
-    # On the application's loop.
+    # The following methods run on the application's loop.
 
     def _enqueue(self, items: list[RunItem]) -> None:
         self._items.extend(items)
@@ -116,26 +116,26 @@ class RunDriver:
             try:
                 is_sending = self._process_item(item)
             except Exception as error:
-                # Of the application's own emit, or of an event that cannot be read here: the run's end, either way.
+                # From the application's emit, or from an event that cannot be decoded here: either ends the run.
                 self._end(error)
                 return
-            assert self._channel is not None, "what runs is listened to"
+            assert self._channel is not None, "a running run has a channel"
             self._channel.last_processed = item.seq
             if is_sending:
-                # It runs to its first suspension, which records the event, before the next item is heard.
+                # The task runs until its first await, which records the event, before the next item is processed.
                 self._draining = True
                 self._loop.call_soon(self._process_items)
                 return
 
     def _process_item(self, item: RunItem) -> bool:
-        """Deal with one item; returns whether it is an event that is being sent."""
+        """Process one item; returns True if it is an event whose response is being awaited."""
         if item.what == "end":
             self._end_received = True
             self._end(None if item.failure is None else self._lease.exceptions.from_failure(item.failure))
         elif item.log is not None:
             self._forward_log(item.log)
         elif item.event is not None and item.what == "emit":
-            # Its time is its arrival here: a host's clock may be an hour off, and files are read in order.
+            # The timestamp is that of its arrival: the host's clock may differ, and recorded events must be in order.
             self._emit(self._codec.event(item.event, timestamp=local_now()))
         elif item.event is not None:
             task = self._loop.create_task(self._answer_event(item))
@@ -153,17 +153,17 @@ class RunDriver:
             self._ended.set_exception(error)
 
     async def _answer_event(self, item: RunItem) -> None:
-        assert item.event is not None, "an event is sent"
-        assert self._channel is not None, "what runs is listened to"
+        assert item.event is not None, "an item of kind send has an event"
+        assert self._channel is not None, "a running run has a channel"
         try:
             event = self._codec.event(item.event, timestamp=local_now())
             response = write_response(await self._send_event(event))
         except Exception as error:
-            # Whatever the other end of the channel raises is the target's to hear, and comes back as the same object.
+            # Whatever the handler raises is raised in the target, and comes back from there as the same object.
             response = WireResponse(failure=self._lease.exceptions.to_failure(error))
         self._executor.call_soon(self._channel.respond, item.seq, response)
 
 
 def local_now() -> datetime:
-    """This side's time, naive and local as superred writes it."""
+    """Return the current time as a naive local datetime, as superred uses it."""
     return datetime.now()  # noqa: DTZ005 -- superred's events carry naive local time, and files compare them

@@ -24,7 +24,7 @@ from quintain.target.codec import Codec
 
 
 class RemoteTarget:
-    """A leased instance, as a Target. ``on_released`` is called when its lease is over."""
+    """Implements `quintain.Target` over a lease; ``on_released`` is called when the lease has ended."""
 
     def __init__(
         self, connection: ConnectionThread, lease: RemoteLease, codec: Codec, on_released: Callable[[RemoteLease], None]
@@ -42,22 +42,24 @@ class RemoteTarget:
 
     @property
     def config_specs(self) -> list[Any]:
-        """The slots a task may fill."""
+        """The configuration slots that can be set before a run."""
         return self._codec.config_specs(self._get_descriptor())
 
     @property
     def query_specs(self) -> list[Any]:
-        """The questions an evaluator may ask."""
+        """The queries that can be asked after a run."""
         return self._codec.query_specs(self._get_descriptor())
 
     @property
     def security_domain(self) -> Any:
-        """The forest of tags, as the very objects that scopes here are made of."""
+        """The target's tags; they are the same objects as the tags of scopes created here."""
         return self._codec.domain(self._get_descriptor())
 
     def open_session(self, sessions: ChildSessions) -> None:
-        """Open a session that the target's agent calls models with, until teardown. Raises `ConfigError` where the
-        target declares no slot for one, and the `Fault` that refused it."""
+        """Open a child session for the target's agent, and pass its token to the target; it is closed by `teardown`.
+
+        Raises `ConfigError` if the target has no slot for a session, and the `Fault` that refused the session.
+        """
         if all(spec.name != SESSION_SLOT for spec in self.config_specs):
             raise ConfigError(
                 f"A session was to be given to target {self._lease.name!r}, which declares no configuration slot "
@@ -67,41 +69,41 @@ class RemoteTarget:
         self.set_config(SESSION_SLOT, self._session.token)
 
     def set_config(self, name: str, value: str) -> None:
-        """Fill a slot; what the target raises is raised here."""
+        """Set a configuration slot. Raises what the target raises."""
         self._descriptor = None
         self._connection.run_blocking(
             self._lease.call(SET_CONFIG, name=name, value=to_wire_text(value, f"the value of {name!r}"))
         )
 
     def query(self, name: str, **params: str) -> str:
-        """Ask after a run; what the target raises is raised here."""
+        """Query the target after a run. Raises what the target raises."""
         self._descriptor = None
         wire_params = {key: to_wire_text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
         return self._connection.run_blocking(self._lease.call(QUERY, name=name, params=wire_params)).value or ""
 
     def get_controllables(self) -> list[Any]:
-        """The points where values may be injected, as configured by now."""
+        """Return the controllables of the current configuration."""
         return [self._codec.controllable(controllable) for controllable in self._get_descriptor().controllables]
 
     def get_observables(self) -> list[Any]:
-        """What is to be known before a run, as configured by now."""
+        """Return the observables of the current configuration, with their values."""
         return self._codec.observables(self._get_descriptor())
 
     async def run(self, emit: Callable[[Any], None], send_event: Callable[[Any], Any]) -> None:
-        """One run. Raises what the target raised, and `HostLost` where the host has gone."""
+        """Run the target once. Raises what the target raised, and `HostLost` if the host is gone."""
         self._descriptor = None
         if self._lease.ended:
             raise self._lease.host_lost_error()
         await RunDriver(self._connection, self._lease, self._output_queue, self._codec, emit, send_event).run()
 
     async def reset_ephemeral_state(self) -> None:
-        """Clear what belonged to the run; at once where the host has gone."""
+        """Clear the state of the last run; does nothing if the host is gone."""
         if not self._lease.ended:
             with contextlib.suppress(HostLost):
                 await self._connection.run(self._lease.call(RESET))
 
     async def teardown(self) -> None:
-        """End the lease; at once where the host has gone."""
+        """End the lease; returns at once if the host is gone."""
         try:
             if not self._lease.ended:
                 with contextlib.suppress(HostLost):
@@ -112,7 +114,7 @@ class RemoteTarget:
             self._on_released(self._lease)
 
     async def _release(self) -> None:
-        """On the line."""
+        """Release everything on the connection's loop."""
         if self._session is not None:
             await self._session.close()
         await self._output_queue.close()
@@ -121,12 +123,12 @@ class RemoteTarget:
     def _get_descriptor(self) -> TargetDescriptor:
         if self._descriptor is None:
             self._descriptor = self._connection.run_blocking(self._lease.call(DESCRIBE)).descriptor
-        assert self._descriptor is not None, "a description answers a describe"
+        assert self._descriptor is not None, "the reply to a describe request has a descriptor"
         return self._descriptor
 
 
 def to_wire_text(value: object, description: str) -> str:
-    """The value as it can be carried. Raises `TypeError` where it is no text."""
+    """Return a string that can be encoded as UTF-8. Raises `TypeError` for any other type."""
     if not isinstance(value, str):
         raise TypeError(f"{description} is a {type(value).__name__}: a target's values are text")
     return replace_surrogates(value)

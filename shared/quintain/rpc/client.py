@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
 
-#: How often a question that nothing serves yet is asked again, in seconds.
+#: Pause before a request that was unroutable is sent again, in seconds.
 UNROUTABLE_RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcRequest:
-    """What to publish, where, and for how long an answer is of use. ``deadline_seconds`` is from now."""
+    """A request to publish; ``deadline_seconds`` is how long its reply is awaited, from now."""
 
     exchange: Exchange
     key: str
@@ -43,20 +43,20 @@ class RpcRequest:
     body: bytes
     headers: Mapping[str, HeaderValue]
     deadline_seconds: float
-    #: When the broker may drop it, from now; the deadline where nothing is said.
+    #: After how many seconds the broker may drop the request; by default ``deadline_seconds``.
     expires_seconds: float | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _PendingCall:
-    """Who hears the replies under one correlation id, and what was last sent under it, if anything."""
+    """The callback for replies with one correlation id, and the request that was last sent with it, if any."""
 
     on_reply: Callable[[Delivery], None]
     request: RpcRequest | None = None
     sent_at: float = 0.0
 
     def remaining_request(self, now: float) -> RpcRequest | None:
-        """The question with the time it has left; None where there is none, or no time."""
+        """Return the request with its remaining time; None if there is no request or no time left."""
         if self.request is None:
             return None
         deadline_seconds = self.request.deadline_seconds - (now - self.sent_at)
@@ -68,7 +68,7 @@ class _PendingCall:
 
 
 class RpcClient:
-    """One client's reply queue and the questions that wait for it."""
+    """Sends requests and matches their replies, over one reply queue."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -80,7 +80,7 @@ class RpcClient:
 
     @property
     def reply_key(self) -> str:
-        """Where answers are to be sent; another one when the reply queue was lost, so ask for it each time."""
+        """The routing key of the reply queue; it changes if the queue is lost, so read it for each request."""
         return self._reply_queue.key
 
     async def start(self) -> None:
@@ -88,7 +88,7 @@ class RpcClient:
         await self._reply_queue.open()
 
     async def close(self) -> None:
-        """Stop taking replies, and delete the reply queue."""
+        """Stop consuming, and delete the reply queue."""
         for task in self._resend_tasks:
             task.cancel()
         await asyncio.gather(*self._resend_tasks, return_exceptions=True)
@@ -96,11 +96,11 @@ class RpcClient:
 
     @property
     def in_flight(self) -> int:
-        """How many questions wait for their answer."""
+        """The number of requests that wait for their reply."""
         return len(self._pending)
 
     def subscribe(self, correlation_id: str, on_reply: Callable[[Delivery], None]) -> Callable[[], None]:
-        """Hear every reply under this correlation id; returns how to stop."""
+        """Call ``on_reply`` for every reply with this correlation id; returns a function that unsubscribes."""
         self._pending[correlation_id] = _PendingCall(on_reply)
 
         def unsubscribe() -> None:
@@ -109,10 +109,10 @@ class RpcClient:
         return unsubscribe
 
     async def publish(self, request: RpcRequest, correlation_id: str) -> None:
-        """Publish a question; its replies go to whoever subscribed. Raises what `Bus.publish` raises.
+        """Publish a request whose replies go to the subscriber of the correlation id.
 
-        It goes out again where the reply queue is lost while somebody is subscribed and its time is not over: of
-        several under one correlation id the last one.
+        If the reply queue is lost while there is a subscriber and time left, the last request with this correlation id
+        is published again. Raises what `Bus.publish` raises.
         """
         pending = self._pending.get(correlation_id)
         if pending is not None:
@@ -133,7 +133,7 @@ class RpcClient:
         )
 
     async def call(self, request: RpcRequest, on_partial: Callable[[Delivery], None] | None = None) -> Delivery:
-        """Publish a question and wait for its final answer; ``on_partial`` hears what comes before it.
+        """Publish a request and wait for its final reply; ``on_partial`` is called for replies before it.
 
         Raises `NoAnswer` when the deadline passes, and what `Bus.publish` raises.
         """
@@ -170,9 +170,9 @@ class RpcClient:
         *,
         timeout_seconds: float = 30.0,
     ) -> ReplyT:
-        """Ask a service's route; waits for the service to come up where it is not there yet.
+        """Send a request to a service, waiting for the service to start if nothing is bound yet.
 
-        Raises the `Fault` it answers with, or `NoAnswer`.
+        Raises the `Fault` that the service replies with, or `NoAnswer` after ``timeout_seconds``.
         """
         request = RpcRequest(
             exchange=route.exchange,
@@ -212,8 +212,11 @@ class RpcClient:
                 task.add_done_callback(self._resend_tasks.discard)
 
     async def _resend(self, correlation_id: str, pending: _PendingCall) -> None:
-        """Send what is unanswered, for as long as somebody waits for it: it may have been answered into the queue
-        that was lost. What is refused for now may be under way already, so that is no answer."""
+        """Publish a pending request again while its subscriber waits: its reply may have gone to the lost queue.
+
+        A transient error here is not reported to the subscriber, because the first copy of the request may still be
+        answered.
+        """
         while self._pending.get(correlation_id) is pending:
             request = pending.remaining_request(asyncio.get_running_loop().time())
             if request is None:
@@ -231,15 +234,15 @@ class RpcClient:
 
 
 def _with_trace_context(request: RpcRequest) -> RpcRequest:
-    """The question with the trace it belongs to, where there is one; sent again it belongs to the same."""
+    """Return the request with the current trace context in its headers, which a resent request keeps."""
     trace_headers = context_headers()
     return dataclasses.replace(request, headers={**request.headers, **trace_headers}) if trace_headers else request
 
 
 def parse_reply(reply: Delivery, reply_type: type[ReplyT]) -> ReplyT:
-    """The answer of a reply; raises the `Fault` it carries.
+    """Decode a reply. Raises the `Fault` it carries.
 
-    A reply nobody can read is an `InternalFault`, and charged as far as is known: the asker did nothing wrong.
+    A reply that cannot be decoded is an `InternalFault` that counts as charged: the request itself was valid.
     """
     try:
         if reply.type != "fault":

@@ -20,26 +20,26 @@ from quintain.topology import EVALUATOR_TOPOLOGY, Queue, Topology, reply_topolog
 
 log = logging.getLogger(__name__)
 
-#: How many replies one client takes from its queue at a time.
+#: Maximum number of replies delivered to one client at a time.
 PREFETCH = 256
 
-#: The pause before another try to attach to a fresh queue, in seconds.
+#: Pause before the next attempt to consume a new queue, in seconds.
 RETRY_SECONDS = 0.5
 
-#: How long the last handlers may take, and then the deletion of a queue that is not needed any more, in seconds.
+#: Timeout for the last handlers, and then for the deletion of the queue, in seconds.
 CLOSE_TIMEOUT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _ReplyAddress:
-    """Where replies go: the routing key, and the queue bound with it."""
+    """The routing key for replies, and the queue bound with it."""
 
     key: str
     topology: Topology
 
     @classmethod
     def generate(cls, user: str) -> Self:
-        # The key ends in 192 random bits: who cannot guess it cannot forge a reply.
+        # The key ends in 192 random bits: replies cannot be forged without guessing it.
         key = f"{user}.{secrets.token_urlsafe(24)}"
         return cls(key, reply_topology(f"quintain.reply.{key}", key))
 
@@ -49,7 +49,7 @@ class _ReplyAddress:
 
 
 class ReplyQueue:
-    """One client's replies. ``on_replaced`` is called when a fresh queue stands in for one that was lost."""
+    """The reply queue of one client; ``on_replaced`` is called when a new queue has replaced a lost one."""
 
     def __init__(self, bus: Bus, on_reply: Handler, on_replaced: Callable[[], None]) -> None:
         self._bus, self._on_reply, self._on_replaced = bus, on_reply, on_replaced
@@ -61,15 +61,15 @@ class ReplyQueue:
 
     @property
     def key(self) -> str:
-        """Where replies are to be sent: another one after a loss."""
+        """The routing key for replies, which changes when the queue is replaced."""
         return self._address.key
 
     async def open(self) -> None:
-        """Declare and consume it. Raises what `Bus.declare` and `Bus.consume` raise."""
+        """Declare and consume the queue. Raises what `Bus.declare` and `Bus.consume` raise."""
         await self._attach()
 
     async def close(self) -> None:
-        """Stop taking replies, and delete the queue: nobody comes back for it."""
+        """Stop consuming, and delete the queue."""
         self._closed = True
         if self._replace_task is not None:
             self._replace_task.cancel()
@@ -79,23 +79,23 @@ class ReplyQueue:
         await self._stop_consuming()
 
     def _on_queue_lost(self, address: _ReplyAddress) -> None:
-        # Before it was attached nobody had asked anything; a place that was left is missed by nobody.
+        # Before the queue was attached there are no requests, and a queue that was replaced already may be lost.
         if self._closed or self._consumed_address is None or address is not self._address:
             return
-        log.warning("The reply queue was lost; a fresh one takes its place, and what is unanswered is asked again")
+        log.warning("The reply queue was lost; a new one replaces it, and pending requests are sent again")
         self._address = _ReplyAddress.generate(self._bus.user)
         if self._replace_task is None or self._replace_task.done():
-            self._replace_task = asyncio.get_running_loop().create_task(self._replace(), name="move-reply-queue")
+            self._replace_task = asyncio.get_running_loop().create_task(self._replace(), name="replace-reply-queue")
 
     async def _replace(self) -> None:
-        """Attach to the fresh queue, however long the broker is away."""
+        """Consume the new queue, retrying until the broker is available."""
         while self._consumed_address is not self._address:
-            # The old one first: as long as it is declared, a queue whose node is down fails every declaration.
+            # Release the old queue first: while it is declared, its unavailable node would fail every declaration.
             await self._stop_consuming()
             try:
                 await self._attach()
             except BusError as error:
-                log.warning("No fresh reply queue yet: %s", error.message)
+                log.warning("No new reply queue yet: %s", error.message)
                 await asyncio.sleep(RETRY_SECONDS)
         self._on_replaced()
 
@@ -114,6 +114,6 @@ class ReplyQueue:
             await self._delete(self._consumed_address)
 
     async def _delete(self, address: _ReplyAddress) -> None:
-        # Where the broker is away the queue expires by itself.
+        # If the broker is unreachable, the queue expires.
         with contextlib.suppress(BusError):
             await self._bus.delete(address.queue, timeout_seconds=CLOSE_TIMEOUT_SECONDS)

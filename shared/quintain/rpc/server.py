@@ -23,23 +23,25 @@ log = logging.getLogger(__name__)
 
 Returned = TypeVar("Returned")
 
-#: The headers of a copy are this large at most: a broker ends the connection over headers that fill a frame (128 KiB).
+#: Maximum total size of copied headers: a broker closes the connection if they fill a frame (128 KiB).
 MAX_HEADER_BYTES = 64 * 1024
 
-#: The library writes numbers with a fraction in 32 bits, and takes no larger one.
+#: Largest header float: aiormq encodes floats in 32 bits.
 MAX_FLOAT = 3.4e38
 
-#: A header of an answer repeats so much of what its caller wrote: a request id is no longer.
+#: Maximum length of a header value that a reply repeats from its request; no valid request id is longer.
 MAX_ECHO_LENGTH = 128
 
 
 async def send_reply(
     bus: Bus, request: Delivery, answer: Message | Fault, headers: Mapping[str, HeaderValue] | None = None
 ) -> None:
-    """Send the final answer to where the request wants it. A client that has gone is no error: its reply queue
-    was looked for and is not there."""
+    """Publish the final reply to a request.
+
+    A client that is gone is no error: its reply queue does not exist any more, or is full.
+    """
     if not request.reply_to:
-        log.warning("A request to %s named no reply_to; its answer goes nowhere", request.exchange)
+        log.warning("A request to %s has no reply_to; its reply is dropped", request.exchange)
         return
     message = FaultReply.from_fault(answer) if isinstance(answer, Fault) else answer
     envelope = Envelope(
@@ -51,14 +53,13 @@ async def send_reply(
     try:
         await bus.publish(REPLY, request.reply_to, envelope)
     except (Unroutable, QueueFull):
-        # Gone, or too full to take it: either way it is the client's own queue, and no reason to answer again.
-        log.info("Nobody waits for the answer to a request to %s any more", request.exchange)
+        # The client's own queue is gone or full; sending the reply again would not help.
+        log.info("The reply to a request to %s was dropped: the client's reply queue is gone or full", request.exchange)
 
 
 @contextlib.contextmanager
 def delivery_context(delivery: Delivery, span_start: SpanStart) -> Iterator[None]:
-    """What is done inside is done for this delivery: a span of its trace, where it has one, and lines of the log with
-    its ids."""
+    """Context manager for processing a delivery: a span in its trace, if it has one, and its ids in the log."""
     session_id = public_id(delivery.headers.get(TOKEN_HEADER))
     with (
         span_in_trace(span_start, delivery.headers.get(TRACEPARENT_HEADER)),
@@ -68,14 +69,16 @@ def delivery_context(delivery: Delivery, span_start: SpanStart) -> Iterator[None
 
 
 def request_id_of(delivery: Delivery) -> str:
-    """The idempotency key: the header, else the correlation id."""
+    """Return the idempotency key of a request: the header, else the correlation id."""
     request_id = delivery.headers.get(REQUEST_ID_HEADER)
     return request_id if isinstance(request_id, str) and request_id else delivery.correlation_id or ""
 
 
 async def result_or_fault(work: Awaitable[Returned], action: str) -> Returned | Fault:
-    """What the work returns, or the fault to answer with in its place: whatever goes wrong, a request gets its one
-    answer. ``action`` names the work in the log of a defect."""
+    """Await the work and return its result, or the fault to reply with if it fails.
+
+    ``action`` names the work in the log if it raises an unexpected exception.
+    """
     try:
         return await work
     except Fault as fault:
@@ -85,13 +88,15 @@ async def result_or_fault(work: Awaitable[Returned], action: str) -> Returned | 
 
 
 def truncate_echo(value: HeaderValue) -> HeaderValue:
-    """What an answer repeats of a header that its caller wrote, however long that was."""
+    """Return a header value of a request shortened to `MAX_ECHO_LENGTH`, to be repeated in its reply."""
     return value[:MAX_ECHO_LENGTH] if isinstance(value, str) else value
 
 
 def copyable_headers(headers: Mapping[str, object]) -> dict[str, HeaderValue]:
-    """The headers that a copy of a delivery carries: text and numbers, the short ones first as long as there is
-    room. Whatever else a stranger put there may not fit the wire again."""
+    """Return the headers that a copy of a delivery can carry: strings and numbers, up to `MAX_HEADER_BYTES`.
+
+    The shortest are kept first. Values of other types may not be encodable again.
+    """
     copied: dict[str, HeaderValue] = {}
     remaining_bytes = MAX_HEADER_BYTES
     plain = {key: value for key, value in headers.items() if isinstance(value, str | int | float)}
@@ -106,19 +111,18 @@ def copyable_headers(headers: Mapping[str, object]) -> dict[str, HeaderValue]:
 
 
 async def delete_queues(bus: Bus, topology: Topology) -> None:
-    """Delete queues of one's own that are needed no more. A broker that cannot be asked now deletes them itself,
-    once they were unused for long enough."""
+    """Delete a topology's queues; if the broker is unreachable, they expire by themselves."""
     try:
         for queue in topology.queues:
             await bus.delete(queue)
     except BusError as error:
-        log.info("Queues of ours are left to expire: %s", error.message)
+        log.info("Queues could not be deleted and will expire: %s", error.message)
 
 
 class AckBatcher:
-    """Deliveries that are done with, acknowledged some at a time and out of the way of what is urgent.
+    """Acknowledges deliveries in batches, for a consumer that tolerates redelivery.
 
-    For a consumer that takes no harm from getting them again; its prefetch must be larger than ``batch_size``.
+    The consumer's prefetch must be larger than ``batch_size``.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -126,19 +130,19 @@ class AckBatcher:
         self._deliveries: list[Delivery] = []
 
     async def add(self, delivery: Delivery) -> None:
-        """One more."""
+        """Add a processed delivery; acknowledges all when the batch is full."""
         self._deliveries.append(delivery)
         if len(self._deliveries) >= self._batch_size:
             await self.flush()
 
     async def flush(self) -> None:
-        """Acknowledge them all."""
+        """Acknowledge all deliveries that were added."""
         deliveries, self._deliveries = self._deliveries, []
         for delivery in deliveries:
             await delivery.ack()
 
 
 def log_defect(error: Exception, action: str) -> Fault:
-    """What a caller is told of a defect of ours: no detail; the log has them."""
+    """Log an unexpected exception, and return the fault to reply with, which has no details."""
     log.error("A defect while %s", action, exc_info=error)
     return InternalFault()

@@ -11,10 +11,15 @@ Item = TypeVar("Item")
 
 
 class Batcher(Generic[Item]):
-    """Sends items in batches: at once while nothing is under way, otherwise together when that has gone.
+    """Sends items in batches: at once while nothing is being sent, otherwise together when the batch before is done.
 
-    A batch's error is every item's error. At most ``max_concurrent`` batches are under way at a time. An item whose
-    owner was cancelled is sent all the same.
+    If ``send`` fails, all items of the batch fail with its error. At most ``max_concurrent`` batches of up to
+    ``max_batch`` items are sent at a time. An item is sent even if the task that added it was cancelled.
+
+    Example::
+
+        batcher = Batcher(send_all)
+        await batcher.add(item)
     """
 
     def __init__(
@@ -27,7 +32,7 @@ class Batcher(Generic[Item]):
         self._sending: set[asyncio.Task[None]] = set()
 
     def add(self, item: Item) -> asyncio.Future[None]:
-        """Send the item with whatever else waits; done when its batch has gone."""
+        """Add an item to the next batch; returns a future that is done when the batch was sent."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, sent))
         self._start_batch()
@@ -37,13 +42,13 @@ class Batcher(Generic[Item]):
         if self._free_slots and self._waiting and not self._collecting:
             self._free_slots -= 1
             self._collecting = True
-            # A batch is nobody's in particular: no line of a log, no span takes it for the call that began it.
+            # An empty context: the batch must not inherit the log ids and the span of the call that started it.
             task = contextvars.Context().run(asyncio.get_running_loop().create_task, self._send_batch())
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
     async def _send_batch(self) -> None:
-        # One turn of the loop lets what was made ready together travel together.
+        # One iteration of the loop, so that items added in the same iteration share a batch.
         await asyncio.sleep(0)
         batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
         self._collecting = False
@@ -51,7 +56,7 @@ class Batcher(Generic[Item]):
         try:
             await self._send([item for item, _ in batch])
         except BaseException as error:
-            # Every item's owner hears it; a cancelled batch is a cancelled item.
+            # Every item gets the error; if the batch is cancelled, so are its items.
             self._resolve(batch, error)
             if not isinstance(error, Exception):
                 raise

@@ -13,13 +13,13 @@ from quintain.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 
-#: Connections that wait to be taken; the kernel lets the next ones knock again.
+#: Length of the queue of connections that wait to be accepted.
 BACKLOG = 128
 
-#: A client that takes none of its answer, or is silently gone, is given up after so long.
+#: After how many seconds a peer that does not respond is disconnected.
 _PEER_TIMEOUT_SECONDS = 60
 
-#: As far as this platform has them; accepted connections inherit them from their listener.
+#: TCP options, as far as the platform has them; accepted connections inherit them from their listener.
 _SOCKET_OPTIONS = {
     "TCP_KEEPIDLE": _PEER_TIMEOUT_SECONDS // 2,
     "TCP_KEEPINTVL": _PEER_TIMEOUT_SECONDS // 6,
@@ -28,9 +28,10 @@ _SOCKET_OPTIONS = {
 
 
 def open_listener(host: str, port: int, *, prefix: str = "--") -> socket.socket:
-    """A socket that listens there; port 0 takes a free one. ``prefix`` begins the options that name host and port.
+    """Open a listening socket; port 0 takes a free one.
 
-    Raises `ConfigError` where the port is taken or the host is not ours.
+    ``prefix`` is the start of the options named in error messages (``--host`` or ``--ops-host``). Raises `ConfigError`
+    if the port is in use or the host is not an address of this machine.
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -56,26 +57,27 @@ def open_listener(host: str, port: int, *, prefix: str = "--") -> socket.socket:
 
 
 def url_of(scheme: str, host: str, listener: socket.socket) -> str:
-    """The base URL of this host on that socket, without a slash at its end."""
+    """Return the base URL of a listening socket, without a slash at its end."""
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
-#: What was cut off when the grace was over gets so long for its last word.
+#: How long requests that were cancelled at the end of the grace period may take to finish, in seconds.
 CANCELLED_REQUEST_SECONDS = 2.0
 
 
 class _UvicornServer(uvicorn.Server):
-    """uvicorn without its hands on the process's signals: who composes the process owns them."""
+    """uvicorn without its signal handlers, which belong to the process's main program."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Install no signal handlers."""
         yield
 
 
 @contextlib.asynccontextmanager
 async def serve_uvicorn(listener: socket.socket, config: uvicorn.Config, name: str) -> AsyncIterator[None]:
-    """Serve while inside. Afterwards nothing new is taken, and what runs is answered within the configured grace."""
+    """Run uvicorn while the context is open; running requests get its configured grace period at the end."""
     server = _UvicornServer(config)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name=name)
     try:

@@ -16,7 +16,7 @@ from quintain.target.serialization import from_json_text, to_json_text
 from quintain.target.tag_registry import TagRegistry, tag_path
 from quintain.target.type_registry import TypeRegistry
 
-#: The fields of events and responses that have a place of their own on the wire.
+#: Fields of events and responses that have their own field in the wire message.
 _TEXT_FIELDS = frozenset({"request", "answer", "value"})
 _WIRE_FIELDS = _TEXT_FIELDS | {
     "event_id",
@@ -30,16 +30,16 @@ _WIRE_FIELDS = _TEXT_FIELDS | {
 
 
 class Codec:
-    """One side's translation: its vocabulary, and the tags it holds."""
+    """Decodes wire messages with one side's classes and tags."""
 
     def __init__(self, type_registry: TypeRegistry, tags: TagRegistry | None = None) -> None:
         self.type_registry = type_registry
         self.tags = TagRegistry(type_registry.tag) if tags is None else tags
 
-    # What a target exposes.
+    # The description of a target.
 
     def describe(self, target: Any) -> wire.TargetDescriptor:
-        """Everything a target exposes, as it is configured now."""
+        """Return everything a target exposes in its current configuration."""
         return wire.TargetDescriptor(
             target_class=type(target).__name__,
             tags=[tag_path(tag) for tag in domain_tags(target.security_domain)],
@@ -65,16 +65,16 @@ class Codec:
         )
 
     def domain(self, descriptor: wire.TargetDescriptor) -> Any:
-        """The security domain of a descriptor, in this side's own tags."""
+        """Return a descriptor's security domain, with this side's tags."""
         return self.type_registry.domain([self.tags.get(path) for path in descriptor.tags])
 
     def config_specs(self, descriptor: wire.TargetDescriptor) -> list[Any]:
-        """The slots of a descriptor."""
+        """Return a descriptor's configuration slots."""
         make = self.type_registry.config_spec
         return [make(spec.name, self.tags.get(spec.domain), spec.description) for spec in descriptor.config_specs]
 
     def query_specs(self, descriptor: wire.TargetDescriptor) -> list[Any]:
-        """The questions of a descriptor."""
+        """Return a descriptor's queries."""
         param, make = self.type_registry.query_param, self.type_registry.query_spec
         return [
             make(
@@ -86,7 +86,7 @@ class Codec:
         ]
 
     def observables(self, descriptor: wire.TargetDescriptor) -> list[Any]:
-        """What is to be seen, of a descriptor."""
+        """Return a descriptor's observables with their values."""
         make = self.type_registry.observable_value
         return [
             make(self.observable(wire_value.observable), from_json_text(wire_value.content))
@@ -94,7 +94,7 @@ class Codec:
         ]
 
     def controllable(self, wire_controllable: wire.WireControllable) -> Any:
-        """A controllable."""
+        """Decode a controllable."""
         domain = self.tags.get(wire_controllable.domain)
         return self.type_registry.controllable(
             wire_controllable.name,
@@ -104,7 +104,7 @@ class Codec:
         )
 
     def observable(self, wire_observable: wire.WireObservable) -> Any:
-        """An observable."""
+        """Decode an observable."""
         return self.type_registry.observable(
             wire_observable.name,
             self.tags.get(wire_observable.domain),
@@ -112,10 +112,10 @@ class Codec:
             wire_observable.observable_type,
         )
 
-    # What is said in a run.
+    # The events and responses of a run.
 
     def event(self, wire_event: wire.WireEvent, *, timestamp: datetime) -> Any:
-        """The event, under this side's time. Raises `TypeError` for a class nobody registered here."""
+        """Decode an event with this timestamp. Raises `TypeError` for a class that is not registered here."""
         event_type = self.type_registry.events.get(wire_event.kind)
         if event_type is None:
             raise TypeError(
@@ -135,9 +135,9 @@ class Codec:
         return event_type(**_constructor_fields(event_type, fields))
 
     def response(self, wire_response: wire.WireResponse, event: Any) -> Any:
-        """The response to this very event, with its very controllable.
+        """Decode the response to ``event``; it refers to this event object and its controllable.
 
-        Raises `TypeError` for a class that is neither known here nor among the event's own ``response_types``.
+        Raises `TypeError` for a class that is neither registered nor among the event's ``response_types``.
         """
         own_kinds = {each.__name__: each for each in type(event).response_types}
         response_type = own_kinds.get(wire_response.kind) or self.type_registry.responses.get(wire_response.kind)
@@ -160,7 +160,7 @@ class Codec:
 
 
 def write_controllable(controllable: Any) -> wire.WireControllable:
-    """A controllable as it travels."""
+    """Encode a controllable."""
     return wire.WireControllable(
         name=controllable.name,
         domain=tag_path(controllable.security_domain),
@@ -170,7 +170,7 @@ def write_controllable(controllable: Any) -> wire.WireControllable:
 
 
 def write_observable(observable: Any) -> wire.WireObservable:
-    """An observable as it travels."""
+    """Encode an observable."""
     return wire.WireObservable(
         name=observable.name,
         domain=tag_path(observable.security_domain),
@@ -180,7 +180,7 @@ def write_observable(observable: Any) -> wire.WireObservable:
 
 
 def write_event(event: Any) -> wire.WireEvent:
-    """An event as it travels: a snapshot, whatever becomes of its content later."""
+    """Encode an event; later changes of its content have no effect."""
     domain = event.security_domain
     return wire.WireEvent(
         kind=type(event).__name__,
@@ -197,10 +197,7 @@ def write_event(event: Any) -> wire.WireEvent:
 
 
 def write_response(response: Any) -> wire.WireResponse:
-    """A response as it travels; its event is known by the number it was sent under.
-
-    Raises `TypeError` for what is no response.
-    """
+    """Encode a response. Raises `TypeError` for an object that is no response."""
     if not dataclasses.is_dataclass(response) or not hasattr(response, "event"):
         raise TypeError(f"An event is answered with an EventResponse, not with a {type(response).__name__}")
     return wire.WireResponse(
@@ -222,7 +219,7 @@ def _text_attribute(owner: Any, name: str) -> str | None:
 
 
 def _write_extra(owner: Any) -> dict[str, str] | None:
-    """The further fields; and those that ought to be texts and are not, which nobody checks in process either."""
+    """Encode fields without a wire field of their own, and text fields whose value is not a string."""
     own = {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
     further = {
         name: value
@@ -242,5 +239,5 @@ def _constructor_fields(cls: Any, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def domain_tags(domain: Any) -> list[Any]:
-    """A domain's tags in the order given: superred's keeps them in a private map, and shows the roots alone."""
+    """Return a domain's tags in their original order; superred's has them in a private dict and exposes only roots."""
     return list(domain.tags) if hasattr(domain, "tags") else list(vars(domain)["_tags"].values())

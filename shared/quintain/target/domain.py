@@ -13,18 +13,24 @@ from itertools import product
 
 @dataclass(frozen=True)
 class SecurityDomainTag:
-    """One trust boundary; ``parent`` is the one around it, None for a root."""
+    """One trust boundary; ``parent`` is the enclosing one, None for a root.
+
+    Example::
+
+        user = SecurityDomainTag("user")
+        profile = SecurityDomainTag("profile", parent=user)
+    """
 
     name: str
     parent: SecurityDomainTag | None = None
 
     def includes(self, other: SecurityDomainTag) -> bool:
-        """Whether ``other`` is this tag or lies beneath it."""
+        """Return whether ``other`` is this tag or one of its descendants."""
         return any(tag is self for tag in ancestors(other))
 
 
 def ancestors(tag: SecurityDomainTag) -> Iterator[SecurityDomainTag]:
-    """The tag, its parent, and so on to the root."""
+    """Yield the tag, its parent, and so on up to the root."""
     current: SecurityDomainTag | None = tag
     while current is not None:
         yield current
@@ -32,9 +38,13 @@ def ancestors(tag: SecurityDomainTag) -> Iterator[SecurityDomainTag]:
 
 
 class SecurityDomain:
-    """The tags of one target, in the order given.
+    """The tags of one target, in the given order.
 
-    Raises `ValueError` where two tags share a name, or a tag's parent is not among them.
+    Raises `ValueError` if two tags share a name, or if a tag's parent is missing.
+
+    Example::
+
+        domain = SecurityDomain([user, profile])
     """
 
     def __init__(self, tags: Sequence[SecurityDomainTag]) -> None:
@@ -49,7 +59,7 @@ class SecurityDomain:
 
     @property
     def tags(self) -> tuple[SecurityDomainTag, ...]:
-        """Every tag."""
+        """All tags, in the given order."""
         return self._tags
 
     @property
@@ -58,9 +68,9 @@ class SecurityDomain:
         return [tag for tag in self._tags if tag.parent is None]
 
     def distinct_combinations(self) -> list[frozenset[SecurityDomainTag]]:
-        """Every scope worth testing, the empty one too: no tag together with one around it, which covers it.
+        """Return every distinct scope, including the empty one: sets of tags of which none includes another.
 
-        Exponential in the width of the forest.
+        The number is exponential in the width of the forest.
         """
         return _combine(self._antichains(root) for root in self.roots)
 
@@ -73,10 +83,15 @@ def _combine(trees: Iterator[list[frozenset[SecurityDomainTag]]]) -> list[frozen
     return [frozenset().union(*combination) for combination in product(*trees)]
 
 
-#: What an attacker may touch: everything that one of these tags includes.
+#: What an attacker may touch: everything included by one of these tags.
 Scope = frozenset[SecurityDomainTag]
 
 
 def scope_includes(scope: Scope, tag: SecurityDomainTag) -> bool:
-    """Whether one of the scope's tags includes this one; an empty scope includes nothing."""
+    """Return whether one of the scope's tags includes this tag; an empty scope includes nothing.
+
+    Example::
+
+        scope_includes(frozenset({user}), profile)  # True
+    """
     return any(scope_tag.includes(tag) for scope_tag in scope)

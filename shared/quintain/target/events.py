@@ -1,7 +1,7 @@
 """Events of a running target: one-way observations, and events that await a response.
 
-An event has its own id and timestamp; a response refers to the event it answers. Timestamps are naive local time, as
-in superred.
+An event has its own id and timestamp; a response refers to the event it answers. Timestamps are naive local time, as in
+superred.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happens in a run. ``response_types`` are the classes that may answer it; none named: any."""
+    """Base class of everything that happens in a run; ``response_types`` are the allowed responses, empty for any.
+
+    Example::
+
+        @dataclass(frozen=True, kw_only=True)
+        class FileWritten(Event):
+            path: str
+    """
 
     response_types: ClassVar[tuple[type[EventResponse], ...]] = ()
 
@@ -33,14 +40,25 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class EventResponse:
-    """The answer to an event."""
+    """Base class of responses; ``event`` is the event that is answered.
+
+    Example::
+
+        async def send_event(event):
+            return EventResponse(event=event)
+    """
 
     event: Event
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControllableInjection(EventResponse):
-    """Put this value in."""
+    """The response that replaces the controllable's value.
+
+    Example::
+
+        ControllableInjection(event=event, controllable=event.controllable, value="injected text")
+    """
 
     controllable: Controllable
     value: str
@@ -48,14 +66,24 @@ class ControllableInjection(EventResponse):
 
 @dataclass(frozen=True, kw_only=True)
 class ControllableNoInjection(EventResponse):
-    """Go on with your own value."""
+    """The response that leaves the controllable's value unchanged.
+
+    Example::
+
+        ControllableNoInjection(event=event, controllable=event.controllable)
+    """
 
     controllable: Controllable
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservableEvent(Event):
-    """Something was seen; nobody answers. Its domain is the observable's where it names none."""
+    """An observation, which is not answered; its security domain defaults to the observable's.
+
+    Example::
+
+        emit(ObservableEvent(observable=transcript, content="..."))
+    """
 
     observable: Observable
     content: Any
@@ -67,7 +95,12 @@ class ObservableEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ControllablePreCallEvent(Event):
-    """A controllable point is reached, about to be called with ``request``."""
+    """A controllable is about to be called with ``request``, which the response may replace.
+
+    Example::
+
+        response = await send_event(ControllablePreCallEvent(controllable=search, request="weather"))
+    """
 
     response_types = (ControllableInjection, ControllableNoInjection)
 
@@ -81,7 +114,13 @@ class ControllablePreCallEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ControllablePostCallEvent(Event):
-    """A controllable point was called with ``request`` and gave ``answer``, which may be replaced."""
+    """A controllable was called with ``request`` and returned ``answer``, which the response may replace.
+
+    Example::
+
+        event = ControllablePostCallEvent(controllable=search, request="weather", answer="sunny")
+        response = await send_event(event)
+    """
 
     response_types = (ControllableInjection, ControllableNoInjection)
 
@@ -94,7 +133,8 @@ class ControllablePostCallEvent(Event):
             object.__setattr__(self, "security_domain", self.controllable.security_domain)
 
 
-#: Records an event, one way; raises `ValueError` for one without a domain, `RuntimeError` once the run is over.
+#: Records an event without a response. Raises `ValueError` for an event without a security domain, and `RuntimeError`
+#: after the run has ended.
 EventHandler = Callable[[Event], None]
 
 #: Sends an event and waits for its response.

@@ -18,10 +18,10 @@ from quintain.contracts.remote_target import RemoteFailure
 from quintain.errors import RemoteTargetError
 from quintain.target.serialization import safe_str
 
-#: Under this name an exception carries its token home: the one who raised it first wants the same object back.
+#: Attribute of an exception with the token of the original object on the other side.
 _TOKEN_ATTRIBUTE = "__quintain_token__"  # noqa: S105 -- the name of an attribute
 
-#: A traceback is cut to its last so many characters.
+#: Tracebacks are shortened to their last so many characters.
 MAX_TRACEBACK_LENGTH = 8_000
 
 
@@ -46,7 +46,7 @@ def _as_exception(error: Any) -> BaseException:
     return error
 
 
-#: What keeps its class, by name.
+#: Constructors of the exceptions that keep their class, by class name.
 EXCEPTION_BUILDERS: Mapping[str, Callable[[RemoteFailure], BaseException]] = {
     **{
         kind.__name__: lambda failure, kind=kind: kind(failure.message)  # type: ignore[misc]
@@ -58,8 +58,8 @@ EXCEPTION_BUILDERS: Mapping[str, Callable[[RemoteFailure], BaseException]] = {
 
 
 def to_failure(error: BaseException) -> RemoteFailure:
-    """The exception as it travels. Never raises."""
-    # A KeyError's text is the repr of its key: the key itself is what makes another one.
+    """Return the wire format of an exception. Never raises."""
+    # str() of a KeyError is the repr of its key; restoring it needs the key itself.
     message_value = error.args[0] if isinstance(error, KeyError) and error.args else error
     return RemoteFailure(
         type=type(error).__name__,
@@ -76,14 +76,14 @@ def _format_traceback(error: object) -> str:
 
 
 def _superred_usage(error: BaseException) -> dict[str, JsonValue] | None:
-    """What superred's exhausted budget was used for; nothing of what others call so."""
+    """Return the usage of superred's BudgetExhaustedError; None for other attributes of that name."""
     usage = getattr(error, "usage", None)
     calls, cost = getattr(usage, "calls", None), getattr(usage, "cost", None)
     return {"calls": calls, "cost": cost} if isinstance(calls, int) and isinstance(cost, int | float) else None
 
 
 def from_failure(failure: RemoteFailure) -> BaseException:
-    """The exception of a failure: its own class where it is known, with the other side's traceback as a note."""
+    """Return the exception described by a failure, with the other side's traceback as a note."""
     error = EXCEPTION_BUILDERS.get(failure.type, unknown_exception)(failure)
     if failure.token is not None:
         setattr(error, _TOKEN_ATTRIBUTE, failure.token)
@@ -93,23 +93,23 @@ def from_failure(failure: RemoteFailure) -> BaseException:
 
 
 def unknown_exception(failure: RemoteFailure) -> BaseException:
-    """An exception of a class that this side does not have."""
+    """Return the exception for a class that is unknown here."""
     return RemoteTargetError(f"{failure.type}: {failure.message}")
 
 
 class RemoteExceptions:
-    """Exceptions of this side that went out to the other, to be raised again here as the same objects."""
+    """Exceptions sent to the other side, so that the same objects are raised when they come back."""
 
     def __init__(self) -> None:
         self._sent: dict[str, BaseException] = {}
 
     def to_failure(self, error: BaseException) -> RemoteFailure:
-        """The exception as it travels, with a token of its own."""
+        """Return the wire format of an exception, with a new token."""
         token = secrets.token_hex(8)
         self._sent[token] = error
         return to_failure(error).model_copy(update={"token": token})
 
     def from_failure(self, failure: RemoteFailure) -> BaseException:
-        """The exception that a failure stands for: the very same one where it began here."""
+        """Return the exception described by a failure: the original object if it came from here."""
         original = self._sent.get(failure.token or "")
         return from_failure(failure) if original is None else original

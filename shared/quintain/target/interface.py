@@ -10,54 +10,114 @@ from quintain.target.specs import ConfigSpec, Controllable, ObservableValue, Que
 
 
 class Target(ABC):
-    """The AI system under test. All its values are text.
+    """The AI system under test; all values that cross this interface are text.
 
-    Secrets and handles come through the constructor, on the host, and never over the wire. State has three
-    lifetimes: *ephemeral* (of one run, cleared by `reset_ephemeral_state`), *durable* (of one lease: it survives the
-    reset), and what the constructor made (released by `teardown`).
+    Secrets and handles are passed to the constructor, on the host, and never over the wire. State has three lifetimes:
+    *ephemeral* (one run, cleared by `reset_ephemeral_state`), *durable* (one lease, survives the reset), and what the
+    constructor created (released by `teardown`).
+
+    Example::
+
+        class Echo(quintain.Target):
+            async def run(self, emit, send_event):
+                emit(quintain.ObservableEvent(observable=self.transcript, content=self.prompt))
     """
 
     @property
     @abstractmethod
     def config_specs(self) -> list[ConfigSpec]:
-        """The slots a task may fill before a run."""
+        """The configuration slots that a task may set before a run.
+
+        Example::
+
+            return [ConfigSpec("prompt", user, "The user's prompt, as plain text")]
+        """
 
     @abstractmethod
     def set_config(self, name: str, value: str) -> None:
-        """Fill a slot. Raises `ValueError` for a name that is not in `config_specs`."""
+        """Set a configuration slot. Raises `ValueError` for a name that is not in `config_specs`.
+
+        Example::
+
+            target.set_config("prompt", "What is the capital of France?")
+        """
 
     @property
     @abstractmethod
     def query_specs(self) -> list[QuerySpec]:
-        """The questions an evaluator may ask after a run."""
+        """The queries that an evaluator may ask after a run.
+
+        Example::
+
+            return [QuerySpec("answer", "The agent's final answer")]
+        """
 
     @abstractmethod
     def query(self, name: str, **params: str) -> str:
-        """Answer one. Raises `ValueError` for a name that is not in `query_specs`."""
+        """Answer a query. Raises `ValueError` for a name that is not in `query_specs`.
+
+        Example::
+
+            answer = target.query("answer")
+        """
 
     @property
     @abstractmethod
     def security_domain(self) -> SecurityDomain:
-        """The forest of tags over everything exposed."""
+        """The tags over everything that the target exposes.
+
+        Example::
+
+            return SecurityDomain([user, profile])
+        """
 
     @abstractmethod
     def get_controllables(self) -> list[Controllable]:
-        """The points where values may be injected, as configured by now."""
+        """Return the controllables of the current configuration.
+
+        Example::
+
+            return [Controllable("search", user, "The search tool")]
+        """
 
     @abstractmethod
     def get_observables(self) -> list[ObservableValue]:
-        """What is to be known of this target before it runs, as configured by now."""
+        """Return the observables of the current configuration, with the values known before a run.
+
+        Example::
+
+            return [ObservableValue(Observable("system_prompt", user), self.system_prompt)]
+        """
 
     @abstractmethod
     async def run(self, emit: EventHandler, send_event: EventResponseHandler) -> None:
-        """One run. ``emit`` records, ``send_event`` waits for a response; several may wait at once, answered in any
-        order. A thread of the target's own may call ``emit`` directly, and ``send_event`` through
-        `asyncio.run_coroutine_threadsafe`."""
+        """Run once.
+
+        ``emit`` records an event; ``send_event`` waits for its response. Several events may wait at once, and are
+        answered in any order. A thread of the target may call ``emit`` directly, and ``send_event`` through
+        `asyncio.run_coroutine_threadsafe`.
+
+        Example::
+
+            response = await send_event(ControllablePreCallEvent(controllable=search, request=query))
+            if isinstance(response, ControllableInjection):
+                query = response.value
+        """
 
     @abstractmethod
     async def reset_ephemeral_state(self) -> None:
-        """Clear what belonged to the run. Required, even where it does nothing."""
+        """Clear the state of the last run. Required, even if it does nothing.
+
+        Example::
+
+            self.messages.clear()
+        """
 
     @abstractmethod
     async def teardown(self) -> None:
-        """Let go of everything: the lease is over."""
+        """Release all resources: the lease has ended.
+
+        Example::
+
+            await self.http.aclose()
+        """

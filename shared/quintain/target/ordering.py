@@ -14,30 +14,30 @@ Item = TypeVar("Item")
 
 
 class Outbox(Generic[Item]):
-    """The sender's side: gives numbers from 1, and keeps what is not acknowledged."""
+    """The sender's side: numbers items from 1, and keeps them until they are acknowledged."""
 
     def __init__(self) -> None:
         self._unacknowledged: deque[tuple[int, Item]] = deque()
         self._unsent: deque[tuple[int, Item]] = deque()
-        #: The last number given out, and the last that was taken to be sent.
+        #: The last number assigned, and the last number taken to be sent.
         self.last_number = self.last_sent = 0
 
     def put(self, item: Item) -> int:
-        """Take an item in; returns its number."""
+        """Add an item and return its number."""
         self.last_number += 1
         self._unsent.append((self.last_number, item))
         return self.last_number
 
     def take(self, limit: int) -> list[tuple[int, Item]]:
-        """What is to be sent next, at most so many; it is kept until it is acknowledged."""
-        taken = [self._unsent.popleft() for _ in range(min(limit, len(self._unsent)))]
-        self._unacknowledged.extend(taken)
-        if taken:
-            self.last_sent = max(self.last_sent, taken[-1][0])
-        return taken
+        """Return the next items to send, at most ``limit``, with their numbers."""
+        to_send = [self._unsent.popleft() for _ in range(min(limit, len(self._unsent)))]
+        self._unacknowledged.extend(to_send)
+        if to_send:
+            self.last_sent = max(self.last_sent, to_send[-1][0])
+        return to_send
 
     def acknowledge(self, number: int) -> list[Item]:
-        """Everything up to this number has come; returns what is kept no more. What was never sent stays."""
+        """Remove the sent items up to this number and return them; items that were never sent stay."""
         acknowledged = []
         for items in (self._unacknowledged, self._unsent):
             while items and items[0][0] <= min(number, self.last_sent):
@@ -45,30 +45,30 @@ class Outbox(Generic[Item]):
         return acknowledged
 
     def requeue_unacknowledged(self) -> None:
-        """Send anew what was sent and never acknowledged, before what is new."""
+        """Queue sent but unacknowledged items to be sent again, before new ones."""
         self._unsent.extendleft(reversed(self._unacknowledged))
         self._unacknowledged.clear()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether there is something to send."""
+        """Whether there are items to send."""
         return bool(self._unsent)
 
     @property
     def unacknowledged_count(self) -> int:
-        """How many items were never acknowledged."""
+        """The number of items not acknowledged, sent or not."""
         return len(self._unacknowledged) + len(self._unsent)
 
 
 class Inbox(Generic[Item]):
-    """The receiver's side: hands on in order, drops repeats, waits for gaps."""
+    """The receiver's side: passes items on in order, drops duplicates, and waits for missing ones."""
 
     def __init__(self) -> None:
         self._out_of_order: dict[int, Item] = {}
         self.last_in_order = 0
 
     def put(self, number: int, item: Item) -> list[Item]:
-        """Take an item in; returns what may be handed on now, in order."""
+        """Add an item, and return the items that are now in order."""
         if number > self.last_in_order:
             self._out_of_order.setdefault(number, item)
         ready = []
@@ -78,5 +78,5 @@ class Inbox(Generic[Item]):
         return ready
 
     def is_missing(self, last_sent: int) -> bool:
-        """Whether something is missing, when the sender has given out numbers up to this one."""
+        """Return whether items are missing, if the sender's last number is ``last_sent``."""
         return self.last_in_order < last_sent

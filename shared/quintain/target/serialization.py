@@ -10,17 +10,19 @@ from quintain.contracts.strings import replace_surrogates
 
 
 def safe_str(value: object, to_str: Callable[[object], str] = str) -> str:
-    """What the value says of itself, and its class where even that raises."""
+    """Convert a value to text; if that raises, return its class and the error's class."""
     try:
         return replace_surrogates(to_str(value))
     except Exception as error:
-        # A target's own ``__str__`` may raise anything, and must not take the message along that carries it.
+        # A ``__str__`` of the target may raise anything, and must not prevent the message from being sent.
         return f"<{type(value).__name__} that cannot be written: {type(error).__name__}>"
 
 
 def to_json_text(content: object) -> str:
-    """Anything as JSON text in ASCII: a time as ISO writes it, and what JSON does not know by its repr, as superred's
-    files have it. Never raises: content that cannot be written at all is its repr."""
+    """Convert any value to ASCII JSON text: times in ISO format, unknown objects as their repr, as superred does.
+
+    Never raises: a value that cannot be serialised at all becomes its repr.
+    """
     try:
         return json.dumps(content, default=_json_default)
     except (ValueError, TypeError, RecursionError):
@@ -28,7 +30,7 @@ def to_json_text(content: object) -> str:
 
 
 def from_json_text(text: str) -> object:
-    """The content of such a text."""
+    """Parse text of `to_json_text`."""
     return json.loads(text)
 
 

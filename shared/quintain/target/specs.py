@@ -7,13 +7,18 @@ from typing import Any
 
 from quintain.target.domain import SecurityDomainTag
 
-#: The slot of a target that calls models itself: it is filled with the token of a session of its own.
+#: The configuration slot of a target that calls models: it receives the token of a child session.
 SESSION_SLOT = "quintain_session"
 
 
 @dataclass(frozen=True)
 class Controllable:
-    """A point where a value may be injected while the target runs. ``value_type``: text, json, modifier or binary."""
+    """A point where a value may be injected during a run; ``value_type`` is text, json, modifier or binary.
+
+    Example::
+
+        Controllable("search", user, "The search tool")
+    """
 
     name: str
     security_domain: SecurityDomainTag
@@ -23,7 +28,12 @@ class Controllable:
 
 @dataclass(frozen=True)
 class Observable:
-    """A kind of thing that can be seen. ``observable_type``: text, code, config or json."""
+    """Something that can be observed; ``observable_type`` is text, code, config or json.
+
+    Example::
+
+        Observable("transcript", user, "The whole conversation")
+    """
 
     name: str
     security_domain: SecurityDomainTag
@@ -33,7 +43,12 @@ class Observable:
 
 @dataclass(frozen=True)
 class ObservableValue:
-    """An observable with what is to be seen, known before any run."""
+    """An observable with its value, known before any run.
+
+    Example::
+
+        ObservableValue(Observable("system_prompt", user), "You are a helpful assistant.")
+    """
 
     observable: Observable
     content: Any = None
@@ -41,7 +56,12 @@ class ObservableValue:
 
 @dataclass(frozen=True)
 class ConfigSpec:
-    """A slot that a task fills before a run, with text; the description says in what form."""
+    """A configuration slot, set to a text before a run; ``description`` explains its format.
+
+    Example::
+
+        ConfigSpec("prompt", user, "The user's prompt, as plain text")
+    """
 
     name: str
     security_domain: SecurityDomainTag
@@ -50,7 +70,12 @@ class ConfigSpec:
 
 @dataclass(frozen=True)
 class QueryParam:
-    """A parameter of a query: text."""
+    """A parameter of a query; its value is text.
+
+    Example::
+
+        QueryParam("path", "The path of the file to read")
+    """
 
     name: str
     description: str
@@ -58,7 +83,12 @@ class QueryParam:
 
 @dataclass(frozen=True)
 class QuerySpec:
-    """A question that an evaluator asks after a run, answered with text; it may act."""
+    """A query that an evaluator asks after a run, answered with text; it may have side effects.
+
+    Example::
+
+        QuerySpec("read_file", "The content of a file", [QueryParam("path", "The path of the file")])
+    """
 
     name: str
     description: str

@@ -13,22 +13,26 @@ from quintain.contracts.remote_target import TagPath
 
 
 class Tag(Protocol):
-    """A security domain's tag, ours or superred's."""
+    """A security domain tag, of quintain or superred."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The tag's name, unique within its domain."""
+
     @property
-    def parent(self) -> Tag | None: ...
+    def parent(self) -> Tag | None:
+        """The enclosing tag, None for a root."""
 
 
 class TagConstructor(Protocol):
-    """What makes such a tag."""
+    """Creates tags: `quintain.SecurityDomainTag` or superred's class."""
 
-    def __call__(self, name: str, parent: Tag | None = None) -> Tag: ...
+    def __call__(self, name: str, parent: Tag | None = None) -> Tag:
+        """Create a tag."""
 
 
 def tag_path(tag: Tag) -> TagPath:
-    """The tag's name and those around it, up to the root."""
+    """Return the names of the tag, its parent, and so on up to the root."""
     path = []
     current: Tag | None = tag
     while current is not None:
@@ -38,7 +42,7 @@ def tag_path(tag: Tag) -> TagPath:
 
 
 class TagRegistry:
-    """The tags one side holds, by path. The first one given under a path stays; one made here gives way to it."""
+    """The tags of one side, by path: the first one registered, else one created here."""
 
     def __init__(self, create: TagConstructor, known: Iterable[Tag] = ()) -> None:
         self._create = create
@@ -47,7 +51,7 @@ class TagRegistry:
         self.register(known)
 
     def register(self, tags: Iterable[Tag]) -> None:
-        """Hand these out from now on, with their parents, where none was given under their paths."""
+        """Register these tags and their parents; the first tag registered under a path stays."""
         for tag in tags:
             current: Tag | None = tag
             while current is not None:
@@ -55,7 +59,7 @@ class TagRegistry:
                 current = current.parent
 
     def get(self, path: TagPath) -> Tag:
-        """The tag of this path."""
+        """Return the tag with this path, creating it if necessary."""
         key = tuple(path)
         if key in self._registered:
             return self._registered[key]

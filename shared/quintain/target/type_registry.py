@@ -14,14 +14,14 @@ from typing import Any
 
 from quintain import target as ours
 
-#: The events that cross, by the names both sides know. A run's start and end are the controller's own.
+#: The event classes that are sent over the wire. The start and end of a run are events of the controller itself.
 EVENT_NAMES = ("Event", "ObservableEvent", "ControllablePreCallEvent", "ControllablePostCallEvent")
 RESPONSE_NAMES = ("EventResponse", "ControllableInjection", "ControllableNoInjection")
 
 
 @dataclass(frozen=True, slots=True)
 class TypeRegistry:
-    """The classes of one side. Their instances are frozen dataclasses, made by keyword."""
+    """The classes of one side; their instances are frozen dataclasses, created with keyword arguments."""
 
     tag: Any
     domain: Any
@@ -35,7 +35,7 @@ class TypeRegistry:
     responses: Mapping[str, Any]
 
     def with_classes(self, classes: Iterable[type]) -> TypeRegistry:
-        """The same, and these event and response classes of somebody's own. Raises `TypeError` for any other."""
+        """Return a registry with additional event and response classes. Raises `TypeError` for any other class."""
         events, responses = dict(self.events), dict(self.responses)
         for cls in classes:
             if issubclass(cls, self.events["Event"]):
@@ -66,11 +66,11 @@ QUINTAIN_TYPES = _registry_from_module(ours)
 
 
 def superred_types() -> TypeRegistry:
-    """superred's classes. Raises `ImportError` where it is not installed."""
+    """Return superred's classes. Raises `ImportError` if superred is not installed."""
     return _registry_from_module(importlib.import_module("superred.core.types"))
 
 
 def types_of_target(target: type) -> TypeRegistry:
-    """The vocabulary that a target's class speaks: superred's where it inherits from it, else ours."""
+    """Return the classes that a target's class uses: superred's if it inherits from superred, else quintain's."""
     roots = {base.__module__.partition(".")[0] for base in target.__mro__}
     return superred_types() if "superred" in roots else QUINTAIN_TYPES

@@ -23,35 +23,37 @@ else:
 
 log = logging.getLogger(__name__)
 
-#: How long the last spans of a process may take to be sent.
+#: Timeout for sending the last spans of a process, in seconds.
 SHUTDOWN_TIMEOUT_SECONDS = 3.0
 
 
 @contextlib.contextmanager
 def export_spans(service: str, settings: TraceSettings) -> Iterator[None]:
-    """Send the spans made inside as those of this service, where the settings name a receiver; the last of them go at
-    the end. A receiver that is away costs spans and `SHUTDOWN_TIMEOUT_SECONDS`, never calls."""
+    """Export spans created while the context is open, if the settings enable it; the last ones are sent at the end.
+
+    An unreachable collector costs spans and up to `SHUTDOWN_TIMEOUT_SECONDS`, but no calls.
+    """
     if not settings.export:
         yield
         return
     if not _INSTALLED:
-        log.info("No traces are sent, although OTEL_* names where to: pip install 'quintain[otel]'")
+        log.info("Traces are not exported, although OTEL_* enables them: pip install 'quintain[otel]'")
         yield
         return
-    # The exporter, its batches and the sampler read their own standard variables.
+    # The exporter, the batch processor and the sampler read their own standard variables.
     provider = TracerProvider(resource=Resource.create(_resource(service, settings)), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     try:
         yield
     finally:
-        # It tries for as long as it would while the service runs: nobody waits for that.
-        shutdown_thread = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        # The shutdown retries for as long as a running service would, so it gets a thread and a shorter timeout.
+        shutdown_thread = threading.Thread(target=provider.shutdown, name="shut down tracing", daemon=True)
         shutdown_thread.start()
         shutdown_thread.join(SHUTDOWN_TIMEOUT_SECONDS)
 
 
 def _resource(service: str, settings: TraceSettings) -> dict[str, str]:
-    # What is named here would win over the operator's own OTEL_SERVICE_NAME.
+    # An attribute given here would override the operator's OTEL_SERVICE_NAME.
     name = {} if settings.has_service_name else {"service.name": f"quintain-{service}"}
     return {**name, "service.version": importlib.metadata.version("quintain")}

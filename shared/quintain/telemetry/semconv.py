@@ -1,6 +1,6 @@
 """Span names and attributes: OpenTelemetry's semantic conventions for messaging and HTTP, and our own attributes.
 
-The conventions are in development; a change of theirs is made here. Of caller-supplied text only ids and names are
+The conventions are in development; their changes are made here. Of caller-supplied text only ids and names are
 recorded, truncated. Model input and output are in `semconv_genai`.
 """
 
@@ -22,12 +22,12 @@ OUTCOME = "quintain.outcome"
 ATTEMPT = "quintain.attempt"
 CALL_COUNT = "quintain.call_count"
 
-#: An id or a name is told this long at most.
+#: Maximum length of ids and names in attributes.
 MAX_VALUE_LENGTH = 128
 
 
 class SpanKind(Enum):
-    """Which side of what a span is, in OpenTelemetry's words."""
+    """OpenTelemetry's span kinds."""
 
     INTERNAL = auto()
     CLIENT = auto()
@@ -38,7 +38,7 @@ class SpanKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpanStart:
-    """What a span begins with."""
+    """The name, kind and first attributes of a span."""
 
     name: str
     kind: SpanKind = SpanKind.INTERNAL
@@ -52,7 +52,7 @@ GRADE = SpanStart("grade")
 
 
 def publish_span(exchange: str, key: str, **ids: str | None) -> SpanStart:
-    """A message is published. ``ids`` are ids by our own attributes' last words: ``session_id``, ``request_id``."""
+    """Return the span of publishing a message; ``ids`` are ``session_id``, ``request_id``, ``target`` or ``run_id``."""
     destination = ":".join(filter(None, (exchange, key[:MAX_VALUE_LENGTH])))
     attributes = _messaging_attributes("send", destination) | {
         "messaging.rabbitmq.destination.routing_key": key[:MAX_VALUE_LENGTH]
@@ -61,25 +61,25 @@ def publish_span(exchange: str, key: str, **ids: str | None) -> SpanStart:
 
 
 def reply_span(exchange: str) -> SpanStart:
-    """An answer is published: to a queue whose random key is no name of anything."""
+    """Return the span of publishing a reply; the random routing key is left out."""
     attributes = _messaging_attributes("send", exchange) | {"messaging.destination.temporary": True}
     return SpanStart(f"send {exchange}", SpanKind.PRODUCER, attributes)
 
 
 def process_span(exchange: str, key: str, queue: str, **ids: str | None) -> SpanStart:
-    """A message is worked on. ``key`` and ``queue`` are names that the fleet knows."""
+    """Return the span of processing a message; ``key`` and ``queue`` are names with low cardinality."""
     destination = ":".join(filter(None, (exchange, key, queue)))
     attributes = _messaging_attributes("process", destination) | {"messaging.rabbitmq.destination.routing_key": key}
     return SpanStart(f"process {destination}", SpanKind.CONSUMER, attributes | _id_attributes(**ids))
 
 
 def ledger_admit_span(request_id: str, outcome: str) -> SpanStart:
-    """The ledger decided an admit."""
+    """Return the span of the ledger's decision on an admit."""
     return SpanStart("ledger admit", SpanKind.SERVER, _id_attributes(request_id=request_id) | {OUTCOME: outcome})
 
 
 def ledger_settle_span(session_id: str, request_id: str, outcome: str) -> SpanStart:
-    """The ledger took a settle in."""
+    """Return the span of the ledger's processing of a settle."""
     return SpanStart(
         "ledger settle",
         SpanKind.CONSUMER,
@@ -88,7 +88,7 @@ def ledger_settle_span(session_id: str, request_id: str, outcome: str) -> SpanSt
 
 
 def http_server_span(method: str, path: str) -> SpanStart:
-    """An HTTP request is answered; its name gets the route once that is known."""
+    """Return the span of an HTTP request to a server; it is renamed when the route is known."""
     return SpanStart(
         method,
         SpanKind.SERVER,
@@ -97,37 +97,37 @@ def http_server_span(method: str, path: str) -> SpanStart:
 
 
 def http_response_attributes(route: str, status: int) -> dict[str, AttributeValue]:
-    """What is known of an HTTP request when it was answered."""
+    """Return the attributes of an HTTP request that are known when it was answered."""
     return {"http.route": route, "http.response.status_code": status}
 
 
 def http_client_span(method: str, path: str, **ids: str | None) -> SpanStart:
-    """An HTTP request is made to a gateway."""
+    """Return the span of an HTTP request to a gateway."""
     return SpanStart(
         f"{method} {path}", SpanKind.CLIENT, {"http.request.method": method, "url.path": path} | _id_attributes(**ids)
     )
 
 
 def run_span(name: str, session_id: str) -> SpanStart:
-    """An evaluation runs."""
+    """Return the span of an evaluation run."""
     return SpanStart(
         f"run {name[:MAX_VALUE_LENGTH]}", attributes=_id_attributes(run_id=session_id, session_id=session_id)
     )
 
 
 def trial_span(run_id: str | None, case_id: str, target: str, repeat: int) -> SpanStart:
-    """One case is put to one target, and graded."""
+    """Return the span of a trial: one case, answered by one target and graded."""
     attributes: dict[str, AttributeValue] = {"quintain.case.id": case_id[:MAX_VALUE_LENGTH], "quintain.repeat": repeat}
     return SpanStart(f"trial {target}", attributes=_id_attributes(run_id=run_id, target=target) | attributes)
 
 
 def lease_request_span(name: str, run_id: str | None = None) -> SpanStart:
-    """Something is asked of a leased instance, or it runs."""
+    """Return the span of a request to a leased instance, or of its run."""
     return SpanStart(name, SpanKind.CONSUMER, _id_attributes(run_id=run_id))
 
 
 def send_event_span(kind: str) -> SpanStart:
-    """A target under test sends an event and waits for its response."""
+    """Return the span in which a target under test sends an event and waits for its response."""
     return SpanStart("send_event", SpanKind.CLIENT, {"quintain.event.kind": kind[:MAX_VALUE_LENGTH]})
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, TokenUsage, content_text
 from quintain.telemetry.semconv import MAX_VALUE_LENGTH, TARGET, AttributeValue, SpanKind, SpanStart
 
-#: Kinds of providers that are models; all others are agents, whatever they do inside.
+#: Provider kinds that are models; all others count as agents.
 MODELS = frozenset({"openai", "anthropic", "mock"})
 
-#: What is told of a request's settings, by their names in `InvokeSettings`.
+#: The recorded request settings: from the field of `InvokeSettings` to the attribute.
 _SETTINGS = {
     "temperature": "gen_ai.request.temperature",
     "max_tokens": "gen_ai.request.max_tokens",
@@ -20,7 +20,7 @@ _SETTINGS = {
 
 
 def provider_span(target: str, provider: str, model: str | None, request: InvokeRequest) -> SpanStart:
-    """A provider is asked: a model by ``chat``, anything else as an agent by ``invoke_agent``."""
+    """Return the span of a provider call: ``chat`` for a model, ``invoke_agent`` for anything else."""
     operation = "chat" if provider in MODELS else "invoke_agent"
     name = (model or target) if operation == "chat" else target
     attributes: dict[str, AttributeValue] = {
@@ -42,7 +42,7 @@ def provider_span(target: str, provider: str, model: str | None, request: Invoke
 def response_attributes(
     model: str | None, finish_reason: str | None, usage: TokenUsage | None
 ) -> dict[str, AttributeValue]:
-    """What an answer tells beside its words."""
+    """Return the attributes of an answer except its content."""
     attributes: dict[str, AttributeValue] = {}
     if model is not None:
         attributes["gen_ai.response.model"] = model[:MAX_VALUE_LENGTH]
@@ -57,20 +57,20 @@ def response_attributes(
 
 
 def input_content(request: InvokeRequest) -> dict[str, AttributeValue]:
-    """The question itself: only where somebody asked for content."""
+    """Return the question as an attribute; recorded only if content is enabled."""
     return {"gen_ai.input.messages": _messages(request.conversation())}
 
 
 def output_content(
     text: str, output: Sequence[OutputMessage] | None, finish_reason: str | None
 ) -> dict[str, AttributeValue]:
-    """The answer itself: only where somebody asked for content."""
+    """Return the answer as an attribute; recorded only if content is enabled."""
     messages = output or [OutputMessage(content=text)]
     return {"gen_ai.output.messages": _messages(messages, {"finish_reason": finish_reason or "stop"})}
 
 
 def _messages(turns: Sequence[ChatMessage | OutputMessage], extra: Mapping[str, str] | None = None) -> str:
-    # In ASCII: half of a surrogate pair would end the export of everything that travels with it.
+    # ASCII: a lone surrogate would fail the export of its whole batch.
     return json.dumps(
         [
             {"role": turn.role, "parts": [{"type": "text", "content": content_text(turn.content)}], **(extra or {})}

@@ -27,12 +27,12 @@ except ImportError:
 else:
     _INSTALLED = True
 
-#: What came with the work at hand, for a process that records nothing.
+#: The trace context of the message being processed, in a process that records no spans.
 _incoming_traceparent: ContextVar[str | None] = ContextVar("quintain_traceparent", default=None)
 
 
 class Span:
-    """A span under way. One that nobody records takes everything and keeps nothing."""
+    """A running span; if it is not recorded, its methods have no effect."""
 
     __slots__ = ("_span",)
 
@@ -41,21 +41,21 @@ class Span:
 
     @property
     def is_recording(self) -> bool:
-        """Whether anybody will see it: what is costly to tell need not be told otherwise."""
+        """Whether the span is recorded; check it before computing expensive attributes."""
         return self._span is not None and self._span.is_recording()
 
     def rename(self, name: str) -> None:
-        """Give it the name that was not known when it began."""
+        """Change the span's name."""
         if self._span is not None:
             self._span.update_name(name)
 
     def set_attributes(self, attributes: Mapping[str, AttributeValue]) -> None:
-        """Add what became known."""
+        """Add attributes."""
         if self._span is not None:
             self._span.set_attributes(attributes)
 
     def set_error(self, error_type: str) -> None:
-        """It ended with an error of this kind."""
+        """Mark the span as failed with this error type."""
         if self._span is not None:
             self._span.set_attribute(ERROR_TYPE, error_type)
             self._span.set_status(trace.StatusCode.ERROR)
@@ -65,7 +65,7 @@ _NO_OP_SPAN = Span()
 
 
 class _NoOpContext(contextlib.AbstractContextManager[Span]):
-    """The span of nobody, for as many as want it at once."""
+    """A context manager with a span that is not recorded; stateless, so that one instance is shared."""
 
     def __enter__(self) -> Span:
         return _NO_OP_SPAN
@@ -80,11 +80,11 @@ _NO_OP_CONTEXT = _NoOpContext()
 def span(
     start: SpanStart | Callable[[], SpanStart], *, parent: object = None, new_trace: bool = False
 ) -> contextlib.AbstractContextManager[Span, bool | None]:
-    """A span around what is done inside; an exception that passes through is told by its kind.
+    """Context manager for a span; an exception that passes through is recorded by its type.
 
-    ``start`` may be what makes it: where nobody records, nothing is made.
-    ``parent`` is the header that came with the work; without a usable one the span belongs to what is under way here.
-    ``new_trace`` begins a trace of its own, linked to what is under way.
+    - ``start`` may be a function, which is called only if the span is recorded.
+    - ``parent`` is a received ``traceparent``; without a valid one the current span is the parent.
+    - ``new_trace`` starts a new trace, linked to the current span.
     """
     incoming = None if parent is None else valid_traceparent(parent)
     tracer = _tracer()
@@ -110,7 +110,7 @@ def _recording_span(tracer: Any, start: SpanStart, context: Any, *, new_trace: b
 
 
 def span_in_trace(start: SpanStart, parent: object) -> contextlib.AbstractContextManager[Span, bool | None]:
-    """A span of the trace that came with the work; where none came, none is begun."""
+    """Context manager for a span in the trace of a received ``traceparent``; without a valid one there is no span."""
     if valid_traceparent(parent) is None:
         return _NO_OP_CONTEXT
     return span(start, parent=parent)
@@ -119,7 +119,7 @@ def span_in_trace(start: SpanStart, parent: object) -> contextlib.AbstractContex
 def record_finished_span(
     start: SpanStart, *, duration_seconds: float, parent: object = None, error_type: str | None = None
 ) -> None:
-    """A span that ends now and began so many seconds ago: of what is known only afterwards."""
+    """Record a span that ends now and began ``duration_seconds`` ago."""
     incoming = valid_traceparent(parent)
     tracer = _tracer()
     if tracer is None:
@@ -139,7 +139,7 @@ def record_finished_span(
 
 
 def current_traceparent() -> str | None:
-    """The context of what is under way, for a header of what is sent; None where there is none."""
+    """Return the current ``traceparent`` for an outgoing message, None if there is none."""
     if _INSTALLED:
         span_context = trace.get_current_span().get_span_context()
         if span_context.is_valid:
@@ -148,19 +148,19 @@ def current_traceparent() -> str | None:
 
 
 def context_headers() -> dict[str, str]:
-    """The headers of `current_traceparent`: one, or none."""
+    """Return `current_traceparent` as headers, empty if there is none."""
     header = current_traceparent()
     return {} if header is None else {TRACEPARENT_HEADER: header}
 
 
 def current_trace_id() -> str | None:
-    """The id of the trace that is under way, for a line of a log."""
+    """Return the current trace's id, None if there is none."""
     header = current_traceparent()
     return None if header is None else trace_id_of(header)
 
 
 def error_type_of(error: BaseException) -> str:
-    """The kind of an error: the code of a fault, or of the fault it brings along; else its class."""
+    """Return the type of an error: the code of a fault, or of its attribute ``fault``, else its class name."""
     fault = getattr(error, "fault", error)
     if isinstance(fault, Fault):
         return fault.code
@@ -181,14 +181,14 @@ def _otel_context(incoming: str) -> Any:
 
 
 def _tracer() -> Any:
-    """The tracer, where somebody set one up: the command, or the program we are part of."""
+    """Return the tracer, None if no OpenTelemetry provider is configured by the command or the application."""
     if not _INSTALLED:
         return None
     provider = _provider()
     if isinstance(provider, trace.ProxyTracerProvider):
         if isinstance(provider.get_tracer("quintain"), trace.ProxyTracer):
             return None
-        # Somebody was set up since.
+        # A provider was configured since the last call.
         _provider.cache_clear()
         provider = _provider()
     return _tracer_of(provider)
@@ -196,7 +196,7 @@ def _tracer() -> Any:
 
 @functools.cache
 def _provider() -> Any:
-    """Who makes tracers, or who stands in for whoever is set up later. Asked for once: to ask reads the environment."""
+    """Return OpenTelemetry's provider or its proxy; cached, because the lookup reads the environment."""
     return trace.get_tracer_provider()
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 
-#: The header's name, over AMQP and HTTP alike.
+#: The header's name, over AMQP and HTTP.
 TRACEPARENT_HEADER = "traceparent"
 
-#: The variable in which a process finds the context of whoever started it, as OpenTelemetry names it.
+#: The environment variable with the trace context of the parent process, as OpenTelemetry defines it.
 TRACEPARENT_VARIABLE = "TRACEPARENT"
 
-#: Version 00 has exactly this length; whatever is longer or shorter is looked at no further.
+#: The exact length of version 00; anything longer or shorter is not parsed.
 _TRACEPARENT_LENGTH = 55
 _TRACEPARENT_PATTERN = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def valid_traceparent(header: object) -> str | None:
-    """The header where it is a trace context, else None: a stranger may write anything there, of any size."""
+    """Return the header if it is a valid trace context, else None. It may be any value of an untrusted caller."""
     if (
         not isinstance(header, str)
         or len(header) != _TRACEPARENT_LENGTH
@@ -27,5 +27,5 @@ def valid_traceparent(header: object) -> str | None:
 
 
 def trace_id_of(traceparent: str) -> str:
-    """The id of the trace, 32 hexadecimal digits."""
+    """Return the trace id, 32 hexadecimal digits."""
     return traceparent[3:35]

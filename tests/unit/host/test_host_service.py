@@ -213,7 +213,7 @@ async def test_a_lease_says_why_it_is_over(monkeypatch: pytest.MonkeyPatch) -> N
     async with run_host(target_factory(emit_seen)) as hosted:
         leased = await hosted.lease()
         await leased.stop_renewing()
-        with pytest.raises(HostLost, match="it was given up here"):
+        with pytest.raises(HostLost, match="it was released here"):
             await leased.call(SET_CONFIG, name="persona", value="late")
 
 

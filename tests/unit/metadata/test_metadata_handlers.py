@@ -285,7 +285,7 @@ async def test_every_question_is_acknowledged_even_where_nobody_waits_for_the_an
         await alone.publish(METADATA, "info", b"junk", reply_to="gone", correlation_id="c")
         await alone.call_operation("info", session.token)
     assert not queue.ready  # what was not acknowledged came back when the service went
-    assert "named no reply_to" in caplog.text
+    assert "has no reply_to" in caplog.text
 
 
 async def test_without_an_admin_token_nobody_is_the_administrator(

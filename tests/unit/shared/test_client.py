@@ -527,7 +527,7 @@ async def test_answers_are_not_lost_where_a_reservation_cannot_be_given_back(
     good, bad = await lone_client.client.invoke_batch([{"question": "x", "target": "a"}, {}])
     assert good.result is not None
     assert isinstance(bad.fault, BadRequest)
-    assert "1 reservations could not be given back" in caplog.text
+    assert "1 reservations could not be released" in caplog.text
     await serving
 
 

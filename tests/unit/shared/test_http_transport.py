@@ -68,7 +68,7 @@ async def test_no_gateway_is_said_with_where_and_what_to_start() -> None:
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", b"no HTTP at all\r\n\r\n"])
 async def test_a_connection_lost_on_the_way_leaves_the_charge_open(said: bytes) -> None:
     async with server(said) as url:
-        with pytest.raises(quintain.GatewayUnavailable, match="the same request id asks for the same call"):
+        with pytest.raises(quintain.GatewayUnavailable, match="the same request id is the same call"):
             await call(url)
 
 
