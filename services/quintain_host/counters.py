@@ -1,4 +1,7 @@
-"""Counters of a host: leases given, leases active, runs by outcome. Needs no metrics library."""
+"""Counters of a host: leases given, leases active and runs by outcome.
+
+The module does not import the metrics library, so that a host can count without it.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-#: What is counted: a lease is given, a lease is over, and how a run ended.
+#: Events that `HostCounters.count` takes: a lease was given, a lease ended, and the outcome of a run.
 LEASE_GIVEN: Final = "lease"
 LEASE_ENDED: Final = "over"
 RUN_OUTCOMES: Final = ("ended", "failed", "cancelled")
 
 
 def ignore_count(_: str) -> None:
-    """For a `HostCounters` of which nobody else keeps count."""
+    """Do nothing: the default of ``HostCounters.on_count``."""
 
 
 @dataclass(slots=True)
 class HostCounters:
-    """Leases given, how many are held, and runs by how they ended: ``ended``, ``failed`` (the target raised) or
-    ``cancelled``. ``on_count`` hears of each as it is counted."""
+    """Counts of one host: leases given, leases active and runs by outcome.
+
+    The outcome of a run is ``ended``, ``failed`` (the target raised) or ``cancelled``. ``on_count`` is called with each
+    event after it was counted.
+    """
 
     leases: int = 0
     active_leases: int = 0
@@ -28,13 +34,13 @@ class HostCounters:
     on_count: Callable[[str], None] = ignore_count
 
     def count(self, event: str) -> None:
-        """Count `LEASE_GIVEN`, `LEASE_ENDED`, or one of `RUN_OUTCOMES`."""
+        """Count one event: `LEASE_GIVEN`, `LEASE_ENDED` or one of `RUN_OUTCOMES`."""
         match event:
             case "lease":
                 self.leases += 1
                 self.active_leases += 1
             case "over":
                 self.active_leases -= 1
-            case end:
-                self.runs[end] += 1
+            case outcome:
+                self.runs[outcome] += 1
         self.on_count(event)

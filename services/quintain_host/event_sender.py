@@ -1,6 +1,6 @@
 """Sends a run's events to the controller: numbered, batched, kept until acknowledged, and resent when lost.
 
-Items may be added from any thread; everything else runs on the host's event loop.
+Events may be added from any thread; everything else runs on the host's event loop.
 """
 
 from __future__ import annotations
@@ -21,31 +21,35 @@ from quintain.topology import RUN
 
 log = logging.getLogger(__name__)
 
-#: One message carries so many items at most, or so many characters, and so many messages are under way at once.
+#: Limits of one message, in items and in characters, and the number of publishes that run at the same time.
 MAX_ITEMS_PER_MESSAGE = 128
 MAX_CHARACTERS_PER_MESSAGE = 1_000_000
 MAX_CONCURRENT_SENDS = 4
 
-#: So much may wait to be heard, in items and in characters; whoever says more waits too, so that a fast target
-#: cannot fill the memory, here or at its controller.
+#: Limits of what the controller has not acknowledged yet, in items and in characters. At either limit
+#: `EventSender.send` blocks, so that a fast target cannot fill the memory of the host or of the controller.
 MAX_UNACKNOWLEDGED_ITEMS = 10_000
 MAX_UNACKNOWLEDGED_CHARACTERS = 64_000_000
 
-#: No single event may be larger, in characters: the broker refuses a message of 16 MiB.
+#: The largest single event, in characters: the broker refuses messages above 16 MiB.
 MAX_EVENT_CHARACTERS = 4_000_000
 
-#: What a target is told that speaks after its run.
+#: Message of the `RuntimeError` that a target gets when it emits after the end of its run.
 RUN_OVER_MESSAGE = "Cannot emit to a closed trajectory: the run is over"
 
 
 class EventSender:
-    """One run's way out."""
+    """Ordered, reliable stream of one run's events to its controller.
+
+    Items are numbered from 1. The controller acknowledges the highest number up to which it has everything; items that
+    stay unacknowledged for `Timings.host_resend_seconds` are sent again.
+    """
 
     def __init__(self, bus: Bus, run_id: str, run_key: str, timings: Timings = DEFAULT_TIMINGS) -> None:
         self._bus, self._run_id, self._run_key, self._timings = bus, run_id, run_key, timings
         self._loop = asyncio.get_running_loop()
-        # Whoever says something wakes this loop in this context, not in the target's: what the host logs then is
-        # not the target's to tell.
+        # `send` runs in the target's context (trace, log context). The flush must run in the host's context instead, so
+        # that the host's own log records are not taken for the target's.
         self._context = contextvars.copy_context()
         self._outbox: Outbox[RunItem] = Outbox()
         self._characters = 0
@@ -64,16 +68,17 @@ class EventSender:
         line: LogLine | None = None,
         on_numbered: Callable[[int], None] | None = None,
     ) -> None:
-        """Take an item in, from any thread but the host's own; waits where too much is unheard.
+        """Add an item to the stream, from any thread except the host's own; block while too much is unacknowledged.
 
-        ``on_numbered`` hears the item's number before anybody else can. Raises `RuntimeError` once the run is over, and
-        `ValueError` for an event that is too large to be sent.
+        ``event`` is set for the kinds ``emit`` and ``send``, ``line`` for ``log``. ``on_numbered`` is called with the
+        item's number before the item can be sent. Raises `RuntimeError` once the run is over, and `ValueError` for an
+        event of more than `MAX_EVENT_CHARACTERS`.
         """
         size = event_size(event)
         if size > MAX_EVENT_CHARACTERS:
             raise ValueError(
                 f"{event.kind if event else kind} has {size:,} characters, and {MAX_EVENT_CHARACTERS:,} is the most "
-                "that crosses: say where it is instead"
+                "that can be sent: send a reference to it instead"
             )
         with self._room_available:
             self._room_available.wait_for(self._has_room)
@@ -86,13 +91,19 @@ class EventSender:
             self._schedule_flush()
 
     def send_end(self, failure: RemoteFailure | None) -> None:
-        """Say that the run is over, on the host's loop; that never waits."""
+        """Add the item that ends the run; called on the host's loop, never blocks.
+
+        ``failure`` is the target's exception, None where the run succeeded.
+        """
         with self._room_available:
             self._outbox.put(RunItem(seq=self._outbox.last_number + 1, what="end", failure=failure))
             self._schedule_flush()
 
     def acknowledge(self, sequence_number: int, *, resend: bool) -> None:
-        """The controller has everything up to this number; ``resend``: and misses what follows."""
+        """Drop all items up to this number, which the controller has received.
+
+        With ``resend``, send all later items again.
+        """
         self._acknowledged_at = self._loop.time()
         with self._room_available:
             self._characters -= sum(event_size(item.event) for item in self._outbox.acknowledge(sequence_number))
@@ -104,19 +115,19 @@ class EventSender:
             self._all_acknowledged.set()
 
     async def wait_acknowledged(self) -> None:
-        """Wait until everything said was heard."""
+        """Wait until the controller has acknowledged every item."""
         while self._outbox.unacknowledged_count:
             self._all_acknowledged.clear()
             await self._all_acknowledged.wait()
 
     def stop(self) -> None:
-        """Take nothing in any more, and let those who wait for room go."""
+        """Refuse further items and wake the threads that are blocked in `send`; these raise `RuntimeError`."""
         with self._room_available:
             self._is_stopped = True
             self._room_available.notify_all()
 
     async def close(self) -> None:
-        """Say no more."""
+        """Stop, and cancel the heartbeats and the publishes that still run."""
         self.stop()
         tasks = (self._heartbeat_task, *self._send_tasks)
         for task in tasks:
@@ -131,7 +142,7 @@ class EventSender:
         return has_space or self._is_stopped
 
     def _schedule_flush(self) -> None:
-        """Have the host's loop send what there is: once, however much is said until it does. The lock is held."""
+        """Schedule one flush on the host's loop, unless one is scheduled already. The caller holds the lock."""
         if not self._flush_scheduled and not self._is_stopped:
             self._flush_scheduled = True
             self._loop.call_soon_threadsafe(self._flush, context=self._context)
@@ -172,17 +183,17 @@ class EventSender:
 
     async def _publish(self, items: Sequence[RunItem]) -> None:
         body = RunOutput(run_id=self._run_id, said=self._outbox.last_sent, items=list(items)).to_wire()
-        # Not persistent: no run survives its host, and what a broker loses is sent again.
+        # Not persistent: a run ends with its host, and items that the broker loses are resent.
         envelope = Envelope(body=body, type=RUN_OUTPUT_TYPE, persistent=False)
         try:
             await self._bus.publish(RUN, self._run_key, envelope, timeout_seconds=self._timings.host_lost_seconds)
         except BusError as error:
-            # It is kept, and goes again: the controller's queue may come back, or the lease ends.
-            log.warning("What a run says could not be sent yet: %s", error.message)
+            # The items stay in the outbox and are resent: either the controller's queue comes back or the lease ends.
+            log.warning("The events of a run could not be sent and will be resent: %s", error.message)
 
 
 def event_size(event: WireEvent | None) -> int:
-    """About how much an event holds."""
+    """Return the approximate size of an event on the wire, in characters; 0 for None."""
     if event is None:
         return 0
     extra = sum(map(len, event.extra.values())) if event.extra else 0

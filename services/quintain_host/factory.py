@@ -12,10 +12,10 @@ from quintain.target.codec import Codec
 from quintain.target.type_registry import types_of_target
 from quintain_host.instance_thread import InstanceThread
 
-#: Makes one fresh instance: a class, or a function without arguments.
+#: Creates one new instance of a target: a class, or a function without arguments.
 InstanceFactory = Callable[[], Any]
 
-#: What the Target interface asks of an instance.
+#: The attributes that the Target interface requires of an instance.
 _TARGET_INTERFACE = (
     "config_specs",
     "set_config",
@@ -31,7 +31,7 @@ _TARGET_INTERFACE = (
 
 
 def load_factory(path: str, folder: Path) -> InstanceFactory:
-    """The factory of ``module:name``, looked for in this folder first. Raises `ConfigError`."""
+    """Import the factory that ``module:factory`` names; ``folder`` is searched first. Raises `ConfigError`."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{path!r} names no factory: write it as module:factory, such as bots:SupportBot")
@@ -39,14 +39,16 @@ def load_factory(path: str, folder: Path) -> InstanceFactory:
 
 
 def require_target(instance: Any, path: str) -> None:
-    """Raises `ConfigError` where what a factory made is no Target, naming what it lacks."""
+    """Raise `ConfigError`, listing the missing attributes, unless the instance has the Target interface."""
     missing = [name for name in _TARGET_INTERFACE if not hasattr(type(instance), name)]
     if missing:
-        raise ConfigError(f"{path} made a {type(instance).__name__}, which is no Target: it lacks {', '.join(missing)}")
+        raise ConfigError(
+            f"{path} made a {type(instance).__name__}, which is not a Target: it lacks {', '.join(missing)}"
+        )
 
 
 async def probe_factory(factory: InstanceFactory, path: str) -> None:
-    """Make one instance and let go of it, so that what its constructor says reaches whoever starts the host.
+    """Create one instance, describe it and tear it down, so that errors of the factory show when the host starts.
 
     Raises `ConfigError`.
     """
@@ -59,7 +61,7 @@ async def probe_factory(factory: InstanceFactory, path: str) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        # A constructor may raise anything: its words are for whoever starts the host.
+        # A constructor may raise anything; its message is shown to the user who starts the host.
         raise ConfigError(f"{path} made no target: {type(error).__name__}: {error}") from error
     finally:
         await instance_thread.close()

@@ -1,4 +1,4 @@
-"""The host: a number of lease slots of one target on one bus."""
+"""The host: a fixed number of lease slots for one target on one bus."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 def host_card(identity: ServiceIdentity, bus: Bus, name: str, *, slots: int, in_flight: int) -> ServiceCard:
-    """The card of a host of this target, so many of whose slots are leased out."""
+    """Build the discovery card of a host: ``in_flight`` of its ``slots`` are leased out."""
     served = ServedTarget(name=name, kind="leased", slots=slots, in_flight=in_flight)
     return identity.card(targets=[served], slots=slots, in_flight=in_flight, broker_reconnects=bus.reconnects)
 
 
 class Host:
-    """Leases out instances of one target, so many at a time."""
+    """Serves leases of one target: each of its slots holds at most one leased instance at a time."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Host:
         self._bus, self._name = bus, name
         self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._identity = ServiceIdentity("host", self.host_id)
-        #: Set once a target did not let go of its thread. The slots go on with new threads; a process that is there
-        #: for one slot may rather end, and be started again.
+        #: Set once a target blocked its thread beyond the end of its lease. The slot goes on with a new thread; a
+        #: process that runs a single slot can exit instead and be restarted.
         self.stuck = asyncio.Event()
         self.counters = HostCounters() if counters is None else counters
         self._slots = [
@@ -55,7 +55,7 @@ class Host:
         self._log_handler = RunLogHandler()
 
     async def start(self) -> None:
-        """Take lease requests."""
+        """Declare the topology and start consuming lease requests in every slot."""
         await self._bus.declare(host_topology(self._name))
         logging.getLogger().addHandler(self._log_handler)
         loop = asyncio.get_running_loop()
@@ -64,27 +64,30 @@ class Host:
         ]
 
     def card(self) -> ServiceCard:
-        """What it tells whoever asks who is there."""
+        """Return the card that the host announces to service discovery."""
         leased = sum(slot.lease is not None for slot in self._slots)
         return host_card(self._identity, self._bus, self._name, slots=len(self._slots), in_flight=leased)
 
     async def check(self) -> str | None:
-        """What keeps it from leasing out: slots that neither wait for a lease request nor have one in hand."""
+        """Return why the host is not ready, or None: a slot must either consume lease requests or serve one."""
         closed = sum(not slot.is_open for slot in self._slots)
-        return f"{closed} of {len(self._slots)} slots take no lease request" if closed else None
+        return f"{closed} of {len(self._slots)} slots do not consume lease requests" if closed else None
 
     async def stop(self, grace_seconds: float = 30.0) -> None:
-        """Take no more; what is leased may end within the grace, and is torn down after it."""
+        """Take no more leases, and wait up to ``grace_seconds`` for the active ones to end.
+
+        Instances whose leases have not ended by then are torn down.
+        """
         for slot, task in zip(self._slots, self._slot_tasks, strict=True):
             if not slot.drain():
                 task.cancel()
         running = sum(slot.lease is not None for slot in self._slots)
         if running and grace_seconds:
-            log.warning("Asked to stop: what is leased out (%d) may go on for %.0f s", running, grace_seconds)
+            log.warning("Stopping: %d active leases may go on for %.0f s", running, grace_seconds)
         if self._slot_tasks:
             _, unfinished = await asyncio.wait(self._slot_tasks, timeout=grace_seconds)
             for task in unfinished:
-                # Once: one that is ending already is not to be disturbed.
+                # Cancel only once: a second cancellation would interrupt the teardown.
                 if not task.cancelling():
                     task.cancel()
         await asyncio.gather(*self._slot_tasks, return_exceptions=True)

@@ -1,8 +1,8 @@
 """The thread of one instance, with its own event loop.
 
-A target may block its loop, hold the GIL or not be thread-safe; the host's connection, heartbeats and leases run
-on another thread. Exceptions of the target never end this thread or the host: what is not an `Exception` is
-raised as a `RuntimeError`.
+A target may block its loop, hold the GIL or not be thread-safe; therefore the host's connection, heartbeats and leases
+run on another thread. An exception of the target never ends this thread or the host: a `BaseException` that is not an
+`Exception` is raised as a `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 Returned = TypeVar("Returned")
 
-#: How long something that was cancelled may take to end, in seconds; then it is left to itself.
+#: How long a cancelled coroutine may take to end, in seconds; then it is no longer waited for.
 CANCEL_WAIT_SECONDS = 2.0
 
-#: How long a stage may take to end once it is closed, in seconds; its thread is a daemon, and may be left behind.
+#: How long a closed thread may take to end, in seconds; it is a daemon thread, and is left behind after that.
 JOIN_SECONDS = 2.0
 
 
 class InstanceThread:
-    """One thread with one loop, until it is closed."""
+    """One thread with one event loop, running until it is closed."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -33,7 +33,7 @@ class InstanceThread:
         self._thread.start()
 
     async def call(self, function: Callable[[], Returned]) -> Returned:
-        """Run a plain function on the stage; raises what it raises."""
+        """Call a function on the instance's thread and return its result; raises what it raises."""
 
         async def call_function() -> Returned:
             return function()
@@ -41,38 +41,41 @@ class InstanceThread:
         return await self.run(call_function())
 
     async def run(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run a coroutine on the stage. Cancelled here, it is cancelled there, and waited for a little.
+        """Run a coroutine on the instance's thread and return its result.
 
-        Raises what it raises, and `RuntimeError` once the stage is closed.
+        If the caller is cancelled, the coroutine is cancelled too and waited for, up to `CANCEL_WAIT_SECONDS`. Raises
+        what the coroutine raises, and `RuntimeError` once the thread is closed.
         """
         result: asyncio.Future[Returned] = asyncio.get_running_loop().create_future()
         submitted = _SubmittedCoroutine(coroutine, result)
         with self._submit_lock:
-            # What enters before the stop begins before it; after it nothing ever would.
+            # Under the lock, a coroutine is submitted either before the loop is stopped, and is started, or not at all.
             if self._is_closed:
                 coroutine.close()
-                raise RuntimeError("The target's stage is closed")
+                raise RuntimeError("The target's thread is closed")
             self.loop.call_soon_threadsafe(submitted.start)
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
             if result.cancelled():
-                raise RuntimeError("The target cancelled what it was asked to do") from None
+                raise RuntimeError("The target cancelled its own task") from None
             self.loop.call_soon_threadsafe(submitted.cancel)
             await asyncio.wait([result], timeout=CANCEL_WAIT_SECONDS)
             raise
         finally:
-            # Whoever waited has gone: what came of it is nobody's to hear.
+            # The caller no longer waits: a result that comes later is dropped.
             result.cancel()
 
     async def close(self) -> bool:
-        """Cancel what runs and end the thread. Returns whether it ended: one that is blocked is left behind."""
+        """Cancel what runs and stop the thread. Returns whether it ended within `JOIN_SECONDS`; a blocked thread is
+        left behind.
+        """
         with self._submit_lock:
             if not self._is_closed:
                 self._is_closed = True
                 self.loop.call_soon_threadsafe(self.loop.stop)
         ends_at = asyncio.get_running_loop().time() + JOIN_SECONDS
-        while self._thread.is_alive() and asyncio.get_running_loop().time() < ends_at:  # noqa: ASYNC110 -- a thread's end wakes nobody
+        while self._thread.is_alive() and asyncio.get_running_loop().time() < ends_at:  # noqa: ASYNC110 -- the end of a thread sets no asyncio event
             await asyncio.sleep(0.005)
         return not self._thread.is_alive()
 
@@ -90,7 +93,7 @@ class InstanceThread:
 
 
 class _SubmittedCoroutine:
-    """A coroutine on its way to the stage, and what comes of it on its way back."""
+    """A coroutine submitted to the instance's loop, with the future of the caller's loop that receives its result."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], result: asyncio.Future[Any]) -> None:
         self._coroutine, self._result = coroutine, result
@@ -98,19 +101,19 @@ class _SubmittedCoroutine:
         self._task: asyncio.Task[Any] | None = None
 
     def start(self) -> None:
-        """On the stage."""
+        """Start the coroutine as a task; runs on the instance's loop."""
         self._task = asyncio.get_running_loop().create_task(_convert_base_exceptions(self._coroutine))
         self._task.add_done_callback(self._on_task_done)
 
     def cancel(self) -> None:
-        """On the stage."""
+        """Cancel the task if it was started; runs on the instance's loop."""
         if self._task is not None:
             self._task.cancel()
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        # What was cancelled before it began was never awaited, and is let go of here.
+        # A task that was cancelled before its first step never awaited the coroutine; closing it avoids a warning.
         self._coroutine.close()
-        # A host that has ended meanwhile has no loop left to tell.
+        # The caller's loop may be closed if the host has ended meanwhile.
         with contextlib.suppress(RuntimeError):
             self._caller_loop.call_soon_threadsafe(self._set_result, task)
 
@@ -127,7 +130,7 @@ class _SubmittedCoroutine:
 
 
 async def _convert_base_exceptions(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-    """The coroutine, with whatever would end a loop or pass by every handler turned into an error of its own."""
+    """Await the coroutine; raise `SystemExit` and other non-`Exception` errors as `RuntimeError`."""
     try:
         return await coroutine
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Messages from a slot's process to its parent: one byte each, on a pipe."""
+"""Messages from a slot's child process to its parent: one byte each, over a pipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, RUN_OUTCOMES
 
-#: It takes leases.
+#: Message: the child consumes lease requests.
 READY: Final = "ready"
 
 _BYTE_BY_MESSAGE: Final = {
@@ -19,36 +19,39 @@ _BYTE_BY_MESSAGE: Final = {
     LEASE_ENDED: b"o",
     **dict(zip(RUN_OUTCOMES, (b"e", b"f", b"c"), strict=True)),
 }
-_MESSAGE_BY_BYTE: Final = {byte[0]: word for word, byte in _BYTE_BY_MESSAGE.items()}
+_MESSAGE_BY_BYTE: Final = {byte[0]: message for message, byte in _BYTE_BY_MESSAGE.items()}
 
-#: So much is read at a time, in bytes.
+#: How much one read takes from the pipe, in bytes.
 _READ_BYTES = 4096
 
 
 def make_pipe() -> tuple[int, int]:
-    """A pipe: the end to hear at, and the end to speak at. Neither ever holds anybody up."""
+    """Create a non-blocking pipe and return its read and its write descriptor; child processes do not inherit them by
+    default.
+    """
     return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 class IpcWriter:
-    """The process's own end of a `make_pipe`."""
+    """Writes messages to the write end of a `make_pipe`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def send(self, message: str) -> None:
-        """Say `READY`, or what a `Tally` counts."""
-        # A parent that is gone is noticed elsewhere; with one that has not listened to 65,536 words a count is lost.
+        """Write `READY` or an event that `HostCounters.count` takes; a message that cannot be written is dropped."""
+        # The end of the parent is noticed elsewhere (`wait_parent_exit`). A full pipe (65,536 unread messages) loses a
+        # count.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._descriptor, _BYTE_BY_MESSAGE[message])
 
 
 @contextlib.contextmanager
 def read_ipc(descriptor: int, on_message: Callable[[str], None]) -> Iterator[None]:
-    """Be told each word that comes at a `make_pipe`'s end, those too that are still in it at the last; it is closed
-    then.
+    """Call ``on_message`` for each message that arrives at the pipe's read end while the context is open.
 
-    Who writes there runs a stranger's code: what is no word is passed over.
+    Messages that are still in the pipe at the end are read too; then the descriptor is closed. Unknown bytes are
+    ignored, because the writing process runs the target's code.
     """
     loop = asyncio.get_running_loop()
 
@@ -61,7 +64,7 @@ def read_ipc(descriptor: int, on_message: Callable[[str], None]) -> Iterator[Non
             if byte in _MESSAGE_BY_BYTE:
                 on_message(_MESSAGE_BY_BYTE[byte])
         if not data:
-            # Nobody holds the other end any more, and the loop would be told so for ever.
+            # End of file: the writer closed its end. The descriptor would stay readable for ever.
             loop.remove_reader(descriptor)
         return len(data) == _READ_BYTES
 

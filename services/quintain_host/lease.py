@@ -46,16 +46,16 @@ from quintain_host.run import HostedRun
 
 log = logging.getLogger(__name__)
 
-#: So many answers are kept, for questions that come again. A controller asks one thing after another.
+#: How many answers are kept for repeated requests. A controller sends one request after another.
 MAX_STORED_ANSWERS = 32
 
 PREFETCH = 128
-#: So many of what a run is told are acknowledged at a time: what comes twice does nothing the second time.
+#: How many run messages are acknowledged together. A run message that is redelivered has no second effect.
 ACK_BATCH_SIZE = 16
 
 
 class HostedLease:
-    """One instance on its stage, in one controller's hands."""
+    """One instance on its own thread, leased to one controller."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class HostedLease:
         self._ack_batcher = AckBatcher(ACK_BATCH_SIZE)
 
     async def open(self) -> None:
-        """Hear what is asked."""
+        """Declare the lease's queue and start consuming the controller's requests."""
         await self._bus.declare(self._topology)
         self._consumer = await self._bus.consume(self._topology.queues[0], self._on_message, prefetch=PREFETCH)
 
     async def wait_closed(self) -> None:
-        """Wait until the instance was torn down, or nobody renewed the lease for too long."""
+        """Wait until the instance was torn down, or no message came for `Timings.host_lost_seconds`."""
         loop = asyncio.get_running_loop()
         while not self._ended.is_set():
             silent_seconds = loop.time() - self._last_message_at
@@ -100,8 +100,11 @@ class HostedLease:
                 continue
 
     def end_if_unused(self) -> None:
-        """End the lease where nothing was ever asked: it was made ahead, and another host can give another one. The
-        first question of one that was just given may be on its way."""
+        """End the lease soon if its controller has sent no request.
+
+        Such a lease was prefetched, and another host can give another one. The method waits
+        `Timings.host_first_question_seconds`, because the first request of a new lease may be on its way.
+        """
         asyncio.get_running_loop().call_later(self._timings.host_first_question_seconds, self._end_if_unused)
 
     def _end_if_unused(self) -> None:
@@ -109,13 +112,13 @@ class HostedLease:
             self._ended.set()
 
     async def close(self) -> bool:
-        """End whatever still runs, tear the instance down, and hear no more.
+        """Stop the run, tear the instance down, and stop consuming requests.
 
-        Returns whether the instance let go: False where its thread is blocked and was left behind.
+        Returns whether the instance's thread ended: False where it is blocked and was left behind.
         """
         try:
             if self._teardown_task is not None:
-                # It was asked for, and is to come to its end, if it ever does.
+                # The controller requested this teardown: let it finish within the limit.
                 await asyncio.wait([self._teardown_task], timeout=self._timings.host_lost_seconds)
             for answer in self._answers.values():
                 answer.cancel()
@@ -142,7 +145,7 @@ class HostedLease:
             async with asyncio.timeout(self._timings.host_lost_seconds):
                 await self._instance_thread.run(_await(function))
         except Exception:
-            # Nobody is left to hear it.
+            # There is no controller any more that could get the error.
             log.exception("A target failed while its lapsed lease was ended")
 
     async def _on_message(self, delivery: Delivery) -> None:
@@ -159,14 +162,14 @@ class HostedLease:
         except Fault as fault:
             answer = fault
         except Exception as error:
-            # Whatever went wrong, the controller gets its answer.
+            # The controller must get an answer even after a defect.
             answer = log_defect(error, f"answering {delivery.type}")
         await self._reply(delivery, answer)
         if delivery.type == TEARDOWN.key:
             self._ended.set()
 
     def _span_for(self, delivery: Delivery) -> AbstractContextManager[Span]:
-        """A span of the controller's trace, but for what says only that it lives."""
+        """Open a span in the controller's trace; heartbeats get none."""
         if delivery.type == RENEW.key:
             return nullcontext(Span())
         span_start = lease_request_span(delivery.type if delivery.type in LEASE_OPERATIONS else "unknown")
@@ -176,18 +179,20 @@ class HostedLease:
         try:
             await send_reply(self._bus, delivery, answer)
         except BadRequest as bad_request:
-            # Half a character in a name or a description of the target's, which no message can hold.
+            # A name or a description of the target holds a lone surrogate, which cannot be encoded as UTF-8.
             await send_reply(self._bus, delivery, bad_request)
         except BusError as error:
             log.warning(
-                "The answer to a %s could not be sent, and is asked for again: %s", delivery.type, error.message
+                "The answer to a %s could not be sent; the controller repeats its request: %s",
+                delivery.type,
+                error.message,
             )
 
     def _on_run_message(self, delivery: Delivery) -> None:
         try:
             message = RunInput.from_wire(delivery.body)
         except BadRequest as error:
-            log.warning("A run was told what cannot be read: %s", error.message)
+            log.warning("An unreadable run message was dropped: %s", error.message)
             return
         if self._run is not None and self._run.run_id == message.run_id:
             self._run.on_message(message)
@@ -196,7 +201,7 @@ class HostedLease:
         if delivery.type == RENEW.key:
             return LeaseResult()
         if delivery.type not in LEASE_OPERATIONS:
-            raise BadRequest(f"{delivery.type!r} is nothing that can be asked of a lease")
+            raise BadRequest(f"{delivery.type!r} is not an operation of a lease")
         request_class, operation = LEASE_OPERATIONS[delivery.type]
         request = request_class.from_wire(delivery.body)
         if request.request_id not in self._answers:
@@ -211,20 +216,20 @@ class HostedLease:
             try:
                 return await operation()
             except Exception as error:
-                # What a target raises crosses with its class.
+                # A target's exception is sent with its class, so that the controller can raise the same.
                 return LeaseResult(failure=to_failure(error))
 
     async def describe(self, _: BareLeaseRequest) -> LeaseResult:
-        """What the target exposes, as it is configured now."""
+        """Return what the target exposes in its current configuration."""
         return LeaseResult(descriptor=await self._instance_thread.call(lambda: self._codec.describe(self._target)))
 
     async def set_config(self, request: SetConfig) -> LeaseResult:
-        """Fill a slot."""
+        """Set one configuration slot of the target."""
         await self._instance_thread.call(lambda: self._target.set_config(request.name, request.value))
         return LeaseResult()
 
     async def query(self, request: Query) -> LeaseResult:
-        """Ask after a run. Raises `TypeError` where the answer is no text."""
+        """Query the target. Raises `TypeError` where its answer is not a string."""
         value = await self._instance_thread.call(lambda: self._target.query(request.name, **request.params))
         if not isinstance(value, str):
             raise TypeError(
@@ -233,7 +238,7 @@ class HostedLease:
         return LeaseResult(value=replace_surrogates(value))
 
     async def start_run(self, request: StartRun) -> LeaseResult:
-        """Begin a run; what it says goes its own way."""
+        """Start a run; its events go to the controller in a stream of their own (`EventSender`)."""
         await self._stop_run()
         event_sender = EventSender(self._bus, request.run_id, request.run_key, self._timings)
         self._run = HostedRun(self._target, self._instance_thread, self._codec, request, event_sender)
@@ -241,23 +246,23 @@ class HostedLease:
         return LeaseResult()
 
     async def cancel_run(self, request: CancelRun) -> LeaseResult:
-        """Stop a run that nobody awaits any more."""
+        """Stop this run, because the controller no longer waits for it; another run is left alone."""
         if self._run is not None and self._run.run_id == request.run_id:
             await self._stop_run()
         return LeaseResult()
 
     async def reset(self, _: BareLeaseRequest) -> LeaseResult:
-        """Clear what belonged to the run."""
+        """Reset the target's state of the last run (``reset_ephemeral_state``)."""
         await self._instance_thread.run(_await(self._target.reset_ephemeral_state))
         return LeaseResult()
 
     async def teardown(self, _: BareLeaseRequest) -> LeaseResult:
-        """Let go of everything: the lease is over, whatever the target says of it."""
+        """Tear the target down; the lease ends afterwards, even where the teardown fails."""
         await self._teardown()
         return LeaseResult()
 
     async def _teardown(self) -> None:
-        """Tear the instance down; once, whoever wants it."""
+        """Run the target's teardown once; later callers wait for the same one."""
         if self._teardown_task is None:
             teardown = self._instance_thread.run(_await(self._target.teardown))
             self._teardown_task = asyncio.get_running_loop().create_task(teardown)
@@ -266,7 +271,7 @@ class HostedLease:
 
 LeaseOperation = Callable[[HostedLease, Any], Awaitable[LeaseResult]]
 
-#: What may be asked of a lease: the message, and what is done.
+#: The operations of a lease: message type → request class and the method that executes it.
 LEASE_OPERATIONS: dict[str, tuple[type[LeaseRequest], LeaseOperation]] = {
     DESCRIBE.key: (BareLeaseRequest, HostedLease.describe),
     SET_CONFIG.key: (SetConfig, HostedLease.set_config),

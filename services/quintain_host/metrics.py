@@ -1,4 +1,4 @@
-"""The host's Prometheus metrics: its tally of leases and runs."""
+"""The host's Prometheus metrics: leases given and runs by outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quintain_host.counters import RUN_OUTCOMES, HostCounters
 
 
 class HostMetrics(ServiceMetrics):
-    """One host's metrics, those of its slots' processes among them."""
+    """Prometheus metrics of one host, including those of its slots' child processes."""
 
     def __init__(self) -> None:
         super().__init__("host")
@@ -20,12 +20,12 @@ class HostMetrics(ServiceMetrics):
         self.add_callback(self._collect_counters)
 
     def set_counters(self, counters: HostCounters) -> None:
-        """Show this tally from now on."""
+        """Export the values of these counters from now on."""
         self._counters = counters
 
     def _collect_counters(self) -> Iterable[Metric]:
         yield CounterMetricFamily(self.full_name("leases"), "Leases given", value=self._counters.leases)
-        runs = CounterMetricFamily(self.full_name("runs"), "Runs over, by how they ended", labels=["end"])
-        for end in RUN_OUTCOMES:
-            runs.add_metric([end], self._counters.runs[end])
+        runs = CounterMetricFamily(self.full_name("runs"), "Ended runs, by outcome", labels=["end"])
+        for outcome in RUN_OUTCOMES:
+            runs.add_metric([outcome], self._counters.runs[outcome])
         yield runs

@@ -23,26 +23,26 @@ log = logging.getLogger(__name__)
 INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 
-#: A child that lived this long is not one that keeps dying, in seconds.
+#: A child that ran longer than this resets the backoff, in seconds.
 STABLE_SECONDS = 10.0
 
-#: The option under which a child hears on which file descriptor its parent listens.
+#: Command-line option that gives a child the write end of its pipe to the parent.
 PARENT_FD_OPTION = "--parent-fd"
 
 
 class SlotProcesses:
-    """So many processes of one command, kept running; ``env`` is all their environment."""
+    """Runs ``count`` child processes of one command and restarts those that exit. ``env`` is their environment."""
 
     def __init__(self, command: Sequence[str], count: int, env: Mapping[str, str]) -> None:
         self._command, self._count, self._env = list(command), count, env
         self._processes: set[Process] = set()
         self._supervisor_tasks: list[asyncio.Task[None]] = []
         self._ready_events = [asyncio.Event() for _ in range(count)]
-        #: What they have done, those too that have ended since.
+        #: Counts of all children, including those that have exited.
         self.counters = HostCounters()
 
     def start(self) -> None:
-        """Start them all."""
+        """Start all child processes and their supervision."""
         loop = asyncio.get_running_loop()
         self._supervisor_tasks = [
             loop.create_task(self._supervise(ready_event), name=f"child {number}")
@@ -50,21 +50,21 @@ class SlotProcesses:
         ]
 
     async def wait_ready(self) -> None:
-        """Wait until each of them takes leases."""
+        """Wait until every child consumes lease requests."""
         await asyncio.gather(*(ready_event.wait() for ready_event in self._ready_events))
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run now."""
+        """The process ids of the children that run now, sorted."""
         return sorted(child.pid for child in self._processes)
 
     async def check(self) -> str | None:
-        """What keeps it from leasing out: processes that are not ready, or not any more."""
+        """Return why the host is not ready, or None: every child must have reported its readiness."""
         not_ready_count = sum(not ready_event.is_set() for ready_event in self._ready_events)
         return f"{not_ready_count} of {self._count} slots' processes are not ready" if not_ready_count else None
 
     async def stop(self, grace_seconds: float) -> None:
-        """Ask them all to stop, and end those that outlive the grace."""
+        """Send SIGTERM to every child, and kill those that still run after ``grace_seconds``."""
         for task in self._supervisor_tasks:
             task.cancel()
         await asyncio.gather(*self._supervisor_tasks, return_exceptions=True)
@@ -73,26 +73,26 @@ class SlotProcesses:
             with contextlib.suppress(ProcessLookupError):
                 child.terminate()
         ended = await asyncio.gather(*(end_process(child, grace_seconds) for child in children))
-        for child, by_itself in zip(children, ended, strict=True):
-            if not by_itself:
-                log.error("The process %d of a slot did not end within %.0f s: killed", child.pid, grace_seconds)
+        for child, ended_in_time in zip(children, ended, strict=True):
+            if not ended_in_time:
+                log.error("The slot process %d did not exit within %.0f s and was killed", child.pid, grace_seconds)
 
     async def _supervise(self, ready_event: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         backoff_seconds = INITIAL_BACKOFF_SECONDS
         while True:
             started_at = loop.time()
-            end = await self._run_process(ready_event)
+            reason = await self._run_process(ready_event)
             backoff_seconds = (
                 INITIAL_BACKOFF_SECONDS
                 if loop.time() - started_at > STABLE_SECONDS
                 else min(backoff_seconds * 2, MAX_BACKOFF_SECONDS)
             )
-            log.error("A slot's process %s; another one starts in %.1f s", end, backoff_seconds)
+            log.error("A slot process %s; it is restarted in %.1f s", reason, backoff_seconds)
             await asyncio.sleep(backoff_seconds)
 
     async def _run_process(self, ready_event: asyncio.Event) -> str:
-        """One child, from its start to its end; returns how it ended."""
+        """Run one child from its start to its exit; returns how it ended, for the log."""
         counters = HostCounters(on_count=self.counters.count)
 
         def on_message(message: str) -> None:
@@ -116,7 +116,7 @@ class SlotProcesses:
                 await end_process(child)
         finally:
             ready_event.clear()
-            # What it held went with it.
+            # The leases of the child ended with it.
             for _ in range(counters.active_leases):
                 counters.count(LEASE_ENDED)
         self._processes.discard(child)
@@ -124,7 +124,7 @@ class SlotProcesses:
 
 
 async def wait_parent_exit() -> None:
-    """In a child: wait until the parent has ended, and with it this process's standard input."""
+    """In a child process: wait until the parent exits, which closes this process's standard input."""
     loop = asyncio.get_running_loop()
     exited = asyncio.Event()
 

@@ -1,8 +1,8 @@
 """One run of a leased instance: the functions that the target is given, and its log records, sent to the controller.
 
-`emit` and `send_event` may be called from the target's event loop and from its own threads; both write to one
-ordered stream. Errors that superred raises at the call are raised at the call: an event without a security
-domain, an event class that is not registered, a run that is over.
+`emit` and `send_event` may be called from the target's event loop and from its own threads; both write to one ordered
+stream. Errors that superred raises at the call are raised at the call: an event without a security domain, an event
+class that is not registered, a run that is over.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from quintain.telemetry.spans import current_traceparent, span_in_trace
 from quintain_host.event_sender import RUN_OVER_MESSAGE, EventSender
 from quintain_host.instance_thread import InstanceThread
 
-#: The run whose target is speaking, for its log records.
+#: The run that the current context belongs to; `RunLogHandler` sends log records to it.
 current_run: contextvars.ContextVar[HostedRun | None] = contextvars.ContextVar("current_run", default=None)
 
-#: Who waits for a response: the loop, its future, and the event that was sent.
+#: A `send_event` that waits for its response: the event loop, the future on that loop, and the event that was sent.
 PendingResponse = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Any]
 
 
 class HostedRun:
-    """A run, from its start to the moment its end was heard."""
+    """One run, from its start until the controller has acknowledged its end."""
 
     def __init__(
         self, target: Any, instance_thread: InstanceThread, codec: Codec, request: StartRun, event_sender: EventSender
@@ -46,15 +46,15 @@ class HostedRun:
         self.run_id = request.run_id
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"run {request.run_id}")
 
-    # What the target is given.
+    # Passed to the target.
 
     def emit(self, event: Any) -> None:
-        """Record an event, one way."""
+        """Send an event to the controller without waiting for a response."""
         self._require_sendable(event)
         self._event_sender.send("emit", event=write_event(event))
 
     async def send_event(self, event: Any) -> Any:
-        """Send an event and wait for its response."""
+        """Send an event to the controller and return its response."""
         self._require_sendable(event)
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Any] = loop.create_future()
@@ -76,7 +76,9 @@ class HostedRun:
         if self._is_over:
             raise RuntimeError(RUN_OVER_MESSAGE)
         if event.security_domain is None:
-            raise ValueError(f"{type(event).__name__} has no security_domain: nobody could say who may see it")
+            raise ValueError(
+                f"{type(event).__name__} has no security_domain: set one, it decides who may see the event"
+            )
         if type(event).__name__ not in self._event_types:
             raise TypeError(
                 f"Event type {type(event).__name__!r} is not registered with the controller: "
@@ -84,15 +86,15 @@ class HostedRun:
             )
 
     def log(self, line: LogLine) -> None:
-        """Say a log record, where the run still speaks."""
+        """Send a log record to the controller; after the end of the run it is dropped."""
         if not self._is_over:
             with contextlib.suppress(RuntimeError):
                 self._event_sender.send("log", line=line)
 
-    # What the host does with it.
+    # Called by the host.
 
     def on_message(self, message: RunInput) -> None:
-        """Take in responses, and how far the controller has come."""
+        """Deliver the responses in a message of the controller, and apply its acknowledgement."""
         for answered in message.answers:
             pending = self._pending_responses.pop(answered.seq, None)
             if pending is not None:
@@ -109,24 +111,24 @@ class HostedRun:
             else:
                 error = from_failure(wire_response.failure)
         except Exception as decode_error:
-            # A response nobody can read is the target's to hear, as an error of this send.
+            # A response that cannot be decoded is raised in the target, by the `send_event` that waits for it.
             error = decode_error
-        # The loop may be one of the target's own, and may have ended.
+        # The loop may belong to a thread of the target, and may be closed.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_set_response, future, response, error)
 
     def cancel(self) -> None:
-        """Whoever awaited this run has gone."""
+        """Cancel the run, because its controller no longer waits for it."""
         self._is_over = True
         self._event_sender.stop()
         self._task.cancel()
 
     def on_ended(self, callback: Callable[[str], None]) -> None:
-        """Tell how it ended, once it has: ``wait_ended``, ``failed`` or ``cancelled``."""
+        """Call ``callback`` with the outcome when the run has ended: ``ended``, ``failed`` or ``cancelled``."""
         self._task.add_done_callback(lambda _: callback(self._outcome))
 
     async def wait_ended(self) -> None:
-        """Wait for the run's end, and until it was heard; never raises."""
+        """Wait until the run has ended and its end was acknowledged; never raises the run's error."""
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
@@ -140,7 +142,7 @@ class HostedRun:
                     await self._instance_thread.run(self._run_target())
                 self._outcome = "ended"
             except Exception as error:
-                # Whatever a target raises is its run's end, and crosses with its class.
+                # Any exception of the target ends the run, and is sent to the controller with its class.
                 failure, self._outcome = to_failure(error), "failed"
             self._is_over = True
             self._event_sender.send_end(failure)
@@ -163,22 +165,25 @@ def _set_response(future: asyncio.Future[Any], response: Any, error: BaseExcepti
         future.set_exception(error)
 
 
-#: The longest text of one record, in characters.
+#: A log record's text is cut to this length, in characters.
 MAX_TEXT_LENGTH = 4_000
 
 
 class RunLogHandler(logging.Handler):
-    """Sends what is logged in a run's context along with what the run says; everything else is the host's own."""
+    """Logging handler that sends records logged in a run's context to the run's controller.
+
+    Records logged outside a run, and records of quintain itself, are not sent.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say the record, where a run is speaking."""
+        """Send the record to the controller of the current run, if there is one."""
         run = current_run.get()
         if run is None or record.name.startswith("quintain"):
             return
         try:
             text = replace_surrogates(self.format(record)[:MAX_TEXT_LENGTH])
         except Exception:
-            # A record that cannot be formatted is that record's loss, and logging's to report.
+            # A record that cannot be formatted must not fail the run; logging reports the error.
             self.handleError(record)
             return
         run.log(LogLine(logger=record.name, level=record.levelno, text=text, at=record.created))

@@ -31,7 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class LeaseSlot:
-    """Room for one instance of a target. ``on_stuck`` is called when one does not let go of its thread."""
+    """Holds at most one leased instance of a target.
+
+    ``on_stuck`` is called when an instance blocks its thread at the end of its lease.
+    """
 
     def __init__(  # noqa: PLR0913 -- what a host has for each of its slots
         self,
@@ -48,27 +51,29 @@ class LeaseSlot:
         self._on_stuck, self._counters, self._timings = on_stuck, counters, timings
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
-        #: From a request that was taken to the end of its lease. It is not cut off: whoever asked would hold a lease
-        #: that nobody serves.
+        #: True from the receipt of a lease request to the end of its lease. A drain does not interrupt this: the
+        #: controller would hold a lease that no host serves.
         self._is_busy = False
         self.is_draining = False
         self._request_consumer: Consumer | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether it waits for a lease request, or has one in hand."""
+        """Whether the slot consumes lease requests, or serves one."""
         return self._is_busy or (self._request_consumer is not None and self._request_consumer.active)
 
     def drain(self) -> bool:
-        """Take no more; a lease that was never used ends. Returns whether a lease still runs, or is being given."""
+        """Take no more lease requests, and end an unused lease. Returns whether a lease is active or being created."""
         self.is_draining = True
         if self.lease is not None:
             self.lease.end_if_unused()
         return self._is_busy
 
     async def serve(self) -> None:
-        """Lease out, one lease after another, until it drains or is cancelled. Whatever goes wrong with one lease,
-        the slot goes on."""
+        """Serve one lease after another until the slot drains or is cancelled.
+
+        An error in one lease is logged and does not end the slot.
+        """
         while not self.is_draining:
             try:
                 async with self._next_request() as request:
@@ -77,15 +82,14 @@ class LeaseSlot:
                 if lease is not None:
                     await self._serve_lease(lease)
             except Exception:
-                log.exception("A slot of %s failed, and goes on", self._name)
+                log.exception("A lease of %s failed; the slot takes the next one", self._name)
                 await asyncio.sleep(self._timings.host_pause_seconds)
             finally:
                 self._is_busy = False
 
     @contextlib.asynccontextmanager
     async def _next_request(self) -> AsyncIterator[Delivery]:
-        """The next lease request. One is taken, and no more: the second would wait for nothing while another host
-        is free."""
+        """Consume exactly one lease request; a second one is requeued, so that a free host can take it."""
         received: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
         async def on_request(delivery: Delivery) -> None:
@@ -103,7 +107,7 @@ class LeaseSlot:
             await consumer.drain(0)
 
     async def _answer(self, request: Delivery) -> HostedLease | None:
-        """The lease that this request got, if any. The request is done with, whatever came of it."""
+        """Create the lease that was requested, reply and acknowledge; returns None where there is no lease to serve."""
         answer: Message | Fault
         lease: HostedLease | None = None
         try:
@@ -113,12 +117,12 @@ class LeaseSlot:
         except Fault as fault:
             answer = fault
         except Exception as error:
-            # Whatever went wrong, the controller gets its answer.
+            # The controller must get an answer even after a defect.
             answer = log_defect(error, f"leasing {self._name}")
         try:
             await send_reply(self._bus, request, answer)
         except BaseException:
-            # Nobody knows of this lease: it is not waited for.
+            # The controller did not get the lease: close it instead of waiting for requests.
             if lease is not None:
                 await self._close_lease(lease)
             raise
@@ -140,7 +144,9 @@ class LeaseSlot:
 
     async def _close_lease(self, lease: HostedLease) -> None:
         if not await lease.close():
-            log.error("A target of %s does not let go: its thread is left behind", self._name)
+            log.error(
+                "An instance of %s blocks its thread at the end of its lease: the thread is left behind", self._name
+            )
             self._on_stuck()
 
     async def _create_lease(self) -> tuple[HostedLease | None, LeaseOpened]:
@@ -152,7 +158,7 @@ class LeaseSlot:
             lease = HostedLease(self._bus, target, instance_thread, codec, self._counters, self._timings)
             await lease.open()
         except Exception as error:
-            # The factory's own words reach whoever asked, with their class, and the host's log.
+            # The factory's exception is sent to the controller with its class and message, and logged here.
             log.exception("The factory of %s failed", self._name)
             await self._close_thread(instance_thread)
             return None, LeaseOpened(host_id=self._host_id, failure=to_failure(error))
@@ -167,7 +173,7 @@ class LeaseSlot:
 
 
 def require_version(request: OpenLease) -> None:
-    """Raises `BadRequest` where the controller speaks another version of hosting."""
+    """Raise `BadRequest` where the controller uses another version of the remote-target protocol."""
     if request.version != REMOTE_TARGET_VERSION:
         raise BadRequest(
             f"version: this host speaks version {REMOTE_TARGET_VERSION} of hosting, the controller {request.version}: "

@@ -26,14 +26,14 @@ from quintain_metadata.service.subprocess_status import StartupStatus
 
 
 def main() -> None:
-    """Serve until nobody is there to be served."""
-    # What these mean is for its owner to understand, whose end is its end; a supervisor sends them to both.
+    """Serve until the parent process closes its end of the socket."""
+    # A terminal or supervisor sends these signals to the parent too; this process ends when its parent ends.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     env = environment()
     log_settings = read_log_settings(env)
     logs.configure_logging(log_settings.level or logging.WARNING, as_json=log_settings.as_json)
-    # As in the run itself, which shows its work by itself.
+    # Silence the exporter's errors, as the run itself does: it has its own output.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     with export_spans("metadata", read_trace_settings(env)):
         asyncio.run(_serve(read_settings(env)))
@@ -51,7 +51,7 @@ async def _serve(settings: Settings) -> None:
             reduce_gc_frequency()
             _write_status(StartupStatus())
             await bus.wait_disconnected()
-            # Nobody is there any more who could read of what is cut off.
+            # The parent is gone: errors of what is cancelled now would be noise.
             logging.disable()
     finally:
         await ledger.close()

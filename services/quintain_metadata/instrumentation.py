@@ -1,6 +1,6 @@
-"""The ledger, instrumented: times each operation, and logs an outage in two lines, at its beginning and its end.
+"""Wraps a ledger: measures each operation, and logs an outage once when it begins and once when it ends.
 
-Whoever waits for the ledger asks it every second and logs nothing.
+Callers that retry while the ledger is out of reach log nothing themselves.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class InstrumentedLedger:
-    """Another ledger, instrumented.
+    """A ledger that measures and logs the operations of the ledger it wraps.
 
-    An outage is over when the ledger has answered and has refused nothing for `Timings.ledger_quiet_seconds`: a full
-    disk takes what writes nothing, and refuses all the rest.
+    An outage is over when an operation succeeds and none has failed for `Timings.ledger_quiet_seconds`: with a full
+    disk, operations that write nothing succeed while all others fail.
     """
 
     def __init__(
@@ -33,12 +33,15 @@ class InstrumentedLedger:
 
     @property
     def kind(self) -> str:
+        """The kind of the wrapped ledger."""
         return self._ledger.kind
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
+        """Run one operation (`Ledger.transact`)."""
         return unwrap((await self.transact_each([operation]))[0])
 
     async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
+        """Run several operations (`Ledger.transact_each`); an outage is returned as the outcome of each."""
         started_at = time.perf_counter()
         try:
             outcomes = await self._ledger.transact_each(operations)
@@ -54,9 +57,11 @@ class InstrumentedLedger:
         return outcomes
 
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
+        """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._ledger.suspend_lease_expiry_until(timestamp_ms)
 
     async def now(self) -> int:
+        """Return the store's clock (`Ledger.now`)."""
         try:
             return await self._ledger.now()
         except BudgetUnavailable as unavailable:
@@ -64,13 +69,14 @@ class InstrumentedLedger:
             raise
 
     async def close(self) -> None:
+        """Close the wrapped ledger."""
         await self._ledger.close()
 
     def _record_failure(self, unavailable: BudgetUnavailable) -> None:
         self._last_failure_at = time.monotonic()
         if not self._is_unreachable:
             self._is_unreachable = True
-            log.error("The ledger is out of reach, and everything waits for it: %s", unavailable.message)
+            log.error("The ledger is out of reach; requests wait for it: %s", unavailable.message)
 
     def _record_success(self) -> None:
         if self._is_unreachable and time.monotonic() - self._last_failure_at >= self._timings.ledger_quiet_seconds:

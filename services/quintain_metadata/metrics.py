@@ -1,4 +1,4 @@
-"""The metadata service's Prometheus metrics: what it decided, how long the ledger took, and the ledger's figures."""
+"""The metadata service's Prometheus metrics: decisions, ledger latency, and gauges of the ledger's contents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.observability.metrics import ServiceMetrics
 from quintain_metadata.rules.gauges import LedgerGauges
 
-#: Upper bounds in seconds of one operation on the ledger.
+#: Histogram buckets of one ledger operation, in seconds.
 LEDGER_SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -20,43 +20,43 @@ GRANTED, REPLAYED = "granted", "replayed"
 
 
 class MetadataMetrics(ServiceMetrics):
-    """One metadata service's metrics."""
+    """Prometheus metrics of one metadata service."""
 
     def __init__(self) -> None:
         super().__init__("metadata")
         self._gauges = LedgerGauges()
         self._admits = self.counter("admits", "Admits decided: granted, replayed, or a fault's code", "code")
-        self._settles = self.counter("settles", "Attempts settled, by what became of them", "outcome")
+        self._settles = self.counter("settles", "Settled attempts, by outcome", "outcome")
         self._batches = self.histogram(
-            "batch_size", "Admits or settles that came together", "kind", buckets=BATCH_SIZE_BUCKETS
+            "batch_size", "Admits or settles in one batch", "kind", buckets=BATCH_SIZE_BUCKETS
         )
         self._ledger_seconds = self.histogram(
-            "ledger_seconds", "One operation, committed", buckets=LEDGER_SECONDS_BUCKETS
+            "ledger_seconds", "Seconds of one ledger operation, with its commit", buckets=LEDGER_SECONDS_BUCKETS
         )
         self.ledger_reachable = self.gauge("ledger_reachable", "Whether the ledger took its last operation")
         self.add_callback(self._collect_gauges)
 
     def count_admission(self, admission: Admission) -> None:
-        """Count what an admit was answered with."""
+        """Count the decision on one admit."""
         fault = admission.fault
         self._admits.labels(fault.code if fault else REPLAYED if admission.replay else GRANTED).inc()
 
     def count_settle(self, outcome: AttemptOutcome) -> None:
-        """Count a settle."""
+        """Count one settle by its outcome."""
         self._settles.labels(outcome.value).inc()
 
     def observe_batch(self, kind: str, size: int) -> None:
-        """Observe what came together; ``kind`` is admit or settle."""
+        """Observe the size of one batch; ``kind`` is admit or settle."""
         self._batches.labels(kind).observe(size)
 
     def observe_ledger_operation(self, seconds: float, *, is_reachable: bool) -> None:
-        """Observe one operation on the ledger."""
+        """Record whether the ledger was reachable, and the seconds of the operation if it was."""
         self.ledger_reachable.set(int(is_reachable))
         if is_reachable:
             self._ledger_seconds.observe(seconds)
 
     def set_gauges(self, gauges: LedgerGauges) -> None:
-        """Show these figures of the ledger until there are others."""
+        """Export these values of the ledger until the next call."""
         self._gauges = gauges
 
     def _collect_gauges(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""A provider, instrumented: each try is timed and counted, and is a span by OpenTelemetry's conventions for GenAI."""
+"""Wraps a provider: times and counts each try, and records it as a span by OpenTelemetry's conventions for GenAI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from quintain_worker.providers.provider import (
 
 
 class InstrumentedProvider(SessionScopedProvider):
-    """Another provider, instrumented. ``record_content``: questions and answers are part of the spans."""
+    """A provider that measures and traces the provider it wraps.
+
+    ``record_content`` adds prompts and answers to the spans.
+    """
 
     def __init__(
         self, provider: Provider, card: TargetCard, metrics: WorkerMetrics, *, record_content: bool = False
@@ -34,9 +37,9 @@ class InstrumentedProvider(SessionScopedProvider):
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """As `Provider.answer`."""
+        """Answer like the wrapped provider (`Provider.answer`), with metrics and a span for the try."""
         started_at = time.perf_counter()
-        # Cut off from outside, or by a defect: what came of it is unknown.
+        # Remains UNKNOWN where the try is cancelled or raises anything but `ProviderFailure`.
         outcome: str = Billing.UNKNOWN.value
         try:
             answer = await self._in_span(request, timeout_seconds, on_text)
@@ -51,14 +54,14 @@ class InstrumentedProvider(SessionScopedProvider):
         return answer
 
     def for_session(self, token: SessionToken) -> InstrumentedProvider:
-        """The provider that acts in its caller's name, instrumented likewise."""
+        """Return the wrapped provider for this session, with the same instrumentation."""
         provider = provider_for_session(self._provider, token)
         if provider is self._provider:
             return self
         return InstrumentedProvider(provider, self._card, self._metrics, record_content=self._record_content)
 
     async def close(self) -> None:
-        """As `Provider.close`."""
+        """Close the wrapped provider."""
         await self._provider.close()
 
     async def _in_span(self, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None) -> ProviderAnswer:

@@ -106,7 +106,7 @@ def test_a_worker_that_is_drained_finishes_what_it_runs_and_ends(shell: CommandL
     assert (again["exitCode"], [one["drain"] for one in again["workers"]]) == (0, ["drained"])
     staying.wait_for(ready)
     nobody = shell.run("drain", "nobody", code=1)
-    assert f"No worker 'nobody' lives; there are {worker_id(staying)}\n" in nobody.stderr
+    assert f"No worker 'nobody' is alive; there are {worker_id(staying)}\n" in nobody.stderr
     asked = shell.run("drain", worker_id(staying), "--no-wait")
     assert asked.stdout == f"asked    {worker_id(staying)}: it hears of it within 3 s\n"
     assert staying.wait(seconds=10).code == 0

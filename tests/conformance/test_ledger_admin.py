@@ -143,11 +143,11 @@ async def test_who_cannot_be_asked_to_drain_is_told_with_the_reason_and_with_tho
 ) -> None:
     await register_worker(ledger_driver, "embedded", able=DrainState.UNSUPPORTED)
     for unable in ("embedded", "w1"):
-        with pytest.raises(BadRequest, match=f"Worker '{unable}' does not drain .* `quintain up`"):
+        with pytest.raises(BadRequest, match=f"Worker '{unable}' cannot be drained .* `quintain up`"):
             await drain(ledger_driver, unable)
-    with pytest.raises(BadRequest, match="No worker 'nobody' lives; there are embedded, w1$"):
+    with pytest.raises(BadRequest, match="No worker 'nobody' is alive; there are embedded, w1$"):
         await drain(ledger_driver, "nobody")
     assert not await drain_requested(ledger_driver, "embedded")
     ledger_driver.clock_ahead_ms = 16_000
-    with pytest.raises(BadRequest, match="No worker 'w1' lives; none lives: start one with `quintain serve worker`"):
+    with pytest.raises(BadRequest, match="No worker 'w1' is alive; none is: start one with `quintain serve worker`"):
         await drain(ledger_driver, "w1")

@@ -189,7 +189,7 @@ async def test_an_operation_that_is_always_undone_is_given_up_and_says_so(ledger
         runs += 1
         yield from execute("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
 
-    with pytest.raises(BudgetUnavailable, match="wait for one another"):
+    with pytest.raises(BudgetUnavailable, match="operations deadlock repeatedly"):
         await ledger.transact(steps)
     assert runs == MAX_TRIES
 
@@ -291,7 +291,7 @@ async def test_a_newer_schema_is_refused_and_left_as_it_is(services: list[Ledger
 
 async def test_a_migration_that_fails_leaves_nothing(fresh_postgres_url: str) -> None:
     run_sql(fresh_postgres_url, "CREATE TABLE worker (theirs text)")
-    with pytest.raises(ConfigError, match="its tables are not to be used"):
+    with pytest.raises(ConfigError, match="its tables cannot be used"):
         await open_ledger(fresh_postgres_url)
     assert run_sql(fresh_postgres_url, "SELECT to_regclass('session')") is None
 

@@ -14,15 +14,18 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When an operation happens. Nobody's lease is taken for lapsed before ``lease_expiry_suspended_until``: after a
-    gap in this service's own running the workers had no chance to renew."""
+    """The time of one operation, in milliseconds since the epoch on the store's clock.
+
+    No lease lapses before ``lease_expiry_suspended_until``: after a stall of this service, workers had no chance to
+    renew.
+    """
 
     now: int
     lease_expiry_suspended_until: int = 0
 
     @property
     def lease_expiry_cutoff(self) -> int:
-        """Leases that ran until then, or less, have lapsed."""
+        """Leases that end at or before this time have lapsed."""
         return self.now if self.lease_expiry_suspended_until <= self.now else 0
 
 
@@ -35,7 +38,7 @@ Returned = TypeVar("Returned")
 
 
 class Statement(NamedTuple):
-    """One SQL statement; its parameters are marked ``?``."""
+    """One SQL statement with ``?`` placeholders, and its parameters."""
 
     sql: str
     parameters: tuple[SqlValue, ...]
@@ -43,8 +46,7 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryLock:
-    """From here to the end of the operation nobody else holds one of these keys, which are taken in this order. A store
-    with one writer has nothing to do."""
+    """Lock these keys, in this order, until the operation ends. A store with a single writer ignores it."""
 
     keys: tuple[str, ...]
 
@@ -53,63 +55,72 @@ SqlProgram = Generator[Statement | AdvisoryLock, list[Row], Returned]
 
 
 def acquire_lock(*names: str) -> SqlProgram[None]:
-    """Hold a key until the operation ends: what is read after this stays true while it is decided upon."""
+    """Lock a key until the operation ends, so that what is read afterwards stays true."""
     yield AdvisoryLock(("\x1f".join(names),))
 
 
 def acquire_locks(kind: str, owner: str, names: Iterable[str]) -> SqlProgram[None]:
-    """Hold a key for each of these names of one owner, as `acquire_lock` does for one. Sorted, because whoever takes
-    several at once must not wait for somebody who took them the other way round."""
+    """Lock a key for each of these names of one owner, like `acquire_lock`.
+
+    The names are sorted, so that two operations cannot deadlock by locking the same names in different orders.
+    """
     yield AdvisoryLock(tuple("\x1f".join((kind, owner, name)) for name in sorted(names)))
 
 
 def execute(sql: str, *parameters: SqlValue) -> SqlProgram[list[Row]]:
-    """Run one statement: all rows."""
+    """Run one statement and return all rows."""
     return (yield Statement(sql, parameters))
 
 
 def values_table(values: Sequence[SqlValue]) -> str:
-    """These parameters as a table of one column, ``column1``: joined, they are looked up one by one, where a long
-    ``IN`` may be held against every row there is."""
+    """Return SQL for these parameters as a table with one column, ``column1``.
+
+    A join with it looks the values up by index; a long ``IN`` may compare them with every row.
+    """
     return f"(VALUES {', '.join(['(?)'] * len(values))})"
 
 
 def fetch_one(sql: str, *parameters: SqlValue) -> SqlProgram[Row | None]:
-    """Run one statement: its first row, or None."""
+    """Run one statement and return its first row, or None."""
     rows = yield Statement(sql, parameters)
     return rows[0] if rows else None
 
 
-#: An operation, given the moment on the store's clock at which it happens.
+#: An operation: takes the moment on the store's clock, and returns the SQL program to run.
 Operation = Callable[[Moment], SqlProgram[Returned]]
 
 
 def unwrap(outcome: Returned | Exception) -> Returned:
-    """What an operation returned; raises what undid it."""
+    """Return the result of an operation, or raise the exception that rolled it back."""
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
 class Ledger(Protocol):
-    """Runs operations. An operation's exception undoes it, and only it."""
+    """Runs operations. An exception of an operation rolls back that operation and no other."""
 
     @property
     def kind(self) -> str:
-        """What keeps it, in one word; never where."""
+        """The name of the store, in one word, without its location."""
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
-        """Run one operation; returns after its commit. Raises `BudgetUnavailable` where the store cannot."""
+        """Run one operation and return its result after the commit.
+
+        Raises `BudgetUnavailable` where the store cannot run it, and what the operation raises.
+        """
 
     async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
-        """Run several, each for itself: what each returned, or the exception that undid it, in their order. Raises
-        `BudgetUnavailable` only where that is everybody's."""
+        """Run several independent operations; returns the result or the exception of each, in order.
+
+        Raises `BudgetUnavailable` only where none of them could run.
+        """
 
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
-        """Take nobody's lease for lapsed before this moment."""
+        """Treat no lease as lapsed before this time, in milliseconds on the store's clock."""
 
     async def now(self) -> int:
-        """The store's clock: milliseconds since the epoch."""
+        """Return the store's clock, in milliseconds since the epoch."""
 
     async def close(self) -> None:
-        """Finish what was asked, and let go."""
+        """Finish the operations that were submitted, and release the store."""

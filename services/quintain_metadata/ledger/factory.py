@@ -13,17 +13,18 @@ from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.ledger.sqlite import LoopWriter, SqliteLedger, ThreadWriter
 from quintain_metadata.ledger.url import POSTGRES_SCHEMES, sqlite_path
 
-#: How long a ledger may be in use before that is an error, in seconds: what is left of a run that was killed (see
-#: `quintain_metadata.__main__`) lets go by itself.
+#: How long to wait for a ledger that is in use, in seconds: the subprocess of a killed run (see
+#: `quintain_metadata.__main__`) releases it soon.
 LOCK_WAIT_SECONDS = 3.0
 
 
 async def open_ledger(url: str, *, dedicated_process: bool = False) -> Ledger:
     """Open the ledger at ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://…``; the caller closes it.
-    ``dedicated_process``: this process does nothing else, so that SQLite may hold it up.
 
-    Raises `ConfigError` where the operator must mend something, `BudgetUnavailable` where a PostgreSQL does not
-    answer and may yet.
+    ``dedicated_process``: this process does nothing else, so SQLite may block its event loop.
+
+    Raises `ConfigError` where the operator must correct something, `BudgetUnavailable` where PostgreSQL does not answer
+    now but may later.
     """
     if url.partition(":")[0] in POSTGRES_SCHEMES:
         return await _open_postgres(url)

@@ -50,7 +50,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX call_by_state ON call (session_id, state)",
         "CREATE INDEX call_running ON call (target) WHERE state = 'running'",
         "CREATE INDEX call_unfinished ON call (deadline) WHERE state IN ('reserved', 'running')",
-        # What became of each attempt: running, proven (unbilled), unproven, or void (never to run).
+        # The state of each attempt: running, proven (unbilled), unproven, or void (never to run).
         """CREATE TABLE attempt (
             id text PRIMARY KEY,
             session_id text NOT NULL,
@@ -80,22 +80,22 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         )""",
     ),
     (
-        # When its caller took it back; and until when another delivery of it is known to wait for its answer.
+        # When the caller cancelled the call; and until when another delivery of it is known to wait for its answer.
         "ALTER TABLE call ADD COLUMN cancelled_at bigint",
         "ALTER TABLE call ADD COLUMN joined_until bigint NOT NULL DEFAULT 0",
         "ALTER TABLE target ADD COLUMN paused_until bigint NOT NULL DEFAULT 0",
         "CREATE INDEX call_taken_back ON call (incarnation) WHERE state = 'running' AND cancelled_at IS NOT NULL",
     ),
     (
-        # What the call took, where its provider said so; null otherwise, and before this migration.
+        # The call's token usage, where its provider reported it; null otherwise, and before this migration.
         "ALTER TABLE call ADD COLUMN tokens_input bigint",
         "ALTER TABLE call ADD COLUMN tokens_output bigint",
         "ALTER TABLE call ADD COLUMN tokens_cached bigint",
     ),
     (
-        # How far the worker is with draining, as `drains.RANKS` counts it.
+        # The state of the worker's drain, as a rank of `leases.DRAIN_RANKS`.
         "ALTER TABLE worker ADD COLUMN drain integer NOT NULL DEFAULT 0",
-        # Every admit counts what runs of its target, worker by worker: from the index alone.
+        # Every admit counts the running calls of its target, per worker: this index alone answers that.
         "DROP INDEX call_running",
         "CREATE INDEX call_running ON call (target, incarnation) WHERE state = 'running'",
     ),

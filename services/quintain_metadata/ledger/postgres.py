@@ -24,12 +24,12 @@ from quintain_metadata.ledger.migrations import MIGRATIONS
 from quintain_metadata.ledger.postgres_errors import is_retryable, problem_of, translate_error, translate_startup_error
 from quintain_metadata.ledger.url import redacted_url
 
-#: Operations lock keys that begin with a word and a separator: this one is nobody else's.
+#: Operations lock keys of a prefix and a separator; this key cannot collide with one of them.
 MIGRATION_LOCK_SQL: Final = "SELECT pg_advisory_xact_lock(hashtextextended('quintain ledger migrations', 0))"
 
-#: What a migration needs on PostgreSQL alone, by its number. It never changes what a statement says.
+#: Statements that a migration needs on PostgreSQL only, by its number. They never change the meaning of the schema.
 POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
-    # The counter of a busy session is rewritten with every call. Room on its page keeps its versions there (HOT).
+    # The row of a busy session is updated with every call. Free space on its page keeps the row versions there (HOT).
     1: ("ALTER TABLE session SET (fillfactor = 50)",),
 }
 
@@ -41,7 +41,7 @@ async def migrate(
 ) -> None:
     """Bring the schema to this release's version. Raises `ConfigError` where it is newer.
 
-    One transaction under a lock: several services start at once, and one that dies half-way leaves nothing.
+    All in one transaction under a lock: several services may start at once, and one that dies half-way leaves nothing.
     """
     async with connection.transaction():
         await connection.execute(MIGRATION_LOCK_SQL)
@@ -49,8 +49,7 @@ async def migrate(
         if current_version > len(migrations):
             raise ConfigError(
                 f"The ledger {location} has schema {current_version}, and this release knows {len(migrations)}: "
-                "upgrade quintain, "
-                "or use another QUINTAIN_LEDGER_URL"
+                "upgrade quintain, or use another QUINTAIN_LEDGER_URL"
             )
         if current_version == len(migrations):
             return
@@ -63,24 +62,25 @@ async def migrate(
 
 
 async def _current_version(connection: PoolConnectionProxy[asyncpg.Record]) -> int:
-    # Asked first: a service that has nothing to migrate needs no right to create a table.
+    # Checked first, so that a service with nothing to migrate needs no right to create tables.
     if await connection.fetchval("SELECT to_regclass('ledger_version')") is None:
         return 0
     return int(await connection.fetchval("SELECT max(version) FROM ledger_version") or 0)
 
 
-Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"  # in quotes: it takes no parameter at run time
+Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"  # in quotes: the class is not generic at run time
 
-#: How many operations run at once; more of them wait for one another's rows, and not for a connection.
+#: How many operations run at once; more would wait for each other's rows, not for a connection.
 MAX_CONNECTIONS = 8
 
-#: How often an operation is run that others' operations stand in the way of.
+#: How often an operation is run at most when it fails with a retryable error, such as a deadlock.
 MAX_TRIES = 8
 
-#: Nothing here takes long: what does is stuck, and its caller asks again. Seconds, the server's before the client's.
+#: Timeouts in seconds. Operations are short: one that takes longer is stuck, and its caller repeats it. The server's
+#: timeout comes before the client's.
 CONNECT_SECONDS, STATEMENT_TIMEOUT_SECONDS, COMMAND_TIMEOUT_SECONDS, CLOSE_SECONDS = 5.0, 10.0, 15.0, 10.0
 
-#: Of each connection. A service that stands still in mid-operation must not keep the others from its rows for ever.
+#: Settings of each connection. The timeouts keep a service that stalls in an operation from blocking rows for ever.
 SERVER_SETTINGS: Final = {
     "application_name": "quintain-ledger",
     "synchronous_commit": "on",
@@ -92,12 +92,12 @@ SERVER_SETTINGS: Final = {
 _NOW_SQL = "SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"
 _LOCK_SQL = "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest($1::text[]) AS key"
 
-#: A parameter, or a quoted text, in which a question mark is one.
+#: A placeholder, or a quoted string, in which a question mark is no placeholder.
 _PLACEHOLDER = re.compile(r"'[^']*'|\?")
 
 
 class PostgresLedger:
-    """A ledger in one PostgreSQL database. Make it with `open`."""
+    """A ledger in one PostgreSQL database. Create it with `open`."""
 
     kind = "postgresql"
 
@@ -108,8 +108,11 @@ class PostgresLedger:
 
     @classmethod
     async def open(cls, url: str) -> PostgresLedger:
-        """Connect and migrate. Raises `ConfigError` where the operator must mend something, `BudgetUnavailable`
-        where the server does not answer, or not yet."""
+        """Connect and migrate.
+
+        Raises `ConfigError` where the operator must correct something, `BudgetUnavailable` where the server does not
+        answer now.
+        """
         location = redacted_url(url)
         pool = asyncpg.create_pool(
             url,
@@ -129,6 +132,7 @@ class PostgresLedger:
         return cls(pool, location)
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
+        """Run one operation in a transaction, retrying deadlocks (`Ledger.transact`)."""
         if self._closed:
             raise BudgetUnavailable("The ledger is closed")
         with _translated_errors(translate_error, self._location):
@@ -140,22 +144,26 @@ class PostgresLedger:
             ):
                 with attempt:
                     return await self._run_once(operation)
-        raise AssertionError("the retrying ends with an answer or an error")
+        raise AssertionError("the retry loop ends with a result or an error")
 
     async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
-        # As many at a time as there are connections; each waits for those that it must wait for, and for no other.
+        """Run several operations concurrently, each in its own transaction (`Ledger.transact_each`)."""
+        # As many run at once as there are connections; an operation waits only for those that it conflicts with.
         outcomes = await asyncio.gather(*(self.transact(operation) for operation in operations), return_exceptions=True)
         return [_result_or_exception(outcome) for outcome in outcomes]
 
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
+        """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._lease_expiry_suspended_until = timestamp_ms
 
     async def now(self) -> int:
+        """Return the server's clock (`Ledger.now`)."""
         with _translated_errors(translate_error, self._location):
             async with self._pool.acquire(timeout=COMMAND_TIMEOUT_SECONDS) as connection:
                 return int(await connection.fetchval(_NOW_SQL))
 
     async def close(self) -> None:
+        """Close the connections (`Ledger.close`)."""
         if self._closed:
             return
         self._closed = True
@@ -173,29 +181,29 @@ class PostgresLedger:
         await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         moment = Moment(await connection.fetchval(_NOW_SQL), self._lease_expiry_suspended_until)
         result = await _run_program(connection, operation(moment))
-        # A connection that ends here leaves it open whether this was committed, and no second look would settle it:
-        # the server may still be at it. The caller hears `BudgetUnavailable`, as for what certainly did not happen,
-        # and asks again. That is safe because it asks for a state, not for a step: the same attempt gets the same
-        # grant, a settle that was applied is noted, ids that are reserved cost nothing, a limit is set to what it
-        # is. A session opened unseen has a token nobody was told: it can never spend.
+        # If the connection ends here, it is unknown whether the transaction was committed, and asking would not help:
+        # the server may still be committing. The caller gets `BudgetUnavailable`, as for an operation that did not
+        # happen, and repeats its request. That is safe because requests are idempotent: the same attempt gets the same
+        # grant, a settle that was applied is noted, reserved ids cost nothing, and a limit is set to an absolute value.
+        # A session that was opened this way has a token that no caller received: it can never spend.
         await connection.execute("COMMIT")
         return result
 
 
 def _result_or_exception(outcome: Returned | BaseException) -> Returned | Exception:
-    """The outcome; one that is no `Exception` is nobody's to keep."""
+    """Return the outcome; raise one that is a `BaseException` but no `Exception`."""
     if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
 async def _roll_back_or_terminate(connection: Connection, error: BaseException) -> None:
-    """Undo what was begun on a connection."""
+    """Roll back the connection's transaction, or close the connection where its state is unknown."""
     if isinstance(error, Exception) and (is_retryable(error) or problem_of(error) is None):
         await connection.execute("ROLLBACK")
         return
-    # Cut off in the middle, by its caller or by the server: nobody knows what the connection would say next. One that
-    # ended by itself is not ours any more.
+    # Interrupted by a cancellation or by the server: the protocol state is unknown. A connection that ended by itself
+    # was released already, which raises InterfaceError.
     with contextlib.suppress(asyncpg.InterfaceError):
         connection.terminate()
 
@@ -219,14 +227,14 @@ async def _execute_step(connection: Connection, step: Statement | AdvisoryLock) 
 
 @functools.lru_cache(maxsize=256)
 def number_placeholders(sql: str) -> str:
-    """A statement with its parameters marked ``$1…`` in place of ``?``."""
+    """Replace the ``?`` placeholders of a statement with ``$1``, ``$2`` and so on."""
     numbers = iter(range(1, sql.count("?") + 1))
     return _PLACEHOLDER.sub(lambda match: f"${next(numbers)}" if match[0] == "?" else match[0], sql)
 
 
 @contextlib.contextmanager
 def _translated_errors(translate: Callable[[Exception, str], Exception], location: str) -> Iterator[None]:
-    """Raise what an error means in its stead."""
+    """Raise the ledger's error in place of a PostgreSQL error."""
     try:
         yield
     except Exception as error:
@@ -237,11 +245,11 @@ def _translated_errors(translate: Callable[[Exception, str], Exception], locatio
 
 
 async def _close_pool(pool: asyncpg.Pool[asyncpg.Record]) -> None:
-    """Finish what runs. A pool that cannot be closed in order drops its connections by itself."""
+    """Close the pool after the running queries; errors are ignored, because the connections end with it anyway."""
     with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
         async with asyncio.timeout(CLOSE_SECONDS):
             await pool.close()
 
 
 async def _skip_reset(_: object) -> None:
-    """Operations leave nothing on a connection: settings, locks and prepared statements are all its own for life."""
+    """Skip the reset query of the pool: operations leave no state on a connection."""

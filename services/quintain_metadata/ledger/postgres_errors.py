@@ -13,16 +13,16 @@ import asyncpg
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
 
-#: The whole operation is undone and run again: it waited for one that waited for it, or its plan is outdated.
+#: Errors after which the whole operation is rolled back and run again: a deadlock, a conflict or an outdated plan.
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
 
-#: PostgreSQL keeps no text with U+0000, and nothing that is not in the database's encoding.
+#: PostgreSQL stores no text with U+0000, and no character outside the database's encoding.
 _INVALID_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 
 @dataclass(frozen=True, slots=True)
 class _ServerProblem:
-    """What is the matter, and the mend. ``needs_operator``: waiting does not help, so it ends a start."""
+    """A problem of the server and its remedy. ``needs_operator``: waiting does not help, so it fails the start."""
 
     description: str
     hint: str
@@ -40,41 +40,44 @@ _PROBLEMS_BY_CLASS: Final[dict[str, _ServerProblem]] = {
     ),
     "28": _ServerProblem("it refuses the login", "check user and password in QUINTAIN_LEDGER_URL", needs_operator=True),
     "3D": _ServerProblem("it has no such database", "create it (createdb), or name another", needs_operator=True),
-    "40": _ServerProblem("operations wait for one another again and again", "try again"),
-    "42": _ServerProblem("its tables are not to be used", _GRANT_RIGHTS, needs_operator=True),
+    "40": _ServerProblem("operations deadlock repeatedly", "try again"),
+    "42": _ServerProblem("its tables cannot be used", _GRANT_RIGHTS, needs_operator=True),
     "53": _ServerProblem("it has no connection, memory or disk left", "raise max_connections, or free its disk"),
-    "55": _ServerProblem("what is asked for is held for too long", "look for what holds it (pg_locks)"),
+    "55": _ServerProblem("a lock is held for too long", "find its holder in pg_locks"),
     "57": _ServerProblem("it stops, starts or takes too long", "try again; its log says more"),
-    "58": _ServerProblem("its system fails", "its log says more"),
-    "XX": _ServerProblem("it fails", "its log says more"),
+    "58": _ServerProblem("its operating system reports an error", "its log says more"),
+    "XX": _ServerProblem("it has an internal error", "its log says more"),
 }
 
-#: SQLSTATEs that are not what their class is.
+#: SQLSTATEs that differ from their class.
 _PROBLEMS_BY_SQLSTATE: Final[dict[str, _ServerProblem]] = {
-    # A transaction that stood still for too long, and whatever its connection was asked for after.
+    # A transaction that was idle for too long, and every statement after it on the same connection.
     "25P02": _NO_ANSWER,
     "25P03": _NO_ANSWER,
 }
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the operation is to be run again, at once and from its start."""
+    """Whether the operation should be run again, at once and from its start."""
     return isinstance(error, _RETRYABLE)
 
 
 def problem_of(error: BaseException) -> _ServerProblem | None:
-    """What this error says about the server; None where it is no trouble of the server's."""
+    """Return the problem of the server that this error shows; None for any other error."""
     if isinstance(error, asyncpg.PostgresError):
         sqlstate = error.sqlstate or ""
         return _PROBLEMS_BY_SQLSTATE.get(sqlstate) or _PROBLEMS_BY_CLASS.get(sqlstate[:2])
     if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
-        # TimeoutError is an OSError. The client's own two are what it says of a connection that ended under it.
+        # TimeoutError is an OSError. The two errors of asyncpg mean that the connection ended during a call.
         return _NO_ANSWER
     return None
 
 
 def translate_error(error: Exception, location: str) -> Exception:
-    """What is raised in this error's stead, out of an operation. ``location`` is the server, without a password."""
+    """Return the error to raise from an operation in place of this one.
+
+    ``location`` is the server without a password.
+    """
     if isinstance(error, asyncpg.IntegrityConstraintViolationError):
         return AssertionError(f"an operation broke the ledger's invariant: {_first_line(error)}")
     if isinstance(error, _INVALID_TEXT):
@@ -84,12 +87,10 @@ def translate_error(error: Exception, location: str) -> Exception:
 
 
 def translate_startup_error(error: Exception, location: str) -> Exception:
-    """What is raised in this error's stead while the ledger is opened: `ConfigError` where waiting does not help."""
+    """Return the error to raise from the start in place of this one: `ConfigError` where waiting does not help."""
     if isinstance(error, ValueError):
-        # The client could not read the URL; its own words may show a piece of the password.
-        return ConfigError(
-            f"The ledger {location} cannot be used: the options in QUINTAIN_LEDGER_URL are not to be read"
-        )
+        # asyncpg could not parse the URL; its message may contain a part of the password.
+        return ConfigError(f"The ledger {location} cannot be used: the options in QUINTAIN_LEDGER_URL cannot be parsed")
     problem = problem_of(error)
     if problem is None:
         return error
@@ -102,7 +103,7 @@ def _message(problem: _ServerProblem, error: Exception, location: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """The error's own first line: what follows it (DETAIL, HINT) shows rows."""
+    """Return the error's class and first line; the lines after it (DETAIL, HINT) contain data of rows."""
     name = type(error).__name__
     text = str(error).partition("\n")[0]
     return f"{name}: {text}" if text else name

@@ -19,17 +19,17 @@ Query = Callable[[Statement], Awaitable[list[Row]]]
 
 
 class Snapshot:
-    """A ledger as it stood at one moment."""
+    """A consistent, read-only view of a ledger at one moment."""
 
     def __init__(self, query: Query, version: Callable[[], SqlProgram[int]]) -> None:
         self._query, self._version = query, version
 
     async def version(self) -> int:
-        """Its schema's version; 0 where there is none yet."""
+        """Return the version of the ledger's schema; 0 where there is no schema yet."""
         return await self.read(self._version())
 
     async def read(self, program: SqlProgram[Returned]) -> Returned:
-        """Run an operation that only reads."""
+        """Run an operation that only reads, and return its result."""
         try:
             step = next(program)
             while True:
@@ -41,7 +41,10 @@ class Snapshot:
 
 @contextlib.asynccontextmanager
 async def open_snapshot(url: str) -> AsyncIterator[Snapshot]:
-    """The snapshot of the ledger at this URL. Raises `ConfigError`, `BudgetUnavailable`."""
+    """Open a snapshot of the ledger at this URL while the context is open.
+
+    Raises `ConfigError`, `BudgetUnavailable`.
+    """
     is_postgres = url.partition(":")[0] in POSTGRES_SCHEMES
     query_context = _postgres_query(url) if is_postgres else _sqlite_query(sqlite_path(url))
     async with query_context as query:
@@ -66,7 +69,7 @@ async def _sqlite_query(path: str) -> AsyncIterator[Query]:
     apsw = importlib.import_module("apsw")
     try:
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
-        # A snapshot begins with the first read, not with its transaction.
+        # SQLite takes its snapshot at the first read, not at BEGIN.
         connection.execute("BEGIN; SELECT count(*) FROM sqlite_master")
     except apsw.CantOpenError:
         raise ConfigError(f"There is no ledger at {path}: name it with QUINTAIN_LEDGER_URL") from None
@@ -104,7 +107,7 @@ async def _postgres_query(url: str) -> AsyncIterator[Query]:
         ]
 
     try:
-        # One snapshot for all queries, beside whatever is being written.
+        # One snapshot for all queries; it does not block writers.
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             yield query
     finally:

@@ -25,39 +25,39 @@ from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
 from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement, unwrap
 from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION
 
-#: A group is full with so many operations: whoever waits for it waits for all of them.
+#: The largest group of operations in one commit: every caller in a group waits for all of it.
 MAX_GROUP_OPERATIONS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """Operations, and who waits for what each of them came to."""
+    """Operations of one caller, and the future for their outcomes."""
 
     operations: Sequence[Operation[Any]]
     outcomes: asyncio.Future[list[Any]]
 
     def set_outcomes(self, outcomes: list[Any]) -> None:
-        """Tell it; whoever asked may have gone, and what was decided stands."""
+        """Resolve the future, unless its caller was cancelled: what was committed stays committed."""
         if not self.outcomes.done():
             self.outcomes.set_result(outcomes)
 
 
-#: Runs a group in one transaction and returns what each ask's operations came to. Raises nothing.
+#: Runs a group in one transaction and returns the outcomes of each batch. Raises nothing.
 CommitGroup = Callable[[list[WriteBatch]], list[list[Any]]]
 
 
 class LedgerWriter(Protocol):
-    """The one writer of a file."""
+    """The only writer of a ledger file."""
 
     def put(self, batch: WriteBatch) -> None:
-        """Run it with whatever else waits."""
+        """Submit a batch; it is committed together with the batches that wait."""
 
     async def close(self) -> None:
-        """Finish what was asked."""
+        """Finish the batches that were submitted, and stop."""
 
 
 class ThreadWriter:
-    """On a thread of its own: the loop goes on while the disk is written."""
+    """Commits on a thread of its own, so that the event loop goes on while the disk is written."""
 
     def __init__(self, commit: CommitGroup, loop: asyncio.AbstractEventLoop) -> None:
         self._commit, self._loop = commit, loop
@@ -66,9 +66,11 @@ class ThreadWriter:
         self._thread.start()
 
     def put(self, batch: WriteBatch) -> None:
+        """Submit a batch (`LedgerWriter.put`)."""
         self._batches.put(batch)
 
     async def close(self) -> None:
+        """Finish the submitted batches and end the thread."""
         self._batches.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -92,20 +94,20 @@ class ThreadWriter:
 
 
 class LoopWriter:
-    """On the loop, which stands still meanwhile: for a process that has nothing else to do. A thread beside a busy loop
-    waits for the interpreter's lock after every statement (decision 13)."""
+    """Commits on the event loop and blocks it: without contention for the GIL (decision 13), in a dedicated process."""
 
     def __init__(self, commit: CommitGroup, loop: asyncio.AbstractEventLoop) -> None:
         self._commit, self._loop = commit, loop
         self._waiting: deque[WriteBatch] = deque()
 
     def put(self, batch: WriteBatch) -> None:
+        """Submit a batch (`LedgerWriter.put`); the batches of one iteration of the loop are committed together."""
         self._waiting.append(batch)
         if len(self._waiting) == 1:
-            # What is made ready in the same turn of the loop is committed together.
             self._loop.call_soon(self._commit_waiting)
 
     async def close(self) -> None:
+        """Commit the batches that wait."""
         while self._waiting:
             self._commit_waiting()
 
@@ -127,12 +129,12 @@ def _set_all_outcomes(group: list[WriteBatch], outcomes: list[list[Any]]) -> Non
 
 log = logging.getLogger(__name__)
 
-#: SQLite before this could lose WAL content when two connections reset it at once.
+#: Older versions of SQLite could lose WAL content when two connections reset it at the same time.
 MIN_SQLITE_VERSION = (3, 51, 3)
 
 
 class SqliteLedger:
-    """A ledger in one file, or in memory (``:memory:``) for tests and demos. ``make_writer`` makes who writes."""
+    """A ledger in one file, or in memory (``:memory:``) for tests and demos. ``make_writer`` creates its writer."""
 
     kind = "sqlite"
 
@@ -155,9 +157,11 @@ class SqliteLedger:
         self._writer = make_writer(self._commit, loop)
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
+        """Run one operation (`Ledger.transact`)."""
         return unwrap((await self.transact_each([operation]))[0])
 
     async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
+        """Run several operations in one transaction, each under its own savepoint (`Ledger.transact_each`)."""
         if self._closed:
             raise BudgetUnavailable("The ledger is closed")
         outcomes: asyncio.Future[list[Returned | Exception]] = self._loop.create_future()
@@ -165,12 +169,15 @@ class SqliteLedger:
         return await outcomes
 
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
+        """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._lease_expiry_suspended_until = timestamp_ms
 
     async def now(self) -> int:
+        """Return this machine's clock, in milliseconds since the epoch."""
         return _now_ms()
 
     async def close(self) -> None:
+        """Finish the submitted operations, close the file and release its lock."""
         if self._closed:
             return
         self._closed = True
@@ -183,18 +190,17 @@ class SqliteLedger:
             os.close(self._lock_handle)
 
     def _commit(self, group: list[WriteBatch]) -> list[list[Any]]:
-        """One transaction for all of a group: the answers, for when it is on the disk."""
+        """Run a group in one transaction; returns the outcomes of each batch after the commit."""
         moment = Moment(_now_ms(), self._lease_expiry_suspended_until)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             outcomes = [[self._run_operation(operation, moment) for operation in batch.operations] for batch in group]
             self._connection.execute("COMMIT")
         except apsw.Error as error:
-            # The disk or the file failed: nothing of this group happened, and everyone is told so, each by a fault
-            # of its own, because a traceback belongs to one.
+            # Nothing of the group was committed. Each operation gets its own exception, because raising one changes it.
             self._roll_back()
             message = f"The ledger cannot be written ({type(error).__name__}: {error})"
-            return [[BudgetUnavailable(message) for _ in asked.operations] for asked in group]
+            return [[BudgetUnavailable(message) for _ in batch.operations] for batch in group]
         return outcomes
 
     def _roll_back(self) -> None:
@@ -202,11 +208,11 @@ class SqliteLedger:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except apsw.Error as error:
-            # The writer must live to say so to whoever asks next.
+            # The writer must go on, to report this to later callers.
             log.error("The ledger cannot be rolled back: %s", error)
 
     def _run_operation(self, operation: Operation[Any], moment: Moment) -> Any:
-        """What an operation returns, or the exception that undid it."""
+        """Run one operation under a savepoint; returns its result, or the exception that rolled it back."""
         self._connection.execute("SAVEPOINT operation")
         try:
             outcome = self._run_program(operation(moment))
@@ -215,7 +221,7 @@ class SqliteLedger:
         except apsw.Error:
             raise
         except Exception as refusal:
-            # A fault, or a defect: the operation is undone either way, the others of its group are not.
+            # A fault or a defect: only this operation is rolled back, not the others of its group.
             error = refusal
         else:
             self._connection.execute("RELEASE operation")
@@ -228,7 +234,7 @@ class SqliteLedger:
         try:
             step = next(program)
             while True:
-                # One writer: a lock has nothing to wait for.
+                # There is only one writer, so advisory locks are not needed.
                 step = program.send([] if isinstance(step, AdvisoryLock) else self._execute(step))
         except StopIteration as stop:
             return stop.value
@@ -249,8 +255,7 @@ def _lock_file(path: str) -> int | None:
         handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
-            f"The ledger {path} cannot be kept there ({error.strerror}): name a file in a folder that this user may "
-            "write, by QUINTAIN_LEDGER_URL"
+            f"The ledger {path} cannot be created ({error.strerror}): set QUINTAIN_LEDGER_URL to a writable path"
         ) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,8 +290,7 @@ def _connect_and_migrate(path: str) -> apsw.Connection:
         connection.close()
         raise ConfigError(
             f"The ledger {path} has schema {current_version}, and this release knows {SCHEMA_VERSION}: upgrade "
-            "quintain, or use "
-            "another QUINTAIN_LEDGER_URL"
+            "quintain, or use another QUINTAIN_LEDGER_URL"
         )
     with connection:
         for statements in MIGRATIONS[current_version:]:

@@ -6,15 +6,15 @@ from urllib.parse import urlsplit
 
 from quintain.errors import ConfigError
 
-#: What names a PostgreSQL ledger; libpq knows both words.
+#: The URL schemes of a PostgreSQL ledger; libpq accepts both.
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 
-#: A ledger that lives as long as the process that has it.
+#: The URL of a ledger in memory, which ends with its process.
 IN_MEMORY_URL = "sqlite://"
 
 
 def sqlite_path(url: str) -> str:
-    """The path of a ``sqlite:///`` URL; ``sqlite://`` alone is a ledger in memory. Raises `ConfigError`."""
+    """Return the path of a ``sqlite:///`` URL, and ``:memory:`` for ``sqlite://``. Raises `ConfigError`."""
     if url == IN_MEMORY_URL:
         return ":memory:"
     path = url.removeprefix("sqlite://")
@@ -27,7 +27,7 @@ def sqlite_path(url: str) -> str:
 
 
 def redacted_url(url: str) -> str:
-    """The URL without what opens the ledger: no password, no options. Raises `ConfigError` where it is no URL."""
+    """Return the URL without password and options. Raises `ConfigError` where it cannot be parsed."""
     if url.startswith("sqlite:"):
         return url
     try:
@@ -35,7 +35,7 @@ def redacted_url(url: str) -> str:
         user = "" if parts.username is None else f"{parts.username}@"
         port = "" if parts.port is None else f":{parts.port}"
     except ValueError:
-        # Its own message may show a piece of the password.
+        # The parser's message may contain a part of the password.
         raise ConfigError(
             "QUINTAIN_LEDGER_URL cannot be read: write postgresql://user:password@host:port/database, "
             "with @, : and / of the password as %40, %3A and %2F"

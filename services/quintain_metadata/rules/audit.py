@@ -1,4 +1,4 @@
-"""Verifies the ledger's invariants by recomputing every counter from its calls, and exports calls."""
+"""Verifies the ledger's invariants by recomputing every counter from the calls, and exports calls."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from quintain_metadata.ledger.base import Row, SqlProgram, execute
 from quintain_metadata.rules.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.rules.sessions import FAMILY_CTE
 
-#: How many calls one page of an export has.
+#: The number of calls on one page of an export.
 PAGE_SIZE = 1000
 
 _COUNTED_STATES = ", ".join(f"'{state}'" for state in COUNTED_STATES)
 
-#: Every session beside each of its ancestors, itself among them.
+#: Every session paired with each of its ancestors, including itself.
 _LINEAGE_CTE = (
     "WITH RECURSIVE lineage (id, ancestor) AS (SELECT id, id FROM session UNION ALL"
     " SELECT lineage.id, session.parent_id FROM lineage JOIN session ON session.id = lineage.ancestor"
@@ -25,7 +25,7 @@ _LINEAGE_CTE = (
 
 @dataclass(frozen=True, slots=True)
 class AuditRule:
-    """One thing that must hold: a sentence, and the query whose every row breaks it (its subject, then facts)."""
+    """One invariant: its description, and a query for the rows that violate it, each with its subject first."""
 
     description: str
     query: str
@@ -33,7 +33,7 @@ class AuditRule:
 
 AUDIT_RULES = (
     AuditRule(
-        "a session's counter is the number of its family's calls that count, and within its limit",
+        "a session's counter equals the charged calls of it and its descendants, and is within its limit",
         f"{_LINEAGE_CTE} SELECT session.id, session.used, session.max_calls, count(call.request_id) FROM session"
         " JOIN lineage ON lineage.ancestor = session.id"
         f" LEFT JOIN call ON call.session_id = lineage.id AND call.state IN ({_COUNTED_STATES})"
@@ -47,19 +47,19 @@ AUDIT_RULES = (
         f" WHERE call.state = '{CallState.RUNNING}' AND attempt.id IS NULL",
     ),
     AuditRule(
-        "a call has as many attempts as it says",
+        "a call's attempt count equals the number of its attempts",
         "SELECT call.session_id, call.request_id, call.attempts, count(attempt.id) FROM call"
         " LEFT JOIN attempt ON attempt.session_id = call.session_id AND attempt.request_id = call.request_id"
         " AND attempt.state <> 'void' GROUP BY call.session_id, call.request_id, call.attempts"
         " HAVING call.attempts <> count(attempt.id)",
     ),
     AuditRule(
-        "what is kept as in doubt says that it was charged",
+        "a call in doubt has a fault that says that it was charged",
         "SELECT session_id, request_id FROM call"
         f" WHERE state = '{CallState.IN_DOUBT}' AND (fault IS NULL OR fault NOT LIKE '%\"charged\":true%')",
     ),
     AuditRule(
-        "what was given back was proven unbilled by every attempt",
+        "every attempt of a refunded call is proven unbilled",
         "SELECT DISTINCT call.session_id, call.request_id FROM call JOIN attempt"
         " ON attempt.session_id = call.session_id AND attempt.request_id = call.request_id"
         f" WHERE call.state = '{CallState.REFUNDED}' AND attempt.state NOT IN ('proven', 'void')",
@@ -69,7 +69,7 @@ AUDIT_RULES = (
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """A broken rule, and where: the row's values, its subject first."""
+    """A violated rule, and the values of the row that violates it, its subject first."""
 
     rule: str
     facts: tuple[object, ...]
@@ -77,7 +77,7 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What was looked at, and what was found."""
+    """The numbers of sessions and calls that were checked, and the findings."""
 
     sessions: int
     calls: int
@@ -85,8 +85,10 @@ class AuditReport:
 
 
 class CallRecord(Message):
-    """One call as ``calls.jsonl`` tells it. Times are milliseconds since the epoch; ``tokenUsage`` is there where the
-    provider said it."""
+    """One call as a line of ``calls.jsonl``.
+
+    Times are milliseconds since the epoch; ``token_usage`` is set where the provider reported it.
+    """
 
     session_id: str
     request_id: str
@@ -101,13 +103,13 @@ class CallRecord(Message):
     fault_code: str | None = None
 
 
-#: The columns of a call that are told as they are, and those of what it took.
+#: The columns of a call that are exported unchanged, and those of its token usage.
 _EXPORTED_COLUMNS = tuple(name for name in CallRecord.model_fields if name not in {"token_usage", "fault_code"})
 _TOKEN_COLUMNS = ("tokens_input", "tokens_output", "tokens_cached")
 
 
 def verify_counters() -> SqlProgram[AuditReport]:
-    """Hold every rule against the whole ledger, in one snapshot. Running calls are clean."""
+    """Check every rule against the whole ledger, in one snapshot. Running calls violate no rule."""
     findings: list[AuditFinding] = []
     for rule in AUDIT_RULES:
         rows = yield from execute(rule.query)
@@ -117,8 +119,10 @@ def verify_counters() -> SqlProgram[AuditReport]:
 
 
 def export_page(after: tuple[str, str], *, session_id: str | None = None) -> SqlProgram[list[CallRecord]]:
-    """The next page of calls after this (session id, request id), in that order; of one session and its descendants
-    where it is named."""
+    """Return the next page of calls after this (session id, request id), in that order.
+
+    ``session_id`` limits the export to one session and its descendants.
+    """
     cte, session_filter = ("", "") if session_id is None else (FAMILY_CTE, " AND session_id IN (SELECT id FROM family)")
     rows = yield from execute(
         f"{cte} SELECT {', '.join((*_EXPORTED_COLUMNS, *_TOKEN_COLUMNS))}, fault FROM call"
@@ -143,6 +147,6 @@ def _fault_code(fault: str | None) -> str | None:
 
 
 class FaultCode(Message):
-    """Of a kept fault, the code alone: its sentence may quote a provider."""
+    """The code of a stored fault; its message is not exported, because it may quote a provider."""
 
     code: str

@@ -20,7 +20,7 @@ from quintain_metadata.rules.sessions import SessionRow
 
 
 def resolved_target(session_id: str, request_id: str) -> SqlProgram[str | None]:
-    """The target a call was first resolved to: it stays."""
+    """Return the target that a call was resolved to first; it never changes."""
     row = yield from fetch_one(
         "SELECT target FROM call WHERE session_id = ? AND request_id = ? AND target <> ''", session_id, request_id
     )
@@ -29,8 +29,11 @@ def resolved_target(session_id: str, request_id: str) -> SqlProgram[str | None]:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """A row of ``call``. ``cancelled_at`` is when its caller took it back; ``joined_until`` is how long another
-    delivery of it is known to wait for its answer."""
+    """A row of the table ``call``. Times are milliseconds since the epoch.
+
+    ``cancelled_at`` is when its caller cancelled it; ``joined_until`` is until when another delivery is known to wait
+    for its answer.
+    """
 
     session_id: str
     request_id: str
@@ -48,7 +51,7 @@ class CallRow:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its caller has taken it back."""
+        """Whether its caller has cancelled it."""
         return self.cancelled_at is not None
 
 
@@ -58,7 +61,7 @@ _STATE_INDEX = _CALL_FIELDS.index("state")
 
 
 def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
-    """A call as it stands, or None where nobody has heard of it."""
+    """Return a call, or None where the ledger has no row of it."""
     row = yield from fetch_one(
         f"SELECT {_CALL_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?", session_id, request_id
     )
@@ -72,7 +75,7 @@ def _call_from_row(row: Row) -> CallRow:
 
 
 def load_calls(session_id: str, request_ids: Sequence[str]) -> SqlProgram[dict[str, CallRow]]:
-    """Those of a session's calls that somebody has heard of, by their request ids."""
+    """Return those of a session's calls that the ledger has, by request id."""
     rows = yield from execute(
         f"SELECT {_CALL_COLUMNS} FROM {values_table(request_ids)} AS wanted JOIN call ON call.request_id = "
         "wanted.column1"
@@ -83,7 +86,7 @@ def load_calls(session_id: str, request_ids: Sequence[str]) -> SqlProgram[dict[s
 
 
 def lock_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
-    """A call that nobody else moves until this operation ends: what is decided about it is true when it is written."""
+    """Lock a call until the operation ends, so that its state stays as it was read; returns the call."""
     yield from acquire_lock("call", session_id, request_id)
     call = yield from load_call(session_id, request_id)
     if call is None or call.state is not CallState.RESERVED:
@@ -93,8 +96,10 @@ def lock_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
 
 
 def lock_reservations(session_id: str) -> SqlProgram[None]:
-    """Nobody else begins or ends a reservation of this session until this operation ends. They are given back by the
-    thousand, and a lock for each would be more than a store has."""
+    """Lock all reservations of a session until the operation ends.
+
+    One lock for all: they are released by the thousand, and a store's number of locks is limited.
+    """
     yield from acquire_lock("reservations", session_id)
 
 
@@ -106,8 +111,10 @@ def apply_transition(
     fault: str | None,
     token_usage: TokenUsage | None = None,
 ) -> SqlProgram[None]:
-    """Apply a transition, on the condition that the call is still in the state it was decided for. ``token_usage`` is
-    what the call's answer took, where its provider said so."""
+    """Apply a transition, on the condition that the call is still in the state it was decided for.
+
+    ``fault`` is the fault to store, as JSON; ``token_usage`` the usage of the call, where its provider reported it.
+    """
     tokens = (None,) * 3 if token_usage is None else (token_usage.input, token_usage.output, token_usage.cached or 0)
     updated_rows = yield from execute(
         "UPDATE call SET state = ?, fault = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
@@ -126,7 +133,7 @@ def apply_transition(
 
 
 def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
-    """A running call whose holder is gone and that nobody may follow: in doubt. Returns the fault it is kept with."""
+    """Mark a running call as in doubt, whose holder is gone and which no attempt may take over; returns its fault."""
     change = transition(call.state, LifecycleEvent.LOST)
     fault: Fault = WorkerLost() if call.attempts >= MAX_ATTEMPTS else TimedOut()
     if call.is_cancelled:
@@ -138,18 +145,18 @@ def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
 
 
 def is_holder_alive(moment: Moment, call: CallRow) -> SqlProgram[bool]:
-    """Whether the lease of the worker that holds this call runs."""
+    """Whether the worker that runs this call has a valid lease."""
     return (yield from is_lease_valid(moment, call.incarnation))
 
 
 def is_lease_valid(moment: Moment, incarnation: str | None) -> SqlProgram[bool]:
-    """Whether a worker is registered, and its lease runs."""
+    """Whether a worker with this incarnation is registered and its lease has not lapsed."""
     row = yield from fetch_one("SELECT lease_until FROM worker WHERE incarnation = ?", incarnation)
     return row is not None and row[0] > moment.lease_expiry_cutoff
 
 
 def record_attempt_outcome(moment: Moment, settlement: Settle) -> SqlProgram[None]:
-    """What became of an attempt that was granted; one that was never sent is none, and counts as none."""
+    """Record the outcome of a granted attempt; one that was never sent becomes void and is not counted."""
     state = {AttemptOutcome.NEVER_SENT: "void", AttemptOutcome.REFUND: "proven"}.get(settlement.outcome, "unproven")
     yield from execute("UPDATE attempt SET state = ?, at = ? WHERE id = ?", state, moment.now, settlement.attempt_id)
     if settlement.outcome is AttemptOutcome.NEVER_SENT:
@@ -161,7 +168,7 @@ def record_attempt_outcome(moment: Moment, settlement: Settle) -> SqlProgram[Non
 
 
 def mark_attempt_void(moment: Moment, settlement: Settle) -> SqlProgram[None]:
-    """An attempt that was given up before its grant: a grant that comes late is void."""
+    """Mark an attempt void that ended before its grant, so that a later grant has no effect."""
     yield from execute(
         "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
         " VALUES (?, ?, ?, 0, '', 'void', ?) ON CONFLICT (id) DO NOTHING",
@@ -170,7 +177,7 @@ def mark_attempt_void(moment: Moment, settlement: Settle) -> SqlProgram[None]:
 
 
 def attempt_exists(attempt_id: str) -> SqlProgram[bool]:
-    """Whether this attempt was granted before, or given up: it is never granted anew."""
+    """Whether this attempt was granted before, or marked void: it is never granted again."""
     return (yield from fetch_one("SELECT 1 FROM attempt WHERE id = ?", attempt_id)) is not None
 
 
@@ -183,17 +190,18 @@ def has_other_unproven_attempts(session_id: str, request_id: str, attempt_id: st
     return other is not None
 
 
-#: Replies are kept this long, and not at all when larger than a mebibyte once compressed.
+#: How long replies are stored, in milliseconds, and the largest one after compression, in bytes; larger ones are not
+#: stored.
 REPLY_RETENTION_MS = 24 * 60 * 60_000
 MAX_STORED_REPLY_BYTES = 1024 * 1024
 
-#: What is shorter is kept as it is: to begin compressing takes longer than to write it. JSON begins with a brace, and
-#: nothing that zlib makes does.
+#: Shorter replies are stored uncompressed, because compressing takes longer than writing them. Uncompressed JSON begins
+#: with a brace, and zlib output never does.
 COMPRESSION_MIN_BYTES = 2048
 
 
 def load_reply(call: CallRow) -> SqlProgram[Result | None]:
-    """The stored reply of a committed call, marked as replayed; None where it is no longer kept."""
+    """Return the stored reply of a committed call, marked as replayed; None where it is no longer stored."""
     row = yield from fetch_one(
         "SELECT body FROM reply WHERE session_id = ? AND request_id = ?", call.session_id, call.request_id
     )
@@ -205,7 +213,7 @@ def load_reply(call: CallRow) -> SqlProgram[Result | None]:
 
 
 def store_reply(moment: Moment, call: CallRow, reply: Result) -> SqlProgram[None]:
-    """Keep the reply of a call, unless it is too large."""
+    """Store the reply of a call for `REPLY_RETENTION_MS`, unless it is too large."""
     body = reply.to_wire()
     if len(body) >= COMPRESSION_MIN_BYTES:
         body = zlib.compress(body, level=1)

@@ -1,4 +1,4 @@
-"""Admits and settles calls. The transitions are `lifecycle`'s table."""
+"""Admits and settles calls, by the transitions of the table in `lifecycle`."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ from quintain_metadata.rules.sessions import SessionRow
 
 
 class DeferReason(Enum):
-    """What an admit waits for."""
+    """Why an admit must wait."""
 
-    #: Another attempt runs the call: for its end.
+    #: Another attempt runs the call; it waits for its end.
     CALL = auto()
-    #: The target is at its limit over the fleet, or paused: for a slot, or the end of the pause.
+    #: The target is at its fleet-wide limit, or paused; it waits for a free slot or the end of the pause.
     TARGET = auto()
-    #: The worker that asks has no lease that runs: for its heartbeat.
+    #: The worker has no valid lease; it waits for its heartbeat.
     LEASE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """No answer yet, and why. ``deadline`` is the asker's own, as if it were granted now."""
+    """An admit that must wait. ``deadline`` is the call's if it were granted now, in milliseconds since the epoch."""
 
     session_id: str
     request_id: str
@@ -70,15 +70,15 @@ class Deferred:
         return self.reason is DeferReason.CALL
 
 
-#: A held duplicate is known to wait for this long: its worker repeats its admit every 3 s, and may miss it twice.
+#: How long a duplicate counts as waiting, in milliseconds: its worker repeats its admit every 3 s, and two may be lost.
 DUPLICATE_WAIT_MS = 10_000
 
 
 def admit(moment: Moment, request: Admit, incarnation: str) -> SqlProgram[Admission | Deferred]:
-    """May this attempt spend? A grant, a stored answer, or `Deferred`.
+    """Decide whether an attempt may run: a grant, the stored answer, or `Deferred`.
 
-    Raises the `Fault` that refuses it. The order is the protocol's: the token, the body, the target, the request
-    id, what is known of the call, the deadline, the budget. A refusal ends a reservation.
+    Raises the `Fault` that refuses it. The checks are in the protocol's order: token, body, target, request id, the
+    call's state, deadline, budget. A refusal releases the call's reservation.
     """
     session = yield from sessions.authenticate(moment.now, SessionToken.parse(request.token))
     call = yield from lock_call(session.id, request.request_id)
@@ -87,7 +87,7 @@ def admit(moment: Moment, request: Admit, incarnation: str) -> SqlProgram[Admiss
     try:
         return (yield from _decide_admission(moment, request, incarnation, session, call))
     except Fault as refusal:
-        # Returned, not raised: an exception would undo the release.
+        # Returned, not raised: an exception would roll back the release.
         yield from apply_transition(moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None)
         return Admission(attempt_id=request.attempt_id, fault=FaultReply.from_fault(refusal))
 
@@ -121,12 +121,12 @@ def _decide_admission(
         case TransitionEffect.REFUSED:
             raise Cancelled
     if event is LifecycleEvent.LOST:
-        # Returned, not raised: an exception would undo the move to in doubt.
+        # Returned, not raised: an exception would roll back the transition to in doubt.
         return Admission(
             attempt_id=request.attempt_id, fault=FaultReply.from_fault((yield from mark_in_doubt(moment, call)))
         )
     if event is LifecycleEvent.ADMITTED_AGAIN:
-        # Others may follow a holder whose lease has lapsed: it goes on when it has renewed, if nobody did.
+        # Another attempt may take over from a holder whose lease has lapsed; if none did, it goes on after its renewal.
         return (
             (yield from _grant_admission(session, call))
             if is_alive
@@ -136,7 +136,7 @@ def _decide_admission(
 
 
 def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
-    """Raises the `Fault` of a request that may not run whatever became of its call."""
+    """Raise the `Fault` of a request that may not run in any state of its call."""
     if request.problem is not None:
         raise request.problem.to_fault()
     if not session.allows(request.target):
@@ -146,7 +146,7 @@ def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) ->
 
 
 def _record_duplicate(moment: Moment, call: CallRow) -> SqlProgram[None]:
-    """Another delivery waits for this call, so that nobody may cancel it for a while; unless that has been done."""
+    """Record that a duplicate waits for this call, so that it cannot be cancelled meanwhile, unless it already is."""
     yield from execute(
         "UPDATE call SET joined_until = ? WHERE session_id = ? AND request_id = ? AND cancelled_at IS NULL",
         *(moment.now + DUPLICATE_WAIT_MS, call.session_id, call.request_id),
@@ -162,16 +162,16 @@ def _deferred(moment: Moment, request: Admit, session: SessionRow, reason: Defer
 def _start_attempt(
     moment: Moment, request: Admit, incarnation: str, session: SessionRow, call: CallRow | None, change: Transition
 ) -> SqlProgram[Admission | Deferred]:
-    """Begin an attempt: the only place where a call comes to run."""
+    """Start an attempt: the only place where a call becomes running."""
     is_running = call is not None and call.state is CallState.RUNNING
     if not is_running:
-        # A call that is taken over is not a new one: it was charged, and a pause does not end it.
+        # A takeover is not a new call: it was charged already, and a pause of the session does not end it.
         sessions.require_not_paused(session)
     deadline = call.deadline if call is not None and is_running else _effective_deadline(moment, request, session)
     if deadline <= moment.now:
         raise Expired("The deadline passed before a worker was free")
     if (yield from call_repository.attempt_exists(request.attempt_id)):
-        raise Cancelled("Its worker gave this attempt up before the grant came")
+        raise Cancelled("Its worker gave up this attempt before it was granted")
     if not (yield from is_lease_valid(moment, incarnation)):
         return _deferred(moment, request, session, DeferReason.LEASE)
     yield from acquire_lock("target", request.target)
@@ -198,9 +198,9 @@ def _start_attempt(
         *(deadline, moment.now, moment.now, CallState.NONE if call is None else call.state),
     )
     if not inserted:
-        # It was reserved between the look and the word: what it is now decides.
+        # The call was reserved after it was read: decide again by its new state.
         return (yield from admit(moment, request, incarnation))
-    # The row first, the counter last: its row is the one everybody waits for.
+    # The call first, the session's counter last: all calls of a session wait for that row.
     call_count = (yield from sessions.charge(session)) if change.used else session.used
     yield from execute(
         "UPDATE call SET call_count = ? WHERE session_id = ? AND request_id = ?",
@@ -219,14 +219,17 @@ def _start_attempt(
 
 
 def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | None, Transition]]:
-    """Record what became of an attempt; any attempt's result counts, whoever else was told to go on."""
+    """Record the outcome of an attempt; returns the call as it was and the transition.
+
+    A result of any attempt commits the call, even if another attempt has taken over.
+    """
     call = yield from lock_call(settlement.session_id, settlement.request_id)
     attempt_row = yield from fetch_one("SELECT state FROM attempt WHERE id = ?", settlement.attempt_id)
     if call is None or attempt_row is None or attempt_row[0] == "void":
         change = Transition(CallState.NONE, effect=TransitionEffect.NOTED)
         if settlement.outcome is AttemptOutcome.NEVER_SENT:
             yield from call_repository.mark_attempt_void(moment, settlement)
-            # With a fault its caller was refused; without one the call goes on to another worker.
+            # With a fault the caller was refused; without one the call returned to its queue.
             change = change if settlement.fault is None else (yield from reservations.release_if_reserved(moment, call))
         return call, change
     event = yield from _settle_event(settlement, call)
@@ -261,7 +264,7 @@ def _grant_admission(session: SessionRow, call: CallRow) -> SqlProgram[Admission
         call_count=call.call_count,
         max_calls=session.max_calls,
         store_replies=bool(session.store_replies),
-        # A call's only attempt has no other beside it.
+        # A first attempt has no others.
         unproven=call.attempts > 1 and (yield from call_repository.has_other_unproven_attempts(*attempt_key)),
     )
 
@@ -278,14 +281,14 @@ def _replay_admission(session: SessionRow, call: CallRow, attempt_id: str) -> Sq
 
 
 def _stored_fault(settlement: Settle, change: Transition) -> str | None:
-    """The fault a call is kept with. What counts is kept with a fault that says so, whatever its worker knew."""
+    """Return the fault to store for a call; one of a charged call says so, whatever its worker reported."""
     if settlement.outcome is AttemptOutcome.RESULT:
         return None
     fault = settlement.fault
     if change.to in COUNTED_STATES and (fault is None or not fault.charged):
         if fault is not None and fault.code == Cancelled.code:
             return FaultReply.from_fault(Cancelled(fault.error, charged=True)).to_wire().decode()
-        message = "The call was not brought to its end" if fault is None else fault.error
+        message = "The call did not finish" if fault is None else fault.error
         fault = FaultReply.from_fault(
             ProviderFailed(f"{message} (an earlier attempt may have been billed)", charged=True)
         )
@@ -309,7 +312,7 @@ def _settle_event(settlement: Settle, call: CallRow) -> SqlProgram[LifecycleEven
 
 
 def _is_target_blocked(moment: Moment, target: str) -> SqlProgram[bool]:
-    """Whether the target is paused, or its calls in flight, over all living workers, have reached its limit."""
+    """Whether the target is paused, or its running calls on workers with valid leases have reached its limit."""
     row = yield from fetch_one(
         "SELECT target.paused_until > ? OR target.max_concurrency <= (SELECT count(*) FROM call"
         " WHERE call.target = target.name AND call.state = 'running'"

@@ -1,4 +1,4 @@
-"""Cancels calls in the ledger: a cancelled call is marked, and is never started again."""
+"""Cancels calls in the ledger: a cancelled call is marked, and no attempt of it is started again."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from quintain_metadata.rules.lifecycle import (
 )
 from quintain_metadata.rules.sessions import SessionRow
 
-#: So many calls are held at once at most: a store has only so many locks.
+#: How many calls one transaction locks at most: a store's number of locks is limited.
 MAX_CALLS_PER_TRANSACTION = 200
 
 
 @dataclass(slots=True)
 class CancelResult:
-    """How many calls were cancelled, and which of them run: they are to be aborted."""
+    """The number of cancelled calls, and the request ids of those that run and must be aborted."""
 
     cancelled_count: int = 0
     to_abort: list[str] = field(default_factory=list)
 
 
 def cancel_calls(moment: Moment, session: SessionRow, request_ids: Iterable[str]) -> SqlProgram[CancelResult]:
-    """Mark the calls of these request ids (at most `MAX_CALLS_PER_TRANSACTION`), known or not: what does not run is
-    refused when it is admitted, and gives its reservation back. What another delivery waits for, what has ended and
-    what is marked already is left alone."""
+    """Mark the calls of these request ids as cancelled, at most `MAX_CALLS_PER_TRANSACTION`, including unknown ids.
+
+    A call that does not run is refused when it is admitted, and its reservation is released. Calls that another
+    delivery waits for, that have ended or that are marked already are left alone.
+    """
     remaining_ids = sorted(set(request_ids))
-    # All calls before the reservations: whoever holds one call may be waiting for the reservations.
+    # Lock all calls before the reservations: an operation that holds a call may wait for the reservations.
     yield from acquire_locks("call", session.id, remaining_ids)
     yield from lock_reservations(session.id)
     result, refunded = CancelResult(), 0
@@ -43,16 +45,16 @@ def cancel_calls(moment: Moment, session: SessionRow, request_ids: Iterable[str]
         known_calls = yield from load_calls(session.id, remaining_ids)
         refunded += yield from _mark_known(moment, session, known_calls.values(), result)
         unknown_ids = [request_id for request_id in remaining_ids if request_id not in known_calls]
-        # What was reserved between the look and the word is looked at again.
+        # Calls that were reserved after they were read are processed again.
         remaining_ids = yield from _mark_unknown(moment, session, unknown_ids, result)
     if refunded:
-        # The rows first, the counter last: its row is the one everybody waits for.
+        # The calls first, the session's counter last: all calls of a session wait for that row.
         yield from sessions.refund(session, refunded)
     return result
 
 
 def _mark_known(moment: Moment, session: SessionRow, calls: Iterable[CallRow], result: CancelResult) -> SqlProgram[int]:
-    """Returns how many of them counted and do so no more."""
+    """Mark calls that have a row; returns how many of them are no longer charged."""
     marked_by_state: dict[CallState, list[str]] = {}
     refunded = 0
     for call in calls:
@@ -80,7 +82,7 @@ def _cancel_transition(moment: Moment, call: CallRow) -> Transition:
 def _mark_unknown(
     moment: Moment, session: SessionRow, request_ids: list[str], result: CancelResult
 ) -> SqlProgram[list[str]]:
-    """Returns those that are known by now."""
+    """Insert cancelled calls for ids without a row; returns the ids that got a row meanwhile."""
     if not request_ids:
         return []
     parameters: list[SqlValue] = []

@@ -14,13 +14,13 @@ from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
 from quintain_metadata.rules import targets
 from quintain_metadata.rules.lifecycle import CallState
 
-#: A session with so many hundredths of its limit charged is nearly spent.
+#: A session that has charged this percentage of its limit counts as nearly spent.
 NEAR_LIMIT_PERCENT = 90
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerGauges:
-    """The ledger at one moment: sessions by state, and of the open ones the calls in doubt and those nearly spent."""
+    """Sessions by state; calls in doubt and nearly spent sessions among the open ones; the registered targets."""
 
     sessions: Mapping[str, int] = field(default_factory=dict)
     in_doubt: int = 0
@@ -29,7 +29,7 @@ class LedgerGauges:
 
 
 def read_gauges(moment: Moment) -> SqlProgram[LedgerGauges]:
-    """Read them. Calls are counted by their session's index, never one by one over all sessions there ever were."""
+    """Read the gauges. Calls are counted by the index of open sessions, never by a scan of all calls."""
     state_rows = yield from execute("SELECT state, count(*) FROM session GROUP BY state")
     in_doubt_row = yield from fetch_one(
         "SELECT count(*) FROM session JOIN call ON call.session_id = session.id AND call.state = ?"

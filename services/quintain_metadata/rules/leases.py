@@ -12,19 +12,19 @@ from quintain_metadata.rules import call_repository, sessions
 from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
 from quintain_metadata.rules.targets import extend_pause, paused_targets
 
-#: How the ledger counts a worker's drain: the higher number stands, whatever comes late.
+#: The rank of each drain state in the ledger: a late message never lowers it.
 DRAIN_RANKS = {drain: rank for rank, drain in enumerate(DrainState)}
 
 _DRAINS_BY_RANK = tuple(DrainState)
 
 
 def drain_from_rank(rank: int) -> DrainState:
-    """What the ledger's number says."""
+    """Return the drain state of this rank."""
     return _DRAINS_BY_RANK[rank]
 
 
 def list_workers(now: int) -> SqlProgram[WorkerList]:
-    """Every worker that lives, and those that were asked to drain; sorted."""
+    """Return all workers with a valid lease, and those that were asked to drain, sorted by id."""
     running_rows = yield from execute(
         "SELECT incarnation, count(*) FROM call WHERE state = 'running' GROUP BY incarnation"
     )
@@ -48,51 +48,56 @@ def list_workers(now: int) -> SqlProgram[WorkerList]:
 
 
 def request_drain(now: int, worker_id: str) -> SqlProgram[WorkerList]:
-    """Ask every living process of this id to drain; returns these. Asked again, it says how far they are.
+    """Ask every live process with this worker id to drain; returns their states.
 
-    Raises `BadRequest` where there is none, or none that drains when it is asked.
+    A repeated request has no further effect.
+
+    Raises `BadRequest` where there is no such worker, or none that can drain on request.
     """
     live_workers = [worker for worker in (yield from list_workers(now)).workers if worker.lease_until > now]
-    matching = [one for one in live_workers if one.worker_id == worker_id]
+    matching = [worker for worker in live_workers if worker.worker_id == worker_id]
     if not matching:
         raise BadRequest(_unknown_worker_message(worker_id, live_workers))
-    if all(one.drain is DrainState.UNSUPPORTED for one in matching):
+    if all(worker.drain is DrainState.UNSUPPORTED for worker in matching):
         raise BadRequest(
-            f"Worker {shorten(worker_id)!r} does not drain when it is asked: it is a part of `quintain up` or "
-            "`quintain "
-            "run`, or of an older release; stop that command, or its process, itself"
+            f"Worker {shorten(worker_id)!r} cannot be drained by a request: it is part of `quintain up` or "
+            "`quintain run`, or of an older release; stop that command or its process instead"
         )
     yield from execute(
         "UPDATE worker SET drain = ? WHERE worker_id = ? AND lease_until > ? AND drain = ?",
         *(DRAIN_RANKS[DrainState.REQUESTED], worker_id, now, DRAIN_RANKS[DrainState.SUPPORTED]),
     )
-    draining_incarnations = {one.incarnation for one in matching if one.drain is not DrainState.UNSUPPORTED}
-    workers = [one for one in (yield from list_workers(now)).workers if one.incarnation in draining_incarnations]
+    draining_incarnations = {worker.incarnation for worker in matching if worker.drain is not DrainState.UNSUPPORTED}
+    workers = [
+        worker for worker in (yield from list_workers(now)).workers if worker.incarnation in draining_incarnations
+    ]
     return WorkerList(workers=workers, now=now)
 
 
 def _unknown_worker_message(worker_id: str, live_workers: list[RegisteredWorker]) -> str:
     ids = dict.fromkeys(worker.worker_id for worker in live_workers if worker.drain is not DrainState.DRAINED)
-    hint = f"there are {', '.join(map(shorten, ids))}" if ids else "none lives: start one with `quintain serve worker`"
-    return f"No worker {shorten(worker_id)!r} lives; {hint}"
+    hint = f"there are {', '.join(map(shorten, ids))}" if ids else "none is: start one with `quintain serve worker`"
+    return f"No worker {shorten(worker_id)!r} is alive; {hint}"
 
 
-#: How many calls one sweep moves at most, so that it never holds the writer for long.
+#: How many calls one sweep ends at most, so that it does not block the writer for long.
 MAX_SWEPT_CALLS = 500
 
-#: A worker whose lease lapsed this long ago is forgotten: no call of its can still be running.
+#: A worker is deleted this long after its lease lapsed, in milliseconds: no call of it can still run.
 WORKER_RETENTION_MS = 24 * 60 * 60_000
 
 
-#: How many cancelled calls one heartbeat names at most; the others come with the next.
+#: How many cancelled calls the answer to one heartbeat lists at most; the others follow with the next.
 MAX_CANCELLED_PER_HEARTBEAT = 500
 
 
 def register_worker(
     now: int, registration: Register, lease_ms: int = DEFAULT_TIMINGS.lease_ms
 ) -> SqlProgram[LeaseRenewed]:
-    """Begin a worker's lease of so many milliseconds, and know its targets from now on. Where its id is its alone, the
-    leases of before end."""
+    """Register a worker and its targets, with a lease of ``lease_ms`` milliseconds.
+
+    A registration with ``sole`` ends the leases of earlier processes with the same worker id.
+    """
     for target in registration.targets:
         yield from execute(
             "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at)"
@@ -102,19 +107,24 @@ def register_worker(
             *(target.name, target.provider, target.model, target.judge_target, target.max_concurrency, now),
         )
     if registration.sole:
-        # A lease that ended so long ago has lapsed in anybody's eyes, even while nobody's is taken for lapsed.
+        # 0 counts as lapsed even while the expiry of leases is suspended.
         yield from execute(
             "UPDATE worker SET lease_until = 0 WHERE worker_id = ? AND incarnation <> ?",
             registration.worker_id,
             registration.incarnation,
         )
-    beat = Heartbeat(worker_id=registration.worker_id, incarnation=registration.incarnation, drain=registration.drain)
-    return (yield from renew_lease(now, beat, lease_ms))
+    heartbeat = Heartbeat(
+        worker_id=registration.worker_id, incarnation=registration.incarnation, drain=registration.drain
+    )
+    return (yield from renew_lease(now, heartbeat, lease_ms))
 
 
 def renew_lease(now: int, heartbeat: Heartbeat, lease_ms: int = DEFAULT_TIMINGS.lease_ms) -> SqlProgram[LeaseRenewed]:
-    """Renew a worker's lease and pause the targets it says; it is told what is paused, which of its calls their callers
-    have cancelled, and whether it is to drain. A worker this ledger does not know is told so, and registers again."""
+    """Renew a worker's lease and apply the pauses that it reports.
+
+    The answer lists the paused targets, the cancelled calls that this worker runs, and whether it must drain. ``known``
+    is false for a worker that the ledger does not know, which then registers again.
+    """
     for target, duration_ms in sorted((heartbeat.pauses or {}).items()):
         yield from extend_pause(now, target, duration_ms)
     known = yield from fetch_one("SELECT 1 FROM worker WHERE incarnation = ?", heartbeat.incarnation)
@@ -149,11 +159,11 @@ def _cancelled_calls(incarnation: str) -> SqlProgram[list[CallKey]]:
 
 
 def sweep(moment: Moment) -> SqlProgram[int]:
-    """End what time has ended; returns how many calls it moved.
+    """End the overdue calls and delete expired replies and workers; returns how many calls were overdue.
 
-    A reservation past its deadline is given back: it provably reached no provider. A running call past its
-    deadline is in doubt once its holder's lease has lapsed: nothing that may have reached a provider is
-    refunded by a clock.
+    A reservation past its deadline is released: it provably reached no provider. A running call past its deadline
+    becomes in doubt once its holder's lease has lapsed: a call that may have reached a provider is never refunded by a
+    timeout.
     """
     overdue = yield from execute(
         "SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
@@ -169,7 +179,7 @@ def sweep(moment: Moment) -> SqlProgram[int]:
 
 
 def _end_overdue(moment: Moment, session_id: str, request_id: str) -> SqlProgram[None]:
-    """End a call that was found overdue, where it still is: somebody may have come between."""
+    """End an overdue call, if it still is overdue: its state may have changed since the query."""
     call = yield from call_repository.lock_call(session_id, request_id)
     if call is None or call.deadline > moment.now:
         return

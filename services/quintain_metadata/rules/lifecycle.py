@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-#: An attempt that dies with its worker is followed by another, until this many were made.
+#: How many attempts a call has at most: one that dies with its worker is followed by another.
 MAX_ATTEMPTS: Final = 3
 
-#: So many duplicates of one running call are held; one more is `overloaded`.
+#: How many duplicates of one running call are deferred; a further one is refused as `overloaded`.
 MAX_HELD_DUPLICATES: Final = 4
 
-#: Deadlines are at most this far ahead: below the broker's consumer timeout of 30 minutes.
+#: Deadlines are at most this far ahead, in milliseconds: less than the broker's consumer timeout of 30 minutes.
 MAX_DEADLINE_AHEAD_MS: Final = 25 * 60_000
 
 
 class CallState(StrEnum):
-    """Where a call stands. ``none`` is a call nobody has heard of."""
+    """The state of a call. ``none`` is a call without a row in the ledger."""
 
     NONE = "none"
     RESERVED = "reserved"
@@ -40,57 +40,57 @@ COUNTED_STATES: Final = (CallState.RESERVED, CallState.RUNNING, CallState.COMMIT
 
 
 class LifecycleEvent(StrEnum):
-    """What happens to a call, as the ledger sees it."""
+    """What happens to a call, from the ledger's point of view."""
 
     RESERVED = "reserved"
-    #: An attempt asks to run a call that no attempt holds.
+    #: An attempt requests a call that no attempt holds.
     ADMITTED = "admitted"
-    #: The attempt that holds the call asks again: its grant was lost on the way.
+    #: The attempt that holds the call requests it again: its grant was lost on the way.
     ADMITTED_AGAIN = "admitted again"
-    #: Another attempt asks, while the holder lives.
+    #: Another attempt requests the call while its holder's lease is valid.
     JOINED = "joined"
-    #: Another attempt asks, the holder's lease has lapsed, and more attempts are allowed.
+    #: Another attempt requests the call, the holder's lease has lapsed, and more attempts are allowed.
     TAKEN_OVER = "taken over"
-    #: The holder's lease has lapsed, and nobody may follow: the last attempt, the deadline, a dead letter.
+    #: The holder's lease has lapsed, and no attempt may follow: attempts used up, deadline passed, or dead-lettered.
     LOST = "lost"
     RELEASED = "released"
-    #: The current attempt, and every other, is proven unbilled.
+    #: The current attempt and all others are proven unbilled.
     REFUNDED = "refunded"
     #: The current attempt is proven unbilled, another one is not.
     REFUNDED_UNPROVEN = "refunded, another attempt unproven"
     #: An attempt that no longer holds the call reports anything but a result.
     STALE = "stale"
     ANSWERED = "answered"
-    #: The provider worked and failed, or refused: a charged fault is the call's answer.
+    #: The provider processed the request and failed, or refused it: a charged fault is the call's answer.
     CHARGED = "charged"
-    #: It may have reached the provider, and nobody knows what came of it.
+    #: The request may have reached the provider, and its outcome is unknown.
     DOUBTED = "doubted"
-    #: Its caller takes the call back: it is marked, and no attempt begins from then on.
+    #: The caller cancels the call: it is marked, and no attempt starts from then on.
     CANCELLED = "cancelled"
-    #: Its caller takes back a call that is marked already, or that another delivery waits for too.
+    #: The caller cancels a call that is marked already, or that another delivery waits for.
     CANCELLED_IN_VAIN = "cancelled in vain"
-    #: An attempt asks to run a call that no attempt holds and that is marked.
+    #: An attempt requests a cancelled call that no attempt holds.
     ADMITTED_TOO_LATE = "admitted after it was cancelled"
 
 
 class TransitionEffect(StrEnum):
-    """What the one who asked is told."""
+    """What the requester is answered."""
 
-    #: The attempt may run; or, for what is not an admit, it is done.
+    #: The attempt may run; for an event that is not an admit, it is done.
     GRANTED = "granted"
-    #: No answer until the state changes.
+    #: There is no answer until the state changes.
     HELD = "held"
-    #: The stored answer or fault; another try is a new request id.
+    #: The stored answer or fault is returned; a new try needs a new request id.
     REPLAYED = "replayed"
-    #: Noted, and nothing changes.
+    #: The event is noted, and nothing changes.
     NOTED = "noted"
-    #: The attempt may not run: its caller has cancelled the call.
+    #: The attempt may not run, because its caller has cancelled the call.
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Where a call goes, what that adds to ``used``, how many attempts it adds, and what is told."""
+    """The next state of a call, what is added to ``used`` and to its attempts, and the answer to the requester."""
 
     to: CallState
     used: int = 0
@@ -123,7 +123,7 @@ def _table() -> dict[tuple[CallState, LifecycleEvent], Transition]:
         table[state, LifecycleEvent.CANCELLED] = Transition(released)
     table[reserved, LifecycleEvent.CANCELLED] = Transition(released, used=-1)
     table[refunded, LifecycleEvent.CANCELLED] = Transition(refunded)
-    # Its worker is told to abort it, and what it settles decides.
+    # Its worker is told to abort it; the outcome that the worker settles decides.
     table[running, LifecycleEvent.CANCELLED] = Transition(running)
     for state in (released, refunded):
         table[state, LifecycleEvent.ADMITTED_TOO_LATE] = Transition(state, effect=TransitionEffect.REFUSED)
@@ -138,7 +138,7 @@ TRANSITIONS: Final = _table()
 
 
 def transition(state: CallState, event: LifecycleEvent) -> Transition:
-    """What the event does to a call in this state; an event the table does not name there changes nothing."""
+    """Return what the event does to a call in this state; an event without an entry in the table changes nothing."""
     return TRANSITIONS.get((state, event), Transition(state, effect=TransitionEffect.NOTED))
 
 
@@ -151,8 +151,11 @@ def admit_event(
     past_deadline: bool,
     cancelled: bool,
 ) -> LifecycleEvent:
-    """Which event an admit is: by the attempt that holds the call (``current``), or by another one. Nobody takes over a
-    call whose deadline has passed (``past_deadline``), or that its caller has cancelled."""
+    """Return the event of an admit.
+
+    ``current``: the requester is the attempt that holds the call. ``holder_alive``: the holder's lease is valid. No
+    attempt takes over a call whose deadline has passed (``past_deadline``) or that is cancelled.
+    """
     if state is not CallState.RUNNING:
         return LifecycleEvent.ADMITTED_TOO_LATE if cancelled else LifecycleEvent.ADMITTED
     if current:
@@ -163,12 +166,15 @@ def admit_event(
 
 
 def refund_event(*, current: bool, others_unproven: bool) -> LifecycleEvent:
-    """Which event a refund is: by the attempt that holds the call, and with every attempt proven or not."""
+    """Return the event of a refund, by the attempt that holds the call (``current``) or by another one.
+
+    ``others_unproven``: another attempt of the call may have been billed.
+    """
     if not current:
         return LifecycleEvent.STALE
     return LifecycleEvent.REFUNDED_UNPROVEN if others_unproven else LifecycleEvent.REFUNDED
 
 
 def cancel_event(*, cancelled: bool, joined: bool) -> LifecycleEvent:
-    """Which event a cancel is. ``joined``: another delivery waits for this call and wants its answer."""
+    """Return the event of a cancellation. ``joined``: another delivery waits for the call's answer."""
     return LifecycleEvent.CANCELLED_IN_VAIN if cancelled or joined else LifecycleEvent.CANCELLED

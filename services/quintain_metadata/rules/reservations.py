@@ -18,7 +18,10 @@ from quintain_metadata.rules.sessions import SessionRow
 
 
 def reserve(now: int, session: SessionRow, request_ids: list[str], deadline: int) -> SqlProgram[int]:
-    """Reserve all or none; ids already known cost nothing. Raises `BudgetExhausted`."""
+    """Reserve all of these calls or none; returns how many are new. Request ids with a row already cost nothing.
+
+    ``deadline`` is in milliseconds since the epoch. Raises `BudgetExhausted`.
+    """
     sessions.require_not_paused(session)
     deadline = min(max(0, deadline), now + MAX_DEADLINE_AHEAD_MS)
     created = 0
@@ -31,7 +34,7 @@ def reserve(now: int, session: SessionRow, request_ids: list[str], deadline: int
         )
         created += len(inserted)
     try:
-        # The rows first, the counter last: its row is the one everybody waits for.
+        # The calls first, the session's counter last: all calls of a session wait for that row.
         yield from sessions.charge(session, created)
     except BudgetExhausted:
         narrowest = min(session.lineage, key=lambda session_row: session_row.max_calls - session_row.used)
@@ -43,7 +46,7 @@ def reserve(now: int, session: SessionRow, request_ids: list[str], deadline: int
 
 
 def release(moment: Moment, session: SessionRow, request_ids: list[str]) -> SqlProgram[int]:
-    """Give back those that are still only reserved; returns how many."""
+    """Release those of these calls that are still only reserved; returns how many."""
     yield from lock_reservations(session.id)
     released_count = 0
     for request_id in sorted(set(request_ids)):
@@ -55,7 +58,7 @@ def release(moment: Moment, session: SessionRow, request_ids: list[str]) -> SqlP
 
 
 def release_all(moment: Moment, session: SessionRow) -> SqlProgram[int]:
-    """Give back every reservation of a session and its descendants: it is being closed."""
+    """Release every reservation of a session and its descendants; returns how many. Used when the session is closed."""
     released_count = 0
     for (session_id,) in (yield from execute(f"{sessions.FAMILY_CTE} SELECT id FROM family ORDER BY id", session.id)):
         yield from lock_reservations(session_id)
@@ -67,7 +70,7 @@ def release_all(moment: Moment, session: SessionRow) -> SqlProgram[int]:
 
 
 def release_if_reserved(moment: Moment, call: CallRow | None) -> SqlProgram[Transition]:
-    """End a call that is still only reserved; another one is left as it is."""
+    """Release a call if it is still only reserved; returns the transition."""
     if call is None or call.state is not CallState.RESERVED:
         return Transition(CallState.NONE if call is None else call.state, effect=TransitionEffect.NOTED)
     session = yield from sessions.load_session(call.session_id)

@@ -26,13 +26,13 @@ from quintain_metadata.rules.lifecycle import CallState
 DEFAULT_DEADLINE_MS = 600_000
 PAGE_SIZE = 100
 
-#: A whole number larger than this is no number to every reader of JSON.
+#: The largest integer that every JSON parser reads exactly.
 MAX_SAFE_INTEGER = 2**53 - 1
 
-#: A session lives this long at most, where its life is bounded at all: a hundred years, in seconds.
+#: The longest lifetime of a session that has one, in seconds: a hundred years.
 MAX_LIFETIME_SECONDS = 100 * 366 * 24 * 3600
 
-#: One call's tokens of a kind are counted up to this.
+#: Token counts of one call are limited to this, for each kind.
 MAX_TOKENS_PER_CALL = 10**12
 
 #: Begins a query over a session (its one parameter) and all its descendants.
@@ -44,7 +44,7 @@ FAMILY_CTE = (
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A row of ``session``, and its ancestors', nearest first."""
+    """A row of the table ``session``, and the rows of its ancestors, nearest first."""
 
     id: str
     token_sha256: bytes
@@ -67,15 +67,15 @@ class SessionRow:
 
     @property
     def lineage(self) -> tuple[SessionRow, ...]:
-        """The session and its ancestors: all are charged, and all must be open."""
+        """The session and its ancestors: all of them are charged, and all must be open."""
         return (self, *self.ancestors)
 
     def allows(self, target: str) -> bool:
-        """Whether it may call this target."""
+        """Whether the session may call this target."""
         return self.allowed_targets is None or target in json.loads(self.allowed_targets)
 
     def is_usable(self, now: int) -> bool:
-        """Whether its token still opens anything."""
+        """Whether the session and all its ancestors are neither closed nor expired at ``now`` (milliseconds)."""
         return all(
             member.state != SessionState.CLOSED and (member.expires_at is None or member.expires_at > now)
             for member in self.lineage
@@ -86,7 +86,7 @@ _SESSION_COLUMNS = ", ".join(field.name for field in dataclasses.fields(SessionR
 
 
 def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
-    """A session with its ancestors, or None."""
+    """Return a session with its ancestors, or None."""
     row = yield from fetch_one(f"SELECT {_SESSION_COLUMNS} FROM session WHERE id = ?", session_id)
     if row is None:
         return None
@@ -99,9 +99,9 @@ def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
 
 
 def authenticate(now: int, token: SessionToken) -> SqlProgram[SessionRow]:
-    """The session this token opens. Raises `Unauthorized`, the same for every reason."""
+    """Return the session of this token. Raises `Unauthorized`, with the same message for every reason."""
     session = yield from load_session(token.id)
-    # The comparison runs for unknown ids too, so that its time says nothing.
+    # The comparison runs for unknown ids too, so that its duration does not reveal whether the id exists.
     expected_sha256 = session.token_sha256 if session is not None else bytes(32)
     if not hmac.compare_digest(token.sha256, bytes(expected_sha256)) or session is None or not session.is_usable(now):
         raise Unauthorized
@@ -109,7 +109,7 @@ def authenticate(now: int, token: SessionToken) -> SqlProgram[SessionRow]:
 
 
 def require_not_paused(session: SessionRow) -> None:
-    """Raises `Overloaded` while the session or an ancestor is paused: new calls wait for its operator."""
+    """Raise `Overloaded` while the session or an ancestor is paused by its operator."""
     if any(member.state == SessionState.PAUSED for member in session.lineage):
         raise Overloaded("This session is paused by its operator", retry_after_ms=10_000)
 
@@ -117,7 +117,7 @@ def require_not_paused(session: SessionRow) -> None:
 def open_session(
     now: int, request: OpenSession, token: SessionToken, parent: SessionRow | None
 ) -> SqlProgram[SessionOpened]:
-    """Open a session, or a child that narrows its parent. Raises `BadRequest`, `ForbiddenTarget`."""
+    """Open a session, or a child session within its parent's limits. Raises `BadRequest`, `ForbiddenTarget`."""
     max_calls, allowed, expires_at = _resolve_limits(now, request, parent)
     deadline_ms = DEFAULT_DEADLINE_MS if request.deadline_seconds is None else int(request.deadline_seconds * 1000)
     store_replies = request.store_replies is not False and (parent is None or bool(parent.store_replies))
@@ -153,10 +153,10 @@ def _resolve_limits(
         raise BadRequest(f"maxCalls: a child may only narrow its parent's {parent.max_calls}")
     for target in (request.default_target, *(allowed or ())):
         if not parent.allows(target):
-            raise ForbiddenTarget(f"This session may not call {target!r}, and so may no child of it")
+            raise ForbiddenTarget(f"This session may not call {target!r}, so its child sessions may not either")
     if allowed is None and parent.allowed_targets is not None:
         allowed = json.loads(parent.allowed_targets)
-    # A child never outlives its parent: the parent's expiry is checked with its own.
+    # A child expires with its parent at the latest: `is_usable` checks the parent's expiry too.
     return (
         min(DEFAULT_MAX_CALLS, parent.max_calls) if request.max_calls is None else request.max_calls,
         allowed,
@@ -176,9 +176,9 @@ def _lifetime_ms(seconds: float) -> int:
 
 
 def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
-    """Count calls against the session and all its ancestors; returns the session's own count.
+    """Add calls to the counters of the session and all its ancestors; returns the session's own counter.
 
-    Raises `BudgetExhausted`, which undoes the operation: never check first and charge then.
+    Raises `BudgetExhausted`, which rolls the operation back: never check first and charge afterwards.
     """
     own_count = 0
     for payer in session.lineage:
@@ -195,13 +195,13 @@ def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
 
 
 def refund(session: SessionRow, calls: int = 1) -> SqlProgram[None]:
-    """Take calls off the session and all its ancestors."""
+    """Subtract calls from the counters of the session and all its ancestors."""
     for payer in session.lineage:
         yield from execute("UPDATE session SET used = used - ? WHERE id = ?", calls, payer.id)
 
 
 def add_tokens(session: SessionRow, usage: TokenUsage) -> SqlProgram[None]:
-    """Add up the tokens of a call."""
+    """Add the token usage of a call to the session and all its ancestors."""
     counts = (usage.input, usage.output, usage.cached or 0, usage.reasoning or 0)
     for payer in session.lineage:
         yield from execute(
@@ -213,12 +213,12 @@ def add_tokens(session: SessionRow, usage: TokenUsage) -> SqlProgram[None]:
 
 
 def clamp_token_count(tokens: int) -> int:
-    """A provider's count; one that cannot be true costs nobody the call's settlement."""
+    """Limit a provider's token count to a plausible range, so that a wrong one does not fail the settle."""
     return min(max(0, tokens), MAX_TOKENS_PER_CALL)
 
 
 def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
-    """Change a session's limit or state. Usage is never reset; a limit below it becomes it."""
+    """Change a session's limit or state. Usage is never reset; a limit below the usage is set to the usage."""
     session = yield from require_session(request.session_id)
     _require_valid_max_calls(request.max_calls)
     if request.max_calls is not None:
@@ -234,13 +234,13 @@ def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
 
 
 def info_by_id(now: int, session_id: str) -> SqlProgram[Info]:
-    """A session as its info. Raises `BadRequest` where there is none."""
+    """Return a session's information. Raises `BadRequest` where there is no such session."""
     session = yield from require_session(session_id)
     return (yield from session_info(now, session))
 
 
 def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
-    """A session and its counters, its descendants' calls included."""
+    """Return a session's counters, with the calls of its descendants included."""
     counts = yield from execute(
         f"{FAMILY_CTE} SELECT state, count(*) FROM call JOIN family ON session_id = family.id GROUP BY state",
         session.id,
@@ -273,10 +273,10 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
 
 
 def list_page(now: int, request: ListSessions) -> SqlProgram[SessionList]:
-    """One page of sessions, newest first; the cursor is the last one's ``created_at.id``."""
+    """Return one page of sessions, newest first; the cursor is the ``created_at.id`` of the last one."""
     created_before, _, last_id = (request.cursor or "").partition(".")
     if request.cursor and not (created_before.isdecimal() and len(created_before) < 18):
-        raise BadRequest("cursor: take it from the page before")
+        raise BadRequest("cursor: use the cursor of the previous page")
     rows = yield from execute(
         "SELECT id, created_at FROM session WHERE (created_at < ? OR (created_at = ? AND id < ?))"
         " AND (CAST(? AS text) IS NULL OR state = ?) ORDER BY created_at DESC, id DESC LIMIT ?",
@@ -289,7 +289,7 @@ def list_page(now: int, request: ListSessions) -> SqlProgram[SessionList]:
     )
     sessions: list[Info] = []
     for row in rows[:PAGE_SIZE]:
-        sessions.append((yield from info_by_id(now, row[0])))  # noqa: PERF401 -- a step cannot be taken in a comprehension
+        sessions.append((yield from info_by_id(now, row[0])))  # noqa: PERF401 -- `yield from` is not allowed in a comprehension
     has_more = len(rows) > PAGE_SIZE
     return SessionList(
         sessions=sessions, cursor=f"{rows[PAGE_SIZE - 1][1]}.{rows[PAGE_SIZE - 1][0]}" if has_more else None
@@ -297,7 +297,7 @@ def list_page(now: int, request: ListSessions) -> SqlProgram[SessionList]:
 
 
 def require_session(session_id: str) -> SqlProgram[SessionRow]:
-    """The session of this id. Raises `BadRequest` where there is none."""
+    """Return the session of this id. Raises `BadRequest` where there is none."""
     session = yield from load_session(session_id)
     if session is None:
         raise BadRequest(f"sessionId: there is no session {session_id!r}; `quintain session list` shows them")

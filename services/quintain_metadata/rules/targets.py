@@ -19,7 +19,7 @@ from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """The target a request is for, the spelling it was named by, and what is known."""
+    """The target that a request names, the field that named it, and the targets that the session may call."""
 
     target: str
     field_name: str
@@ -28,7 +28,7 @@ class RouteRequest:
 
 
 def unknown_target(route: RouteRequest) -> UnknownTarget:
-    """The fault that names what there is, worded as the caller spelled it (AgentV's sentence)."""
+    """Return the fault that lists the available targets, in the wording of AgentV."""
     return UnknownTarget(
         f"Unknown {route.field_name} '{shorten(route.target)}'. Available: {', '.join(route.available_targets)}",
         available_targets=route.available_targets,
@@ -39,8 +39,10 @@ MAX_PAUSE_MS = MAX_PAUSE_SECONDS * 1000
 
 
 def extend_pause(now: int, target: str, duration_ms: int) -> SqlProgram[int | None]:
-    """Nobody calls this target for so long from now, a day at most; a pause is never made shorter. Returns until
-    when, or None where no such target is registered."""
+    """Pause a target for ``duration_ms`` from now, at most a day; a pause is never shortened.
+
+    Returns the end of the pause, or None where the target is not registered.
+    """
     paused_until = now + min(duration_ms, MAX_PAUSE_MS)
     row = yield from fetch_one(
         "UPDATE target SET paused_until = CASE WHEN paused_until > ? THEN paused_until ELSE ? END WHERE name = ?"
@@ -51,12 +53,13 @@ def extend_pause(now: int, target: str, duration_ms: int) -> SqlProgram[int | No
 
 
 def paused_targets(now: int) -> SqlProgram[dict[str, int]]:
+    """Return the paused targets and the end of each pause, in milliseconds since the epoch."""
     rows = yield from execute("SELECT name, paused_until FROM target WHERE paused_until > ? ORDER BY name", now)
     return {row[0]: row[1] for row in rows}
 
 
 def list_targets(now: int) -> SqlProgram[TargetList]:
-    """Every registered target, sorted."""
+    """Return every registered target with its limit, running calls and pause, sorted by name."""
     running_rows = yield from execute("SELECT target, count(*) FROM call WHERE state = 'running' GROUP BY target")
     running_by_target = {row[0]: row[1] for row in running_rows}
     rows = yield from execute("SELECT name, provider, model, max_concurrency, paused_until FROM target ORDER BY name")
@@ -75,7 +78,7 @@ def list_targets(now: int) -> SqlProgram[TargetList]:
 
 
 def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:
-    """Pause a target: of its provider's pause and the operator's the later end counts. Raises `UnknownTarget`."""
+    """Pause a target until the later end of its provider's pause and this one. Raises `UnknownTarget`."""
     paused_until = yield from extend_pause(now, request.target, math.ceil(request.for_seconds * 1000))
     if paused_until is None:
         raise (yield from _unknown_target_fault(request.target))
@@ -83,14 +86,14 @@ def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:
 
 
 def resume_target(now: int, request: ResumeTarget) -> SqlProgram[TargetPause]:
-    """End a target's pause, its provider's too: one that still wants it says so again. Raises `UnknownTarget`."""
+    """End a target's pause, including its provider's, which reports it again if needed. Raises `UnknownTarget`."""
     if (yield from fetch_one("UPDATE target SET paused_until = 0 WHERE name = ? RETURNING 1", request.target)) is None:
         raise (yield from _unknown_target_fault(request.target))
     return TargetPause(target=request.target, now=now)
 
 
 def target_names() -> SqlProgram[list[str]]:
-    """Every registered target, sorted."""
+    """Return the names of all registered targets, sorted."""
     rows = yield from execute("SELECT name FROM target ORDER BY name")
     return [row[0] for row in rows]
 

@@ -8,12 +8,12 @@ from quintain_metadata.ledger.base import SqlProgram, execute
 from quintain_metadata.rules.lifecycle import CallState
 from quintain_metadata.rules.sessions import FAMILY_CTE
 
-#: The states of a call that was charged and let go of to its target.
+#: The states of calls that were charged and sent to their target.
 _CHARGED_STATES = ", ".join(f"'{state}'" for state in (CallState.RUNNING, CallState.COMMITTED, CallState.IN_DOUBT))
 
 
 def usage_per_target(session_id: str) -> SqlProgram[dict[str, TargetUsage]]:
-    """What a session and its descendants spent, by target."""
+    """Return the calls and token usage of a session and its descendants, by target."""
     sums = ", ".join(f"CAST(coalesce(sum(tokens_{kind}), 0) AS bigint)" for kind in ("input", "output", "cached"))
     rows = yield from execute(
         f"{FAMILY_CTE} SELECT target, count(*), count(tokens_input), {sums} FROM call JOIN family ON session_id = "
@@ -21,9 +21,9 @@ def usage_per_target(session_id: str) -> SqlProgram[dict[str, TargetUsage]]:
         f" WHERE state IN ({_CHARGED_STATES}) GROUP BY target ORDER BY target",
         session_id,
     )
-    return {target: _target_spend(*counts) for target, *counts in rows}
+    return {target: _target_usage(*counts) for target, *counts in rows}
 
 
-def _target_spend(calls: int, counted: int, tokens_in: int, tokens_out: int, cached: int) -> TargetUsage:
+def _target_usage(calls: int, counted: int, tokens_in: int, tokens_out: int, cached: int) -> TargetUsage:
     usage = TokenUsage(input=tokens_in, output=tokens_out, cached=cached or None)
     return TargetUsage(calls=calls, counted=counted, token_usage=usage)

@@ -37,27 +37,29 @@ from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES
 
 log = logging.getLogger(__name__)
 
-#: How an answer gets to the worker that asked: what is decided, and which attempts were heard and must wait.
+#: Sends an answer to the worker that asked: the decided admissions, and the attempt ids that must wait.
 SendAnswer = Callable[[list[Admission], list[str]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _WaitingAdmit:
+    """An admit that waits for a decision."""
+
     admit: Admit
     incarnation: str
     send_answer: SendAnswer
     deferred: Deferred
-    #: When its worker last asked, in the loop's seconds.
+    #: When its worker last sent the admit, in the loop's seconds.
     last_requested_at: float
 
     @property
     def call_key(self) -> tuple[str, str]:
-        """Which call it waits to run: session id, request id."""
+        """The key of the call it wants to run: session id and request id."""
         return self.deferred.session_id, self.deferred.request_id
 
 
 class AdmissionQueue:
-    """Decides admits, one by one, and remembers the ones it could not decide yet."""
+    """Decides admits one by one, and queues those that must wait."""
 
     def __init__(
         self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
@@ -68,38 +70,43 @@ class AdmissionQueue:
 
     @property
     def waiting_count(self) -> int:
-        """How many admits wait here."""
+        """The number of waiting admits."""
         return len(self._waiting)
 
     async def admit(self, batch: AdmitBatch, send_answer: SendAnswer) -> None:
-        """Answer what can be answered now; the rest when it can be."""
+        """Decide a batch of admits, answer what is decided, and queue the rest.
+
+        ``send_answer`` is called now, and again for each waiting admit when it is decided.
+        """
         self._metrics.observe_batch("admit", len(batch.items))
         admits = [self._with_first_deadline(admit) for admit in batch.items]
         decisions = await self._decide(admits, batch.incarnation)
         answers: list[Admission] = []
         waiting_ids: list[str] = []
-        for ask, decision in zip(admits, decisions, strict=True):
+        for admit, decision in zip(admits, decisions, strict=True):
             if isinstance(decision, Deferred):
                 requested_at = asyncio.get_running_loop().time()
                 refusal = self._add_waiting(
-                    _WaitingAdmit(_with_deadline(ask, decision), batch.incarnation, send_answer, decision, requested_at)
+                    _WaitingAdmit(
+                        _with_deadline(admit, decision), batch.incarnation, send_answer, decision, requested_at
+                    )
                 )
                 answers += refusal
-                waiting_ids += [] if refusal else [ask.attempt_id]
+                waiting_ids += [] if refusal else [admit.attempt_id]
             elif decision is not None:
-                self._waiting.pop(ask.attempt_id, None)
+                self._waiting.pop(admit.attempt_id, None)
                 answers.append(decision)
         await send_answer(answers, waiting_ids)
 
     def _with_first_deadline(self, admit: Admit) -> Admit:
-        """The ask with the deadline that began when it was first heard, where it names none."""
+        """Return the admit with the deadline of its first arrival, if it names none itself."""
         waiting = self._waiting.get(admit.attempt_id)
         if admit.deadline is not None or waiting is None:
             return admit
         return admit.model_copy(update={"deadline": waiting.admit.deadline})
 
     async def retry_waiting(self, target: str | None = None) -> None:
-        """Something changed (at this target): decide again what waits, in the order it came."""
+        """Decide the waiting admits again, in order of arrival: all of them, or those of one target."""
         async with self._retry_lock:
             self._drop_expired()
             is_target_blocked = False
@@ -107,7 +114,7 @@ class AdmissionQueue:
                 if target is not None and waiting.admit.target != target:
                     continue
                 if is_target_blocked and waiting.deferred.reason is DeferReason.TARGET:
-                    continue  # it would hear the same as the one before it
+                    continue  # the target still has no free slot: the decision would be the same
                 decision = await self._retry(waiting)
                 if decision is None:
                     return
@@ -115,7 +122,7 @@ class AdmissionQueue:
                     is_target_blocked = is_target_blocked or decision.reason is DeferReason.TARGET
 
     async def retry_calls(self, call_keys: Set[tuple[str, str]]) -> None:
-        """Something changed at these calls: decide again what waits to run them."""
+        """Decide again the waiting admits of these calls, given by session id and request id."""
         async with self._retry_lock:
             self._drop_expired()
             for waiting in [candidate for candidate in self._waiting.values() if candidate.call_key in call_keys]:
@@ -141,7 +148,9 @@ class AdmissionQueue:
         try:
             await waiting.send_answer([decision], [])
         except (BusError, Fault) as error:
-            log.warning("An admission could not be told, and will be when it is asked for again: %s", error.message)
+            log.warning(
+                "An admission could not be sent; it is sent when the worker repeats its admit: %s", error.message
+            )
 
     def _add_waiting(self, waiting: _WaitingAdmit) -> list[Admission]:
         duplicates = Counter(
@@ -158,18 +167,20 @@ class AdmissionQueue:
         return []
 
     async def _decide(self, admits: list[Admit], incarnation: str) -> list[Admission | Deferred | None]:
-        """The ledger's word on each; None where it has none, because it is out of reach. A word that ends the waiting
-        is a span of the call's trace: what must wait is decided again and again."""
+        """Return the ledger's decision on each admit; None while the ledger is out of reach.
+
+        A final decision is recorded as a span of the call's trace; a deferral is not, because it is decided many times.
+        """
         started_at = time.perf_counter()
         outcomes = await self._ledger.transact_each(
             [partial(calls.admit, request=admit, incarnation=incarnation) for admit in admits]
         )
         seconds = time.perf_counter() - started_at
-        decisions = [_decision_of(ask, outcome) for ask, outcome in zip(admits, outcomes, strict=True)]
-        for ask, decision in zip(admits, decisions, strict=True):
+        decisions = [_decision_of(admit, outcome) for admit, outcome in zip(admits, outcomes, strict=True)]
+        for admit, decision in zip(admits, decisions, strict=True):
             if isinstance(decision, Admission):
                 self._metrics.count_admission(decision)
-                _record_span(ask, decision, seconds=seconds)
+                _record_span(admit, decision, seconds=seconds)
         return decisions
 
 
@@ -179,14 +190,14 @@ def _decision_of(admit: Admit, outcome: Admission | Deferred | Exception) -> Adm
     if isinstance(outcome, Fault):
         return _refusal(admit, outcome)
     if isinstance(outcome, Exception):
-        # Each admit is decided singly: a defect at one is no answer to the others of its batch.
+        # A defect in one admit must not affect the others of its batch.
         with logs.log_context(request_id=admit.request_id, session_id=public_id(admit.token), target=admit.target):
             return _refusal(admit, log_defect(outcome, f"admitting call {admit.request_id!r}"))
     return outcome
 
 
 def _with_deadline(admit: Admit, deferred: Deferred) -> Admit:
-    """The ask with its deadline, which begins now where it names none."""
+    """Return the admit with its deadline; one that names none gets the deadline computed at its first decision."""
     return admit if admit.deadline is not None else admit.model_copy(update={"deadline": deferred.deadline})
 
 
@@ -195,7 +206,7 @@ def _refusal(admit: Admit, fault: Fault) -> Admission:
 
 
 def _record_span(admit: Admit, decision: Admission, *, seconds: float) -> None:
-    """A span of the call's trace, where it has one."""
+    """Record the decision as a span of the call's trace, if the call has one."""
     traceparent = valid_traceparent(admit.traceparent)
     if traceparent is None:
         return

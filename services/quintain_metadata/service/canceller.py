@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class CallCanceller:
-    """Cancels a session's calls, a page of them in a transaction."""
+    """Cancels calls of a session, in transactions of at most `MAX_CALLS_PER_TRANSACTION` calls."""
 
     def __init__(
         self, bus: Bus, ledger: Ledger, admission_queue: AdmissionQueue, timings: Timings = DEFAULT_TIMINGS
@@ -30,7 +30,10 @@ class CallCanceller:
         self._bus, self._ledger, self._admission_queue, self._timings = bus, ledger, admission_queue, timings
 
     async def cancel(self, session: SessionRow, request_ids: Sequence[str]) -> CallsCancelled:
-        """Cancel these calls, known or not. What was recorded stands, whoever could be told of it."""
+        """Cancel these calls, including request ids that the ledger does not know yet.
+
+        The cancellation is in the ledger even where a worker could not be notified.
+        """
         unique_ids = sorted(set(request_ids))
         cancelled_count = 0
         to_abort: list[CallKey] = []
@@ -45,11 +48,16 @@ class CallCanceller:
         return CallsCancelled(cancelled=cancelled_count)
 
     async def _broadcast(self, message: CancelBroadcast) -> None:
-        """Tell every worker at once. One that does not hear it does so with its next heartbeat."""
+        """Notify all workers at once.
+
+        A worker that misses the message gets the cancellation with its next heartbeat.
+        """
         envelope = Envelope(body=message.to_wire(), type=CANCEL.key, persistent=False)
         try:
             await self._bus.publish(CANCEL_EXCHANGE, "", envelope, timeout_seconds=self._timings.heartbeat_seconds)
         except Unroutable:
-            log.info("No worker hears cancellations at once; each hears them with its heartbeat")
+            log.info("No worker consumes cancellations; each gets them with its next heartbeat")
         except BusError as error:
-            log.warning("A cancellation is heard with the next heartbeats only: %s", error.message)
+            log.warning(
+                "A cancellation was not published; workers get it with their next heartbeats: %s", error.message
+            )

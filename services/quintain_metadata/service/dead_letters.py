@@ -36,20 +36,20 @@ from quintain_metadata.service.routing import forwarded_headers
 
 log = logging.getLogger(__name__)
 
-#: RabbitMQ's words for why a message is dead.
+#: RabbitMQ's values of the ``x-first-death-reason`` header.
 DEATH_REASONS = frozenset({"rejected", "expired", "maxlen", "delivery_limit"})
 
 _PROCESS_SPAN = process_span(DEAD.name, "", DEAD_QUEUE.name)
 
 
 class DeadLetterConsumer:
-    """Answers the dead-letter queue."""
+    """Consumes quintain.metadata.dead: ends each dead-lettered call in the ledger and answers its caller."""
 
     def __init__(self, bus: Bus, ledger: Ledger, timings: Timings) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
 
     async def __call__(self, delivery: Delivery) -> None:
-        """Answer one dead request, or keep it as poison."""
+        """Answer one dead-lettered request, or move it to the poison queue."""
         with delivery_context(delivery, _PROCESS_SPAN):
             await self._handle(delivery)
 
@@ -64,7 +64,10 @@ class DeadLetterConsumer:
         await delivery.ack()
 
     async def _end_call(self, delivery: Delivery, reason: str) -> Message:
-        """The ledger's word, however long it is out of reach: without it nobody knows what was charged."""
+        """End the call in the ledger and return the answer for its caller.
+
+        Retries while the ledger is out of reach: only the ledger knows whether the call was charged.
+        """
         raw_token = delivery.headers.get(TOKEN_HEADER)
         token = SessionToken.parse(raw_token if isinstance(raw_token, str) else "")
         request_id = request_id_of(delivery)
@@ -83,7 +86,7 @@ class DeadLetterConsumer:
             if call.state is CallState.RUNNING and not (yield from call_repository.is_holder_alive(moment, call)):
                 return FaultReply.from_fault((yield from call_repository.mark_in_doubt(moment, call)))
             if call.state is CallState.RUNNING:
-                # A copy died while the call runs: the worker that runs it answers, or the sweep ends it.
+                # A duplicate was dead-lettered while the call runs: its worker answers, or the sweep ends it.
                 return FaultReply.from_fault(Expired("The deadline passed while the call was running", charged=True))
             return (yield from stored_answer(call))
 
@@ -94,7 +97,7 @@ class DeadLetterConsumer:
                 await asyncio.sleep(self._timings.dead_letter_pause_seconds)
 
     async def _publish_poison(self, delivery: Delivery, reason: str) -> None:
-        log.warning("A message nobody can answer is kept in %s: %s", POISON.name, mask_tokens(reason))
+        log.warning("A message that cannot be answered was moved to %s: %s", POISON.name, mask_tokens(reason))
         envelope = Envelope(
             body=delivery.body, type=mask_and_truncate(delivery.type), headers=poison_headers(delivery, reason)
         )
@@ -102,20 +105,23 @@ class DeadLetterConsumer:
 
 
 def death_reason(delivery: Delivery) -> str:
-    """Why the broker let go of it. A publisher may write that header too: the broker's own words alone count."""
+    """Return RabbitMQ's reason for the dead-lettering, or ``unknown``: publishers can set the header to anything."""
     reason = delivery.headers.get("x-first-death-reason")
     return reason if isinstance(reason, str) and reason in DEATH_REASONS else "unknown"
 
 
 def uncharged_fault(reason: str) -> Fault:
-    """What is told of a request that ended in its queue and was never charged."""
+    """Return the fault for a request that ended in its queue and was never charged."""
     if reason == "expired":
         return Expired("The deadline passed before a worker was free")
-    return InternalFault(f"No worker brought this request to an end ({reason})")
+    return InternalFault(f"No worker could finish this request ({reason})")
 
 
 def poison_headers(delivery: Delivery, reason: str) -> dict[str, HeaderValue]:
-    """The headers a message is kept with: its own, tokens masked, and why, when, from where, under which id."""
+    """Return the headers for the poison queue.
+
+    These are the original headers with tokens masked, plus the reason, the time, the original exchange and a new id.
+    """
     original_headers = {
         key: value for key, value in forwarded_headers(delivery).items() if not key.startswith(POISON_HEADER_PREFIX)
     }
@@ -134,12 +140,12 @@ def poison_headers(delivery: Delivery, reason: str) -> dict[str, HeaderValue]:
 
 
 def mask_and_truncate(text: str) -> str:
-    """The text masked, and short enough for a type or a routing key: a target's name has 63 characters at most."""
+    """Return the text with tokens masked, cut to the longest allowed target name (63 characters)."""
     return mask_tokens(text)[:63]
 
 
 def public_token_part(value: object) -> str:
-    """What may be shown of what was offered as a token: of a session's its id, of anything else nothing."""
+    """Return the public part of a session token (its id), and "…" for any other value."""
     try:
         return mask_tokens(SessionToken.parse(value if isinstance(value, str) else "").text)
     except Unauthorized:
@@ -147,7 +153,7 @@ def public_token_part(value: object) -> str:
 
 
 def stored_answer(call: call_repository.CallRow) -> SqlProgram[Message]:
-    """The kept answer of a call that has ended."""
+    """Return the stored reply or fault of a call that has ended."""
     if call.fault is not None:
         return FaultReply.from_wire(call.fault)
     stored_reply: Result | None = yield from load_reply(call)

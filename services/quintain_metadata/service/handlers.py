@@ -1,4 +1,4 @@
-"""Handles the requests of ``protocol.md`` §4: a table of route, required role and function."""
+"""Handles the requests of ``protocol.md`` §4: a table from the request type to its required role and function."""
 
 from __future__ import annotations
 
@@ -42,35 +42,39 @@ from quintain_metadata.service.canceller import CallCanceller
 
 Returned = TypeVar("Returned")
 
-#: What an operation does: given its question and the asker's session, None for the administrator.
+#: The function of an operation. Its arguments are the moment, the request, and the caller's session, or None for the
+#: administrator.
 OperationFunction = Callable[[Moment, RequestT, SessionRow | None], SqlProgram[Returned]]
 
 
 class Role(Enum):
-    """Whose token opens an operation."""
+    """Whose token an operation requires."""
 
     ADMINISTRATOR = auto()
     SESSION = auto()
     EITHER = auto()
 
     def require(self, session: SessionRow | None) -> None:
-        """Raises `Unauthorized` or `BadRequest` where this one may not ask. None is the administrator."""
+        """Raise `Unauthorized` or `BadRequest` where this caller may not use the operation.
+
+        None is the administrator.
+        """
         if session is not None and self is Role.ADMINISTRATOR:
             raise Unauthorized
         if session is None and self is Role.SESSION:
-            raise BadRequest("The admin token has no session of its own: use a session's token, or `show`")
+            raise BadRequest("The admin token belongs to no session: use a session's token, or `show`")
 
 
 class MetadataRequestHandler:
-    """Answers the metadata queue."""
+    """Consumes the metadata queue and answers each request."""
 
     def __init__(self, bus: Bus, ledger: Ledger, canceller: CallCanceller, admin_sha256: bytes | None) -> None:
         self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
         self.canceller = canceller
 
     async def __call__(self, delivery: Delivery) -> None:
-        """Answer one request."""
-        # The queue is bound to the operations' keys alone: they are safe to name.
+        """Answer one request and acknowledge it."""
+        # The queue is bound only to the operations' routing keys, so the key is safe as a span name.
         with delivery_context(delivery, process_span(METADATA.name, delivery.routing_key, METADATA_QUEUE.name)):
             answer = await result_or_fault(self._answer(delivery), f"answering {delivery.routing_key}")
             await send_reply(self._bus, delivery, answer)
@@ -80,7 +84,7 @@ class MetadataRequestHandler:
         header_value = delivery.headers.get(TOKEN_HEADER)
         raw_token = header_value if isinstance(header_value, str) else ""
         is_admin = self._is_admin(raw_token)
-        # The token before everything else: its shape without any I/O, its truth with the operation.
+        # Check the token first: its format here, and its secret in the operation's transaction.
         token = None if is_admin else SessionToken.parse(raw_token)
         operation = OPERATIONS_BY_KEY.get(delivery.routing_key)
         if operation is None:
@@ -101,7 +105,7 @@ class MetadataRequestHandler:
         delivery: Delivery,
         token: SessionToken | None,
     ) -> Returned:
-        """Prove the token, then read the question, then run the handler, in one transaction."""
+        """Authenticate the token, parse the request and run the function, in one transaction."""
 
         def operation(moment: Moment) -> SqlProgram[Returned]:
             session = None if token is None else (yield from sessions.authenticate(moment.now, token))
@@ -196,13 +200,13 @@ def _drain(moment: Moment, request: admin.DrainWorker, _: SessionRow | None) -> 
 def _return_request(
     _: Moment, request: RequestT, session: SessionRow | None
 ) -> SqlProgram[tuple[RequestT, SessionRow]]:
-    """Nothing in this transaction: an operation that takes several goes on from here."""
+    """Return the authenticated request; for an operation that needs several transactions after this one."""
     yield from ()
     return request, _require_session(session)
 
 
 def _require_session(session: SessionRow | None) -> SessionRow:
-    assert session is not None, "the table admits a session's token alone"
+    assert session is not None, "the operation's role requires a session's token"
     return session
 
 

@@ -26,13 +26,13 @@ _PROCESS_SPAN = process_span(UNROUTED.name, "", UNROUTED_QUEUE.name)
 
 
 class Router:
-    """Answers the unrouted queue."""
+    """Consumes the unrouted queue: forwards each request to its target, or answers it."""
 
     def __init__(self, bus: Bus, ledger: Ledger, timings: Timings) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
 
     async def __call__(self, delivery: Delivery) -> None:
-        """Send one request on to its target, or answer it."""
+        """Forward one request to its target's queue, or answer it with a fault."""
         with delivery_context(delivery, _PROCESS_SPAN):
             refusal = await result_or_fault(self._route(delivery), "routing a request")
             if refusal is not None:
@@ -40,7 +40,7 @@ class Router:
             await delivery.ack()
 
     async def _route(self, delivery: Delivery) -> Fault | None:
-        """Send it on, or say why not."""
+        """Forward the request; return the fault where it cannot be."""
         resolved = await self._resolve(delivery)
         if isinstance(resolved, Fault):
             return resolved
@@ -48,7 +48,7 @@ class Router:
         return None
 
     async def _resolve(self, delivery: Delivery) -> str | Fault:
-        """The target to send it on to, or what the caller is told; a refusal ends a reservation."""
+        """Return the target to forward to, or the fault for the caller; a fault releases the call's reservation."""
         raw_token = delivery.headers.get(TOKEN_HEADER)
         token = SessionToken.parse(raw_token if isinstance(raw_token, str) else "")
 
@@ -69,10 +69,9 @@ class Router:
         return await self._ledger.transact(operation)
 
     async def _forward(self, delivery: Delivery, target: str) -> None:
-        """Publish it to its target, byte for byte, marked so that it cannot go round in a circle.
+        """Publish the request to its target's queue unchanged, with a header that prevents a routing loop.
 
-        While the broker is away it waits: the request comes again with the connection, and a fault told now would be
-        an answer beside that one's.
+        Retries while the broker is away: the request is then redelivered, and a fault now would be a second answer.
         """
         envelope = Envelope(
             body=delivery.body,
@@ -89,21 +88,21 @@ class Router:
             except QueueFull:
                 raise Overloaded(f"The queue of target {target!r} is full", retry_after_ms=1000) from None
             except BrokerUnavailable as error:
-                log.warning("A request could not be sent on to its target and will be: %s", error.message)
+                log.warning("A request could not be forwarded to its target and will be retried: %s", error.message)
                 await asyncio.sleep(self._timings.route_pause_seconds)
             else:
                 return
 
 
 def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[RouteRequest]:
-    """Which target a request is for. Raises `BadRequest`."""
+    """Determine the target that a request is for. Raises `BadRequest` where body and routing key differ."""
     request = InvokeRequest.from_wire(delivery.body)
     body_target = request.requested_target
     if delivery.routing_key and body_target is not None and body_target != delivery.routing_key:
         raise BadRequest(f"target: the body names {shorten(body_target)!r}, the routing key {delivery.routing_key!r}")
     field_name = "provider" if request.target is None and request.provider is not None else "target"
     previous_target = yield from call_repository.resolved_target(session.id, request_id_of(delivery))
-    # An empty name is a name, and an unknown one: it is not the default.
+    # An empty target name is an unknown target; it does not mean the default.
     target = delivery.routing_key or (previous_target or session.default_target if body_target is None else body_target)
     registered = yield from targets.target_names()
     available = [name for name in registered if session.allows(name)]
@@ -111,6 +110,6 @@ def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[Ro
 
 
 def forwarded_headers(delivery: Delivery) -> dict[str, HeaderValue]:
-    """The headers that may be sent on; what a broker adds of its own is left behind."""
+    """Return the headers to forward, without those that the broker added."""
     headers = copyable_headers(delivery.headers)
     return {key: value for key, value in headers.items() if not key.startswith(("x-first-", "x-last-", "x-death"))}

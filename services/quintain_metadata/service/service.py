@@ -51,15 +51,15 @@ log = logging.getLogger(__name__)
 
 PREFETCH = 64
 
-#: How often the books are looked at for the numbers they come to.
+#: How often the gauges are read from the ledger, in seconds.
 GAUGES_SECONDS = 10.0
 
-#: A ledger that takes longer to say which targets there are is no ledger to be ready on.
+#: The service is not ready if a small query takes the ledger longer than this, in seconds.
 LEDGER_CHECK_SECONDS = 2.0
 
 
 class MetadataService:
-    """Sessions, info, the ledger, routing and dead letters, over one bus and one ledger."""
+    """Consumes the queues of sessions and operations, admits, settles, unrouted requests and dead letters."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MetadataService:
         self._gauges_read_at = -math.inf
 
     async def start(self) -> None:
-        """Declare the topology, know the targets of before, and answer."""
+        """Declare the topology and the queues of the registered targets, then start consuming and sweeping."""
         await self._suspend_lease_expiry()
         await self._bus.declare(METADATA_TOPOLOGY)
         for target in await self._ledger.transact(lambda _: targets.target_names()):
@@ -99,7 +99,7 @@ class MetadataService:
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
-        """Take no more, finish what runs, and stop; what was not taken waits in its queue."""
+        """Stop consuming, wait up to ``grace_seconds`` for the handlers that run, and stop the sweep."""
         for consumer in self._consumers.values():
             await consumer.cancel()
         await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
@@ -108,7 +108,7 @@ class MetadataService:
             await asyncio.gather(self._sweep_task, return_exceptions=True)
 
     def card(self) -> ServiceCard:
-        """What it tells whoever asks who is there: the admits that wait are in flight."""
+        """Return the card that the service announces to discovery; waiting admits count as in flight."""
         return self._identity.card(
             in_flight=self._admission_queue.waiting_count,
             broker_reconnects=self._bus.reconnects,
@@ -116,7 +116,7 @@ class MetadataService:
         )
 
     async def check(self) -> str | None:
-        """What keeps it from answering: a queue that it does not consume, or the ledger."""
+        """Return why the service is not ready, or None: it must consume all its queues, and the ledger must answer."""
         not_consumed = [name for name, consumer in self._consumers.items() if not consumer.active]
         if not_consumed:
             return f"not consumed: {', '.join(not_consumed)}"
@@ -151,7 +151,7 @@ class MetadataService:
             return await self._ledger.transact(
                 lambda moment: leases.renew_lease(moment.now, heartbeat, self._timings.lease_ms)
             )
-        assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys alone"
+        assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys only"
         registration = Register.from_wire(delivery.body)
         for target in registration.targets:
             await self._bus.declare(target_topology(target.name))
@@ -163,7 +163,7 @@ class MetadataService:
         try:
             batch = SettleBatch.from_wire(delivery.body)
         except Fault as fault:
-            log.error("A settle nobody can read is dropped: %s", fault.message)
+            log.error("An unreadable settle was dropped: %s", fault.message)
             await delivery.ack()
             return
         self._metrics.observe_batch("settle", len(batch.items))
@@ -175,8 +175,11 @@ class MetadataService:
             await self._admission_queue.retry_waiting(target)
 
     async def _apply_settles(self, items: list[Settle]) -> list[CallRow]:
-        """Apply settles, however long the ledger is out of reach: to give them back would count as a delivery, and a
-        queue drops what is delivered too often. Returns those of their calls that there are, as they were."""
+        """Apply settles, retrying while the ledger is out of reach; returns the settled calls as they were before.
+
+        They are not requeued, because a requeue counts as a delivery, and the queue drops a message that is delivered
+        too often.
+        """
         started_at, settled_calls = time.perf_counter(), list[CallRow]()
         while items:
             outcomes = await self._ledger.transact_each([partial(calls.settle, settlement=item) for item in items])
@@ -199,27 +202,29 @@ class MetadataService:
                 await self._suspend_lease_expiry_after_stall()
                 await self._ledger.transact(leases.sweep)
                 await self._update_gauges()
-                # While the ledger was out of reach no worker could renew: that is a gap too.
+                # Workers could not renew while the ledger was out of reach: that time counts as a gap too.
                 self._last_active_at = asyncio.get_running_loop().time()
                 await self._admission_queue.retry_waiting()
             except BudgetUnavailable:
-                continue  # the ledger has said so itself
+                continue  # logged by the instrumented ledger
             except (Fault, BusError) as error:
                 log.error("The sweep failed and will be repeated: %s", error.message)
             except Exception as error:
-                # Without its sweep the ledger stands still: whatever went wrong, it goes on.
+                # The sweep must go on after any error: without it no call would ever expire.
                 log_defect(error, "sweeping")
 
     async def _update_gauges(self) -> None:
-        """Now and then: they are for people, who look every few seconds at most."""
+        """Read the gauges from the ledger, at most every `GAUGES_SECONDS`."""
         now = asyncio.get_running_loop().time()
         if now - self._gauges_read_at >= GAUGES_SECONDS:
             self._gauges_read_at = now
             self._metrics.set_gauges(await self._ledger.transact(read_gauges))
 
     async def _suspend_lease_expiry_after_stall(self) -> None:
-        """After a pause in this process's own running no worker is gone: whoever comes first, an admit or the
-        sweep, must see that before it judges."""
+        """Suspend the expiry of leases after a stall of this process, in which workers could not renew.
+
+        Called before admits and before the sweep, because both act on lapsed leases.
+        """
         if asyncio.get_running_loop().time() - self._last_active_at > self._timings.gap_seconds:
             await self._suspend_lease_expiry()
 
@@ -231,8 +236,10 @@ class MetadataService:
 def _settled_call(
     item: Settle, outcome: tuple[CallRow | None, Transition] | Exception, seconds: float
 ) -> CallRow | None:
-    """The call of a settle that has been applied. What the ledger can never take ends here: it neither comes again for
-    ever nor loses its neighbours. Either is a span of the call's trace, where it has one."""
+    """Return the call of an applied settle, and record the settle as a span of the call's trace.
+
+    A settle that failed is logged and dropped (None), so that it is not retried for ever and does not affect its batch.
+    """
     failed = error_type_of(outcome) if isinstance(outcome, Exception) else None
     if valid_traceparent(item.traceparent) is not None:
         opening = ledger_settle_span(item.session_id, item.request_id, item.outcome.value)
@@ -253,7 +260,10 @@ async def running_metadata(
     *,
     timings: Timings = DEFAULT_TIMINGS,
 ) -> AsyncIterator[MetadataService]:
-    """A running metadata service on its ledger, which is closed by whoever opened it."""
+    """Run a metadata service while the context is open. The caller closes the ledger.
+
+    Arguments: ``admin_token`` is the administrator's token, or None for no administrator.
+    """
     admin_sha256 = None if admin_token is None else digest(admin_token)
     service = MetadataService(bus, ledger, admin_sha256, metrics, timings=timings)
     try:

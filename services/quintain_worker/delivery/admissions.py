@@ -17,31 +17,36 @@ from quintain.timings import Timings
 
 log = logging.getLogger(__name__)
 
-#: All admits of a worker share one correlation id: their answers are told apart by the attempt.
+#: All admits of a worker share one correlation id: their answers are matched by the attempt id.
 CORRELATION_ID = "admit"
 
-#: How often it is looked whose time has come, in parts of the repeat interval: one clock for all who wait.
+#: How often the pending admits are checked for resends and timeouts, per repeat interval: one timer serves all.
 CHECKS_PER_REPEAT = 12
 
 
 @dataclass(slots=True)
 class _PendingAdmit:
+    """One admission request that waits for its answer. Times are in the loop's seconds."""
+
     admit: Admit
-    #: None: the call is given back, and this attempt is not to run.
+    #: None: the call is returned to its queue, and this attempt must not run.
     answer: asyncio.Future[Admission | None]
-    #: The admit's last batch: done when that has gone, or could not go.
+    #: Done when the admit's last batch was published, or could not be.
     sent: asyncio.Future[None]
     sent_at: float
     acknowledged_at: float
     ends_at: float
 
     def return_call(self) -> None:
-        """Give the call back, unless its answer is here."""
+        """Resolve the admit with None, so that the call returns to its queue; does nothing after an answer."""
         if not self.answer.done():
             self.answer.set_result(None)
 
     def timeout_fault(self, now: float, silence_seconds: float) -> Fault | None:
-        """Why it waits no more, if it does not."""
+        """Return the fault that ends the wait, or None while it goes on.
+
+        ``silence_seconds`` is how long the ledger may leave the admit unacknowledged.
+        """
         if now - self.acknowledged_at > silence_seconds:
             return BudgetUnavailable()
         if now >= self.ends_at:
@@ -50,7 +55,7 @@ class _PendingAdmit:
 
 
 class AdmissionClient:
-    """The worker's side of the admission desk."""
+    """Sends the worker's admission requests to the metadata service and matches the answers to them."""
 
     def __init__(self, bus: Bus, rpc_client: RpcClient, clock: Clock, incarnation: str, timings: Timings) -> None:
         self._bus, self._rpc_client, self._clock, self._incarnation = bus, rpc_client, clock, incarnation
@@ -62,27 +67,29 @@ class AdmissionClient:
         self._check_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Hear the answers."""
+        """Subscribe to the answers of the metadata service."""
         self._rpc_client.subscribe(CORRELATION_ID, self._on_answer)
 
     def stop(self) -> None:
-        """Admit nothing from now on: what waits is told so at once."""
+        """Resolve all pending admits with None, now and from now on: the worker stops."""
         self._stopped = True
         for pending in self._pending.values():
             pending.return_call()
 
     def return_calls(self, target: str) -> None:
-        """Wait no more for this target: what waits is told so at once, what comes may wait again."""
+        """Resolve the pending admits of this target with None; later admits may wait again."""
         for pending in self._pending.values():
             if pending.admit.target == target:
                 pending.return_call()
 
     async def admit(self, request: Admit, *, timeout_seconds: float) -> Admission | None:
-        """The ledger's word on this attempt; waits while another holds the call, or its target is at its limit.
-        None where the call is to be given back: the worker stops, or its target was let go.
+        """Request admission for one attempt and return the ledger's decision.
 
-        Raises `Expired` when the time is over and `BudgetUnavailable` when the ledger is out of reach: the attempt
-        must then be settled as never sent, so that a grant on its way is void.
+        The ledger holds its answer while another attempt runs the call or while the target is at its limit. Returns
+        None where the call must return to its queue: the worker stops, or `return_calls` was called for its target.
+
+        Raises `Expired` after ``timeout_seconds`` and `BudgetUnavailable` when the ledger does not answer. The attempt
+        must then be settled as never sent, so that a grant that is still on its way becomes void.
         """
         if self._stopped:
             return None
@@ -102,7 +109,7 @@ class AdmissionClient:
             del self._pending[request.attempt_id]
 
     def _check_pending(self) -> None:
-        """Ask again whoever was not answered for long enough, and end the wait of whoever is late."""
+        """Resend the admits that got no answer for the repeat interval, and end those that timed out."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for pending in self._pending.values():
@@ -122,12 +129,12 @@ class AdmissionClient:
         try:
             await self._send(items)
         except BusError as error:
-            # Every call that waits repeats its admit every few seconds: an outage is told when it begins, and ends.
+            # Every pending call repeats its admit every few seconds: log an outage only when it begins and ends.
             if not self._is_unreachable:
                 log.warning("Admits cannot be sent and will be repeated: %s", error.message)
             self._is_unreachable = True
         except Exception as defect:
-            # Whoever waits hears it: repeated, it would be the same.
+            # A defect in encoding the batch would occur again with every resend: fail the calls instead.
             for admit in items:
                 if (pending := self._pending.get(admit.attempt_id)) is not None and not pending.answer.done():
                     pending.answer.set_exception(defect)
@@ -149,12 +156,12 @@ class AdmissionClient:
 
     def _on_answer(self, delivery: Delivery) -> None:
         if delivery.type != "result":
-            log.error("The ledger could not read a batch of admits; they will be repeated")
+            log.error("The ledger refused a batch of admits; they will be repeated")
             return
         try:
             answer = AdmitReply.from_wire(delivery.body)
         except Fault as unreadable:
-            log.error("An answer of the ledger cannot be read: %s", unreadable.message)
+            log.error("An unreadable answer of the ledger was dropped: %s", unreadable.message)
             return
         self._clock.synchronize(answer.now)
         now = asyncio.get_running_loop().time()

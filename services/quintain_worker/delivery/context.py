@@ -25,12 +25,13 @@ from quintain_worker.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-#: A settle with a result larger than this is a message of its own: a batch of them would be larger than a broker takes.
+#: A settle with a result larger than this is published on its own, not in a batch: a batch of such results could exceed
+#: the broker's limit for a message.
 MAX_BATCHED_BYTES = 64 * 1024
 
 
 class WorkerContext:
-    """One worker's desk."""
+    """Everything that the delivery handlers of one worker share."""
 
     def __init__(
         self,
@@ -49,8 +50,10 @@ class WorkerContext:
         self._settle_batcher: Batcher[Settle] = Batcher(self._publish_settles, max_concurrent=4)
 
     async def settle(self, item: Settle, *, size: int = 0) -> None:
-        """Record what became of an attempt: returns when the broker has it in a quorum queue, however long that
-        takes. ``size`` is the length of its result in bytes."""
+        """Report the outcome of an attempt to the ledger; retry until the broker has confirmed it into a quorum queue.
+
+        ``size`` is the length of the result in bytes.
+        """
         while True:
             try:
                 await (self._settle_batcher.add(item) if size <= MAX_BATCHED_BYTES else self._publish_settles([item]))
@@ -61,8 +64,10 @@ class WorkerContext:
                 return
 
     async def reply(self, delivery: Delivery, answer: Message | Fault, request_id: str) -> None:
-        """Send the caller its answer: returns when the broker has it, or nobody waits for it, however long that
-        takes."""
+        """Send the reply to the caller, and retry while the broker is unavailable.
+
+        Returns when the broker has confirmed the reply, or returned it because the reply queue is gone.
+        """
         while True:
             try:
                 await send_reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
@@ -73,8 +78,11 @@ class WorkerContext:
                 return
 
     async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float) -> None:
-        """Put a delivery back into its target's queue: as a copy, because what is returned counts as delivered, and
-        a queue lets go of what was delivered too often."""
+        """Put a delivery back into its target's queue, as a new message that expires after ``remaining_seconds``.
+
+        A requeue of the delivery itself would count towards the queue's delivery limit. It is used only where the copy
+        cannot be published.
+        """
         copy = Envelope(
             body=delivery.body,
             type=delivery.type,
@@ -86,7 +94,7 @@ class WorkerContext:
         try:
             await self.bus.publish(INVOKE.exchange, target, copy)
         except BusError as error:
-            log.warning("A call could not be given back as a copy, and is returned: %s", error.message)
+            log.warning("A call could not be published again, and is requeued: %s", error.message)
             await delivery.requeue()
         else:
             await delivery.ack()

@@ -1,8 +1,7 @@
 """Processes a delivery: parse, join or admit, call the provider, settle, reply, acknowledge, in this order.
 
-The delivery is acknowledged only after the settle is confirmed into its quorum queue and the reply is confirmed
-or returned. If the worker dies before that, the message is redelivered and the ledger knows the state of the
-call.
+The delivery is acknowledged only after the settle is confirmed into its quorum queue and the reply is confirmed or
+returned. If the worker dies before that, the message is redelivered and the ledger knows the state of the call.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
 from quintain_worker.delivery.streaming import PROGRESS_SECONDS, ChunkSender, report_progress, send_interim
 from quintain_worker.providers.provider import Provider, provider_for_session
 
-#: A deadline where the request names none, for waiting at the admission desk: the ledger has the session's own.
+#: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
 DEFAULT_DEADLINE_SECONDS = 600.0
 
-#: Deadlines are at most this far ahead (``protocol.md`` §2): a delivery is never held for longer.
+#: Deadlines are at most this far ahead (``protocol.md`` §2), in seconds: no delivery is held for longer.
 MAX_DEADLINE_AHEAD_SECONDS = 25 * 60.0
 
-#: More tries than any target allows: a later attempt's pieces void those of every try of an earlier one.
+#: More tries than any target allows, so that the chunks of a later attempt void those of all earlier tries.
 MAX_TRIES_PER_ATTEMPT = 1_000
 
 _REPLY_SPAN = reply_span(REPLY.name)
@@ -59,7 +58,7 @@ _REPLY_SPAN = reply_span(REPLY.name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTarget:
-    """One target as this worker serves it. ``trace_content``: questions and answers are part of the spans."""
+    """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans."""
 
     name: str
     provider: Provider
@@ -72,7 +71,7 @@ class WorkerTarget:
 def make_handler(
     target: WorkerTarget, context: WorkerContext, pause: PauseState
 ) -> Callable[[Delivery], Awaitable[None]]:
-    """The handler of one target's queue."""
+    """Create the delivery handler of one target's queue."""
     queue = target_queue(target.name).name
 
     async def handle(delivery: Delivery) -> None:
@@ -94,7 +93,7 @@ def make_handler(
 
 
 def _admission_attributes(admission: Admission | None) -> dict[str, AttributeValue]:
-    """What the ledger's word tells a trace."""
+    """Return the span attributes that describe an admission decision; None is a call returned to its queue."""
     if admission is None:
         return {OUTCOME: "given_back"}
     if admission.fault is not None:
@@ -105,7 +104,7 @@ def _admission_attributes(admission: Admission | None) -> dict[str, AttributeVal
 
 
 class _DeliveryHandler:
-    """One delivery, from its arrival to its acknowledgement."""
+    """Processes one delivery, from its receipt to its acknowledgement."""
 
     def __init__(
         self,
@@ -121,6 +120,7 @@ class _DeliveryHandler:
         self._arrived_ms = context.clock.now_ms()
 
     async def process(self) -> None:
+        """Join the same call if it is in flight here, or else admit and run it; then reply and acknowledge."""
         record_finished_span(QUEUE_WAIT, duration_seconds=self._queued_ms / 1000)
         identity = self._identity()
         try:
@@ -136,7 +136,7 @@ class _DeliveryHandler:
 
     @property
     def _queued_ms(self) -> int:
-        """How long it was in the queue, as far as its publisher said when that began."""
+        """Milliseconds between the publish of the request and its receipt; 0 where its publisher gave no time."""
         published = self._request.published_at
         return 0 if published is None else max(0, self._arrived_ms - published)
 
@@ -152,7 +152,7 @@ class _DeliveryHandler:
         )
 
     async def _wait_for_duplicate(self, other: InflightCall) -> Result | None:
-        """The result of the same call, which is in this worker's hands already; None when that ended otherwise."""
+        """Return the result of the same call, already in flight in this worker; None where it ended without one."""
         try:
             return await other.wait_for_result(
                 max(self._remaining_seconds(), 0.0) + self._context.timings.deadline_grace_seconds
@@ -167,7 +167,7 @@ class _DeliveryHandler:
                     admission = await self._admit()
                     admit_span.set_attributes(_admission_attributes(admission))
         except (Expired, BudgetUnavailable, Cancelled) as fault:
-            # A grant may still be on its way: this makes it void.
+            # A grant may still be on its way: this settle makes it void.
             await self._settle(AttemptOutcome.NEVER_SENT, fault)
             await self._reply_and_ack(fault)
             return
@@ -198,7 +198,7 @@ class _DeliveryHandler:
         return await self._context.admission_client.admit(admit, timeout_seconds=timeout_seconds)
 
     def _remaining_seconds(self) -> float:
-        """Seconds until the deadline, as far as this worker knows it."""
+        """Seconds until the request's deadline on the ledger's clock, or the default where it names none."""
         if self._request.deadline is None:
             return DEFAULT_DEADLINE_SECONDS
         return min(self._context.clock.seconds_until(self._request.deadline), MAX_DEADLINE_AHEAD_SECONDS)
@@ -215,8 +215,8 @@ class _DeliveryHandler:
             self._context.metrics.observe_queue_wait(self._target.name, self._queued_ms / 1000)
         timing = CallTiming(target=self._target.name, duration_ms=duration_ms, queued_ms=self._queued_ms)
         response = response_of(attempt_result, grant, timing)
-        # In this order: a reply that went out before its settle, with a worker that then died, would be followed by
-        # the answer of another attempt.
+        # Settle before replying: if the worker died between the reply and the settle, a second attempt would run and
+        # produce another reply.
         await self._record(run, response, grant)
         await self._reply_and_ack(response.answer)
 
@@ -242,7 +242,7 @@ class _DeliveryHandler:
 
     @contextlib.asynccontextmanager
     async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, str], None] | None]:
-        """Whom to tell the pieces of the answer, for a caller that asked for them."""
+        """Yield the callback that streams text to the caller, or None where the caller did not ask for chunks."""
         if ACCEPT_CHUNKS not in self._request.accepts:
             yield None
             return
@@ -259,7 +259,7 @@ class _DeliveryHandler:
 
     @contextlib.asynccontextmanager
     async def _report_progress(self, grant: Admission) -> AsyncIterator[None]:
-        """Tell a caller that asked for it that the call still runs."""
+        """Send progress messages while the context is open, if the caller asked for them."""
         if ACCEPT_PROGRESS not in self._request.accepts:
             yield
             return
@@ -272,7 +272,7 @@ class _DeliveryHandler:
         run.settle(response.answer if isinstance(response.answer, Result) else None)
 
     async def _return_to_queue(self, run: InflightCall, outcome: AttemptOutcome) -> None:
-        """The call goes on elsewhere, or later: nobody is answered, and nothing is owed."""
+        """Settle the attempt and return the call to its queue: no reply is sent, and the call is not charged."""
         await self._settle(outcome)
         run.settle(None)
         self._context.metrics.count_returned(self._target.name)

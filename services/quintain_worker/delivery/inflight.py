@@ -12,14 +12,17 @@ from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
 from quintain.errors import Cancelled, Overloaded
 
-#: So many duplicates of one call wait here; one more is `overloaded` (``design.md`` §3.3).
+#: How many duplicates of one call wait in this worker; a further one is refused as `overloaded` (``design.md`` §3.3).
 MAX_WAITING_DUPLICATES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """What a delivery asks, and in whose name. Only a delivery that asks exactly the same is a duplicate: whatever
-    differs is for the ledger to judge. ``token`` is the whole token, ``problem`` what is wrong with the request."""
+    """Everything that must be equal for two deliveries to be duplicates of one call.
+
+    Deliveries that share the request id and differ in anything else are left to the ledger. ``token`` is the whole
+    token, ``problem`` the message of a request error.
+    """
 
     token: str
     session_id: str
@@ -30,15 +33,15 @@ class CallIdentity:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The call's key."""
+        """The key of the call: session id and request id."""
         return self.session_id, self.request_id
 
 
 class AbortScope:
-    """What is done inside ends where it stands when it is aborted. Raises `Cancelled` then."""
+    """Async context whose body is cancelled when `abort` is called; it then raises `Cancelled`."""
 
     def __init__(self) -> None:
-        # A timeout that comes when it is asked for: it cancels what is inside, and nothing that follows.
+        # A timeout without a deadline: `abort` sets it to now. It cancels the body and no code after it.
         self._timeout = asyncio.timeout(None)
         self._is_active = False
 
@@ -56,18 +59,18 @@ class AbortScope:
             raise Cancelled from None
 
     def abort(self) -> None:
-        """End what is done inside, if anything is."""
+        """Cancel the body, if it is running."""
         if self._is_active:
             self._is_active = False
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class InflightCall:
-    """One call in this worker's hands, from its arrival until it is settled."""
+    """One call in flight in this worker, from its arrival until it is settled."""
 
     def __init__(self, identity: CallIdentity) -> None:
         self.identity = identity
-        #: The ledger has granted it, so that it counts until it is settled otherwise.
+        #: The ledger has granted it: it is charged unless it is settled otherwise.
         self.is_granted = False
         self._waiting_duplicates = 0
         self._result: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
@@ -75,18 +78,18 @@ class InflightCall:
 
     @property
     def is_settled(self) -> bool:
-        """Whether what became of it is known, and settled."""
+        """Whether its outcome has been settled."""
         return self._result.done()
 
     def settle(self, result: Result | None) -> None:
-        """It is settled: with this result, or otherwise. The first word counts."""
+        """Record that the call is settled, with its result or None; only the first call has an effect."""
         if not self._result.done():
             self._result.set_result(result)
 
     async def wait_for_result(self, timeout_seconds: float) -> Result | None:
-        """Its result, marked as replayed, once it is settled; None when it ended otherwise.
+        """Wait for the result, up to ``timeout_seconds``, and return it marked as replayed; None where there is none.
 
-        Raises `Overloaded` where too many wait already, and `TimeoutError`.
+        Raises `Overloaded` where `MAX_WAITING_DUPLICATES` wait already, and `TimeoutError`.
         """
         if self._waiting_duplicates >= MAX_WAITING_DUPLICATES:
             raise Overloaded(
@@ -94,7 +97,7 @@ class InflightCall:
             )
         self._waiting_duplicates += 1
         try:
-            # Not awaited itself: whoever is cancelled while it waits would cancel it for everybody.
+            # The future is not awaited directly: cancelling one waiter would cancel it for all.
             await asyncio.wait([self._result], timeout=timeout_seconds)
         finally:
             self._waiting_duplicates -= 1
@@ -104,30 +107,30 @@ class InflightCall:
         return None if result is None else result.model_copy(update={"replayed": True})
 
     def abort_scope(self) -> AbortScope:
-        """What is done inside ends where it stands when the call is taken back."""
+        """Return a new scope that is cancelled when the call is aborted."""
         self._abort_scope = AbortScope()
         return self._abort_scope
 
     def abort(self) -> None:
-        """Abort it, unless somebody else waits for it, or it is past aborting."""
+        """Cancel the call's current scope, unless a duplicate waits for its result."""
         if self._abort_scope is not None and not self._waiting_duplicates:
             self._abort_scope.abort()
 
 
 class InflightCalls:
-    """The calls in hand."""
+    """The calls in flight, by session and request id."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[str, str], list[InflightCall]] = {}
 
     def find(self, identity: CallIdentity) -> InflightCall | None:
-        """The run that a delivery with this question would join."""
+        """Return the unsettled call with this identity, if there is one."""
         calls = self._calls.get(identity.key, ())
         return next((call for call in calls if call.identity == identity and not call.is_settled), None)
 
     @contextlib.contextmanager
     def track(self, identity: CallIdentity) -> Iterator[InflightCall]:
-        """Have this call in hand; whoever has joined it is let go at the end at the latest."""
+        """Register a call while the context is open; its waiting duplicates are released at the end at the latest."""
         call = InflightCall(identity)
         calls = self._calls.setdefault(identity.key, [])
         calls.append(call)
@@ -140,7 +143,7 @@ class InflightCalls:
             call.settle(None)
 
     def abort(self, keys: Iterable[CallKey]) -> None:
-        """Abort those of these calls that are here."""
+        """Abort those of these calls that are in flight here."""
         for key in keys:
             for inflight_call in self._calls.get((key.session_id, key.request_id), ()):
                 inflight_call.abort()

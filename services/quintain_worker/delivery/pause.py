@@ -1,7 +1,7 @@
-"""Until when a target is paused: by its provider's answer to this worker, and by the ledger for the whole fleet.
+"""Tracks until when a target is paused: by its provider for this worker, and by the ledger for the whole fleet.
 
-A pause is measured on this process's monotonic clock. Each answer of the ledger sets it to the remaining time on
-the ledger's clock, so differences between machines' clocks do not matter.
+A pause is measured on this process's monotonic clock. Each answer of the ledger sets it to the remaining time on the
+ledger's clock, so differences between machines' clocks do not matter.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 
 
 class Notification:
-    """Wakes everybody who waits for news; each looks for itself what it is."""
+    """Wakes all tasks that wait for a change; each of them then checks the state itself."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def notify_all(self) -> None:
-        """Wake who waits now."""
+        """Wake all tasks that wait now."""
         self._event.set()
         self._event = asyncio.Event()
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Return at the next ring, or after this long."""
+        """Return at the next notification, or after ``seconds``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()
 
 
 class PauseState:
-    """One target's pause, as this worker knows it. ``report`` passes on what its provider asked for, in seconds.
+    """The pause of one target, as this worker knows it.
 
-    A wait of up to `Timings.shared_pause_seconds` is the throttled call's own: the others hear of a pause with their
-    next heartbeat, when it would be over already.
+    ``report`` is called with the seconds of each pause that the target's provider asks for. A pause of up to
+    `Timings.shared_pause_seconds` is not reported and delays only the throttled call: other workers would learn of it
+    with their next heartbeat, after its end.
     """
 
     def __init__(self, report: Callable[[float], None] = lambda _: None, timings: Timings = DEFAULT_TIMINGS) -> None:
@@ -47,20 +48,20 @@ class PauseState:
 
     @property
     def remaining_seconds(self) -> float:
-        """Seconds for which nobody may call the target; 0 where it may be called."""
+        """Seconds until the target may be called; 0 where it is not paused."""
         return max(0.0, max(self._provider_until, self._ledger_until) - asyncio.get_running_loop().time())
 
     @property
     def exceeds_hold_limit(self) -> bool:
-        """Whether what waits for the target is to be given back rather than held."""
+        """Whether the pause is so long that calls must return to their queue instead of waiting here."""
         return self.holds_no_longer(self.remaining_seconds)
 
     def holds_no_longer(self, seconds: float) -> bool:
-        """Whether a call that must wait for this long is to be given back."""
+        """Whether a wait of this many seconds is too long for holding a call in this worker."""
         return seconds > self._timings.held_call_seconds
 
     def pause_for(self, seconds: float) -> None:
-        """The provider asked this worker to come again after this long."""
+        """Pause the target because its provider answered with a retry-after of this many seconds."""
         until = asyncio.get_running_loop().time() + seconds
         if seconds <= self._timings.shared_pause_seconds or until <= self._provider_until:
             return
@@ -69,9 +70,11 @@ class PauseState:
         self.changed.notify_all()
 
     def apply_ledger_pause(self, seconds: float | None, *, is_reported: bool = False) -> None:
-        """The ledger's word: the fleet's pause lasts this much longer, or there is none. ``is_reported``: it knows
-        what this worker's own provider asked for, so that its word is the only one, and an administrator's word ends
-        both."""
+        """Set the fleet-wide pause to this many remaining seconds, or end it with None.
+
+        ``is_reported`` means that the ledger knows every pause this worker's provider asked for; its answer then
+        replaces the provider's pause too, so that an administrator's resume ends both.
+        """
         if is_reported:
             self._provider_until = -math.inf
         if seconds is None:
@@ -81,6 +84,6 @@ class PauseState:
         self.changed.notify_all()
 
     def stop(self) -> None:
-        """The worker stops: nothing is held for the end of a pause any more."""
+        """Stop holding calls for the end of a pause: the worker stops."""
         self.stopping = True
         self.changed.notify_all()

@@ -23,22 +23,25 @@ from quintain.routes import (
 )
 from quintain.rpc.server import request_id_of
 
-#: ``protocol.md`` §2.
+#: The largest request body, in bytes (``protocol.md`` §2).
 MAX_BODY_BYTES = 1024 * 1024
 
 
-#: A whole number in a header may be written as text, this long at most.
+#: An integer in a header may be sent as text of at most this many digits.
 MAX_DIGITS = 18
 
-#: A sentence about a request is this long at most: it may quote a name of the caller's, and it travels to the
-#: ledger together with those of other callers.
+#: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
+#: travel to the ledger in one batch with those of other callers.
 MAX_MESSAGE_LENGTH = 500
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """One request as it came; ``problem`` is what is wrong with it where ``request`` is None. ``accepts``: what its
-    caller asked for besides the final answer, such as `quintain.routes.ACCEPT_CHUNKS`."""
+    """One parsed delivery. ``request`` is None where the request is invalid; ``problem`` then says why.
+
+    ``deadline`` and ``published_at`` are milliseconds since the epoch. ``accepts`` lists the interim messages that the
+    caller asked for, such as `quintain.routes.ACCEPT_CHUNKS`.
+    """
 
     token: SessionToken
     request_id: str
@@ -51,10 +54,10 @@ class IncomingRequest:
 
 
 def parse_request(delivery: Delivery, target: str) -> IncomingRequest:
-    """What a delivery asks of this target.
+    """Parse a delivery of this target's queue.
 
-    Raises `Unauthorized` for a token whose shape or checksum is wrong: that needs no ledger. Everything else that
-    is wrong is a `problem`, for the ledger to refuse after it has looked at the token.
+    Raises `Unauthorized` for a token whose format or checksum is wrong, which needs no ledger. Every other error
+    becomes the request's ``problem``: the ledger refuses it after it has checked the token.
     """
     headers = delivery.headers
     token = SessionToken.parse(_text(headers, TOKEN_HEADER))
@@ -93,7 +96,7 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
 
 
 def truncate_message(fault: Fault) -> Fault:
-    """The fault with a sentence of bounded length."""
+    """Return the fault with a message of at most `MAX_MESSAGE_LENGTH` characters."""
     if len(fault.message) <= MAX_MESSAGE_LENGTH:
         return fault
     return type(fault)(
@@ -114,7 +117,7 @@ def _number(headers: Mapping[str, object], name: str) -> int | None:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise BadRequest(f"{name}: a whole number")
+    raise BadRequest(f"{name}: it must be a whole number")
 
 
 def _accepted_types(headers: Mapping[str, object]) -> frozenset[str]:

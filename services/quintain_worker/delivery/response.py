@@ -1,7 +1,7 @@
 """Builds the response to a call from the provider's answer: the result, its size in bytes and the outcome to settle.
 
-A provider's answer may be anything: half a surrogate pair, numbers that are not finite, more than a message may
-hold. What cannot be sent becomes a fault of its own call, and never affects the settles of the same batch.
+A provider's answer may hold anything: lone surrogates, numbers that are not finite, more than a message may hold. An
+answer that cannot be sent becomes a fault of its own call, and never affects the settles of the same batch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from quintain_worker.providers.provider import ProviderAnswer
 
 log = logging.getLogger(__name__)
 
-#: A reply may be this large on the wire; the broker's own limit is above it.
+#: The largest reply, in bytes; the broker's own limit is higher.
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 
-#: What is around a result in a settle: whoever cannot read one settle drops all that came with it.
+#: The JSON around a result in a settle batch. A settle that cannot be parsed would lose the whole batch.
 SETTLE_ENVELOPE = (b'{"items":[{"reply":', b"}]}")
 
 
 @dataclass(frozen=True, slots=True)
 class CallResponse:
-    """What the caller is told and the ledger keeps. ``size`` is a result's length on the wire, in bytes."""
+    """The reply to the caller and the outcome for the ledger. ``size`` is the result's length on the wire, in bytes."""
 
     answer: Result | Fault
     outcome: AttemptOutcome
@@ -38,7 +38,7 @@ class CallResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTiming:
-    """Which target answered, and how long it took: milliseconds in the provider and in the queue."""
+    """The target of a call and its timing: milliseconds spent in the provider and in the queue."""
 
     target: str
     duration_ms: float
@@ -46,23 +46,24 @@ class CallTiming:
 
 
 def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTiming) -> CallResponse:
-    """What an attempt's ending comes to: an ending with an answer or a fault."""
+    """Convert the result of an attempt into the call's response."""
     if attempt_result.fault is not None:
-        # Unbilled as this attempt was, the ledger keeps the call in doubt for an earlier one: the caller is told so.
+        # This attempt was not billed, but an earlier one may have been: the ledger keeps the call in doubt, so the
+        # fault must say that it is charged.
         fault = with_charge(attempt_result.fault, charged=True) if grant.unproven else attempt_result.fault
         return CallResponse(fault, attempt_result.outcome)
-    assert attempt_result.answer is not None, "an ending has an answer or a fault"
+    assert attempt_result.answer is not None, "an attempt result has an answer or a fault"
     try:
         result = _result(attempt_result.answer, attempt_result.tries, grant, timing)
         wire = result.to_wire()
         if attempt_result.answer.output is not None:
-            # A nesting that can be written need not be one that can be read; a text alone has none.
+            # JSON that can be written may still be nested too deeply to be parsed; plain text has no nesting.
             from_json(SETTLE_ENVELOPE[0] + wire + SETTLE_ENVELOPE[1])
     except Exception:
-        # Whatever a provider's words do to us: it worked, and its call is at its end.
-        log.exception("An answer of target %s cannot be carried", timing.target)
+        # The provider answered, but its answer cannot be encoded: the call ends, charged.
+        log.exception("An answer of target %s cannot be encoded as a reply", timing.target)
         return CallResponse(
-            ProviderFailed("The provider answered what no reply can carry", charged=True), AttemptOutcome.CHARGED
+            ProviderFailed("The provider's answer cannot be encoded as a reply", charged=True), AttemptOutcome.CHARGED
         )
     if len(wire) > MAX_REPLY_BYTES:
         too_large = ReplyTooLarge(f"The provider's answer is larger than {MAX_REPLY_BYTES} bytes")

@@ -20,11 +20,12 @@ from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer
 
 log = logging.getLogger(__name__)
 
-#: The first pause between tries is at most this long, doubled from try to try, in seconds, with full jitter.
+#: Backoff between tries, in seconds, with full jitter: the first is at most this long, and the limit doubles with each
+#: try.
 INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 
-#: From the least to the most that is owed: the tries of one attempt are billed by the worst of them.
+#: From least to most severe: an attempt is billed like the worst of its tries.
 _BILLING_SEVERITY = (Billing.UNBILLED, Billing.BILLED, Billing.UNKNOWN)
 
 _OUTCOME_BY_BILLING = {
@@ -36,8 +37,10 @@ _OUTCOME_BY_BILLING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResult:
-    """How an attempt ended: an answer, or a fault with what the ledger is to make of it; neither of them where the
-    call is given back, for a later attempt of anybody's."""
+    """The result of an attempt: an answer, or a fault with the outcome to settle, or neither.
+
+    With neither, the call returns to its queue for a later attempt. ``tries`` is how often the provider was called.
+    """
 
     tries: int
     answer: ProviderAnswer | None = None
@@ -46,17 +49,17 @@ class AttemptResult:
 
     @property
     def is_returned(self) -> bool:
-        """Whether the call goes on elsewhere: nothing is owed for it, and nobody is answered."""
+        """Whether the call returns to its queue: nothing is charged, and no reply is sent."""
         return self.answer is None and self.fault is None
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a provider is asked, and until when (the loop's seconds).
+    """Limits on the tries of one attempt. ``ends_at`` is the deadline in the loop's seconds.
 
-    ``timeout_seconds`` is the target's own bound on all its tries and the waits between them, the pauses of the
-    target apart. ``unproven``: an earlier attempt may have been billed, so that this call cannot be given back as if
-    nothing had happened.
+    ``timeout_seconds`` is the target's own limit on all tries and the waits between them, without the pauses of the
+    target. ``unproven``: an earlier attempt may have been billed, so this call must not return to its queue as
+    unbilled.
     """
 
     max_tries: int
@@ -66,11 +69,11 @@ class RetryPolicy:
 
 
 class _CallReturned(Exception):
-    """The call would wait for too long, and owes nothing."""
+    """The wait before the next try is too long, and nothing was billed: the call returns to its queue."""
 
 
 class Attempt:
-    """One attempt at a provider: as many tries as it takes, and what they have come to so far."""
+    """One attempt at a call: tries the provider until it succeeds or the policy ends it, and tracks the billing."""
 
     def __init__(
         self,
@@ -80,8 +83,11 @@ class Attempt:
         pause: PauseState,
         on_text: Callable[[int, str], None] | None = None,
     ) -> None:
-        """``on_text`` is told each piece of the answer's text as it comes, with the number of its try: a later try
-        voids the pieces before it."""
+        """Prepare an attempt; `run` starts it.
+
+        ``on_text`` is called with the number of the try and each piece of text as it arrives; a later try voids the
+        text of the earlier ones.
+        """
         self._provider, self._request, self._on_text = provider, request, on_text
         self._retry_policy, self._pause = retry_policy, pause
         timeout_seconds = math.inf if retry_policy.timeout_seconds is None else retry_policy.timeout_seconds
@@ -91,10 +97,12 @@ class Attempt:
         self._failure: ProviderFailure | None = None
 
     async def run(self) -> AttemptResult:
-        """Ask the provider until it answers, refuses for good, or the deadline is too near for another try. Nobody is
-        asked while the target is paused."""
+        """Call the provider until it answers, fails for good, or the deadline leaves no time for another try.
+
+        No try starts while the target is paused. Every failure is returned as an `AttemptResult`, not raised.
+        """
         if self._remaining_seconds <= 0:
-            # The grant came too late: no provider was called, and nothing is owed.
+            # The grant came too late: the provider was not called, and nothing is charged.
             fault = Expired("The deadline passed before the provider was called")
             return AttemptResult(tries=0, fault=fault, outcome=AttemptOutcome.REFUND)
         try:
@@ -106,7 +114,7 @@ class Attempt:
         except ProviderFailure as failure:
             return self._failed_result(failure.fault)
         except Exception:
-            # A defect in a provider's code: what it did before is not known, so it is charged and shown.
+            # A defect in a provider: it is unknown what was sent before, so the call is charged and in doubt.
             log.exception("A defect in a provider")
             return AttemptResult(tries=self._tries, fault=InternalFault(charged=True), outcome=AttemptOutcome.IN_DOUBT)
 
@@ -121,7 +129,8 @@ class Attempt:
                 raise first_failure.pop()
             return await self._try_once()
 
-        # Most calls are answered at once, without all this: it begins with the failure that it missed.
+        # Most calls succeed on the first try and skip the cost of the retry machinery; it starts from the first
+        # failure.
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, ProviderFailure) and error.retryable),
             wait=_RetryAfterOrBackoff(),
@@ -132,10 +141,10 @@ class Attempt:
         return await retrying(try_again)
 
     def cancelled_result(self) -> AttemptResult:
-        """How an attempt whose `run` was cancelled ends: by what is owed for it so far."""
+        """Return the result of an attempt whose `run` was cancelled, with the billing of its tries so far."""
         if self._billing is Billing.UNBILLED:
             return self._failed_result(Cancelled())
-        return self._failed_result(Cancelled("The caller took the call back; it may have been billed", charged=True))
+        return self._failed_result(Cancelled("The caller cancelled the call; it may have been billed", charged=True))
 
     def _failed_result(self, fault: Fault) -> AttemptResult:
         charged_fault = with_charge(fault, charged=self._billing is not Billing.UNBILLED)
@@ -153,7 +162,7 @@ class Attempt:
         remaining_seconds = self._remaining_seconds
         on_text = None if self._on_text is None else partial(self._on_text, self._tries)
         try:
-            # The provider bounds itself; this one is for a provider that does not.
+            # The provider applies the timeout itself; this limit is for one that does not.
             async with asyncio.timeout(remaining_seconds):
                 return await self._provider.answer(self._request, timeout_seconds=remaining_seconds, on_text=on_text)
         except ProviderFailure as failure:
@@ -170,15 +179,15 @@ class Attempt:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled this call: a provider let a cancellation of its own escape, and must not end the
-            # worker's.
+            # This task was not cancelled: the provider let a `CancelledError` of its own escape, which must not stop
+            # the worker.
             raise RuntimeError("a provider raised CancelledError") from error
 
     async def _wait_before_try(self, seconds: float) -> None:
-        """Wait before a try: for this long, and for as long as the target is paused.
+        """Wait ``seconds`` before a try, and longer while the target is paused.
 
-        Raises the last failure where that would outlast the deadline, and `_CallReturned` where it would be held for
-        too long, or the worker stops. What may have been billed cannot be given back: it waits to the end.
+        Raises the last failure where the wait would exceed the deadline, and `_CallReturned` where the call must not be
+        held that long or the worker stops. A call that may have been billed cannot be returned and waits to the end.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + seconds
@@ -202,7 +211,7 @@ def _pause_failure(seconds: float) -> ProviderFailure:
 
 
 def with_charge(fault: Fault, *, charged: bool) -> Fault:
-    """The fault, saying what the ledger will say of its charge."""
+    """Return the fault with this charge, as the ledger will record it."""
     if fault.charged == charged:
         return fault
     fault_class = type(fault) if fault.always_charged is None else ProviderFailed
@@ -212,7 +221,7 @@ def with_charge(fault: Fault, *, charged: bool) -> Fault:
 
 
 class _RetryAfterOrBackoff(wait_base):
-    """What the provider asked for, where it asked; a jittered pause otherwise."""
+    """Waits the provider's retry-after where it gave one, and a jittered exponential backoff otherwise."""
 
     def __init__(self) -> None:
         self._backoff = wait_random_exponential(multiplier=INITIAL_BACKOFF_SECONDS, max=MAX_BACKOFF_SECONDS)

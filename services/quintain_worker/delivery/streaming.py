@@ -19,15 +19,15 @@ from quintain.topology import REPLY
 
 log = logging.getLogger(__name__)
 
-#: What is not taken by then is of no use any more, in seconds.
+#: Interim messages expire after this time, in seconds: they are of no use later.
 EXPIRATION_SECONDS = 30.0
 
-#: A call that takes longer says that it still runs, and says so again each time that this has passed, in seconds.
+#: Default interval of progress messages, in seconds.
 PROGRESS_SECONDS = 10.0
 
 
 async def send_interim(bus: Bus, delivery: Delivery, request_id: str, message: Chunk | Progress) -> None:
-    """Send it to whoever waits for the answer to this delivery. Raises `BusError`."""
+    """Publish a chunk or progress message to the caller's reply queue. Raises `BusError`."""
     envelope = Envelope(
         body=message.to_wire(),
         type=CHUNK_TYPE if isinstance(message, Chunk) else PROGRESS_TYPE,
@@ -43,7 +43,10 @@ async def send_interim(bus: Bus, delivery: Delivery, request_id: str, message: C
 async def report_progress(
     interval_seconds: float, attempt: int, send: Callable[[Progress], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Say again and again that this attempt runs, for as long as it does. Whoever has gone is told no more."""
+    """Send a progress message every ``interval_seconds`` while the context is open.
+
+    Stops at the first message that cannot be sent.
+    """
 
     async def send_periodically() -> None:
         loop = asyncio.get_running_loop()
@@ -53,7 +56,7 @@ async def report_progress(
             try:
                 await send(Progress(attempt=attempt, elapsed_ms=int((loop.time() - started_at) * 1000)))
             except BusError as error:
-                log.info("The progress of a call is no longer told: %s", error.message)
+                log.info("Progress messages of a call are no longer sent: %s", error.message)
                 return
 
     task = asyncio.get_running_loop().create_task(send_periodically(), name="progress")
@@ -65,17 +68,23 @@ async def report_progress(
 
 
 class ChunkSender:
-    """One attempt's pieces. ``first_attempt`` is how many attempts there were at the call before this one."""
+    """Streams the text of one attempt to the caller, in numbered chunks.
+
+    ``first_attempt`` is added to the number of the try to get the attempt number of a chunk.
+    """
 
     def __init__(self, bus: Bus, delivery: Delivery, request_id: str, *, first_attempt: int) -> None:
         self._bus, self._delivery, self._request_id, self._first_attempt = bus, delivery, request_id, first_attempt
         self._attempt, self._seq = 0, 0
         self._unsent_text = ""
         self._has_text = asyncio.Event()
-        self._send_task = asyncio.get_running_loop().create_task(self._send_chunks(), name="pieces")
+        self._send_task = asyncio.get_running_loop().create_task(self._send_chunks(), name="chunks")
 
     def add(self, try_number: int, text: str) -> None:
-        """Send a piece of the answer's text, together with those that wait already. A new try begins anew."""
+        """Queue a piece of the answer's text; pieces that wait are sent as one chunk.
+
+        A new try discards those of the last.
+        """
         attempt = self._first_attempt + try_number
         if attempt != self._attempt:
             self._attempt, self._seq, self._unsent_text = attempt, 0, ""
@@ -83,7 +92,7 @@ class ChunkSender:
         self._has_text.set()
 
     async def close(self) -> None:
-        """Send no more: the whole answer follows."""
+        """Stop sending: the reply with the whole answer follows."""
         self._send_task.cancel()
         await asyncio.gather(self._send_task, return_exceptions=True)
 
@@ -99,5 +108,5 @@ class ChunkSender:
             try:
                 await send_interim(self._bus, self._delivery, self._request_id, chunk)
             except BusError as error:
-                log.info("The pieces of an answer are no longer sent: %s", error.message)
+                log.info("Chunks of an answer are no longer sent: %s", error.message)
                 return

@@ -15,7 +15,10 @@ from quintain_worker.providers.provider import Billing, ProviderFailure
 
 
 class AgentSession:
-    """One call's session for its agent: opened for a target that declares the slot, closed with each try."""
+    """Child session for the agent of one call.
+
+    It is opened if the target declares the configuration slot for it, and closed after each try.
+    """
 
     def __init__(self, name: str, terms: TargetChildSession, rpc_client: RpcClient, parent: SessionToken) -> None:
         self._name = name
@@ -25,8 +28,10 @@ class AgentSession:
         self._child: ChildSession | None = None
 
     async def open(self, descriptor: TargetDescriptor, ends_at: float) -> dict[str, str]:
-        """Open it; returns what to configure the agent with. It expires when the loop's time is ``ends_at``. Raises
-        `ProviderFailure`, uncharged."""
+        """Open the child session and return the configuration for the agent.
+
+        The session expires at ``ends_at`` (the loop's seconds). Raises `ProviderFailure`, unbilled.
+        """
         if all(spec.name != SESSION_SLOT for spec in descriptor.config_specs):
             raise self._failure(
                 f"child_session is set, and the target declares no configuration slot {SESSION_SLOT!r} to take it: "
@@ -38,15 +43,15 @@ class AgentSession:
         except Fault as fault:
             raise ProviderFailure(fault, Billing.UNBILLED, retryable=fault.retryable) from None
         except BusError as error:
-            raise self._failure(f"no session for the agent: {error.message}", retryable=True) from None
+            raise self._failure(f"the agent's session could not be opened: {error.message}", retryable=True) from None
         return {SESSION_SLOT: self._child.token}
 
     async def close(self) -> None:
-        """End it. Never raises, but for a cancellation."""
+        """Close the child session; raises nothing except a cancellation."""
         await self._children.close_all()
 
     def masked(self, text: str) -> str:
-        """What the agent said, without the session's secret: an answer is kept, graded and shown."""
+        """Return the agent's text with the session token masked: answers are stored, graded and shown."""
         return text if self._child is None else self._child.mask_token(text)
 
     def _failure(self, reason: str, *, retryable: bool = False) -> ProviderFailure:

@@ -27,28 +27,28 @@ from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.output_json import parse_output
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 
-#: An answer may be this large, in bytes.
+#: The largest answer, in bytes.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
-#: This much of a failed program's stderr is quoted, in characters.
+#: How much of the end of a failed program's stderr is quoted, in characters.
 _MAX_QUOTED_LENGTH = 300
 
 
 def command_provider(name: str, target: CommandTarget, context: ProviderContext) -> CommandProvider:
-    """The provider of this target."""
+    """Create the command provider of this target."""
     return CommandProvider(name, target, context)
 
 
 @dataclass(frozen=True, slots=True)
 class _CallFiles:
-    """One call's folder and what is in it."""
+    """The files of one call, in a temporary folder."""
 
     folder: Path
     prompt: str
     system_prompt: str
 
     def path(self, name: str) -> Path:
-        # Named by us alone: nothing that a request says is ever part of a path.
+        # File names are fixed: no part of a path comes from the request.
         return self.folder / f"{name}.txt"
 
     def write(self) -> None:
@@ -62,8 +62,10 @@ class _CallFiles:
 
 
 class CommandProvider:
-    """Runs the program of its configuration. The prompt is in ``{prompt_file}``, or else on stdin; the system
-    prompt in ``{system_prompt_file}``, or else before the prompt; the answer in ``{output_file}``, or else on stdout.
+    """Runs the configured program for each call.
+
+    The prompt is in ``{prompt_file}``, or else on stdin; the system prompt in ``{system_prompt_file}``, or else before
+    the prompt; the answer in ``{output_file}``, or else on stdout.
     """
 
     def __init__(self, name: str, target: CommandTarget, context: ProviderContext) -> None:
@@ -76,14 +78,15 @@ class CommandProvider:
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """The program's answer, within the timeout; nobody hears it before: what a program prints is an answer only
-        once the program has ended well. Raises `ProviderFailure`.
+        """Run the program and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`.
+
+        ``on_text`` is never called: the output counts only once the program has exited with 0.
         """
         refuse_settings(request.settings, supported=(), provider=f"{self._name}, a command,")
         prompt, system_prompt = _prompts(request, separate_system="system_prompt_file" in self._placeholders)
         with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:
             files = _CallFiles(Path(folder), prompt, system_prompt)
-            # Here and now: a thread, cut off by a cancel, would write into a folder that is being cleared.
+            # Not in a thread: cancelled, it would go on writing into a folder that is being deleted.
             files.write()
             finished = await self._run(files, timeout_seconds)
             if finished.exit_code != 0:
@@ -96,7 +99,7 @@ class CommandProvider:
         return ProviderAnswer(text=text) if self._target.output_format == "text" else self._parse_output(text)
 
     async def close(self) -> None:
-        """Nothing is held between calls."""
+        """Do nothing: no resource is held between calls."""
 
     async def _run(self, files: _CallFiles, timeout_seconds: float) -> Finished:
         program = Program(
@@ -143,12 +146,12 @@ class CommandProvider:
         message = f"{self._name}: {self._target.command[0]} cannot be started: {error.reason}"
         if isinstance(error, (ProgramNotFound, ProgramNotExecutable)):
             return ProviderFailure(TargetUnavailable(message), Billing.UNBILLED)
-        # The machine is short of something: memory, processes, open files.
+        # The machine lacks memory, processes or file descriptors.
         return ProviderFailure(ProviderFailed(message, charged=False), Billing.UNBILLED, retryable=True)
 
 
 def _prompts(request: InvokeRequest, *, separate_system: bool) -> tuple[str, str]:
-    """The prompt and the system prompt: one question as it is, several turns as ``role: text`` each."""
+    """Return the prompt and the system prompt; a single message as it is, several as ``role: text`` each."""
     turns = text_messages(request)
     system = "\n\n".join(turn.text for turn in turns if turn.role == "system") if separate_system else ""
     prompt_turns = [turn for turn in turns if not (separate_system and turn.role == "system")]

@@ -12,7 +12,7 @@ from quintain_worker.providers.provider import Billing, ProviderFailure
 
 @dataclass(frozen=True, slots=True)
 class TextMessage:
-    """One message: the request's field, who speaks, and the text in its parts."""
+    """One message as text: the request's field name, the role, and the text of its parts."""
 
     field: str
     role: str
@@ -20,24 +20,24 @@ class TextMessage:
 
     @property
     def text(self) -> str:
-        """The whole text."""
+        """The text of all parts, joined."""
         return "".join(self.texts)
 
 
 def messages_with_fields(request: InvokeRequest) -> list[tuple[str, ChatMessage]]:
-    """The conversation, the system prompt first, each message with the request's field."""
+    """Return each message of the conversation with the name of its request field; the system prompt comes first."""
     fields = ["systemPrompt"] if request.system_prompt else []
     fields += [f"messages[{index}]" for index in range(len(request.messages or []))] or ["question"]
     return list(zip(fields, request.conversation(), strict=True))
 
 
 def text_messages(request: InvokeRequest) -> list[TextMessage]:
-    """The conversation as text. Raises `ProviderFailure` for what is not text."""
+    """Return the conversation as text. Raises `ProviderFailure` for content that is not text."""
     return [_text_message(field, message) for field, message in messages_with_fields(request)]
 
 
 def refuse_settings(settings: InvokeSettings | None, *, supported: Iterable[str], provider: str) -> None:
-    """Raise `ProviderFailure`, naming the field, where a setting is asked for that is not among the honoured."""
+    """Raise `ProviderFailure`, naming the field, for a requested setting that is not in ``supported``."""
     if settings is None:
         return
     known = frozenset(supported)
@@ -47,7 +47,7 @@ def refuse_settings(settings: InvokeSettings | None, *, supported: Iterable[str]
 
 
 def refusal(field: str, reason: str) -> ProviderFailure:
-    """The request asks for what this provider cannot do; nothing was sent."""
+    """Return the failure for a request that this provider does not support: bad request, unbilled."""
     return ProviderFailure(BadRequest(f"{field}: {reason}"), Billing.UNBILLED)
 
 

@@ -20,8 +20,10 @@ from quintain_worker.providers.provider import Provider
 
 @dataclass(frozen=True, slots=True)
 class ProviderContext:
-    """Where a provider lives: the configuration's folder, the environment its programs get, the worker's bus, and
-    the fleet's timings."""
+    """The worker's environment that providers are built with.
+
+    ``folder`` is the configuration's folder, which relative paths start from; ``env`` is the environment of programs.
+    """
 
     folder: Path
     env: Mapping[str, str]
@@ -31,7 +33,7 @@ class ProviderContext:
 
 ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
 
-#: Provider kind → its factory as ``module:function``. Names, not imports: a kind's extra may not be installed.
+#: Provider kind → its factory as ``module:function``. Imported on demand, because a kind's extra may not be installed.
 _FACTORIES = {
     "anthropic": "quintain_worker.providers.models.anthropic:anthropic_provider",
     "command": "quintain_worker.providers.command:command_provider",
@@ -41,12 +43,15 @@ _FACTORIES = {
     "target": "quintain_worker.providers.remote_target:remote_target_provider",
 }
 
-#: The kinds that need an extra of their own name.
+#: The kinds that need an extra of the same name.
 _WITH_EXTRA = frozenset({"anthropic", "openai"})
 
 
 def build_provider(name: str, target: TargetConfig, context: ProviderContext) -> Provider:
-    """The provider of a resolved target. Raises `ConfigError` where it cannot be made here."""
+    """Create the provider of a resolved target.
+
+    Raises `ConfigError` where its extra is missing or its configuration is wrong.
+    """
     module, _, function = _FACTORIES[target.provider].partition(":")
     try:
         factory = cast("ProviderFactory", getattr(importlib.import_module(module), function))

@@ -12,26 +12,29 @@ from quintain.errors import ProviderFailed, TimedOut
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 
-#: A word with the white space around it: joined, words are the text they came from.
+#: A word with the whitespace around it; joined, the words are the original text.
 _WORD = re.compile(r"\s*\S+\s*|\s+")
 
 
 def mock_provider(_name: str, target: MockTarget, _context: ProviderContext) -> MockProvider:
-    """The mock of this target."""
+    """Create the mock provider of this target."""
     return MockProvider(target)
 
 
 class MockProvider:
-    """Answers as its configuration says: echoing or fixed, late, or failing now and then. It takes any setting."""
+    """Answers with an echo or a fixed text, after configured delays, and fails at a configured rate.
+
+    It accepts every setting of a request.
+    """
 
     def __init__(self, target: MockTarget) -> None:
         self._target = target
-        self._random = random.Random()  # noqa: S311 -- which calls fail is no secret
+        self._random = random.Random()  # noqa: S311 -- not for secrets: it chooses which calls fail
 
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """The answer, word by word to whoever listens, after the configured delays. Raises `ProviderFailure`."""
+        """Return the configured answer, streamed word by word to ``on_text``. Raises `ProviderFailure`."""
         conversation = request.conversation()
         text = _last_user_text(conversation) if self._target.response is None else self._target.response
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
@@ -45,7 +48,7 @@ class MockProvider:
         )
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     async def _stream(self, words: list[str], on_text: OnText | None, ends_at: float) -> None:
         delay_seconds = self._target.chunk_delay_ms / 1000
@@ -63,7 +66,7 @@ class MockProvider:
 
 
 async def _sleep_until(seconds: float, ends_at: float) -> None:
-    """Sleep for so long, or until ``ends_at`` (the loop's seconds). Raises `ProviderFailure` where that comes first."""
+    """Sleep for ``seconds``; raise `ProviderFailure` if ``ends_at`` (the loop's seconds) comes first."""
     remaining_seconds = ends_at - asyncio.get_running_loop().time()
     await asyncio.sleep(min(seconds, remaining_seconds))
     if seconds > remaining_seconds:

@@ -12,7 +12,7 @@ from quintain_worker.providers.provider import ProviderAnswer
 
 
 class _PrintedMessage(BaseModel):
-    # What else is said, such as the calls of tools, is the program's own business: they have been made.
+    # Other fields, such as tool calls that the program has already made, are ignored.
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -28,9 +28,9 @@ class _PrintedAnswer(BaseModel):
 
 
 def parse_output(text: str) -> ProviderAnswer:
-    """The answer in a program's JSON; of several messages, the last assistant's is the text.
+    """Parse a program's JSON into an answer; of several messages, the last of the assistant is the text.
 
-    Raises `ValueError` with a sentence that does not quote what was printed.
+    Raises `ValueError` with a message that does not quote the output.
     """
     try:
         printed = _PrintedAnswer.model_validate_json(text)

@@ -1,6 +1,6 @@
 """The `Provider` interface, its answer and its failure.
 
-A provider tries once. Retries, deadlines, budgets and replies belong to the worker.
+A provider makes one try per call. Retries, deadlines, budgets and replies belong to the worker.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault
 
-#: Told each piece of an answer's text as it comes, in order. It returns at once, and never raises.
+#: Callback for each piece of an answer's text, in order. It must return at once and never raise.
 OnText = Callable[[str], None]
 
-#: A provider's word on when to come again counts for a day at most, in seconds.
+#: The longest retry-after that is accepted from a provider, in seconds.
 MAX_RETRY_AFTER_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderAnswer:
-    """What a provider said. ``model`` is the model that really served it, where the provider tells.
+    """The answer of a provider. ``model`` is the model that served the request, where the provider names it.
 
-    ``output`` is where more was said than ``text``: several messages, or calls of tools.
+    ``output`` is set where the answer is more than ``text``: several messages, or tool calls.
     """
 
     text: str
@@ -37,18 +37,21 @@ class ProviderAnswer:
 
 
 class Billing(StrEnum):
-    """What is known of a failed try: the ground on which a call is refunded, charged or in doubt."""
+    """What is known about the billing of a failed try; it decides whether the call is refunded, charged or in doubt."""
 
-    #: Proven: no inference happened (never sent; 401, 402, 403, 404, 429; 503 and 529).
+    #: It is certain that no inference happened (never sent; 401, 402, 403, 404, 429; 503 and 529).
     UNBILLED = "unbilled"
-    #: The provider worked, and failed or refused.
+    #: The provider processed the request, and failed or refused it.
     BILLED = "billed"
-    #: It may have reached the provider, and nobody knows what came of it.
+    #: The request may have reached the provider, and its outcome is unknown.
     UNKNOWN = "unknown"
 
 
 class ProviderFailure(Exception):
-    """One try failed. ``retryable`` says whether another try may help; ``retry_after_seconds`` when, if anyone said."""
+    """One try failed.
+
+    ``retryable``: another try may succeed, after ``retry_after_seconds`` where the provider gave it.
+    """
 
     def __init__(
         self, fault: Fault, billing: Billing, *, retryable: bool = False, retry_after_seconds: float | None = None
@@ -59,36 +62,40 @@ class ProviderFailure(Exception):
 
 
 def clamp_retry_after(retry_after_seconds: float | None) -> float | None:
-    """A provider's word on when to come again, within `MAX_RETRY_AFTER_SECONDS`; None for a word that is no time."""
+    """Limit a retry-after to `MAX_RETRY_AFTER_SECONDS`; None for a negative number or NaN."""
     if retry_after_seconds is None or not retry_after_seconds >= 0:
         return None
     return min(retry_after_seconds, MAX_RETRY_AFTER_SECONDS)
 
 
 class Provider(Protocol):
-    """Reaches one target. Safe to call concurrently; cancelling `answer` stops the work at the provider."""
+    """Answers requests for one target.
+
+    Safe for concurrent calls; cancelling `answer` stops the work at the provider.
+    """
 
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """Ask once, within the timeout. Raises `ProviderFailure`.
+        """Make one try within ``timeout_seconds`` and return the answer. Raises `ProviderFailure`.
 
-        ``on_text`` is told the text piece by piece: of an answer, the pieces joined are its text; of a failed try,
-        they are void. A provider that cannot stream never calls it. The answer is as whole as it is without.
+        ``on_text`` is called with each piece of text as it arrives: joined, the pieces are the answer's text; after a
+        failure they are void. A provider that cannot stream never calls it. The returned answer is complete in any
+        case.
         """
 
     async def close(self) -> None:
-        """Let go of connections and processes."""
+        """Close connections and end processes."""
 
 
 class SessionScopedProvider(ABC):
-    """A provider that calls in its caller's name: whom it reaches spends the caller's session, narrowed."""
+    """A provider whose target makes calls of its own, charged to the caller's session."""
 
     @abstractmethod
     def for_session(self, token: SessionToken) -> Provider:
-        """The provider for one call of the session with this token. It is closed with this one."""
+        """Return the provider for one call of the session with this token. It is closed together with this provider."""
 
 
 def provider_for_session(provider: Provider, token: SessionToken) -> Provider:
-    """What to ask for one call of the session with this token: the provider itself, where it acts in nobody's name."""
+    """Return the provider for one call of this session: the provider itself, unless it is session-scoped."""
     return provider.for_session(token) if isinstance(provider, SessionScopedProvider) else provider

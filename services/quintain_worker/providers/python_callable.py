@@ -20,27 +20,28 @@ AnswerFunction = Callable[[InvokeRequest], object]
 
 
 def python_provider(name: str, target: PythonTarget, context: ProviderContext) -> PythonProvider:
-    """The provider of this target. Raises `ConfigError` where its function cannot be had."""
+    """Create the Python provider of this target. Raises `ConfigError` where its function cannot be imported."""
     function = _load_function(f"targets.{name}.callable", target.callable, context.folder)
     return PythonProvider(name, function, threads=target.max_concurrency)
 
 
 class PythonProvider:
-    """Calls a function: a coroutine on the event loop, any other in a thread of its own. An asynchronous generator
-    yields the answer's text in pieces, on the event loop.
+    """Calls a Python function for each request.
 
-    A thread cannot be stopped: after a deadline or a cancel its function runs on, and its answer is dropped.
+    A coroutine function and an asynchronous generator, which yields the answer's text in pieces, run on the event loop;
+    any other function runs in a thread. A thread cannot be stopped: after a deadline or a cancellation the function
+    runs on, and its answer is dropped.
     """
 
     def __init__(self, name: str, function: AnswerFunction, *, threads: int) -> None:
         self._name, self._function = name, function
-        # Not the loop's own threads: those are few, and shared with everything else.
+        # A pool of its own: the loop's default executor has few threads and is shared.
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=f"target-{name}")
 
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """What the function returns, within the timeout. Raises `ProviderFailure`."""
+        """Call the function and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
         try:
             async with asyncio.timeout(timeout_seconds) as deadline:
                 answer = await self._call(request)
@@ -49,7 +50,8 @@ class PythonProvider:
         except ProviderFailure:
             raise
         except (Exception, SystemExit) as error:
-            # Whatever a stranger's function raises is that target's failure; its words may hold secrets.
+            # Any exception of the user's function is a failure of the target; its message may hold secrets and is not
+            # quoted.
             if deadline.expired():
                 failure = TimedOut(f"{self._name}: the deadline passed while the function ran")
                 raise ProviderFailure(failure, Billing.UNKNOWN) from None
@@ -61,7 +63,7 @@ class PythonProvider:
         raise self._failure(f"the function returned {type(answer).__name__}, not str or ProviderAnswer")
 
     async def close(self) -> None:
-        """Start no more threads; those that run are not waited for."""
+        """Shut the thread pool down without waiting for running functions."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, request: InvokeRequest) -> object:

@@ -54,25 +54,25 @@ from quintain_worker.providers.provider import (
 
 log = logging.getLogger(__name__)
 
-#: A class name that is longer is nobody's.
+#: Longer exception class names are not shown.
 MAX_CLASS_NAME_LENGTH = 80
 
 #: How long one try waits for a free slot of a host, in seconds.
 LEASE_SECONDS = 30.0
 
-#: How long a used instance may take to be let go of, in seconds; then its lease lapses by itself.
+#: How long the reset of a used instance may take, in seconds; the lease is released afterwards in any case.
 RELEASE_SECONDS = 2.0
 
 
 def remote_target_provider(name: str, target: TargetTarget, context: ProviderContext) -> RemoteTargetProvider:
-    """The provider of this target. Raises `ConfigError` where there is no bus to reach a host by."""
+    """Create the remote-target provider. Raises `ConfigError` where there is no bus to reach a host."""
     if context.bus is None:
-        raise ConfigError(f"targets.{name}: provider target needs a broker to reach its hosts by")
+        raise ConfigError(f"targets.{name}: provider target needs a broker to reach its hosts")
     return RemoteTargetProvider(name, target, context.bus, context.timings)
 
 
 class RunEventHandler:
-    """What one run is told, and what it shows."""
+    """Answers the events of one run with the question, and collects the content that the target emits."""
 
     def __init__(self, question: str) -> None:
         self._question: str | None = question
@@ -81,12 +81,12 @@ class RunEventHandler:
         self._has_content = False
 
     def emit(self, event: Event) -> None:
-        """Take in what the target shows."""
+        """Store the event's content as the run's latest."""
         if hasattr(event, "content"):
             self._last_content, self._has_content = event.content, True
 
     async def send_event(self, event: Event) -> EventResponse:
-        """The question for the first event that can be controlled, and no injection for every other one."""
+        """Inject the question into the first controllable event; return every other event without an injection."""
         controllable: Any = getattr(event, "controllable", None)
         if controllable is None:
             return EventResponse(event=event)
@@ -98,14 +98,14 @@ class RunEventHandler:
 
     @property
     def answer(self) -> str | None:
-        """The last thing that the target showed: else the last answer that it let be replaced; else None."""
+        """The last emitted content; else the ``answer`` of the last controllable event; else None."""
         if self._has_content:
             return self._last_content if isinstance(self._last_content, str) else to_json_text(self._last_content)
         return self._last_answer
 
 
 class RemoteTargetProvider(SessionScopedProvider):
-    """Leases a fresh instance for every call, from whichever host has a free slot."""
+    """Leases a new instance for every call, from any host that has a free slot."""
 
     def __init__(self, name: str, target: TargetTarget, bus: Bus, timings: Timings) -> None:
         self._name, self._target, self._bus, self._timings = name, target, bus, timings
@@ -114,7 +114,11 @@ class RemoteTargetProvider(SessionScopedProvider):
         self._is_started = False
 
     def for_session(self, token: SessionToken) -> Provider:
-        """The provider for one call: where the target says so, its agent is given a child of this session."""
+        """Return the provider for one call.
+
+        With ``child_session`` configured, the target's agent gets a child of this session; otherwise it is this
+        provider.
+        """
         terms = self._target.child_session
         return (
             self
@@ -125,13 +129,13 @@ class RemoteTargetProvider(SessionScopedProvider):
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """The target's answer, within the timeout. Raises `ProviderFailure`."""
+        """Run a leased instance once and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
         return await self.answer_in_session(None, request, timeout_seconds)
 
     async def answer_in_session(
         self, agent_session: AgentSession | None, request: InvokeRequest, timeout_seconds: float
     ) -> ProviderAnswer:
-        """The same, of an agent that calls models in the session it is given, if any."""
+        """Answer like `answer`; an ``agent_session`` that is not None is opened for the agent and closed at the end."""
         refuse_settings(request.settings, supported=(), provider=f"{self._name}, a hosted target,")
         question = self._question(request)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
@@ -151,7 +155,7 @@ class RemoteTargetProvider(SessionScopedProvider):
             await call.release()
 
     async def close(self) -> None:
-        """Take no more answers of hosts."""
+        """Close the RPC client."""
         await self._rpc_client.close()
 
     def _question(self, request: InvokeRequest) -> str:
@@ -176,13 +180,15 @@ class RemoteTargetProvider(SessionScopedProvider):
             failure = ProviderFailed(f"{self._name}: {error.message}", charged=False)
             raise ProviderFailure(failure, Billing.UNBILLED, retryable=True) from None
         except Exception as error:
-            # Whatever the target's factory raises on its host; its words may hold secrets.
-            failure = ProviderFailed(f"{self._name}: {host} could not be made: {class_name_of(error)}", charged=False)
+            # Any exception of the target's factory; its message may hold secrets and is not quoted.
+            failure = ProviderFailed(
+                f"{self._name}: {host} could not be created: {class_name_of(error)}", charged=False
+            )
             raise ProviderFailure(failure, Billing.UNBILLED) from error
 
 
 class _SessionRemoteTargetProvider:
-    """The provider for one call of one session: every try is given a session of its own."""
+    """The provider for one call of one session: every try opens a child session of its own."""
 
     def __init__(self, provider: RemoteTargetProvider, agent_session: AgentSession) -> None:
         self._provider, self._agent_session = provider, agent_session
@@ -190,37 +196,37 @@ class _SessionRemoteTargetProvider:
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """The target's answer, within the timeout. Raises `ProviderFailure`."""
+        """Run a leased instance once and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
         return await self._provider.answer_in_session(self._agent_session, request, timeout_seconds)
 
     async def close(self) -> None:
-        """Nothing is held: the session ends with each try."""
+        """Do nothing: the child session ends with each try."""
 
 
 class _LeasedCall:
-    """One call's lease, from its configuration to its end."""
+    """One call on one lease, from the instance's configuration to its release."""
 
     def __init__(self, name: str, target: TargetTarget, remote_lease: RemoteLease) -> None:
         self._name, self._target, self._lease = name, target, remote_lease
         self._output_queue = RunOutputQueue(remote_lease.bus)
-        #: What is known of the bill if it ends now.
+        #: The billing if the call ended now.
         self.billing = Billing.UNBILLED
 
     async def answer(self, question: str, config: Mapping[str, str]) -> str:
-        """Configure, run, and have the answer. Raises `ProviderFailure`."""
+        """Configure the instance, run it, and return the answer. Raises `ProviderFailure`."""
         try:
             return await self._run(question, config)
         except HostLost as host_lost:
             charged = self.billing is not Billing.UNBILLED
             failure = ProviderFailed(f"{self._name}: {host_lost.message}", charged=charged)
-            # What ran may have had effects: it is not run again.
+            # A target that ran may have had side effects: it is not run again.
             raise ProviderFailure(failure, self.billing, retryable=not charged) from None
         except ProviderFailure:
             raise
         except Fault as fault:
             raise ProviderFailure(fault, self.billing) from None
         except Exception as error:
-            # Whatever a target raises is its failure; its words may hold secrets.
+            # Any exception of the target is its failure; its message may hold secrets and is not quoted.
             phase = "running" if self.billing is not Billing.UNBILLED else "being configured"
             charged = self.billing is not Billing.UNBILLED
             failure = ProviderFailed(
@@ -253,20 +259,20 @@ class _LeasedCall:
             text = (await self._lease.call(QUERY, name=self._target.query, params={})).value
         if text is None:
             failure = ProviderFailed(
-                f"{self._name}: the target ran and showed nothing: give its configuration a query that has the answer",
+                f"{self._name}: the target ran and emitted nothing: configure a query that returns the answer",
                 charged=True,
             )
             raise ProviderFailure(failure, Billing.BILLED)
         return text
 
     async def release(self) -> None:
-        """Reset, and have the host tear the instance down; never raises but for a cancellation."""
+        """Reset the instance and release the lease; raises nothing except a cancellation."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 if not self._lease.ended:
                     await self._lease.call(RESET)
         except Exception as error:
-            # The answer is had, or the failure known: what the target makes of its end changes neither.
+            # The outcome of the call is known already: an error in the reset does not change it.
             log.info("%s: the target was not reset: %s", self._name, class_name_of(error))
         finally:
             await self._lease.release()
@@ -274,7 +280,7 @@ class _LeasedCall:
 
 
 def class_name_of(error: Exception) -> str:
-    """The class of what a target raised, as its host named it; not its words."""
+    """Return the class name of a target's exception, as its host reported it, without the message."""
     if isinstance(error, RemoteTargetError):
         class_name = error.message.partition(":")[0]
         return class_name if class_name.isidentifier() and len(class_name) <= MAX_CLASS_NAME_LENGTH else "an exception"
@@ -282,4 +288,4 @@ def class_name_of(error: Exception) -> str:
 
 
 def _ignore_log(_: LogLine) -> None:
-    """A target's log records are for who attacks it; a worker's log does not take a stranger's text."""
+    """Drop a log record of the target: it belongs to the user of the target, not in the worker's log."""

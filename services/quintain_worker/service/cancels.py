@@ -20,7 +20,7 @@ PREFETCH = 16
 
 
 class CancellationConsumer:
-    """Consumes one worker's queue of cancellations."""
+    """Consumes one worker's cancellation queue and aborts the cancelled calls that are in flight."""
 
     def __init__(self, bus: Bus, inflight: InflightCalls) -> None:
         self._bus, self._inflight = bus, inflight
@@ -28,12 +28,12 @@ class CancellationConsumer:
         self._consumer: Consumer | None = None
 
     async def start(self) -> None:
-        """Hear from now on."""
+        """Declare the queue and start consuming."""
         await self._bus.declare(self._topology)
         self._consumer = await self._bus.consume(self._topology.queues[0], self._on_cancel, prefetch=PREFETCH)
 
     async def stop(self) -> None:
-        """Hear no more; the queue goes by itself."""
+        """Stop consuming; the broker deletes the queue."""
         if self._consumer is not None:
             await self._consumer.drain(0)
 
@@ -41,5 +41,5 @@ class CancellationConsumer:
         try:
             self._inflight.abort(CancelBroadcast.from_wire(delivery.body).calls)
         except Fault as unreadable:
-            log.error("A cancellation nobody can read is dropped: %s", unreadable.message)
+            log.error("An unreadable cancellation was dropped: %s", unreadable.message)
         await delivery.ack()

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLease:
-    """One worker process's lease. ``acknowledged`` is given every answer of the ledger's."""
+    """The lease of one worker process. ``on_renewed`` is called with every answer to a registration or heartbeat."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class WorkerLease:
         self._rpc_client, self._clock, self._timings = rpc_client, clock, timings
         self._registration, self._on_renewed = registration, on_renewed
         self._is_known = True
-        #: Until when a target is paused (the loop's seconds), as long as the ledger has not been told.
+        #: Target → end of a pause that the ledger does not know yet, in the loop's seconds.
         self._unreported_pauses: dict[str, float] = {}
         self._drain: DrainState | None = None
         self._renewal_due = asyncio.Event()
@@ -45,13 +45,13 @@ class WorkerLease:
 
     @property
     def age_seconds(self) -> float:
-        """How long ago the ledger last renewed it; endless before it was registered."""
+        """Seconds since the last renewal; infinite before the registration."""
         return asyncio.get_running_loop().time() - self._renewed_at
 
     async def start(self) -> None:
-        """Register, however long it takes for a metadata service to come up, and renew from then on.
+        """Register with the metadata service, retrying until one answers, and start the heartbeats.
 
-        Raises `BrokerRefused`: that would be refused again.
+        Raises `BrokerRefused`, because a retry would be refused too.
         """
         while True:
             try:
@@ -66,7 +66,7 @@ class WorkerLease:
         self._heartbeat_task = asyncio.get_running_loop().create_task(self._send_heartbeats(), name="lease")
 
     async def stop(self) -> None:
-        """Renew no more. Whoever asked for a drain hears that it is done."""
+        """Stop the heartbeats; after a requested drain, report first that it is complete."""
         task, self._heartbeat_task = self._heartbeat_task, None
         if task is None:
             return
@@ -77,15 +77,15 @@ class WorkerLease:
             try:
                 await self._send_heartbeat()
             except (NoAnswer, BusError, Fault) as error:
-                log.warning("Whoever asked for the drain was not told that it is done: %s", error.message)
+                log.warning("The end of the drain could not be reported: %s", error.message)
 
     def report_pause(self, target: str, seconds: float) -> None:
-        """Tell the ledger that this target is paused for so long: at once, and again until it has heard."""
+        """Report to the ledger that this target is paused for so many seconds, repeatedly until it is acknowledged."""
         self._unreported_pauses[target] = asyncio.get_running_loop().time() + seconds
         self._renewal_due.set()
 
     def is_pause_reported(self, target: str) -> bool:
-        """Whether the ledger has heard every pause of this target's that it was to be told."""
+        """Whether the ledger has acknowledged every pause of this target."""
         return target not in self._unreported_pauses
 
     async def _send_heartbeats(self) -> None:
@@ -97,8 +97,8 @@ class WorkerLease:
             try:
                 await self._send_heartbeat()
                 if not self._is_known:
-                    # The ledger is another one, or lost its memory: it must hear of the targets again, and says
-                    # so only once.
+                    # The ledger does not know this worker, because it was replaced or lost its data. It says so only
+                    # once, and needs the targets again.
                     await self._register()
                     self._is_known = True
             except (NoAnswer, BusError, Fault) as error:
@@ -117,7 +117,7 @@ class WorkerLease:
             HEARTBEAT, heartbeat, {}, timeout_seconds=self._timings.heartbeat_seconds
         )
         self._is_known = self._is_known and renewed.known
-        # What was lengthened meanwhile, or told to a ledger that knows no such targets, is told again.
+        # A pause that was extended meanwhile, or sent to a ledger that does not know the targets, is sent again.
         acknowledged = reported_pauses if renewed.known else {}
         self._unreported_pauses = {
             target: until

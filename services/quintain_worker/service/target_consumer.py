@@ -19,12 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class TargetConsumer:
-    """Takes one target's calls, at most ``prefetch`` at once. ``report_pause`` passes on the pause, in seconds, that
-    the target's provider asks for.
+    """Consumes one target's queue with a prefetch, and stops while the target is paused.
 
-    While the target is paused its queue is not consumed. What was taken before is finished under the consumer it came
-    by, which is retired and let go when the last of it has ended; so that a row of pauses does not heap up calls, a
-    new one begins only when no more than ``prefetch`` calls are in hand.
+    ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
+
+    At a pause the consumer is cancelled at once, and its deliveries finish under it; it is closed after the last of
+    them. A new consumer starts after the pause, and only when no more than ``prefetch`` deliveries are in flight, so
+    that repeated pauses do not accumulate calls.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class TargetConsumer:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls come; or do not by its own will, for a pause or for as many as it may have in hand."""
+        """Whether the queue is consumed, or deliberately not: during a pause, or with too many calls in flight."""
         if self._consumer is None:
             return self.pause.remaining_seconds > 0 or self._in_flight > self._prefetch
         return self._consumer.active
 
     def served_target(self, kind: str) -> ServedTarget:
-        """This target as it is served here now."""
+        """Describe this target for the worker's discovery card."""
         return ServedTarget(
             name=self._name,
             kind=kind,
@@ -56,17 +57,17 @@ class TargetConsumer:
         )
 
     async def start(self) -> None:
-        """Take calls, unless the target is paused, and keep to its pauses from then on.
+        """Start consuming unless the target is paused, and follow its pauses from then on.
 
-        The queue is there: the metadata service declares it before it answers the registration, and again when a call
-        finds it gone.
+        The queue exists: the metadata service declares it before it answers the registration, and again when a call
+        finds it deleted.
         """
         if not self.pause.remaining_seconds:
             await self._start_consumer()
-        self._pause_task = asyncio.get_running_loop().create_task(self._follow_pauses(), name=f"intake-{self._name}")
+        self._pause_task = asyncio.get_running_loop().create_task(self._follow_pauses(), name=f"pauses-{self._name}")
 
     async def cancel(self) -> None:
-        """Take no more; what was taken runs on."""
+        """Stop consuming; deliveries in flight go on."""
         if self._pause_task is not None:
             self._pause_task.cancel()
             await asyncio.gather(self._pause_task, return_exceptions=True)
@@ -74,7 +75,7 @@ class TargetConsumer:
             await self._consumer.cancel()
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Wait for what was taken, by whichever consumer; False when some of it still ran, and was cancelled."""
+        """Wait up to ``timeout_seconds`` for the deliveries in flight. Returns False where some were cancelled."""
         self.pause.stop()
         consumers = [*self._retired, *([] if self._consumer is None else [self._consumer])]
         drained = await asyncio.gather(*(consumer.drain(timeout_seconds) for consumer in consumers))
@@ -91,9 +92,9 @@ class TargetConsumer:
             elif self._consumer is None and self._in_flight <= self._prefetch:
                 try:
                     await self._start_consumer()
-                    log.warning("Target %s goes on", self._name)
+                    log.warning("Target %s is no longer paused", self._name)
                 except BusError as error:
-                    log.error("Target %s does not go on yet: %s", self._name, error.message)
+                    log.error("The queue of target %s cannot be consumed yet: %s", self._name, error.message)
                     await asyncio.sleep(self._context.timings.consume_pause_seconds)
             else:
                 await self.pause.changed.wait()
@@ -106,8 +107,8 @@ class TargetConsumer:
         consumer, self._consumer = self._consumer, None
         if consumer is None:
             return
-        log.warning("Target %s is paused: nobody calls it for %.0f s", self._name, self.pause.remaining_seconds)
-        # To drain is to cancel first, at once; then its calls end by themselves, within their deadlines.
+        log.warning("Target %s is paused for %.0f s", self._name, self.pause.remaining_seconds)
+        # `drain` cancels the consumer at once; its deliveries then end by themselves, within their deadlines.
         drain_task = asyncio.get_running_loop().create_task(consumer.drain(math.inf), name=f"retire-{self._name}")
         self._retired[consumer] = drain_task
         drain_task.add_done_callback(lambda _: self._retired.pop(consumer, None))

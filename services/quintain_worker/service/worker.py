@@ -36,7 +36,12 @@ MAX_PAUSE_MS = int(MAX_RETRY_AFTER_SECONDS * 1000)
 
 
 class Worker:
-    """Serves targets: any number of workers, on any machine, share each target's queue."""
+    """Serves targets. Any number of workers, on any machine, may share a target's queue.
+
+    ``sole_id`` is an id that only one process at a time can have, so that a registration ends the leases of its
+    predecessors. ``on_drain`` is called, perhaps more than once, when an administrator requests a drain; without it
+    drain requests are refused. ``timings`` must be those of the whole fleet.
+    """
 
     def __init__(  # noqa: PLR0913 -- a composition root
         self,
@@ -49,14 +54,11 @@ class Worker:
         on_drain: Callable[[], object] | None = None,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
-        """``sole_id`` is an id that only one process at a time can have: whoever had it before has died. ``on_drain``
-        is told, perhaps more than once, that an administrator asks this worker to stop; without it nobody may ask.
-        ``timings`` are those of the whole fleet."""
         metrics = metrics or WorkerMetrics()
         self._bus, self._cards = bus, cards
         self._targets = {
-            registration.name: with_instrumentation(targets[registration.name], registration, metrics)
-            for registration in cards
+            target_card.name: with_instrumentation(targets[target_card.name], target_card, metrics)
+            for target_card in cards
         }
         clock, incarnation = Clock(), secrets.token_hex(16)
         self._timings = timings
@@ -84,7 +86,7 @@ class Worker:
         }
 
     async def start(self) -> None:
-        """Register, then take calls; waits for a metadata service to come up."""
+        """Register, then start consuming; waits until a metadata service answers."""
         await self._bus.declare(Topology((LEDGER,)))
         await self._rpc_client.start()
         self._admission_client.start()
@@ -95,14 +97,16 @@ class Worker:
         log.info("Worker %s serves %s", self.worker_id, ", ".join(self._targets))
 
     async def stop(self, grace_seconds: float = 30.0) -> None:
-        """Take no more, give back what has not started, finish what runs within the grace, then let go; the reply
-        consumer goes last."""
+        """Stop consuming, return the calls that have not started, and wait up to ``grace_seconds`` for those that run.
+
+        The RPC client's reply queue is closed last.
+        """
         for consumer in self._consumers.values():
             await consumer.cancel()
         self._admission_client.stop()
-        drained = await asyncio.gather(*(intake.drain(grace_seconds) for intake in self._consumers.values()))
+        drained = await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
         if not all(drained):
-            log.warning("A call outlived the grace of %.0f s; another worker takes it over", grace_seconds)
+            log.warning("A call did not end within %.0f s; another worker takes it over", grace_seconds)
         await self._cancellation_consumer.stop()
         await self._lease.stop()
         await self._rpc_client.close()
@@ -110,26 +114,26 @@ class Worker:
             await target.provider.close()
 
     def card(self) -> ServiceCard:
-        """What it tells whoever asks who is there."""
+        """Return the card that the worker announces to service discovery."""
         served = [self._consumers[target_card.name].served_target(target_card.provider) for target_card in self._cards]
         lease_age_seconds = self._lease.age_seconds
         return self._identity.card(
             targets=served,
-            slots=sum(one.slots for one in served),
-            in_flight=sum(one.in_flight for one in served),
+            slots=sum(served_target.slots for served_target in served),
+            in_flight=sum(served_target.in_flight for served_target in served),
             heartbeat_age_ms=None if math.isinf(lease_age_seconds) else int(lease_age_seconds * 1000),
             broker_reconnects=self._bus.reconnects,
         )
 
     async def check(self) -> str | None:
-        """What keeps it from taking calls: a lease that is not renewed, or a target's queue that is not consumed."""
+        """Return why the worker is not ready, or None: its lease must be valid and its targets' queues consumed."""
         if self._lease.age_seconds > self._timings.lease_seconds:
             return "the ledger has not renewed this worker's lease: does a metadata service run?"
         not_consumed = [name for name, consumer in self._consumers.items() if not consumer.is_open]
         return f"not consumed: {', '.join(target_queue(name).name for name in not_consumed)}" if not_consumed else None
 
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
-        """The ledger's word on what is paused for everybody, on what was taken back, and on whether to go on."""
+        """Apply the ledger's answer to a heartbeat: fleet-wide pauses, cancelled calls and a drain request."""
         paused = renewed.paused or {}
         for name, consumer in self._consumers.items():
             remaining_ms = paused[name] - renewed.now if name in paused else None
@@ -137,11 +141,11 @@ class Worker:
             consumer.pause.apply_ledger_pause(remaining_seconds, is_reported=self._lease.is_pause_reported(name))
         self._context.inflight.abort(renewed.taken_back or ())
         if renewed.drain and self._on_drain is not None:
-            log.warning("An administrator asks this worker to drain")
+            log.warning("An administrator requested a drain of this worker")
             self._on_drain()
 
 
 def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics) -> WorkerTarget:
-    """The same target with its provider instrumented."""
+    """Return the target with its provider wrapped in an `InstrumentedProvider`."""
     provider = InstrumentedProvider(target.provider, card, metrics, record_content=target.trace_content)
     return dataclasses.replace(target, provider=provider)

@@ -140,7 +140,7 @@ class ExitException(BaseException):
     [
         (SystemExit("enough"), "The target called exit('enough')"),
         (ExitException("through the window"), "The target raised ExitException: through the window"),
-        (asyncio.CancelledError(), "The target cancelled what it was asked to do"),
+        (asyncio.CancelledError(), "The target cancelled its own task"),
         (KeyboardInterrupt(), "The target raised KeyboardInterrupt"),
     ],
     ids=["exit", "of its own", "cancelled", "interrupt"],

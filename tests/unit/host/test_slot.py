@@ -194,7 +194,7 @@ async def test_what_cannot_be_read_or_is_unknown_is_refused_and_the_lease_goes_o
     leased = await host_client.lease()
     with pytest.raises(BadRequest, match="name"):
         await host_client.call(leased.key, SET_CONFIG, BareLeaseRequest(lease_id=leased.lease_id, request_id="r"))
-    with pytest.raises(BadRequest, match="'admit' is nothing that can be asked of a lease"):
+    with pytest.raises(BadRequest, match="'admit' is not an operation of a lease"):
         await host_client.call(
             leased.key,
             Route("x", HOST, "admit", BareLeaseRequest, LeaseResult),

@@ -126,7 +126,7 @@ async def test_what_was_recorded_stands_where_the_broker_takes_nothing(
     session = await ledger_driver.open_session()
     await ledger_driver.admit(admit_request(session, "r1"))
     assert await cancel_and_count(ledger_driver, AdmissionQueue(ledger_driver.ledger), session, "r1") == 1
-    assert "heard with the next heartbeats only: quintain.cancel is out of reach" in caplog.text
+    assert "with their next heartbeats: quintain.cancel is out of reach" in caplog.text
 
 
 async def test_an_admit_that_waits_is_answered_at_once_when_its_call_is_cancelled(ledger_driver: LedgerDriver) -> None:

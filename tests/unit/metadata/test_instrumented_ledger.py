@@ -30,7 +30,7 @@ def info_logs(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message.partition(",")[0] for record in caplog.records]
+    return [record.message.partition(";")[0] for record in caplog.records]
 
 
 def read_operation(_: Moment) -> SqlProgram[object]:

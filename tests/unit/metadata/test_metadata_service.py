@@ -167,7 +167,7 @@ async def test_what_nobody_can_read_is_answered_or_dropped_and_the_next_is_heard
         reply = await next_delivery(worker.replies)
         assert FaultReply.from_wire(reply.body).code == "bad_request"
     await worker.admit_granted(admit_request(session, "r1"))
-    assert "A settle nobody can read is dropped" in caplog.text
+    assert "An unreadable settle was dropped" in caplog.text
 
 
 async def test_a_registered_targets_queue_is_there_before_the_worker_hears_so(
@@ -254,6 +254,6 @@ async def test_an_outage_is_said_once_when_it_begins_and_once_when_it_is_over(
     await wait_for_counters(metadata, session, committed=1)
     said = [record.message for record in caplog.records if "ledger" in record.message.lower()]
     assert said == [
-        "The ledger is out of reach, and everything waits for it: The ledger is closed",
+        "The ledger is out of reach; requests wait for it: The ledger is closed",
         "The ledger answers again",
     ]

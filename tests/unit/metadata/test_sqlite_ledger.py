@@ -128,7 +128,7 @@ async def test_a_file_that_is_no_ledger_is_said_and_left_alone(path: str) -> Non
 
 async def test_a_place_where_no_file_can_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be kept there .*QUINTAIN_LEDGER_URL"):
+    with pytest.raises(ConfigError, match=r"cannot be created .*QUINTAIN_LEDGER_URL"):
         SqliteLedger(str(tmp_path / "file" / "ledger.sqlite3"), asyncio.get_running_loop())
 
 

@@ -177,11 +177,11 @@ class EmptyTarget:
 async def test_a_host_says_how_many_slots_take_no_lease(memory: MemoryBroker) -> None:
     bus = memory.connect()
     host = Host(bus, "nothing", EmptyTarget, 2)
-    assert await host.check() == "2 of 2 slots take no lease request"
+    assert await host.check() == "2 of 2 slots do not consume lease requests"
     await host.start()
     async with asyncio.timeout(5):
         while await host.check() is not None:
             await asyncio.sleep(0)
     await bus.close()
-    assert await host.check() == "2 of 2 slots take no lease request"
+    assert await host.check() == "2 of 2 slots do not consume lease requests"
     await host.stop(0)

@@ -207,7 +207,7 @@ async def test_an_answer_nobody_can_read_is_no_answer(
     assert not waiting.done()
     await ledger.answer_last_admit(grant(ask))
     assert await waiting is not None
-    assert "cannot be read" in caplog.text
+    assert "An unreadable answer of the ledger was dropped" in caplog.text
     assert "will be repeated" in caplog.text
 
 

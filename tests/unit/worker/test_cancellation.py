@@ -232,7 +232,7 @@ async def test_a_cancellation_nobody_can_read_is_logged_and_the_next_one_is_hear
         await ledger.broadcast_cancellation(call_key(evaluator, "not here"))
         await ledger.broadcast_cancellation(call_key(evaluator))
         await cancelled_results(evaluator, ledger)
-    assert caplog.text.count("A cancellation nobody can read is dropped") == 5
+    assert caplog.text.count("An unreadable cancellation was dropped") == 5
 
 
 async def test_every_worker_hears_of_a_cancellation(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:

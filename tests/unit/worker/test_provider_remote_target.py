@@ -159,7 +159,7 @@ async def emit_ran(body: Any, emit: Any, send: Any) -> None:
     ("create", "says", "words"),
     [
         (lambda: BODY(emit_ran), {"config": {"mood": "grim"}}, "the target raised ValueError while being configured"),
-        (raise_lookup_error, {}, "it could not be made: LookupError"),
+        (raise_lookup_error, {}, "it could not be created: LookupError"),
     ],
 )
 async def test_what_fails_before_the_run_is_not_charged(

@@ -245,11 +245,11 @@ async def test_a_token_of_the_wrong_shape_is_refused_without_asking_the_ledger(
         (b"{}", {}, "Missing required field: question"),
         (b'{"question": "x", "target": "b"}', {}, "target: the body names 'b', the routing key 'a'"),
         (b'{"question": "x"}', {PROTOCOL_HEADER: 2}, "this fleet speaks version 1, not 2"),
-        (b'{"question": "x"}', {PROTOCOL_HEADER: "two"}, f"{PROTOCOL_HEADER}: a whole number"),
-        (b'{"question": "x"}', {DEADLINE_HEADER: "soon"}, f"{DEADLINE_HEADER}: a whole number"),
-        (b'{"question": "x"}', {DEADLINE_HEADER: "9" * 5000}, f"{DEADLINE_HEADER}: a whole number"),
-        (b'{"question": "x"}', {DEADLINE_HEADER: 1.5}, f"{DEADLINE_HEADER}: a whole number"),
-        (b'{"question": "x"}', {DEADLINE_HEADER: True}, f"{DEADLINE_HEADER}: a whole number"),
+        (b'{"question": "x"}', {PROTOCOL_HEADER: "two"}, f"{PROTOCOL_HEADER}: it must be a whole number"),
+        (b'{"question": "x"}', {DEADLINE_HEADER: "soon"}, f"{DEADLINE_HEADER}: it must be a whole number"),
+        (b'{"question": "x"}', {DEADLINE_HEADER: "9" * 5000}, f"{DEADLINE_HEADER}: it must be a whole number"),
+        (b'{"question": "x"}', {DEADLINE_HEADER: 1.5}, f"{DEADLINE_HEADER}: it must be a whole number"),
+        (b'{"question": "x"}', {DEADLINE_HEADER: True}, f"{DEADLINE_HEADER}: it must be a whole number"),
         (b'{"question": "x"}', {REQUEST_ID_HEADER: "r" * 129}, f"{REQUEST_ID_HEADER}: 1 to 128 characters"),
         (b'{"question": "%s"}' % (b"x" * 1024 * 1024), {}, "the limit is 1048576"),
     ],
@@ -345,7 +345,7 @@ async def test_an_answer_that_no_reply_can_carry_is_charged_and_loses_no_neighbo
             AttemptOutcome.CHARGED,
             AttemptOutcome.RESULT,
         }
-    assert "cannot be carried" in caplog.text
+    assert "cannot be encoded as a reply" in caplog.text
 
 
 async def test_an_answer_larger_than_a_reply_may_be_is_charged(
@@ -458,7 +458,7 @@ async def test_all_targets_share_one_grace(ledger: FakeLedgerService, caplog: py
         began = loop.time()
         await worker.stop(grace_seconds=0.2)
         assert 0.2 <= loop.time() - began < 0.39
-    assert "outlived the grace" in caplog.text
+    assert "A call did not end within" in caplog.text
 
 
 async def test_a_worker_that_comes_first_waits_for_the_metadata_service(gated_provider: GatedProvider) -> None:

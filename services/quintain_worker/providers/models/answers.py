@@ -20,11 +20,11 @@ from quintain_worker.providers.provider import OnText, ProviderAnswer
 
 
 def answer_of(response: ModelResponse, capabilities: ApiCapabilities) -> ProviderAnswer:
-    """The whole answer, its calls of tools among its output."""
+    """Convert the model library's response into an answer; tool calls are part of its output."""
     text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
     refusal = _details(response).get("refusal")
     if not text and isinstance(refusal, str):
-        # A refusal is what the model said, and an evaluation wants to read it.
+        # A refusal is the model's answer: evaluations need its text.
         text = refusal
     calls = [_tool_call(part, capabilities) for part in response.parts if isinstance(part, ToolCallPart)]
     return ProviderAnswer(
@@ -37,7 +37,7 @@ def answer_of(response: ModelResponse, capabilities: ApiCapabilities) -> Provide
 
 
 class StreamedText:
-    """Tells the text of an answer that is streamed; a character that comes in two halves is told whole."""
+    """Passes the text of a streamed answer to a callback; a surrogate pair split over two events is joined first."""
 
     def __init__(self, on_text: OnText) -> None:
         self._on_text = on_text
@@ -45,13 +45,13 @@ class StreamedText:
         self._has_text = False
 
     def add(self, event: ModelResponseStreamEvent) -> None:
-        """Tell what this event adds to the text, often nothing."""
+        """Pass on the text that this event adds; many events add none."""
         text = self._high_surrogate + _text_in(event)
         self._high_surrogate = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
         self._emit(text.removesuffix(self._high_surrogate))
 
     def finish(self, text: str) -> None:
-        """Tell what is left of the whole text: a refusal comes beside the text, and is it where there is none."""
+        """Pass on the rest of the answer's ``text``: all of it where nothing was streamed, as for a refusal."""
         self._emit(self._high_surrogate if self._high_surrogate or self._has_text else text)
 
     def _emit(self, text: str) -> None:
@@ -69,8 +69,11 @@ def _text_in(event: ModelResponseStreamEvent) -> str:
 
 
 def is_complete(response: ModelResponse) -> bool:
-    """Whether a stream came to the answer's end. Every API names a reason there; a connection that closed early
-    looks like an end to some transports, and the library then makes a reason up."""
+    """Whether the stream reached the end of the answer.
+
+    Every API sends a finish reason there. For some transports a connection that closed early looks like an end, and the
+    library then invents a reason, which is not in ``provider_details``.
+    """
     details = _details(response)
     return "finish_reason" in details or "refusal" in details
 
@@ -82,7 +85,7 @@ def _details(response: ModelResponse) -> dict[str, object]:
 def _tool_call(part: ToolCallPart, capabilities: ApiCapabilities) -> ToolCall:
     arguments = part.args
     if not isinstance(arguments, str) or not (arguments or capabilities.allows_text_arguments):
-        # An object, which a stream gives as its text, and as no text where it is empty.
+        # The arguments are a JSON object; while streaming they come as text, and empty ones as no text.
         arguments = part.args_as_json_str()
     return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=replace_surrogates(arguments))
 
@@ -90,7 +93,7 @@ def _tool_call(part: ToolCallPart, capabilities: ApiCapabilities) -> ToolCall:
 def _finish_reason(response: ModelResponse, *, has_tool_calls: bool) -> str | None:
     raw_reason = _details(response).get("finish_reason")
     if response.finish_reason == "tool_call" or (has_tool_calls and raw_reason == "completed"):
-        # OpenAI's word, and what its Responses API, which calls an answer with calls completed, has no word for.
+        # OpenAI's chat API says "tool_calls". Its Responses API has no such reason and reports "completed".
         return "tool_calls"
     reason = response.finish_reason or raw_reason
     return None if reason is None else str(reason)

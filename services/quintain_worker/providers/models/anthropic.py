@@ -16,10 +16,10 @@ from quintain_worker.providers.models.capabilities import ApiCapabilities, Reque
 from quintain_worker.providers.models.provider import PLACEHOLDER_API_KEY, VERBATIM_PROFILE, ModelProvider, http_client
 from quintain_worker.providers.models.tools import FunctionTool, ToolSettings
 
-#: Named, so that no variable of the library's own leads elsewhere.
+#: Given explicitly, so that no environment variable of the library changes it.
 _BASE_URL = "https://api.anthropic.com"
 
-#: What the caller sets is sent, and sent once; the provider says so itself where it will not have it.
+#: The caller's settings are sent unchanged; the provider itself refuses those that it does not support.
 _PROFILE = AnthropicModelProfile(
     anthropic_disallows_sampling_settings=False,
     anthropic_max_output_tokens=None,
@@ -28,7 +28,7 @@ _PROFILE = AnthropicModelProfile(
 
 
 def anthropic_provider(_name: str, target: AnthropicTarget, _context: ProviderContext) -> ModelProvider:
-    """The provider of this target."""
+    """Create the Anthropic provider of this target."""
     key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
     client = http_client(target.max_concurrency)
     sdk = AsyncAnthropic(
@@ -47,7 +47,7 @@ def anthropic_provider(_name: str, target: AnthropicTarget, _context: ProviderCo
     )
 
 
-#: What OpenAI's words for a choice are here.
+#: OpenAI's tool choices → Anthropic's.
 _TOOL_CHOICES = {"none": "none", "auto": "auto", "required": "any"}
 
 
@@ -68,7 +68,7 @@ def _tool_definition(function: FunctionTool) -> JsonObject:
 
 
 def _format_fields(response_format: JsonObject) -> RequestFields:
-    """The form of a JSON schema; its name and description have no place here, and it always holds strictly."""
+    """Return the request fields for a JSON schema; Anthropic takes no name or description, and is always strict."""
     if response_format.get("type") == "text":
         return {}
     json_schema = response_format.get("json_schema")

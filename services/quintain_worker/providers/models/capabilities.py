@@ -8,34 +8,34 @@ from dataclasses import dataclass
 from quintain.contracts.invoke import JsonObject
 from quintain_worker.providers.models.tools import ToolSettings
 
-#: Fields of a request's body.
+#: Fields of the request body.
 RequestFields = JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCapabilities:
-    """What a provider's API can honour. ``settings`` are field names of `InvokeSettings`.
+    """What a provider's API supports. ``settings`` are field names of `InvokeSettings`.
 
-    ``write_tools`` and ``write_format`` give the fields of the body that say the tools and the response format: the
-    library rewrites schemas on their way. ``write_format`` raises `ProviderFailure` for a form its provider has not.
+    ``write_tools`` and ``write_format`` return the request fields for tools and response format; they bypass the
+    library, which would rewrite schemas. ``write_format`` raises `ProviderFailure` for a format that the API lacks.
     """
 
     provider: str
     settings: frozenset[str]
     write_tools: Callable[[ToolSettings], RequestFields]
     write_format: Callable[[JsonObject], RequestFields]
-    #: Whether a system message may come later than first, and a message be empty.
+    #: Whether a system message may come after other messages, and whether a message may be empty.
     allows_late_system: bool = True
     allows_empty_text: bool = True
-    #: Whether an image may say its detail.
+    #: Whether an image may have a ``detail`` field.
     allows_image_detail: bool = True
-    #: Whether a tool call's arguments are the model's text, whatever it wrote; else they are a JSON object.
+    #: Whether a tool call's arguments may be any text; otherwise they must be a JSON object.
     allows_text_arguments: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingDefaults:
-    """What the target says where a request says nothing."""
+    """The target's configured settings, used where a request sets none."""
 
     temperature: float | None
     max_tokens: int | None

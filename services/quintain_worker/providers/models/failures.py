@@ -30,12 +30,12 @@ from quintain_worker.providers.provider import Billing, ProviderFailure, clamp_r
 
 
 class StreamInterrupted(Exception):
-    """A stream ended, and its answer had not."""
+    """The stream ended before the answer was complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FailureKind:
-    """One row: the fault, the sentence's end, what is known of the bill, and whether another try may help."""
+    """How one kind of error is reported: fault, end of the message, billing, and whether a retry may help."""
 
     make_fault: Callable[[str], Fault]
     description: str
@@ -63,9 +63,9 @@ _CONNECTION_LOST = _FailureKind(_failed_charged, "was lost after sending", Billi
 _STREAM_INTERRUPTED = _FailureKind(
     _failed_charged, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True
 )
-_UNREADABLE = _FailureKind(_failed_charged, "answered what nobody can read", Billing.UNKNOWN, retryable=True)
+_UNREADABLE = _FailureKind(_failed_charged, "sent an answer that cannot be read", Billing.UNKNOWN, retryable=True)
 
-#: HTTP statuses that say something of their own; the rest go by their hundred.
+#: HTTP statuses with a meaning of their own; the others are mapped by their class (4xx, 5xx).
 _BY_STATUS = {
     401: _REFUSED,
     402: _REFUSED,
@@ -77,7 +77,7 @@ _BY_STATUS = {
     529: _OVERLOADED,
 }
 
-#: What came without a status of its own, the narrower class first.
+#: Exceptions without an HTTP status; subclasses come before their base class.
 _BY_CLASS: tuple[tuple[type[Exception], _FailureKind], ...] = (
     (ModelRequestTimeout, _TIMED_OUT),
     (ModelTimeoutError, _TIMED_OUT),
@@ -85,7 +85,7 @@ _BY_CLASS: tuple[tuple[type[Exception], _FailureKind], ...] = (
     (StreamInterrupted, _STREAM_INTERRUPTED),
     (ModelConnectionError, _CONNECTION_LOST),
     (ModelRequestRejectedError, _REJECTED),
-    # Errors inside an answer of status 200: the provider worked, and failed.
+    # Errors inside a response of status 200: the provider processed the request, and failed.
     (ModelServerError, _SERVER_ERROR),
     (ModelUnavailableError, _SERVER_ERROR),
     (ModelRateLimitError, _SERVER_ERROR),
@@ -97,7 +97,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 def failure_of(error: Exception, provider: str) -> ProviderFailure:
-    """The failure that this exception of a model library means."""
+    """Map an exception of the model library to a failure."""
     failure_kind = _failure_kind(error)
     fault = failure_kind.make_fault(f"{provider} {failure_kind.description} ({', '.join(_details(error))})")
     retry_after_seconds = clamp_retry_after(error.retry_after) if isinstance(error, ModelAPIError) else None
@@ -112,7 +112,7 @@ def _failure_kind(error: Exception) -> _FailureKind:
     if isinstance(error, ModelConnectionError) and error.phase in {"pool", "connect"}:
         return _NOT_SENT
     if isinstance(error, ModelAPIError) and error.in_stream:
-        # It had begun to answer: whatever status it names now, that is no proof that no inference happened.
+        # The answer had begun: a status in the stream does not prove that no inference happened.
         return _STREAM_INTERRUPTED
     if isinstance(error, ModelHTTPError):
         return _kind_by_status(error)
@@ -123,7 +123,7 @@ def _failure_kind(error: Exception) -> _FailureKind:
 
 def _kind_by_status(error: ModelHTTPError) -> _FailureKind:
     if error.status_code < 500 and isinstance(error, ModelQuotaExceededError):
-        # Spent credit comes as a 400 or a 429 too, by a code of its own; waiting does not mend it.
+        # An exhausted credit balance is reported as 400 or 429 with its own code; retrying does not help.
         return _REFUSED
     return _BY_STATUS.get(error.status_code, _SERVER_ERROR if error.status_code >= 500 else _REJECTED)
 

@@ -1,4 +1,7 @@
-"""Images in a message, in OpenAI's format. Images are never fetched here: the provider fetches URLs."""
+"""Converts images in OpenAI's message format to the model library's.
+
+Images are never fetched here: the provider fetches URLs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from quintain.contracts.message import describe_validation_error
 from quintain_worker.providers.conversation import refusal
 from quintain_worker.providers.models.capabilities import ApiCapabilities
 
-#: The kinds that every provider here takes. Others the library would take for text, or the provider refuse, charged.
+#: The media types that every provider supports. Others would be sent as text by the library, or be refused after
+#: billing.
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
@@ -34,7 +38,10 @@ class _ImagePart(BaseModel):
 
 
 def image_of(field: str, part: JsonObject, capabilities: ApiCapabilities) -> ImageUrl | BinaryContent:
-    """The image of a part. Raises `ProviderFailure`, naming the field, for what the provider does not take."""
+    """Convert an ``image_url`` part.
+
+    Raises `ProviderFailure`, naming the field, for what the provider does not support.
+    """
     try:
         image = _ImagePart.model_validate(part).image_url
     except ValidationError as error:
@@ -55,7 +62,7 @@ def _decode_data_url(field: str, url: str) -> tuple[str, bytes]:
     head, _, encoded = url.partition(",")
     media_type, _, encoding = head[len("data:") :].lower().partition(";")
     if media_type not in _MEDIA_TYPES or encoding != "base64":
-        raise refusal(field, f"an image in place is {', '.join(_MEDIA_TYPES)}, in base64: data:image/png;base64,…")
+        raise refusal(field, f"a data URL holds {', '.join(_MEDIA_TYPES)}, in base64: data:image/png;base64,…")
     try:
         return media_type, base64.b64decode(encoded, validate=True)
     except binascii.Error:

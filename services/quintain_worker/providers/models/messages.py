@@ -1,6 +1,7 @@
 """Converts a request's conversation into the model library's messages.
 
-Content is passed on unchanged; what the provider does not support raises `ProviderFailure` that names the field.
+Content is passed on unchanged; content that the provider does not support raises `ProviderFailure` that names the
+field.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _Content = str | ImageUrl | BinaryContent
 
 @dataclass(frozen=True, slots=True)
 class _ModelMessage:
-    """One message: the request's field, what was said there, and its content, read."""
+    """One message with the name of its request field and its converted content."""
 
     field: str
     message: ChatMessage
@@ -53,21 +54,21 @@ class _ModelMessage:
 
 @dataclass(repr=False)
 class _VerbatimToolCallPart(ToolCallPart):
-    """A call whose arguments are sent as they were written: the library would send its own wording of them."""
+    """A tool call whose arguments are sent unchanged; the library would reformat them."""
 
     def args_as_json_str(self) -> str:
-        """The arguments' text."""
+        """Return the arguments' original text."""
         return self.args if isinstance(self.args, str) else super().args_as_json_str()
 
 
 def messages_of(request: InvokeRequest, capabilities: ApiCapabilities) -> list[ModelMessage]:
-    """The conversation. Raises `ProviderFailure`, naming the field, for what the provider does not take."""
+    """Convert the conversation. Raises `ProviderFailure`, naming the field, for what the provider does not support."""
     turns = [_read_message(field, message, capabilities) for field, message in messages_with_fields(request)]
     first = next((index for index, turn in enumerate(turns) if turn.role != "system"), len(turns))
     late_system = next((turn for turn in turns[first:] if turn.role == "system"), None)
     if late_system is not None and not capabilities.allows_late_system:
         raise refusal(f"{late_system.field}.role", f"{capabilities.provider} takes a system message only at the start")
-    # The leading system messages share one request: apart, the library would take the later ones for late.
+    # The leading system messages go into one request: in separate ones, the library would treat the later ones as late.
     leading = [SystemPromptPart(turn.text) for turn in turns[:first]]
     opening: list[ModelMessage] = [ModelRequest(leading)] if leading else []
     return [*opening, *_messages(turns[first:])]
@@ -77,7 +78,8 @@ def _messages(turns: Sequence[_ModelMessage]) -> Iterator[ModelMessage]:
     tool_names = {call.id: call.name for turn in turns for call in turn.message.tool_calls or []}
     for is_tool, group in groupby(turns, lambda turn: turn.role == "tool"):
         if is_tool:
-            # One request holds all answers to one message's calls: Anthropic wants them in one message.
+            # All results of one message's tool calls go into one request, because Anthropic requires them in one
+            # message.
             yield ModelRequest([_tool_return(turn, tool_names) for turn in group])
         else:
             yield from map(_message, group)
@@ -86,7 +88,7 @@ def _messages(turns: Sequence[_ModelMessage]) -> Iterator[ModelMessage]:
 def _message(turn: _ModelMessage) -> ModelMessage:
     if turn.role == "assistant":
         calls = [_VerbatimToolCallPart(call.name, call.arguments, call.id) for call in turn.message.tool_calls or []]
-        # Text beside calls is absent rather than empty: Anthropic takes no empty text.
+        # Empty text beside tool calls is left out, because Anthropic refuses empty text.
         texts = [TextPart(turn.text)] if turn.text or not calls else []
         return ModelResponse([*texts, *calls])
     if turn.role == "system":
@@ -141,7 +143,7 @@ def _check_tool_calls(turn: _ModelMessage, capabilities: ApiCapabilities) -> Non
 
 
 def _is_object(call: ToolCall) -> bool:
-    # The very reading that the library will do.
+    # Parse the arguments exactly as the library will.
     try:
         ToolCallPart(call.name, call.arguments).args_as_dict(raise_if_invalid=True)
     except (ValueError, AssertionError):

@@ -19,15 +19,15 @@ from quintain_worker.providers.models.capabilities import ApiCapabilities, Reque
 from quintain_worker.providers.models.provider import PLACEHOLDER_API_KEY, VERBATIM_PROFILE, ModelProvider, http_client
 from quintain_worker.providers.models.tools import FunctionTool, ToolSettings
 
-#: Named, so that no variable of the library's own leads elsewhere.
+#: Given explicitly, so that no environment variable of the library changes it.
 _BASE_URL = "https://api.openai.com/v1"
 
-#: Those who want ``max_completion_tokens``; other servers know ``max_tokens`` alone, and some ignore the other.
+#: Hosts that require ``max_completion_tokens``; other servers know only ``max_tokens``, and some ignore the other.
 _MAX_COMPLETION_TOKENS_HOSTS = (".openai.com", ".azure.com")
 
 
 def openai_provider(_name: str, target: OpenAITarget, _context: ProviderContext) -> ModelProvider:
-    """The provider of this target."""
+    """Create the OpenAI provider of this target."""
     key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
     client = http_client(target.max_concurrency)
     sdk = AsyncOpenAI(
@@ -44,8 +44,9 @@ def openai_provider(_name: str, target: OpenAITarget, _context: ProviderContext)
 def _model(target: OpenAITarget, provider: OpenAIProvider) -> Model:
     host = urlsplit(target.base_url or _BASE_URL).hostname or ""
     profile = OpenAIModelProfile(
-        # What the caller sets is sent; the provider says so itself where it will not have it. The library would
-        # drop a temperature in silence, and send system messages of some models as the user's.
+        # The caller's settings are sent unchanged; the provider itself refuses those that it does not support. Without
+        # this profile the library would silently drop a temperature, and for some models send system messages as the
+        # user's.
         openai_supports_reasoning=False,
         openai_supports_encrypted_reasoning_content=False,
         openai_responses_supports_reasoning_context=False,
@@ -73,7 +74,7 @@ def _responses_tool_fields(tools: ToolSettings) -> RequestFields:
 
 
 def _responses_tool_definition(function: FunctionTool) -> JsonObject:
-    # Said in any case: this API is strict where nothing is said, and the request's words mean that it is not.
+    # Always set: the Responses API is strict by default, while in the request's format the default is not strict.
     tool: JsonObject = {
         "type": "function",
         "name": function.name,

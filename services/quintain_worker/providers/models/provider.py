@@ -1,4 +1,4 @@
-"""The model provider: one API request per try, without rewriting the request or the answer."""
+"""The model provider: one API request per try, with request and answer unchanged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from quintain_worker.providers.models.messages import messages_of
 from quintain_worker.providers.models.settings import settings_of
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 
-#: Sent where a server asks for no key: the libraries insist on one.
+#: API key for servers that need none: the libraries require one.
 PLACEHOLDER_API_KEY = "no-key-is-set"
 
-#: An evaluation's words are sent and answered byte for byte. The library would otherwise put a zero-width joiner
-#: into chat-template tokens such as ``<|im_start|>`` on their way to models it takes for open-weight ones (and
-#: take it out of answers), cut what stands between ``<think>`` tags out of an answer's text, and drop the white
-#: space that some models' streams begin with.
+#: Sends prompts and returns answers byte for byte. By default the library puts a zero-width joiner into chat-template
+#: tokens such as ``<|im_start|>`` for models it takes for open-weight ones (and removes it from answers), removes the
+#: text between ``<think>`` tags from an answer, and drops leading whitespace of some models' streams.
 VERBATIM_PROFILE = ModelProfile(
     may_tokenize_special_tokens_in_content=False,
     thinking_tags=("\x00quintain: no tag\x00", "\x00quintain: no end tag\x00"),
@@ -35,8 +34,11 @@ _KEEPALIVE_SECONDS = 60.0
 
 
 def http_client(max_concurrency: int) -> httpx2.AsyncClient:
-    """One target's connections, kept alive. A call's own deadline bounds it; a redirect is not followed, as it
-    would take the key elsewhere."""
+    """Create the HTTP client of one target, with keep-alive connections.
+
+    There is no read timeout, because each call has its own deadline. Redirects are not followed: they could send the
+    API key to another server.
+    """
     return httpx2.AsyncClient(
         timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
         limits=httpx2.Limits(
@@ -47,7 +49,7 @@ def http_client(max_concurrency: int) -> httpx2.AsyncClient:
 
 
 class ModelProvider:
-    """Asks a model once per call; the library's own retries are off."""
+    """Sends each call to a model as one API request; the library's own retries are off."""
 
     def __init__(
         self, model: Model, client: httpx2.AsyncClient, *, capabilities: ApiCapabilities, defaults: SettingDefaults
@@ -58,7 +60,10 @@ class ModelProvider:
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """The model's answer, within the timeout, streamed where somebody listens. Raises `ProviderFailure`."""
+        """Request the model's answer within ``timeout_seconds``, streamed if ``on_text`` is given.
+
+        Raises `ProviderFailure`.
+        """
         settings = settings_of(request.settings or InvokeSettings(), self._defaults, self._capabilities)
         messages = messages_of(request, self._capabilities)
         settings["request_timeout"] = timeout_seconds
@@ -67,11 +72,12 @@ class ModelProvider:
                 return await self._answer_streamed(messages, settings, on_text)
             return answer_of(await model_request(self._model, messages, model_settings=settings), self._capabilities)
         except Exception as error:
-            # A strange body makes the library raise anything at all. Not chained: its words quote the provider's.
+            # An unexpected response body can make the library raise anything. Not chained, because its message quotes
+            # the body.
             raise failure_of(error, self._capabilities.provider) from None
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the HTTP connections."""
         await self._client.aclose()
 
     async def _answer_streamed(

@@ -14,7 +14,10 @@ from quintain_worker.providers.models.tools import tools_of
 
 
 def settings_of(requested: InvokeSettings, defaults: SettingDefaults, capabilities: ApiCapabilities) -> ModelSettings:
-    """The settings of one try. Raises `ProviderFailure`, naming the field, for what the provider cannot honour."""
+    """Convert the settings of one try.
+
+    Raises `ProviderFailure`, naming the field, for a setting that is not supported.
+    """
     refuse_settings(requested, supported=capabilities.settings, provider=capabilities.provider)
     settings = ModelSettings(max_retries=0)
     temperature = defaults.temperature if requested.temperature is None else requested.temperature

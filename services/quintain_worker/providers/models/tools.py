@@ -1,4 +1,4 @@
-"""Validates a request's tools, in OpenAI's format, for the providers to write in their own format."""
+"""Validates a request's tools, given in OpenAI's format, for the providers to convert to their own format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from quintain.contracts.invoke import InvokeSettings, JsonObject
 from quintain.contracts.message import describe_validation_error
 from quintain_worker.providers.conversation import refusal
 
-#: What a choice may be where it names no function.
+#: The tool choices that name no function.
 _CHOICE_MODES = ("none", "auto", "required")
 
 
 class FunctionTool(BaseModel):
-    """A function that a model may call. ``parameters`` is a JSON schema; without one it takes none."""
+    """A function that a model may call. ``parameters`` is a JSON schema; None means no parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,7 +28,7 @@ class FunctionTool(BaseModel):
 
     @property
     def parameters_schema(self) -> JsonObject:
-        """The schema of its parameters, where there are none too."""
+        """The JSON schema of the parameters, also where there are none."""
         return {"type": "object", "properties": {}} if self.parameters is None else self.parameters
 
 
@@ -54,9 +54,10 @@ class _FunctionChoice(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """What a model may call, and must. ``raw_choice`` and ``raw_choice`` are the request's own words;
-    ``choice_mode`` is one of none, auto and required, or None; ``function_name`` is the one function that must be
-    called.
+    """The tools that a model may call, and the tool choice.
+
+    ``raw_tools`` and ``raw_choice`` are as in the request. ``choice_mode`` is none, auto, required or None;
+    ``required_function`` is the function that must be called, if one is named.
     """
 
     functions: Sequence[FunctionTool]
@@ -67,7 +68,10 @@ class ToolSettings:
 
 
 def tools_of(settings: InvokeSettings) -> ToolSettings | None:
-    """The tools of these settings. Raises `ProviderFailure`, naming the field, for what no provider takes."""
+    """Validate the tools of these settings; None where there are none.
+
+    Raises `ProviderFailure`, naming the field, for tools that no provider supports.
+    """
     if settings.tools is None:
         if settings.tool_choice is not None:
             raise refusal("settings.toolChoice", "there are no settings.tools to choose from; leave it out")
