@@ -70,7 +70,7 @@ def test_a_probe_asks_each_target_once_and_says_what_it_cost(evaluation_shell: C
     assert probes[0]["tokenUsage"].keys() >= {"input", "output"}
     shown = evaluation_shell.run("check", "eval.yaml", "--probe").stdout
     assert "probe     bot answered in " in shown
-    assert "answers as long as the probe's" in shown
+    assert "answers as long as in the probe" in shown
     assert shown.splitlines()[-1] == "exit 0: ready. To run it: quintain run eval.yaml"
 
 
@@ -105,7 +105,7 @@ def test_every_mistake_of_every_file_is_told_at_once(evaluation_shell: CommandLi
         "eval.yaml: graders[1].judge_target: unknown target 'juge'; did you mean 'judge'?",
         "cases.jsonl: line 1: give one of question",
         "eval.yaml: graders[1] (judged): ",
-        "eval.yaml: graders[2] (polite): function judges:polite: judges:polite is no grader",
+        "eval.yaml: graders[2] (polite): function judges:polite: judges:polite is not a grader",
         "eval.yaml: graders[3] (gone): its command: there is no file ",
     ]
     assert len(mends) == len(says), mends

@@ -108,7 +108,7 @@ def test_what_cannot_be_written_is_refused_before_a_call_is_made(mock_shell: Com
 def test_the_cost_is_that_of_the_tokens_where_a_price_is_known(mock_shell: CommandLine) -> None:
     ended = mock_shell.run("run", "eval.yaml")
     # Three calls of 1,000 tokens at $1 and 500 at $4 a million.
-    assert "cost ≥ $0.0090: sage $0.0090; not counted, having no price: free" in ended.stdout
+    assert "cost ≥ $0.0090: sage $0.0090; not included, because the price is unknown: free" in ended.stdout
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in ended.stdout.splitlines() if "│" in line]
     assert [row[-2:] for row in rows[:3]] == [["3,000/1,500", "$0.0090"], ["21/6", "-"], ["3,021/1,506", "≥ $0.0090"]]
     cost = json.loads((mock_shell.folder / "runs" / "eval" / "run.json").read_text())["cost"]
@@ -175,7 +175,7 @@ def test_runs_of_other_cases_are_not_compared(mock_shell: CommandLine) -> None:
     (mock_shell.folder / "cases.jsonl").write_text("\n".join(lines[:2]) + "\n")
     mock_shell.run("run", "eval.yaml", "--output", "after", "--json")
     refused = mock_shell.run("compare", "before", "after", code=2)
-    assert "other dataset" in refused.stderr
+    assert "differ in their dataset" in refused.stderr
     assert "--force" in refused.stderr
     assert "no significant change" in mock_shell.run("compare", "before", "after", "--force").stdout
 

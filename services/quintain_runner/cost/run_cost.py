@@ -1,4 +1,4 @@
-"""The cost of a run for each target: tokens of the ledger multiplied by the known prices. No I/O.
+"""The cost of a run for each target: the ledger's token counts multiplied by the known prices. No I/O.
 
 Calls without a known price or token count are left out, and the total is then marked as a minimum.
 """
@@ -15,14 +15,14 @@ from quintain.contracts.message import Message
 from quintain.contracts.session import TargetUsage
 from quintain_runner.cost.prices import Price
 
-#: Amounts under a dollar have as many digits as it takes to see them.
+#: Amounts below one dollar are shown with four decimal places, larger ones with two.
 _CENT_QUANTUM, _SUBDOLLAR_QUANTUM = Decimal("0.01"), Decimal("0.0001")
 
 
 class TargetCost(Message):
-    """What the calls of one target cost, in US dollars; None where its price is not known.
+    """The cost of the calls of one target, in US dollars; ``usd`` is None if its price is unknown.
 
-    ``counted_calls`` came with their tokens. ``at_least``: it may have been more.
+    ``counted_calls`` is the number of calls with known tokens. ``at_least`` says that the real cost may be higher.
     """
 
     calls: int
@@ -34,7 +34,11 @@ class TargetCost(Message):
 
 
 class Cost(Message):
-    """What a run cost, judges and all, by the target that was called; None where no target called has a price."""
+    """The cost of a run in US dollars, judges included, in total and by target; ``usd`` is None if no called target has
+    a price.
+
+    ``at_least`` says that the real cost may be higher.
+    """
 
     usd: float | None = None
     at_least: bool = False
@@ -42,9 +46,13 @@ class Cost(Message):
 
 
 def run_cost(spending: Mapping[str, TargetUsage], prices: Mapping[str, Price], *, complete: bool = True) -> Cost:
-    """The cost of what was spent; ``complete`` is False where calls of the run are not in it."""
-    targets = {name: _target_cost(spend, prices.get(name)) for name, spend in spending.items()}
-    known = [prices[name].of(spend.token_usage) for name, spend in spending.items() if name in prices]
+    """The cost of the usage of a run, by target.
+
+    ``spending`` is the usage by target; ``complete`` is False if it lacks some calls of the run, as those of earlier
+    sessions.
+    """
+    targets = {name: _target_cost(usage, prices.get(name)) for name, usage in spending.items()}
+    known = [prices[name].of(usage.token_usage) for name, usage in spending.items() if name in prices]
     return Cost(
         usd=float(sum(known, Decimal(0))) if known else None,
         at_least=not complete or any(cost.at_least for cost in targets.values()),
@@ -52,19 +60,20 @@ def run_cost(spending: Mapping[str, TargetUsage], prices: Mapping[str, Price], *
     )
 
 
-def _target_cost(spend: TargetUsage, price: Price | None) -> TargetCost:
+def _target_cost(usage: TargetUsage, price: Price | None) -> TargetCost:
+    """The cost of one target's calls."""
     return TargetCost(
-        calls=spend.calls,
-        counted_calls=spend.counted,
-        token_usage=spend.token_usage,
+        calls=usage.calls,
+        counted_calls=usage.counted,
+        token_usage=usage.token_usage,
         price=price,
-        usd=None if price is None else float(price.of(spend.token_usage)),
-        at_least=spend.calls > 0 if price is None else price.least or spend.counted < spend.calls,
+        usd=None if price is None else float(price.of(usage.token_usage)),
+        at_least=usage.calls > 0 if price is None else price.least or usage.counted < usage.calls,
     )
 
 
 def dollars(usd: float | None, *, at_least: bool = False) -> str:
-    """An amount to show: two digits after the point, four under a dollar; a dash where it is not known."""
+    """Format an amount of US dollars, such as ``$12.34`` or ``≥ $0.0021``; a dash for None."""
     if usd is None:
         return "-"
     amount = Decimal(str(usd))

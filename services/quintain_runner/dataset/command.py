@@ -21,14 +21,15 @@ from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.spec.environment import without_secret_variables
 from quintain_runner.spec.evaluation import Evaluation
 
-#: How much of what a failed program wrote on stderr its error tells, in characters.
+#: The most characters of a failed command's stderr that its error shows.
 _MAX_STDERR_CHARACTERS = 300
 
 
 def open_dataset(evaluation: Evaluation, results_folder: Path, env: Mapping[str, str]) -> DatasetStats:
-    """The dataset of an evaluation, every row checked; ``results_folder`` is the results' folder.
+    """Check every row of an evaluation's dataset; if it is a command without stored output, run the command first.
 
-    Raises `ConfigError` with every mistake, and where its program fails.
+    ``results_folder`` is where the output is stored, and ``env`` the environment of the command, from which secrets are
+    removed. Raises `ConfigError` with all errors of the dataset, or if the command fails.
     """
     spec = evaluation.spec.dataset
     if spec.command is None:
@@ -47,12 +48,13 @@ def open_dataset(evaluation: Evaluation, results_folder: Path, env: Mapping[str,
     try:
         return check_dataset(spec, path)
     except ConfigError:
-        # What cannot be used is not kept: the program is run again when it is mended.
+        # Invalid output is not kept, so that the command runs again once it is fixed.
         path.unlink()
         raise
 
 
 def _run_command_into(path: Path, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    """Run a dataset command in ``folder`` and write its stdout to ``path``. Raises `ConfigError` if it fails."""
     program, *rest = command
     with tempfile.TemporaryFile() as errors, atomic_write(path) as file:
         try:
@@ -75,6 +77,7 @@ def _run_command_into(path: Path, command: Sequence[str], folder: Path, env: Map
 
 
 def _stderr_tail(errors: IO[bytes]) -> str:
+    """The end of the command's stderr, with session tokens masked."""
     errors.seek(0)
     text = mask_tokens(errors.read().decode(errors="replace")).strip()[-_MAX_STDERR_CHARACTERS:]
     return text or "it wrote nothing on stderr"

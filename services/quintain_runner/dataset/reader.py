@@ -23,29 +23,29 @@ from quintain_runner.spec.validation_errors import MAX_REPORTED_ERRORS, config_e
 
 
 def expected_text(case: Case) -> str | None:
-    """What the row expects, as text; None where it expects nothing."""
+    """The expected answer of a case as text (a string unchanged, other values as JSON), or None if it has none."""
     if case.expected is None or isinstance(case.expected, str):
         return case.expected
     return json.dumps(case.expected, ensure_ascii=False)
 
 
-#: What a line looks like, for whoever wrote another.
+#: An example of a valid line, for error messages.
 EXAMPLE_LINE = '{"id": "1", "question": "What is the capital of France?", "expected": "Paris"}'
 
 _OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected"})
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-#: A row by its line's number: a case, or why it is none.
+#: A line number, from 1, and the case of that line, or the error that makes it invalid.
 ParsedRow = tuple[int, "Case | InvalidLine"]
 
 
 class InvalidLine(ValueError):
-    """A row that is not a case: what is wrong with it, and the mend."""
+    """A row is not a valid case; the message says what is wrong and how to fix it."""
 
 
 def parse_jsonl(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
-    """The cases of lines of JSON."""
+    """Parse JSON lines, one case per line; empty lines are skipped, and errors are returned in place of cases."""
     for number, line in enumerate(lines, start=1):
         content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         if content.strip():
@@ -56,7 +56,9 @@ def parse_jsonl(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
 
 
 def parse_csv(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
-    """The cases of comma-separated values with a header row. An empty cell is an absent field."""
+    """Parse CSV with a header row, one case per row. An empty cell is an absent field; errors are returned in place of
+    cases.
+    """
     reader = csv.reader(_decode_lines(lines), strict=True)
     header: list[str] | None = None
     while True:
@@ -80,7 +82,7 @@ def parse_csv(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
 
 
 def parse_case(line: bytes) -> Case:
-    """The case of one line of JSON. Raises `InvalidLine`."""
+    """Parse one line of JSON as a case. Raises `InvalidLine`."""
     try:
         row = read_json(line.decode())
     except UnicodeDecodeError:
@@ -93,7 +95,7 @@ def parse_case(line: bytes) -> Case:
 
 
 def case_from_fields(row: dict[str, object]) -> Case:
-    """The case of a row's fields. Raises `InvalidLine`."""
+    """Build a case from the fields of a row; unknown fields become its metadata. Raises `InvalidLine`."""
     case_id = row.get("id")
     if isinstance(case_id, int | float) and not isinstance(case_id, bool):
         row["id"] = str(case_id)
@@ -113,6 +115,7 @@ def case_from_fields(row: dict[str, object]) -> Case:
 
 
 def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
+    """Decode the lines as UTF-8, without a byte order mark. Raises `InvalidLine`."""
     for number, line in enumerate(lines, start=1):
         content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         try:
@@ -122,6 +125,7 @@ def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def _parse_header(cells: list[str]) -> list[str]:
+    """The column names of the header row. Raises `InvalidLine` if ``id`` is missing or a name is repeated."""
     names = [cell.strip() for cell in cells]
     if "id" not in names:
         fix = "separate the cells by commas" if ";" in names[0] else "name the columns: id,question,expected"
@@ -133,6 +137,7 @@ def _parse_header(cells: list[str]) -> list[str]:
 
 
 def _case_from_cells(header: list[str], cells: list[str]) -> Case:
+    """Build a case from the cells of a row. Raises `InvalidLine`."""
     if len(cells) != len(header):
         raise InvalidLine(
             f"it has {len(cells)} cells, and the header row names {len(header)}; quote a cell with commas"
@@ -142,7 +147,7 @@ def _case_from_cells(header: list[str], cells: list[str]) -> Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSource:
-    """A file of cases, and which of its rows count."""
+    """A file of cases, its format, and the selection of its rows."""
 
     path: Path
     is_csv: bool = False
@@ -151,7 +156,12 @@ class CaseSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStats:
-    """What the check of a dataset found out. The characters are those of all the cases that count, about."""
+    """The result of checking a dataset.
+
+    ``cases`` is the number of selected cases, and ``sha256`` identifies the dataset with its selection.
+    ``input_characters`` and ``expected_characters`` are the total lengths of inputs and expected answers of the
+    selected cases, extrapolated if only some of the matching rows are selected.
+    """
 
     source: CaseSource
     cases: int
@@ -161,14 +171,24 @@ class DatasetStats:
 
 
 def read_cases(source: CaseSource) -> Generator[Case, None, None]:
-    """The cases that count, one at a time. Raises `ConfigError` at the first row that is none."""
+    """Iterate over the selected cases. Raises `ConfigError` at the first invalid row.
+
+    Example::
+
+        stats = check_dataset(evaluation.spec.dataset, Path("cases.jsonl"))
+        for case in read_cases(stats.source):
+            print(case.id)
+    """
     with closing(_parsed_rows(source)) as rows:
         yield from source.selection.filter_cases(_valid_cases(source, rows))
 
 
 def check_dataset(spec: DatasetSpec, path: Path) -> DatasetStats:
-    """Read every row once, up to the last that can count. Raises `ConfigError` with all the mistakes, each with its
-    line's number. ``path`` is the file; of a command, what it printed."""
+    """Read every row once, up to the last one that can be selected, and draw the sample.
+
+    ``path`` is the dataset file, or the stored output of the dataset command. Raises `ConfigError` with one line for
+    each error, with its line number.
+    """
     source = CaseSource(path=path, is_csv=spec.is_csv)
     sampler, ids, digest = HashSampler(spec), FingerprintSet(), hashlib.sha256()
     errors: list[str] = []
@@ -199,6 +219,7 @@ def check_dataset(spec: DatasetSpec, path: Path) -> DatasetStats:
 
 
 def _require_cases(path: Path, spec: DatasetSpec, rows: int, sampler: HashSampler) -> None:
+    """Raise `ConfigError` if the dataset is empty or ``where`` selects no row."""
     if not rows:
         raise config_error(path, [f"the dataset has no cases; write one to a line, such as {EXAMPLE_LINE}"])
     if not sampler.matching_count:
@@ -207,16 +228,18 @@ def _require_cases(path: Path, spec: DatasetSpec, rows: int, sampler: HashSample
 
 
 def _row_error(row: Case | InvalidLine, seen_ids: FingerprintSet) -> str | None:
+    """The error of a row, or None if it is a case with a new id."""
     if isinstance(row, InvalidLine):
         return str(row)
-    known = fingerprint(row.id)
-    if known in seen_ids:
+    id_hash = fingerprint(row.id)
+    if id_hash in seen_ids:
         return f"the id {row.id!r} is used before; ids tell cases apart: rename one"
-    seen_ids.add(known)
+    seen_ids.add(id_hash)
     return None
 
 
 def _dataset_hash(sha256: str, spec: DatasetSpec) -> str:
+    """The hash of the dataset: of the file's content, and of its selection if it has one."""
     if spec.selects_all_rows:
         return sha256
     selection = spec.model_dump(include={"where", "sample", "seed", "limit"})
@@ -224,11 +247,13 @@ def _dataset_hash(sha256: str, spec: DatasetSpec) -> str:
 
 
 def _length(case: Case) -> int:
+    """The number of characters of a case's input."""
     text = case.question or "".join(str(message.content) for message in case.messages or [])
     return len(text) + len(case.system_prompt or "")
 
 
 def _valid_cases(source: CaseSource, rows: Iterator[ParsedRow]) -> Iterator[Case]:
+    """Iterate over the cases. Raises `ConfigError` at the first invalid row."""
     for number, row in rows:
         if isinstance(row, InvalidLine):
             raise config_error(source.path, [f"line {number}: {row}"])
@@ -236,7 +261,7 @@ def _valid_cases(source: CaseSource, rows: Iterator[ParsedRow]) -> Iterator[Case
 
 
 def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -> Generator[ParsedRow, None, None]:
-    """Every row of a file; ``on_line`` is given each of its lines."""
+    """Parse every row of the source's file; ``on_line`` is called with each of its lines. Raises `ConfigError`."""
     try:
         with source.path.open("rb") as file:
             lines = _observed_lines(file, on_line)
@@ -248,6 +273,7 @@ def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -
 
 
 def _observed_lines(lines: Iterable[bytes], on_line: Callable[[bytes], object]) -> Iterator[bytes]:
+    """Iterate over lines, calling ``on_line`` with each."""
     for line in lines:
         on_line(line)
         yield line

@@ -13,9 +13,10 @@ _TOOL_CALL_FIELDS = ("tool_calls", "toolCalls", "tool_call_id", "toolCallId")
 
 
 def read_message(row: object) -> object:
-    """A message of a dataset's row: calls as OpenAI writes them, or as we do, are part of what is asked.
+    """Convert a message of a dataset row to Quintain's form, with tool calls in OpenAI's or Quintain's format.
 
-    Any others are not: AgentV's name no call that a later turn could answer, and no provider takes them.
+    Tool calls in other formats are dropped: AgentV's have no call id that a later message could refer to, so no
+    provider accepts them.
     """
     if not isinstance(row, Mapping):
         return row
@@ -24,21 +25,22 @@ def read_message(row: object) -> object:
     calls = _parse_tool_calls(tool_fields.get("tool_calls", tool_fields.get("toolCalls")))
     if calls:
         message["toolCalls"] = calls
-        # OpenAI's turn that only calls says null.
+        # OpenAI's messages with tool calls only have null as their content.
         message["content"] = "" if message.get("content") is None else message["content"]
     call_id = tool_fields.get("tool_call_id", tool_fields.get("toolCallId"))
     return {**message, "toolCallId": call_id} if isinstance(call_id, str) else message
 
 
 def _parse_tool_calls(raw: object) -> list[dict[str, str]] | None:
-    """The calls, where every one of them can be read."""
+    """The tool calls of a message, or None if any of them cannot be converted."""
     if not isinstance(raw, list):
         return None
-    calls = [_parse_tool_call(one) for one in raw]
+    calls = [_parse_tool_call(item) for item in raw]
     return [call for call in calls if call is not None] if None not in calls else None
 
 
 def _parse_tool_call(raw: object) -> dict[str, str] | None:
+    """The id, name and arguments of a tool call, or None if it has no text for each of them."""
     if not isinstance(raw, Mapping):
         return None
     function = raw.get("function", raw)
@@ -50,7 +52,7 @@ def _parse_tool_call(raw: object) -> dict[str, str] | None:
 
 
 def write_message(message: ChatMessage | OutputMessage) -> dict[str, JsonValue]:
-    """A message as a grader reads it: AgentV's words for calls, and nothing that is null."""
+    """A message in the form that graders read: tool calls in AgentV's format, and no null values."""
     written: dict[str, JsonValue] = {"role": message.role, "content": message.content}  # type: ignore[dict-item]
     if message.tool_calls:
         written["tool_calls"] = [
@@ -62,7 +64,7 @@ def write_message(message: ChatMessage | OutputMessage) -> dict[str, JsonValue]:
 
 
 def _tool_input(call: ToolCall) -> JsonValue:
-    """A call's arguments as the value they are, or as the model's text where it wrote no JSON."""
+    """The arguments of a tool call, parsed as JSON; the text itself if it is not valid JSON."""
     try:
         value: JsonValue = json.loads(call.arguments)
         json.dumps(value, allow_nan=False)

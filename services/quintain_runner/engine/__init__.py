@@ -1,1 +1,1 @@
-"""Plans, estimates and runs the trials of an evaluation."""
+"""Estimates a run and executes its trials."""

@@ -1,4 +1,4 @@
-"""Estimates what a run will take before it starts: the number of calls, the tokens and the cost. No I/O."""
+"""Estimates, before a run starts, how many calls and tokens it takes and what it costs. No I/O."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from quintain_runner.graders.base import judge_target_of
 from quintain_runner.spec.evaluation import EvaluationSpec
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader, ProgramGrader, max_calls_of
 
-#: A token is so many characters, about: what English text comes to with the usual tokenizers.
+#: Characters per token: the usual average for English text.
 CHARACTERS_PER_TOKEN = 4
 
-#: What a judge is told beside its prompt, and what it says, in tokens, about.
+#: Approximate tokens of the rules that are added to a judge's prompt, and of its verdict.
 _JUDGE_RULES_TOKENS, _VERDICT_TOKENS = 150, 60
 
 
 class CallsEstimate(Message):
-    """Calls of the whole run: ``answers`` of the targets, ``most`` with every grader at its limit.
+    """The number of calls of a whole run.
 
-    ``typical`` is None where a grader decides by itself how often it calls.
+    ``answers`` are the calls of the targets themselves, ``most`` is the total if every grader uses its limit, and
+    ``typical`` is the expected total, or None if a grader's own code decides how often it calls.
     """
 
     answers: int
@@ -36,8 +37,10 @@ class CallsEstimate(Message):
 
 
 class TokensEstimate(Message):
-    """Tokens of one target, answers and judgements together; ``output`` is None where nothing tells how long its
-    answers are. ``basis`` says what it was reckoned from."""
+    """The tokens of one target, for its answers and its judgements together.
+
+    ``output`` is None if the length of its answers is unknown. ``basis`` lists the assumptions of the estimate.
+    """
 
     input: int
     output: int | None = None
@@ -45,9 +48,12 @@ class TokensEstimate(Message):
 
 
 class RunEstimate(Message):
-    """What a run would take. ``usd`` is what the targets with a known price would cost, None where there is none;
-    ``usd_of`` are those targets. ``left_out`` are the graders that call by themselves: nobody knows what with, so
-    their tokens and their cost are in none of it."""
+    """The estimate of a run.
+
+    ``tokens`` are by target. ``usd`` is the cost of the targets in ``usd_of``, those with a known price and known
+    tokens, or None if there are none. ``left_out`` are the graders whose own code calls targets: their tokens and costs
+    are unknown and not included.
+    """
 
     calls: CallsEstimate
     tokens: dict[str, TokensEstimate]
@@ -58,10 +64,10 @@ class RunEstimate(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateInput:
-    """What an estimate is made of.
+    """The data that an estimate is computed from.
 
-    ``judge_prompts`` are the judges' instructions by grader, ``probed_usage`` what one call of a target took when it
-    was probed, ``sessionless_graders`` the functions that ask for no session, and so call nobody.
+    ``judge_prompts`` are the judges' instructions by grader name, ``probed_usage`` the tokens of one probe call by
+    target, and ``sessionless_graders`` the function graders that take no session and therefore make no calls.
     """
 
     spec: EvaluationSpec
@@ -75,7 +81,13 @@ class EstimateInput:
 
 
 def estimate_run(inputs: EstimateInput) -> RunEstimate:
-    """What the run of this plan would take."""
+    """Estimate the calls, tokens and cost of a run.
+
+    Example::
+
+        estimate = estimate_run(EstimateInput(spec=evaluation.spec, dataset=stats, targets=["gpt-4o"]))
+        print(estimate.calls.most, estimate.usd)
+    """
     tokens = _estimate_tokens(inputs)
     known_prices = {
         name: inputs.prices[name] for name in tokens if name in inputs.prices and tokens[name].output is not None
@@ -94,19 +106,22 @@ def estimate_run(inputs: EstimateInput) -> RunEstimate:
 
 
 def _estimate_calls(inputs: EstimateInput) -> CallsEstimate:
+    """The number of calls of the run."""
     answers = inputs.dataset.cases * len(inputs.targets) * inputs.spec.repeats
     most = sum(max_calls_of(grader) for grader in inputs.spec.graders if grader.name not in inputs.sessionless_graders)
-    # Who may call once is thought to; a higher limit is a bound, and tells nothing.
+    # A grader that may call once is assumed to do so; a higher limit does not say how often it calls.
     known = all(grader.target.max_calls <= 1 for grader in _calling_graders(inputs))
     return CallsEstimate(answers=answers, most=answers * (1 + most), typical=answers * (1 + most) if known else None)
 
 
 def _calling_graders(inputs: EstimateInput) -> list[ProgramGrader]:
+    """The graders whose own code may call targets."""
     programs = [grader for grader in inputs.spec.graders if isinstance(grader, CommandGrader | FunctionGrader)]
     return [grader for grader in programs if grader.name not in inputs.sessionless_graders and grader.target.max_calls]
 
 
 def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
+    """The tokens by target: the answers of each target under test, and the judgements of each judge."""
     totals: dict[str, TokensEstimate] = {}
     for target in inputs.targets:
         answers = _estimate_answers(inputs, target)
@@ -119,19 +134,21 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
 
 
 def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
+    """The tokens of a target's answers; their length comes from the probe, else from the expected answers."""
     dataset, repeats = inputs.dataset, inputs.spec.repeats
     probed_usage = inputs.probed_usage.get(target)
     input_tokens = _token_count(dataset.input_characters * repeats)
     if probed_usage is not None:
         output = probed_usage.output * dataset.cases * repeats
-        return TokensEstimate(input=input_tokens, output=output, basis=["answers as long as the probe's"])
+        return TokensEstimate(input=input_tokens, output=output, basis=["answers as long as in the probe"])
     expected_tokens = _token_count(dataset.expected_characters * repeats)
     if not expected_tokens:
-        return TokensEstimate(input=input_tokens, basis=["how long its answers are, a probe measures"])
-    return TokensEstimate(input=input_tokens, output=expected_tokens, basis=["answers as long as what is expected"])
+        return TokensEstimate(input=input_tokens, basis=["the length of its answers is unknown; a probe measures it"])
+    return TokensEstimate(input=input_tokens, output=expected_tokens, basis=["answers as long as the expected ones"])
 
 
 def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_tokens: int | None) -> TokensEstimate:
+    """The tokens of a judge for all answers of one target."""
     dataset, repeats = inputs.dataset, inputs.spec.repeats
     count = dataset.cases * repeats
     shown = _token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
@@ -141,6 +158,7 @@ def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_toke
 
 
 def _add_tokens(totals: dict[str, TokensEstimate], target: str, more: TokensEstimate) -> None:
+    """Add an estimate to the total of a target."""
     previous = totals.get(target)
     if previous is None:
         totals[target] = more
@@ -154,4 +172,5 @@ def _add_tokens(totals: dict[str, TokensEstimate], target: str, more: TokensEsti
 
 
 def _token_count(characters: int) -> int:
+    """The approximate number of tokens in a text of this many characters."""
     return math.ceil(characters / CHARACTERS_PER_TOKEN)

@@ -36,34 +36,38 @@ from quintain_runner.spec.plan import RerunPolicy, check_targets_available, max_
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_frames
 
-#: How many trials of a target are under way at once where nobody says.
+#: Default number of trials of each target that run at the same time.
 DEFAULT_CONCURRENCY = 64
 
-#: How many grader processes run at once where nobody says.
+#: Default number of grader processes that run at the same time.
 DEFAULT_GRADER_CONCURRENCY = 8
 
-#: How often the ledger is asked how far the budget has come, in seconds.
+#: The interval at which the used budget is read for the progress display, in seconds.
 BUDGET_POLL_SECONDS = 2.0
 
-#: Each so many times it is asked for the cost as well: that is a sum over every call.
+#: The cost is read once in this many budget polls, because the ledger sums over every call for it.
 BUDGET_POLLS_PER_COST_POLL = 10
 
-#: Asks what the run's session spent on which target; None where nobody can say.
+#: Reads the usage of the run's session by target; returns None if it is not available.
 ReadSpending = Callable[[], Awaitable[Mapping[str, TargetUsage] | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
-    """Everything a run stands on.
+    """Everything that `run_evaluation` needs.
 
-    ``client`` is the run's own session, ``calls_of_earlier_sessions`` what sessions of before it were charged in its
-    name, ``read_session_info`` asks for a child's counters with the child's token, ``judge_targets`` is the
-    configuration's ``judge_target`` by target, ``hidden_variables`` the variables the configuration names, ``env``
-    the runner's environment, of which graders get what is not hidden. ``dataset_stats`` are the dataset's, where it
-    was checked already. ``origin`` is what the record says of the session, ``prices`` what is known of them by
-    target, and ``read_final_spending`` asks what went to which target; without it nobody knows the cost.
-    ``read_current_spending`` asks the same while calls are under way. ``raise_budget`` raises the session's limit,
-    where nobody named a budget.
+    ``output`` is the results folder. ``client`` is the client of the run's session, and ``calls_of_earlier_sessions``
+    the calls that earlier sessions of the same run were charged. ``read_session_info`` reads the counters of a child
+    session by its token. ``judge_targets`` is the configured ``judge_target`` of each target.
+
+    ``env`` is the environment that graders inherit, without ``hidden_variables``, the variables with the
+    configuration's secrets. ``dataset_stats`` is the result of an earlier check of the dataset; if None, the dataset is
+    checked first. ``origin`` describes the session in the run record.
+
+    ``prices`` are the known token prices by target. ``read_final_spending`` reads the usage by target after the run,
+    and ``read_current_spending`` during it; without them the cost is unknown. ``raise_budget`` raises the session's
+    limit to a number of calls; it is None if the user named a budget. ``concurrency`` is the number of trials per
+    target, and ``grader_concurrency`` the number of grader processes, that run at the same time.
     """
 
     evaluation: Evaluation
@@ -89,10 +93,10 @@ class RunSetup:
 
 
 async def run_evaluation(setup: RunSetup) -> RunSummary:
-    """Run an evaluation, or take it up where it stopped.
+    """Run an evaluation, or resume it.
 
-    Raises `ConfigError` before the first call where something a person wrote cannot be used, and what the bus
-    raises where the fleet is gone. Whatever ends it, an interrupt too: the rows written are complete, and kept.
+    Raises `ConfigError` before the first call if the evaluation or its files are invalid, and `BusError` if the broker
+    is lost. However the run ends, also by an interrupt, all rows written so far are complete and kept.
     """
     evaluation, spec = setup.evaluation, setup.evaluation.spec
     dataset_stats = setup.dataset_stats
@@ -113,11 +117,11 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         await _raise_budget_if_needed(setup, info, progress_state)
         _update_budget(progress_state, info, setup.calls_of_earlier_sessions)
 
-        def summary(*, parked: bool = False) -> RunSummary:
+        def summary(*, spent: bool = False) -> RunSummary:
             return summarize(
                 progress_state,
                 threshold=spec.threshold,
-                is_budget_spent=parked,
+                is_budget_spent=spent,
                 results=results.path,
                 max_calls_per_trial=max_calls_per_trial(evaluation),
             )
@@ -135,15 +139,17 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
             )
         results.resume_state.clear()
         _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
-        final_summary = summary(parked=is_budget_spent)
+        final_summary = summary(spent=is_budget_spent)
         findings = await _collect_findings(setup)
         await asyncio.to_thread(write_record, setup.output, record, final_summary, ended=True, findings=findings)
     return final_summary
 
 
 async def _collect_findings(setup: RunSetup) -> RunFindings:
+    """Compute the statistics and the cost of the stored rows."""
+
     def analyse_rows() -> Analysis:
-        # Of a superseded row the columns know themselves.
+        # An empty resume state: rows that are superseded are dropped when the frames are built.
         rows = current_rows(setup.output, ResumeState())
         return analyse(build_frames(rows, setup.targets, repeats=setup.evaluation.spec.repeats))
 
@@ -154,12 +160,14 @@ async def _collect_findings(setup: RunSetup) -> RunFindings:
 
 
 def _grader_env(setup: RunSetup) -> dict[str, str]:
+    """The environment that grader processes inherit."""
     return with_proxy_bypass(without_secret_variables(setup.env, setup.hidden_variables), setup.grader_environment)
 
 
 def _grading_context(
     setup: RunSetup, info: Info, progress_state: ProgressState, graders: tuple[GraderRunner, ...]
 ) -> GradingContext:
+    """The context that the graders of the run share."""
     return GradingContext(
         run_name=setup.evaluation.name,
         session=setup.client,
@@ -175,6 +183,7 @@ def _grading_context(
 
 
 def _target_references(setup: RunSetup) -> Iterator[tuple[str, str]]:
+    """Each target that the evaluation calls, with the place that names it."""
     path = setup.evaluation.path
     for target in setup.targets:
         yield f"{path}: targets", target
@@ -185,19 +194,24 @@ def _target_references(setup: RunSetup) -> Iterator[tuple[str, str]]:
 
 
 async def _raise_budget_if_needed(setup: RunSetup, info: Info, progress_state: ProgressState) -> None:
-    """Where nobody named a budget, it is what is left to ask may take, whatever tries of before were charged."""
+    """If the user named no budget, raise the session's limit to the most calls that the pending trials can make.
+
+    Calls that were charged already, also for earlier tries, are added to it.
+    """
     needed_calls = info.call_count + progress_state.pending_trials * max_calls_per_trial(setup.evaluation)
     if setup.raise_budget is not None and needed_calls > info.max_calls:
         await setup.raise_budget(needed_calls)
 
 
 def _update_budget(progress_state: ProgressState, info: Info, calls_of_earlier_sessions: int) -> None:
+    """Copy the session's counters to the progress state, including the calls of earlier sessions."""
     progress_state.budget.update(
         info.call_count + calls_of_earlier_sessions, info.max_calls + calls_of_earlier_sessions
     )
 
 
 async def _update_cost(setup: RunSetup, progress_state: ProgressState) -> None:
+    """Read the usage so far and update the cost in the progress state, if prices and usage are available."""
     spending = await setup.read_current_spending() if setup.read_current_spending is not None and setup.prices else None
     if spending is not None:
         progress_state.cost = run_cost(spending, setup.prices, complete=not setup.calls_of_earlier_sessions)
@@ -205,6 +219,8 @@ async def _update_cost(setup: RunSetup, progress_state: ProgressState) -> None:
 
 @asynccontextmanager
 async def _displayed_progress(setup: RunSetup, progress_state: ProgressState) -> AsyncIterator[None]:
+    """Show the progress of the run inside the ``async with`` block: redraw it, and poll the budget and the cost."""
+
     async def refresh_display() -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -218,7 +234,7 @@ async def _displayed_progress(setup: RunSetup, progress_state: ProgressState) ->
                 if times % BUDGET_POLLS_PER_COST_POLL == 1:
                     await _update_cost(setup, progress_state)
             except (Fault, BusError):
-                # Only shown: the next one may be answered.
+                # These values are only displayed, so a failed read is skipped; the next one may succeed.
                 continue
 
     setup.progress.start(progress_state)
@@ -228,6 +244,6 @@ async def _displayed_progress(setup: RunSetup, progress_state: ProgressState) ->
     finally:
         for task in tasks:
             task.cancel()
-        # Waited for, not awaited: their cancel is not this task's.
+        # asyncio.wait does not raise the tasks' CancelledError in this task.
         await asyncio.wait(tasks)
         setup.progress.stop()

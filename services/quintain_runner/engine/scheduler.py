@@ -1,4 +1,4 @@
-"""Schedules the trials of a run: at most `concurrency` trials of each target run at once.
+"""Schedules the trials of a run: at most ``concurrency`` trials of each target run at the same time.
 
 Each target reads the dataset separately, so a slow or throttled target does not delay the others. A trial's slot is
 released only after its row is on disk.
@@ -18,16 +18,16 @@ from quintain_runner.progress.state import ProgressState
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.plan import RerunPolicy, Trial, pending_trials
 
-#: How many trials a lane looks ahead: they are read in a thread, so that passing over a million kept ones, or a slow
-#: disk, holds up nothing.
+#: How many trials of a target are read ahead in one step. They are read in a thread, so that skipping a million graded
+#: trials, or a slow disk, does not block the event loop.
 _PREFETCHED_TRIALS = 128
 
-#: Opens the dataset, as often as it is asked.
+#: Opens the dataset for one pass over its cases; called once for each target.
 OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
 
 
 class TrialScheduler:
-    """One run's trials. ``concurrency`` is how many are under way at once, per target."""
+    """Executes the trials of a run and stores their rows; ``concurrency`` bounds the parallel trials per target."""
 
     def __init__(
         self, context: GradingContext, results: ResultFile, progress_state: ProgressState, *, concurrency: int
@@ -37,9 +37,10 @@ class TrialScheduler:
         self._budget_spent = asyncio.Event()
 
     async def run(self, open_cases: OpenCases, *, repeats: int, rerun_policy: RerunPolicy) -> bool:
-        """Run every trial that has no kept row; True where the budget was spent before the end.
+        """Execute every pending trial. Returns True if the budget was spent before all of them were executed.
 
-        Raises the first error that is no `Fault`; the other trials are cancelled then.
+        ``repeats`` is the number of repeats per case. Raises the first error that is not a `Fault`; the other trials
+        are cancelled then.
         """
         try:
             async with asyncio.TaskGroup() as task_group:
@@ -50,6 +51,7 @@ class TrialScheduler:
         return self._budget_spent.is_set()
 
     async def _run_target(self, open_cases: OpenCases, target: str, repeats: int, rerun_policy: RerunPolicy) -> None:
+        """Execute the pending trials of one target, until there are none left or the budget is spent."""
         slots = asyncio.Semaphore(self._concurrency)
         with open_cases() as cases:
             pending = pending_trials(
@@ -64,6 +66,7 @@ class TrialScheduler:
                         task_group.create_task(self._run_trial(trial, slots))
 
     async def _run_trial(self, trial: Trial, slots: asyncio.Semaphore) -> None:
+        """Execute one trial, store its row, and release its slot."""
         self._progress_state.trial_started(trial.target)
         try:
             outcome = await run_trial(trial, self._context)
@@ -78,15 +81,16 @@ class TrialScheduler:
 
 
 async def _prefetch(pending: Iterable[Trial]) -> list[Trial]:
+    """Read the next pending trials in a thread. If it is cancelled, it still waits for the thread to finish."""
     reading = asyncio.ensure_future(asyncio.to_thread(lambda: list(islice(pending, _PREFETCHED_TRIALS))))
     try:
         return await asyncio.shield(reading)
     finally:
-        # A thread cannot be stopped, and what it reads from must not be closed beneath it.
+        # A thread cannot be cancelled, and the file that it reads must stay open until it has finished.
         await asyncio.wait([reading])
 
 
 def _root_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first failure is the reason; the others are its echo in the trials that ran beside it."""
+    """The first error in nested exception groups: later ones are consequences of it in the other trials."""
     first = failures.exceptions[0]
     return _root_failure(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,4 +1,4 @@
-"""Runs one trial: calls the target, runs the graders on the answer, and returns one result row."""
+"""Executes one trial: calls the target, runs the graders on the answer, and returns one result row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.results.row import BUDGET_EXHAUSTED, GraderRow, Row, RowError, RowStatus
 from quintain_runner.spec.plan import Trial
 
-#: Charged, and nobody knows what came of it.
+#: Faults after which the outcome of a charged call is unknown.
 _UNKNOWN_OUTCOMES = (TimedOut, WorkerLost, Expired)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What a trial left: a row, or none where the budget did not even let it ask."""
+    """The result of a trial: its row, or None if the budget was spent before the target could be called."""
 
     row: Row | None
     budget_spent: bool = False
@@ -29,7 +29,11 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _GraderResults:
-    """What the graders left: their rows, what they spent, and why they ended early, if they did."""
+    """The results of a trial's graders.
+
+    ``rows`` are by grader name. ``error`` is the error of the grader after which grading stopped, or None.
+    ``budget_spent`` says whether that was for lack of budget.
+    """
 
     rows: dict[str, GraderRow]
     token_usage: TokenUsage
@@ -38,13 +42,15 @@ class _GraderResults:
 
     @property
     def calls(self) -> int:
+        """The number of calls of all graders together."""
         return sum(row.calls for row in self.rows.values())
 
 
 async def run_trial(trial: Trial, context: GradingContext) -> TrialOutcome:
-    """Run one trial to its row. Raises what is no `Fault`: a bus that is gone ends the run.
+    """Execute one trial and return its row; a `Fault` becomes an error row, every other error is raised.
 
-    It is a trace of its own, linked to the run's: a run of thousands in one trace would be more than anybody can show.
+    The trial is traced in a trace of its own, linked to the trace of the run, because one trace of thousands of trials
+    would be too large to display.
     """
 
     def span_attributes() -> semconv.SpanStart:
@@ -58,6 +64,7 @@ async def run_trial(trial: Trial, context: GradingContext) -> TrialOutcome:
 
 
 async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcome:
+    """Call the target, run the graders, and build the row."""
     try:
         result = await _call_target(trial, context)
     except BudgetExhausted:
@@ -75,6 +82,7 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
 
 
 async def _call_target(trial: Trial, context: GradingContext) -> Result:
+    """Call the target, with retries, under the trial's request id."""
     request, request_id = trial.request, trial.request_id
     return await call_with_retry(
         lambda: context.session.send(request, request_id=request_id),
@@ -83,7 +91,9 @@ async def _call_target(trial: Trial, context: GradingContext) -> Result:
 
 
 async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _GraderResults:
-    """Every grader in its order, up to the first without a verdict: the row errs, so the others' calls are saved."""
+    """Run the graders in order up to the first that fails: the row is an error then, so the calls of the others are
+    saved.
+    """
     rows: dict[str, GraderRow] = {}
     usage = NO_TOKENS
     for grader in context.graders:
@@ -102,20 +112,23 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
 
 
 async def _is_budget_spent(context: GradingContext) -> bool:
+    """Whether the session has no calls left; False if its counters cannot be read."""
     try:
         info = await context.session.get_info()
     except Fault:
-        # The row errs either way, and the grader's own sentence is the better one.
+        # The row is an error in both cases, and the grader's own message is more useful than this one.
         return False
     return info.call_count >= info.max_calls
 
 
 def _budget_error(error: RowError, max_calls: int) -> RowError:
-    message = f"The run's budget is spent (limit: {max_calls}), and {error.error}"
+    """The error of a grader that failed when the budget was spent."""
+    message = f"The run's budget is spent (limit: {max_calls}): {error.error}"
     return RowError(code=BUDGET_EXHAUSTED, error=message)
 
 
 def _fault_row(trial: Trial, fault: Fault) -> Row:
+    """The row of a trial whose call to the target failed."""
     in_doubt = fault.charged and isinstance(fault, _UNKNOWN_OUTCOMES)
     earlier = _earlier_spending(trial)
     return Row(
@@ -131,6 +144,7 @@ def _fault_row(trial: Trial, fault: Fault) -> Row:
 
 
 def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) -> Row:
+    """The row of a trial whose target answered: the mean score of the graders, or the error of one."""
     scores = [row.score for row in grader_results.rows.values() if row.score is not None]
     earlier = _earlier_spending(trial)
     call_usage = NO_TOKENS if earlier.includes_this_call else result.token_usage or NO_TOKENS
@@ -152,7 +166,10 @@ def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) ->
 
 @dataclass(frozen=True, slots=True)
 class _EarlierSpending:
-    """What a trial's rows of before spent. ``includes_this_call``: this try's call is among it."""
+    """The calls and tokens of a trial's earlier rows.
+
+    ``includes_this_call`` says whether the call of this try is among them: the target answered before.
+    """
 
     calls: int
     token_usage: TokenUsage
@@ -160,6 +177,7 @@ class _EarlierSpending:
 
 
 def _earlier_spending(trial: Trial) -> _EarlierSpending:
+    """Read the earlier spending of a trial from its previous row."""
     previous = trial.previous
     if previous is None:
         return _EarlierSpending(0, NO_TOKENS, includes_this_call=False)

@@ -17,17 +17,19 @@ from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.graders import JudgeGrader, ProgramGrader
 from quintain_runner.spec.plan import Trial
 
-#: Asks for a session's counters with that session's own token.
+#: Reads the counters of a session by that session's token.
 ReadSessionInfo = Callable[[str], Awaitable[Info]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradingContext:
-    """What grading needs beside the case: the run's session, its doors, and the graders.
+    """What the graders of a run share.
 
-    ``max_calls`` is the run's: no grader may have more. ``process_slots`` bounds the processes at once. ``on_retry``
-    is told of each error after which a target, by its name, is asked again. ``prices`` are those that are known, by
-    target.
+    ``session`` is the client of the run's session, and ``read_session_info`` reads the counters of a grader's child
+    session. ``judge_targets`` is the configured ``judge_target`` of each target. ``max_calls`` is the run's limit,
+    which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
+    ``on_retry`` is called with the target's name and the error before each retry of a call. ``prices`` are the known
+    token prices by target.
     """
 
     run_name: str
@@ -44,7 +46,7 @@ class GradingContext:
 
 @dataclass(frozen=True, slots=True)
 class GradingResult:
-    """A grader's row, the tokens it spent, and the code of its error, if it has one."""
+    """The result of one grader: its row, the tokens it used, and the code of its error if it failed."""
 
     row: GraderRow
     token_usage: TokenUsage
@@ -52,16 +54,21 @@ class GradingResult:
 
 
 class GraderRunner(Protocol):
-    """One grader of an evaluation, ready to grade."""
+    """A grader of an evaluation that is ready to grade answers."""
 
     @property
     def name(self) -> str:
-        """What it is called in the results."""
+        """The name of the grader in the results."""
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
-        """Look at an answer. Its failure is in the row; a `Fault` is its session's."""
+        """Grade one answer of a target.
+
+        A failure of the grader is returned in the row. Raises a `Fault` if its session cannot be opened or read.
+        """
 
 
 def judge_target_of(grader: ProgramGrader | JudgeGrader, target: str, judge_targets: Mapping[str, str | None]) -> str:
-    """A grader's default target: its own, else the one that judges this target, else the target itself."""
+    """The default target of a grader: its own ``judge_target``, else the one configured for ``target``, else
+    ``target``.
+    """
     return grader.judge_target or judge_targets.get(target) or target

@@ -33,15 +33,15 @@ from quintain_runner.spec.patterns import BACKTRACK_LIMIT, BacktrackLimitExceede
 from quintain_runner.spec.plan import Trial
 from quintain_runner.spec.strict_json import InvalidJson, extract_fenced_json, read_json
 
-#: A number as people and models write it: 1,234.5 and .5 and -2e3. What is glued to letters or to further points (a
-#: version, 42nd) is none.
+#: A number as people and models write it: 1,234.5 or .5 or -2e3. Digits next to letters or further points (versions,
+#: 42nd) are not numbers.
 _NUMBER = re.compile(
     r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\d)", re.ASCII
 )
 
 
 def numbers_in(text: str) -> Iterator[float]:
-    """The finite numbers of a text, in its order."""
+    """Iterate over the finite numbers in a text, in their order."""
     for match in _NUMBER.finditer(text):
         number = parse_number(match[0])
         if number is not None:
@@ -49,7 +49,7 @@ def numbers_in(text: str) -> Iterator[float]:
 
 
 def parse_number(text: str) -> float | None:
-    """The number that a text is, thousands separated by commas or not; None where it is none."""
+    """The finite number that a whole text represents, with or without commas between thousands; else None."""
     try:
         number = float(text.strip().replace(",", "").replace("\u2212", "-").replace("_", " "))
     except ValueError:
@@ -58,7 +58,10 @@ def parse_number(text: str) -> float | None:
 
 
 def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Validator:
-    """The validator of a schema, or of the file of this path. Raises `ConfigError`."""
+    """Compile a JSON schema, given as a map or as the path of a file relative to ``folder``.
+
+    Raises `ConfigError` if the file cannot be read or the schema is invalid.
+    """
     where = "schema"
     content: object = schema
     if isinstance(schema, str):
@@ -66,7 +69,7 @@ def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Vali
         try:
             content = read_json(read_text_file(folder, schema))
         except InvalidJson as json_error:
-            raise ConfigError(f"{where}: it is no JSON: {json_error}") from None
+            raise ConfigError(f"{where}: it is not JSON: {json_error}") from None
     if not isinstance(content, Mapping | bool):
         raise ConfigError(f"{where}: a JSON schema is an object, such as {{type: object}}")
     pattern_options = FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
@@ -79,25 +82,25 @@ def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Vali
         )
     except ValidationError as error:
         place = ".".join(str(part) for part in error.instance_path)
-        raise ConfigError(f"{where}: it is no JSON schema: {f'{place}: ' if place else ''}{error.message}") from None
+        raise ConfigError(f"{where}: it is not a JSON schema: {f'{place}: ' if place else ''}{error.message}") from None
 
 
-#: Compares an answer with what a case expects. Raises `GraderError` where there is nothing to compare with.
+#: Compares an answer with the case. Raises `GraderError` if the case has no usable expected answer.
 Compare = Callable[[Case, str], Verdict]
 
-#: How many breaches of a schema a verdict tells.
+#: The most schema violations that a verdict lists.
 _MAX_SHOWN_VIOLATIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltinGraderRunner:
-    """A grader that is built in, ready to compare."""
+    """A built-in grader that is ready to grade answers."""
 
     name: str
     compare: Compare
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
-        """Compare an answer."""
+        """Compare an answer with the case; see `GraderRunner.grade`."""
         try:
             row = GraderRow.of(self.compare(trial.case, result.raw_text))
         except GraderError as error:
@@ -106,7 +109,10 @@ class BuiltinGraderRunner:
 
 
 def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
-    """How this grader compares; its files stand in ``folder``. Raises `ConfigError` where one cannot be used."""
+    """The comparison function of a built-in grader; paths of schema files are relative to ``folder``.
+
+    Raises `ConfigError` if the schema cannot be used.
+    """
     match spec:
         case ExactGrader():
             return _compare_texts(spec.ignore_case, "exact", lambda answer, expected: answer == expected)
@@ -122,6 +128,8 @@ def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
 
 
 def _compare_texts(ignore_case: bool, name: str, matches: Callable[[str, str], bool]) -> Compare:  # noqa: FBT001 -- an option
+    """The comparison of texts by ``matches``, without surrounding white space and optionally ignoring case."""
+
     def compare(case: Case, answer: str) -> Verdict:
         expected = _require_expected_text(case, name).strip()
         answer = answer.strip()
@@ -133,6 +141,7 @@ def _compare_texts(ignore_case: bool, name: str, matches: Callable[[str, str], b
 
 
 def _compare_pattern(spec: RegexGrader) -> Compare:
+    """The comparison of the regex grader."""
     matches = compile_pattern(spec.pattern, ignore_case=spec.ignore_case)
 
     def compare(_: Case, answer: str) -> Verdict:
@@ -140,17 +149,18 @@ def _compare_pattern(spec: RegexGrader) -> Compare:
             return _verdict(matches(answer))
         except BacktrackLimitExceeded:
             raise GraderError(
-                "Its pattern goes back over this answer too often and was given up; write it without nested repeats"
+                "Its pattern needs too much backtracking on this answer; write it without nested repeats"
             ) from None
 
     return compare
 
 
 def _compare_number(spec: NumericGrader, case: Case, answer: str) -> Verdict:
+    """The comparison of the numeric grader."""
     text = _require_expected_text(case, "numeric")
     expected = parse_number(text)
     if expected is None:
-        raise GraderError(f"The row's expected is no number ({text[:40]!r}), and numeric compares with it")
+        raise GraderError(f"The row's expected is not a number ({text[:40]!r}); the numeric grader needs one")
     numbers = list(numbers_in(answer))
     if not numbers:
         return _verdict(passed=False, reason="there is no number in the answer")
@@ -165,28 +175,32 @@ def _compare_number(spec: NumericGrader, case: Case, answer: str) -> Verdict:
 
 
 def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> Verdict:
+    """The comparison of the json-schema grader."""
     try:
         value = read_json(extract_fenced_json(answer) if fenced else answer)
     except InvalidJson as json_error:
-        return _verdict(passed=False, reason=f"the answer is no JSON: {json_error}")
+        return _verdict(passed=False, reason=f"the answer is not JSON: {json_error}")
     violations = [
         violation for violation, _ in zip(validator.iter_errors(value), range(_MAX_SHOWN_VIOLATIONS), strict=False)
     ]
-    checks = tuple(Check(text=_violation_text(breach), passed=False) for breach in violations)
+    checks = tuple(Check(text=_violation_text(violation), passed=False) for violation in violations)
     return Verdict(score=float(not checks), passed=not checks, reason=checks[0].text if checks else None, checks=checks)
 
 
 def _violation_text(violation: ValidationError) -> str:
+    """A schema violation as a sentence with its place in the answer."""
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in violation.instance_path)
     return f"{where.removeprefix('.') or 'the answer'}: {violation.message}"
 
 
 def _require_expected_text(case: Case, name: str) -> str:
+    """The expected answer of a case as text. Raises `GraderError` if it has none."""
     expected = expected_text(case)
     if expected is None:
-        raise GraderError(f"The row has no expected, and {name} compares with it; add the field to the dataset")
+        raise GraderError(f"The row has no expected, which the {name} grader needs; add the field to the dataset")
     return expected
 
 
-def _verdict(passed: bool, reason: str | None = None) -> Verdict:  # noqa: FBT001 -- what it says
+def _verdict(passed: bool, reason: str | None = None) -> Verdict:  # noqa: FBT001 -- the verdict itself
+    """A verdict with a score of 1 or 0."""
     return Verdict(score=float(passed), passed=passed, reason=reason)

@@ -32,32 +32,36 @@ from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSp
 
 @contextlib.asynccontextmanager
 async def open_graders(evaluation: Evaluation, env: Mapping[str, str]) -> AsyncIterator[tuple[GraderRunner, ...]]:
-    """The graders of an evaluation, in its order; ``env`` is what their processes inherit.
+    """Build the graders of an evaluation, in the order of the file; ``env`` is the environment of their processes.
 
-    Raises `ConfigError` with every mistake. What is kept warm ends with it.
+    Processes that are kept running end with the ``async with`` block. Raises `ConfigError` with one line for each
+    grader that cannot be built.
     """
     async with AsyncExitStack() as stack:
         factory = _GraderFactory(evaluation.folder, env, stack)
         specs = evaluation.spec.graders
         results = await asyncio.gather(*(factory.build(spec) for spec in specs), return_exceptions=True)
         errors: list[str] = []
-        for index, (spec, one) in enumerate(zip(specs, results, strict=True)):
-            if isinstance(one, ConfigError):
-                errors.append(f"{evaluation.path}: graders[{index}] ({spec.name}): {one.message}")
-            elif isinstance(one, BaseException):
-                raise one
+        for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
+            if isinstance(result, ConfigError):
+                errors.append(f"{evaluation.path}: graders[{index}] ({spec.name}): {result.message}")
+            elif isinstance(result, BaseException):
+                raise result
         if errors:
             raise ConfigError("\n".join(errors))
-        yield tuple(one for one in results if not isinstance(one, BaseException))
+        yield tuple(result for result in results if not isinstance(result, BaseException))
 
 
 @dataclass(frozen=True, slots=True)
 class _GraderFactory:
+    """Builds graders; the processes of pools end when ``stack`` is closed."""
+
     folder: Path
     env: Mapping[str, str]
     stack: AsyncExitStack
 
     async def build(self, spec: GraderSpec) -> GraderRunner:
+        """Build the grader of a specification. Raises `ConfigError`."""
         match spec:
             case CommandGrader():
                 return await self._build_program(spec)
@@ -66,11 +70,12 @@ class _GraderFactory:
             case JudgeGrader():
                 return JudgeGraderRunner(spec, self._read_prompt(spec))
             case InvalidGrader():
-                raise ConfigError("it is of no kind")
+                raise ConfigError("it has no valid kind")
             case _:
                 return BuiltinGraderRunner(spec.name, build_comparison(spec, self.folder))
 
     async def _build_program(self, spec: CommandGrader) -> ProgramGraderRunner:
+        """Build a command grader, after checking that its command can be started."""
         if spec.cwd is not None and not (self.folder / spec.cwd).is_dir():
             raise ConfigError(f"cwd: there is no folder {self.folder / spec.cwd}")
         command = grader_command(spec, self.folder, self.env)
@@ -83,8 +88,9 @@ class _GraderFactory:
         return ProgramGraderRunner(spec=spec, execute=line_executor(pool))
 
     async def _build_function(self, spec: FunctionGrader) -> ProgramGraderRunner:
+        """Build a function grader: start its process, which imports the function and describes it."""
         command = GraderCommand(
-            # -P: a file of the folder named as one of Python's own modules is no reason to fail.
+            # -P: a file in the folder with the name of a standard module must not replace that module.
             argv=(sys.executable, "-P", "-m", "quintain_runner.graders.function_worker", spec.function),
             folder=self.folder,
             env=self.env,
@@ -102,7 +108,8 @@ class _GraderFactory:
         return ProgramGraderRunner(spec=spec, execute=function_executor(pool), needs_session=description.wants_session)
 
     def _read_prompt(self, spec: JudgeGrader) -> str:
+        """Read the instructions of a judge."""
         prompt = read_text_file(self.folder, spec.prompt)
         if not prompt.strip():
-            raise ConfigError(f"{self.folder / spec.prompt}: it is empty; write what the judge is to look for")
+            raise ConfigError(f"{self.folder / spec.prompt}: it is empty; write instructions for the judge")
         return prompt

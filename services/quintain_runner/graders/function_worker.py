@@ -24,20 +24,22 @@ from quintain.graders import Grader, GraderInput
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span_in_trace
 
-#: How much of an exception's words its error tells, in characters.
+#: The most characters of an exception's message that an error shows.
 _MAX_ERROR_CHARACTERS = 300
 
 
 class SessionConnection(BaseModel):
-    """Where a case's session is reached."""
+    """The gateway URL and token of the session that a case's grader may use."""
 
     url: str
     token: str
 
 
 class FunctionRequest(BaseModel):
-    """A line of stdin: a case to grade; without ``grader_input``, the question what the function wants.
-    ``traceparent`` is the trace that its calls belong to."""
+    """One line of stdin: a case to grade, or, if ``given`` is None, a request for the function's description.
+
+    ``session`` is None if the function needs none. ``traceparent`` is the W3C trace context of the trial, or None.
+    """
 
     given: GraderInput | None = None
     session: SessionConnection | None = None
@@ -45,16 +47,16 @@ class FunctionRequest(BaseModel):
 
 
 class FunctionDescription(BaseModel):
-    """What a function is: whether it wants a session, or why it cannot be had."""
+    """The description of a function: whether it takes a session, or the error that prevents its use."""
 
     wants_session: bool = False
     error: str | None = None
 
 
 def main() -> None:
-    """Answer every line of stdin until it ends."""
+    """Answer each line of stdin with a line on stdout, until stdin ends."""
     requests, output = _take_over_stdio()
-    # As Python does for a script: the folder comes first, and stays, as the module may import its neighbours.
+    # As for a script, the working folder comes first on the path; it stays there, because the module may import others.
     sys.path.insert(0, str(Path.cwd()))
     function = _load_function(sys.argv[1])
     for line in requests:
@@ -64,6 +66,7 @@ def main() -> None:
 
 
 def _take_over_stdio() -> tuple[BinaryIO, BinaryIO]:
+    """Move stdin and stdout to private descriptors: the function's own stdin is empty, its stdout goes to stderr."""
     lines, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -72,21 +75,22 @@ def _take_over_stdio() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _load_function(path: str) -> Grader[..., object] | str:
-    """The grader of this path, or why it cannot be had."""
+    """Import the grader function at ``module:name``; a string is the error that prevents its use."""
     module_name, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), name, None)
     except (Exception, SystemExit) as error:
-        # A module may raise anything while it is imported.
+        # Importing a module may raise any exception.
         return f"{module_name} cannot be imported: {_error_text(error)}"
     if found is None:
         return f"{module_name} has no {name}"
     if not isinstance(found, Grader):
-        return f"{path} is no grader; write @quintain.grader above it"
+        return f"{path} is not a grader; write @quintain.grader above it"
     return found
 
 
 def _handle_request(function: Grader[..., object] | str, request: FunctionRequest) -> str:
+    """The JSON reply to one request."""
     if isinstance(function, str):
         return FunctionDescription(error=function).model_dump_json()
     if request.given is None:
@@ -102,6 +106,7 @@ def _handle_request(function: Grader[..., object] | str, request: FunctionReques
 def _call_function(
     function: Grader[..., object], grader_input: GraderInput, connection: SessionConnection | None
 ) -> object:
+    """Call the function with the case, and with a session if it takes one."""
     if function.is_async:
         return asyncio.run(_call_async_function(function, grader_input, connection))
     if connection is None or not function.wants_session:
@@ -113,6 +118,7 @@ def _call_function(
 async def _call_async_function(
     function: Grader[..., object], grader_input: GraderInput, connection: SessionConnection | None
 ) -> object:
+    """Call an async function with the case, and with a session if it takes one."""
     if connection is None or not function.wants_session:
         return await cast("Awaitable[object]", function.grade(grader_input))
     async with quintain.connect(connection.url, connection.token) as session:
@@ -120,6 +126,9 @@ async def _call_async_function(
 
 
 def _verdict_fields(returned: object) -> Mapping[str, object]:
+    """The function's return value as the fields of a verdict. Raises `TypeError` if it is not a bool, number or
+    mapping.
+    """
     if isinstance(returned, bool):
         return {"pass": returned}
     if isinstance(returned, int | float):
@@ -130,6 +139,7 @@ def _verdict_fields(returned: object) -> Mapping[str, object]:
 
 
 def _error_text(error: BaseException) -> str:
+    """An exception as one sentence, with the line of the user's code in which it was raised, and tokens masked."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

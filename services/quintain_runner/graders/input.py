@@ -1,7 +1,7 @@
 """Builds the JSON object that a command grader reads on stdin. No I/O.
 
-It has the fields of every version of AgentV's grader contract, in snake_case, so that an unchanged AgentV grader
-finds its own: ``expected_output`` and ``input`` are lists of messages, ``messages`` is the whole conversation,
+It has the fields of every version of AgentV's grader contract, in snake_case, so that an unchanged AgentV grader finds
+its own: ``expected_output`` and ``input`` are lists of messages, ``messages`` is the whole conversation,
 ``output_messages`` the answer's part of it, ``output`` is text, and ``trace`` lists messages and tool calls as events.
 A field that may not be null is omitted where its value is unknown.
 """
@@ -26,18 +26,21 @@ from quintain_runner.graders.input_files import SaveFile, replace_images_with_fi
 
 JsonObject = dict[str, JsonValue]
 
-#: What the first era's summary tells beside the sums.
+#: Fields that the trace summary of AgentV's first grader contract has in addition to the totals.
 _SUMMARY_FIELDS = ("token_usage", "cost_usd", "duration_ms")
 
 
 def build_trace(transcript: Sequence[JsonObject], answer: str, known: JsonObject) -> JsonObject:
-    """The trace of a conversation that ended with this answer; ``known`` is what else is known of it."""
+    """The ``trace`` field of a conversation that ended with ``answer``.
+
+    ``transcript`` are all messages in grader form (see `write_message`), and ``known`` are further fields of the trace.
+    """
     events = [{**event, "ordinal": ordinal} for ordinal, event in zip(count(), _events(transcript, answer))]
     return {**_trace_totals(transcript), "messages": [*transcript], "events": [*events], **known}
 
 
 def build_trace_summary(transcript: Sequence[JsonObject], known: JsonObject) -> JsonObject:
-    """The sums of a conversation, in the words of every era."""
+    """The ``trace_summary`` field: the totals of a conversation, named as in all versions of AgentV's contract."""
     tool_counts = _count_tool_calls(transcript)
     summary_fields = {name: known[name] for name in _SUMMARY_FIELDS if name in known}
     return {
@@ -49,6 +52,7 @@ def build_trace_summary(transcript: Sequence[JsonObject], known: JsonObject) -> 
 
 
 def _trace_totals(transcript: Sequence[JsonObject]) -> JsonObject:
+    """The numbers of tool calls, errors and model messages of a conversation."""
     tool_counts = _count_tool_calls(transcript)
     return {
         "event_count": tool_counts.total(),
@@ -59,10 +63,12 @@ def _trace_totals(transcript: Sequence[JsonObject]) -> JsonObject:
 
 
 def _count_tool_calls(transcript: Sequence[JsonObject]) -> Counter[str]:
+    """The number of calls of each tool."""
     return Counter(str(call["tool"]) for message in transcript for call in _tool_calls(message))
 
 
 def _events(transcript: Sequence[JsonObject], answer: str) -> Iterator[JsonObject]:
+    """The events of a conversation: each message, each of its tool calls, and the final response."""
     last: tuple[int, JsonObject] | None = None
     for index, message in enumerate(transcript):
         yield _message_event(f"message-{index}", index, message["role"], message["content"])
@@ -77,6 +83,7 @@ def _events(transcript: Sequence[JsonObject], answer: str) -> Iterator[JsonObjec
 
 
 def _message_event(event_id: str, index: int, role: JsonValue, content: JsonValue) -> JsonObject:
+    """The trace event of a message; ``index`` is its position in the transcript."""
     return {
         "event_id": event_id,
         "type": "message",
@@ -86,6 +93,7 @@ def _message_event(event_id: str, index: int, role: JsonValue, content: JsonValu
 
 
 def _tool_call_event(index: int, number: int, call: JsonObject) -> JsonObject:
+    """The trace event of a tool call; ``index`` is the message's position, ``number`` the call's position in it."""
     return {
         "event_id": f"message-{index}-tool-{number}",
         "parent_event_id": f"message-{index}",
@@ -96,30 +104,30 @@ def _tool_call_event(index: int, number: int, call: JsonObject) -> JsonObject:
 
 
 def _tool_calls(message: JsonObject) -> list[JsonObject]:
+    """The tool calls of a message in grader form."""
     calls = message.get("tool_calls")
     return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
-#: An answer whose JSON has more characters is given as a file, too: as long as AgentV's are.
+#: Answers whose JSON is longer than this are also written to a file; the same limit as AgentV's.
 LONG_ANSWER_CHARACTERS = 50_000
 
-#: A target works elsewhere: in which folder, and what it changed there, nobody here knows. Nor does AgentV of most.
+#: Fields that are always null: a target runs elsewhere, so its folder and its file changes are unknown.
 _UNKNOWN_FIELDS = ("file_changes", "workspace_path", "config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMetadata:
-    """What is known of an answer beside itself: when it came, and what its target's tokens cost. None where nobody
-    knows."""
+    """Facts about an answer besides its content: when it arrived, and its target's token price; None if unknown."""
 
     answered_at: datetime | None = None
     price: Price | None = None
 
 
 def build_grader_input(case: Case, result: Result, answer_metadata: AnswerMetadata, save_file: SaveFile) -> JsonObject:
-    """The object a grader reads: the case, what the target answered, and what was expected.
+    """Build the object that a command grader reads: the case, the target's answer and the expected answer.
 
-    ``save_file`` is given what it reads as files: images that stand in messages as data, and a long answer's JSON.
+    ``save_file`` writes content that the grader reads as files: images in data URLs, and the JSON of a long answer.
     """
     input_messages, answer_messages = _messages(_input_messages(case), save_file), _messages(result.output, save_file)
     input_json: list[JsonValue] = [*input_messages]
@@ -158,13 +166,14 @@ def build_grader_input(case: Case, result: Result, answer_metadata: AnswerMetada
 
 
 def _save_long_answer(text: str, save_file: SaveFile) -> str | None:
-    """The path of a file with an answer's JSON, where that is longer than `LONG_ANSWER_CHARACTERS`."""
+    """Write an answer's JSON to a file if it is longer than `LONG_ANSWER_CHARACTERS`; returns the path, or None."""
     if len(json.dumps(text, ensure_ascii=False)) <= LONG_ANSWER_CHARACTERS:
         return None
     return save_file("output.json", json.dumps(text).encode("ascii"))
 
 
 def _measurements(result: Result, answer_metadata: AnswerMetadata) -> JsonObject:
+    """The tokens, duration, cost and times of an answer; unknown values are None."""
     usage, price = result.token_usage, answer_metadata.price
     return {
         "token_usage": None if usage is None else usage.model_dump(by_alias=True, exclude_none=True),
@@ -175,7 +184,7 @@ def _measurements(result: Result, answer_metadata: AnswerMetadata) -> JsonObject
 
 
 def _time_fields(result: Result, answered_at: datetime | None) -> JsonObject:
-    """When the target began and ended, as JavaScript writes a time."""
+    """The start and end of the target's work as ISO 8601 timestamps with milliseconds, as JavaScript writes them."""
     if answered_at is None:
         return {"start_time": None, "end_time": None}
     started_at = answered_at - timedelta(milliseconds=result.duration_ms)
@@ -183,10 +192,12 @@ def _time_fields(result: Result, answered_at: datetime | None) -> JsonObject:
 
 
 def _iso_timestamp(moment: datetime) -> str:
+    """A UTC timestamp such as ``2026-01-31T12:00:00.000Z``."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _input_messages(case: Case) -> list[ChatMessage]:
+    """The messages that the target was sent."""
     turns = case.messages or [ChatMessage(role="user", content=case.question_text)]
     if case.system_prompt:
         return [ChatMessage(role="system", content=case.system_prompt), *turns]
@@ -194,10 +205,12 @@ def _input_messages(case: Case) -> list[ChatMessage]:
 
 
 def _messages(messages: Sequence[ChatMessage | OutputMessage], save_file: SaveFile) -> list[JsonObject]:
+    """Messages in grader form, with images replaced by files."""
     return [_message_with_files(write_message(message), save_file) for message in messages]
 
 
 def _message_with_files(message: JsonObject, save_file: SaveFile) -> JsonObject:
+    """A message in grader form, with images replaced by files."""
     return (
         {**message, "content": replace_images_with_files(message["content"], save_file)}
         if "content" in message
@@ -206,26 +219,31 @@ def _message_with_files(message: JsonObject, save_file: SaveFile) -> JsonObject:
 
 
 def _expected_messages(case: Case, save_file: SaveFile) -> list[JsonValue]:
+    """The expected answer as messages: the dataset's value ``expected_output`` or ``expected_messages``, else
+    ``expected``.
+    """
     for field in ("expected_output", "expected_messages"):
-        own = case.metadata.get(field)
-        if isinstance(own, list):
-            messages = [item for item in own if isinstance(item, dict) and "role" in item]
-            if len(messages) == len(own):
+        value = case.metadata.get(field)
+        if isinstance(value, list):
+            messages = [item for item in value if isinstance(item, dict) and "role" in item]
+            if len(messages) == len(value):
                 return [_message_with_files(message, save_file) for message in messages]
-        if isinstance(own, str):
-            return [{"role": "assistant", "content": own}]
+        if isinstance(value, str):
+            return [{"role": "assistant", "content": value}]
     if case.expected is None:
         return []
-    # AgentV's messages hold text or objects; a bare number or list travels as its JSON.
+    # AgentV's message content is text or an object, so other values are passed as JSON text.
     content = case.expected if isinstance(case.expected, Mapping) else expected_text(case)
     return [{"role": "assistant", "content": content}]
 
 
 def _metadata_text(case: Case, field: str) -> str | None:
-    own = case.metadata.get(field)
-    return own if isinstance(own, str) else None
+    """A metadata field of the case if it is text, else None."""
+    value = case.metadata.get(field)
+    return value if isinstance(value, str) else None
 
 
 def _metadata_paths(case: Case, field: str) -> list[JsonValue]:
-    own = case.metadata.get(field)
-    return own if isinstance(own, list) and all(isinstance(path, str) for path in own) else []
+    """A metadata field of the case if it is a list of text, else an empty list."""
+    value = case.metadata.get(field)
+    return value if isinstance(value, list) and all(isinstance(path, str) for path in value) else []

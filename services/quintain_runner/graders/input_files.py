@@ -16,19 +16,20 @@ from pydantic import JsonValue
 
 from quintain_runner.graders.verdict_parser import GraderError
 
-#: Keeps a file of this name and returns its path.
+#: Writes a file with this name and content, and returns its path.
 SaveFile = Callable[[str, bytes], str]
 
-#: What a media type may give a file's name: it is a stranger's word, and never a path.
+#: The subtypes of media types that are used as file suffixes: the media type is untrusted and must not form a path.
 _SUFFIX = re.compile(r"[a-z0-9]{1,10}")
 
 
 def replace_images_with_files(content: JsonValue, save_file: SaveFile) -> JsonValue:
-    """A message's content with a path for every image that it holds; what is no such image stays as it is."""
+    """A message's content in which each image is replaced by the path of a file; other parts are unchanged."""
     return [_part(part, save_file) for part in content] if isinstance(content, list) else content
 
 
 def _part(part: JsonValue, save_file: SaveFile) -> JsonValue:
+    """A content part, with an image in AgentV's or OpenAI's form replaced by the path of a file."""
     if not isinstance(part, dict):
         return part
     is_agentv_image = part.get("type") == "image"
@@ -41,12 +42,13 @@ def _part(part: JsonValue, save_file: SaveFile) -> JsonValue:
         kind, data = decoded
         name = f"image-{hashlib.sha256(data).hexdigest()[:16]}.{_suffix(kind)}"
         return {"type": "image", "media_type": kind, "path": save_file(name, data)}
-    # What AgentV's part names elsewhere is its path already; of OpenAI's nobody knows the media type.
+    # A source in AgentV's form that is not a data URL is already a path. Parts in OpenAI's form have no known media
+    # type.
     return {"type": "image", "media_type": part.get("media_type"), "path": url} if is_agentv_image else part
 
 
 def _decode_data_url(url: str) -> tuple[str, bytes] | None:
-    """The media type and the bytes of a data URL in base64 (RFC 2397); None of any other."""
+    """The media type and the bytes of a base64 data URL (RFC 2397); None for any other URL."""
     scheme, _, rest = url.partition(":")
     head, _, data = rest.partition(",")
     kind, *options = head.split(";")
@@ -55,11 +57,12 @@ def _decode_data_url(url: str) -> tuple[str, bytes] | None:
     try:
         return kind, base64.b64decode(data)
     except (binascii.Error, ValueError):
-        # As whoever wrote it wrote it: a grader may say so.
+        # Invalid base64: the part stays unchanged, so that a grader can report it.
         return None
 
 
 def _suffix(kind: str) -> str:
+    """The file suffix for a media type, or ``bin`` if it is unusual."""
     suffix = kind.partition("/")[2].partition("+")[0]
     if not _SUFFIX.fullmatch(suffix):
         return "bin"
@@ -68,9 +71,9 @@ def _suffix(kind: str) -> str:
 
 @contextlib.contextmanager
 def temporary_grader_files() -> Iterator[SaveFile]:
-    """Keeps files for a grader, in a folder that is made for the first; it is gone when this is left.
+    """Provide a function that writes files for a grader; they are removed at the end of the ``with`` block.
 
-    What it gives raises `GraderError` where a file cannot be written.
+    The folder is created with the first file. The function raises `GraderError` if a file cannot be written.
     """
     with contextlib.ExitStack() as stack:
 
@@ -84,8 +87,8 @@ def temporary_grader_files() -> Iterator[SaveFile]:
                 path.write_bytes(data)
             except OSError as error:
                 raise GraderError(
-                    f"A file for it cannot be written in {tempfile.gettempdir()} ({error.strerror}); make room there, "
-                    "or name another folder in TMPDIR"
+                    f"A file for it cannot be written in {tempfile.gettempdir()} ({error.strerror}); free disk space, "
+                    "or set TMPDIR to another folder"
                 ) from None
             return str(path)
 

@@ -1,8 +1,8 @@
-"""The `llm-judge` grader: one call to a model that grades the answer.
+"""The ``llm-judge`` grader: one call to a model that grades the answer.
 
-The judged answer is untrusted. It stands between delimiters that its author cannot predict, the judge is told that
-the text between them is data, and only a reply that is a single JSON object counts as a verdict. The request id is
-derived from what is judged, so a resumed run repeats the same call and is charged once.
+The judged answer is untrusted. It stands between delimiters that its author cannot predict, the judge is told that the
+text between them is data, and only a reply that is a single JSON object counts as a verdict. The request id is derived
+from what is judged, so a resumed run repeats the same call and is charged once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quintain_runner.spec.graders import JudgeGrader
 from quintain_runner.spec.plan import Trial
 from quintain_runner.spec.strict_json import InvalidJson, extract_fenced_json, read_json
 
-#: How much of a reply that is no verdict its error tells, in characters.
+#: The most characters of an invalid reply that its error shows.
 _MAX_REPLY_CHARACTERS = 100
 
 _JUDGE_RULES: Final = """\
@@ -58,7 +58,11 @@ _STRUCTURED_SETTINGS: Final = InvokeSettings(
 def build_judge_request(
     prompt: str, show: Sequence[str], case: Case, answer: str, *, target: str, structured: bool
 ) -> InvokeRequest:
-    """What the judge is asked about an answer. The same answer to the same case is the same request."""
+    """The request that asks the judge about an answer; the same answer to the same case gives the same request.
+
+    ``prompt`` is the judge's instructions, ``show`` names the sections that it sees, and ``structured`` requests output
+    that follows the verdict's schema.
+    """
     sections = [(name, text) for name in show if (text := _section_text(name, case, answer)) is not None]
     delimiter = _section_delimiter(prompt, sections)
     body = "\n\n".join(f"<{delimiter} {name}>\n{text}\n</{delimiter} {name}>" for name, text in sections)
@@ -72,7 +76,7 @@ def build_judge_request(
 
 
 def parse_judgement(reply: str) -> Verdict:
-    """The verdict in a judge's reply. Raises `GraderError`: what cannot be read is an error, never a score."""
+    """The verdict in a judge's reply. Raises `GraderError` if it is invalid; an invalid reply never becomes a score."""
     try:
         value = read_json(extract_fenced_json(reply))
     except InvalidJson as json_error:
@@ -88,42 +92,45 @@ def parse_judgement(reply: str) -> Verdict:
 
 
 def _section_text(name: str, case: Case, answer: str) -> str | None:
-    own = {
+    """The text of a section, or None if the case has no such field."""
+    case_fields = {
         "question": case.question_text,
         "expected": expected_text(case),
         "output": answer,
         "system_prompt": case.system_prompt,
     }
-    if name in own:
-        return own[name]
+    if name in case_fields:
+        return case_fields[name]
     value = case.metadata.get(name)
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _section_delimiter(prompt: str, sections: Sequence[tuple[str, str]]) -> str:
-    # A hash of what it marks: the same at every try, and nothing that was written before can hold it.
-    everything = json.dumps([prompt, *sections]).encode()
-    return f"data-{hashlib.sha256(everything).hexdigest()[:16]}"
+    """The delimiter of the sections of a prompt."""
+    # A hash of the content: the same for every try, and not predictable by the author of any section.
+    content = json.dumps([prompt, *sections]).encode()
+    return f"data-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def _reply_beginning(reply: str) -> str:
+    """The beginning of a reply, for error messages."""
     return repr(reply.strip()[:_MAX_REPLY_CHARACTERS]) if reply.strip() else "nothing: it is empty"
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeGraderRunner:
-    """An ``llm-judge``, ready to ask. ``prompt`` is its instructions' text."""
+    """An ``llm-judge`` that is ready to grade answers. ``prompt`` is the text of its instructions."""
 
     spec: JudgeGrader
     prompt: str
 
     @property
     def name(self) -> str:
-        """What it is called in the results."""
+        """The name of the grader in the results."""
         return self.spec.name
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
-        """Ask the judge about an answer. A fault of its call is told in the row, with what it cost."""
+        """Ask the judge about an answer. A fault of the call is returned in the row, with its cost."""
         request = build_judge_request(
             self.prompt,
             self.spec.show,
@@ -149,9 +156,9 @@ class JudgeGraderRunner:
 
 
 def _request_id(trial: Trial, grader: str) -> str:
-    """The call's id: after a crash it is the same call, and charged once.
+    """The request id of the judge's call: the same after a crash, so that the call is charged once.
 
-    After a row without a verdict it is another one: what that row spent is a part of it.
+    It contains the calls of the previous row, so that a repeat after a row without a verdict is a new call.
     """
     spent_calls = 0 if trial.previous is None else trial.previous.calls
     name = json.dumps([*trial.key, trial.tries, grader, spent_calls], ensure_ascii=True)

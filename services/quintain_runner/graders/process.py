@@ -12,19 +12,19 @@ from quintain.contracts.token import mask_tokens
 from quintain.process import CannotStart, Program, ProgramTimedOut, TooMuchOutput, executable_of, run_program
 from quintain_runner.graders.verdict_parser import GraderError
 
-#: The most a grader may print on stdout, in bytes.
+#: The most bytes that a grader may print on stdout.
 STDOUT_LIMIT = 8 * 1024 * 1024
 
-#: How much of what a crashed grader wrote on stderr its error tells, in characters.
+#: The most characters of a crashed grader's stderr that its error shows.
 MAX_STDERR_CHARACTERS = 300
 
-#: What the name of a script ends with.
+#: File suffixes of scripts that an interpreter runs.
 _SCRIPT_SUFFIXES = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb", ".pl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraderCommand:
-    """What to run, where, with which environment, and for how long at most."""
+    """The command of a grader: its arguments, working folder, environment and timeout in seconds."""
 
     argv: tuple[str, ...]
     folder: Path
@@ -33,15 +33,15 @@ class GraderCommand:
 
     @property
     def program(self) -> Program:
-        """What is started."""
+        """The command as a program to start."""
         return Program(argv=self.argv, cwd=self.folder, env=self.env)
 
 
 async def run_grader(command: GraderCommand, stdin: bytes) -> bytes:
-    """Run a grader to its end and return what it printed on stdout.
+    """Run a grader until it ends and return what it printed on stdout.
 
-    Raises `GraderError` where it cannot be started, crashes, prints too much, or hangs past its timeout. Whatever
-    happens, a cancel too, nothing of its process group is left running.
+    Raises `GraderError` if it cannot be started, crashes, prints more than `STDOUT_LIMIT`, or exceeds its timeout. In
+    every case, also on cancellation, its whole process group is killed.
     """
     try:
         finished = await run_program(
@@ -61,7 +61,7 @@ async def run_grader(command: GraderCommand, stdin: bytes) -> bytes:
 
 
 def cannot_start(command: GraderCommand, error: CannotStart) -> GraderError:
-    """What is said of a grader whose program cannot be started."""
+    """The error of a grader whose program cannot be started."""
     return GraderError(
         f"Its command {command.argv[0]!r} cannot be started in {command.folder} ({error.reason}); check the path, and "
         "that it may be executed"
@@ -69,24 +69,25 @@ def cannot_start(command: GraderCommand, error: CannotStart) -> GraderError:
 
 
 def timeout_message(timeout_seconds: float) -> str:
-    """What is said of a grader that took too long."""
+    """The message about a grader that exceeded its timeout, in seconds."""
     return (
-        f"It hung past its timeout of {timeout_seconds:g} s and was killed; raise its timeout_seconds, or see what it "
-        "waits for"
+        f"It hung past its timeout of {timeout_seconds:g} s and was killed; raise its timeout_seconds, or find out "
+        "what it waits for"
     )
 
 
 def crash_message(exit_code: int, stderr: bytes) -> str:
-    """How a grader crashed: its exit code or signal, and the end of what it wrote on stderr, tokens masked."""
+    """The message about a crashed grader: its exit code or signal, and the end of its stderr with tokens masked."""
     how = f"exit code {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
     last = mask_tokens(stderr.decode(errors="replace")).strip()[-MAX_STDERR_CHARACTERS:]
     return f"It crashed ({how}): {last}" if last else f"It crashed ({how}) and wrote nothing on stderr"
 
 
 def command_error(command: GraderCommand) -> str | None:
-    """Why a program cannot be started as far as can be told without starting it; None where nothing speaks against it.
+    """Why a command cannot be started, as far as that can be found out without starting it; None if no problem is
+    found.
 
-    Of a script that an interpreter is to run it is looked at whether the file is there.
+    It checks that the program is executable, and that the script of an interpreter exists.
     """
     program, *rest = command.argv
     resolved = executable_of(program, command.env)
@@ -95,7 +96,7 @@ def command_error(command: GraderCommand) -> str | None:
         if not path.is_file() or not os.access(path, os.X_OK):
             return f"its command {program!r}: there is no program {path} that may be executed"
     elif shutil.which(resolved, path=command.env.get("PATH", os.defpath)) is None:
-        return f"its command {program!r} is on no path; install it, or give its path"
+        return f"its command {program!r} is not on the PATH; install it, or give its path"
     script = next((word for word in rest if word.endswith(_SCRIPT_SUFFIXES) and not word.startswith("-")), None)
     if script is not None and not (command.folder / script).exists():
         return f"its command: there is no file {command.folder / script}"

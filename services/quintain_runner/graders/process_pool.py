@@ -25,11 +25,11 @@ from quintain_runner.graders.verdict_parser import GraderError
 
 
 class ProcessEnded(GraderError):
-    """The process ended, of its own accord, without a reply."""
+    """The process ended with exit code 0 before it replied."""
 
 
 class GraderProcess:
-    """A process of its own group, spoken to by lines. Made by `start`; `stop` leaves nothing of it running."""
+    """A running grader process, in its own process group. Created by `start`; `stop` kills the whole group."""
 
     def __init__(self, command: GraderCommand) -> None:
         self._command = command
@@ -39,25 +39,25 @@ class GraderProcess:
 
     @classmethod
     async def start(cls, command: GraderCommand) -> Self:
-        """Start a program. Raises `GraderError` where it cannot be."""
-        started = cls(command)
+        """Start a process. Raises `GraderError` if it cannot be process."""
+        process = cls(command)
         try:
-            await started._start()
+            await process._start()
         except BaseException:
-            await started.stop()
+            await process.stop()
             raise
-        return started
+        return process
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may be given a line: it lives, and has said nothing that nobody asked for."""
+        """Whether the process can take a line: it is running and has printed nothing that was not requested."""
         return not self._next_line.done()
 
     async def request(self, line: bytes) -> bytes:
-        """Its reply to this line, without the line's end.
+        """Send one line and return the reply line.
 
-        Raises `GraderError` where it crashes, hangs past the timeout or replies with too long a line: then, and after
-        a cancel, it must be ended.
+        Raises `GraderError` if the process crashes, exceeds the timeout, or replies with more than `STDOUT_LIMIT`.
+        After an error or a cancellation the process must be stopped.
         """
         self._writer.write(line + b"\n")
         try:
@@ -73,10 +73,11 @@ class GraderProcess:
         return reply
 
     async def stop(self) -> None:
-        """End it, with whatever it started."""
+        """Kill the process and every process it started, and close its pipes."""
         await self._stack.aclose()
 
     async def _start(self) -> None:
+        """Start the process with pipes, and begin to read its first line."""
         self._reader = asyncio.StreamReader(limit=STDOUT_LIMIT)
         stdin, self._writer = await self._stack.enter_async_context(write_pipe())
         stdout = await self._stack.enter_async_context(read_pipe(asyncio.StreamReaderProtocol(self._reader)))
@@ -91,6 +92,7 @@ class GraderProcess:
         self._stack.push_async_callback(_cancel_read, self._next_line)
 
     async def _read_failure(self) -> GraderError:
+        """The error of a process that closed its stdout: its exit code and the end of its stderr."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._process.wait()
@@ -98,41 +100,49 @@ class GraderProcess:
         exit_code = self._process.returncode
         fix = "print one line of JSON for each line of stdin"
         if exit_code is None:
-            return GraderError(f"It closed its stdout before it had a verdict; {fix}")
+            return GraderError(f"It closed its stdout before it printed a verdict; {fix}")
         if exit_code == 0:
-            return ProcessEnded(f"It ended without a word on this case; {fix}")
+            return ProcessEnded(f"It ended without a verdict on this case; {fix}")
         return GraderError(crash_message(exit_code, bytes(self._errors.data)))
 
 
 async def _cancel_read(reading: asyncio.Future[bytes]) -> None:
+    """Cancel a pending read and wait for it."""
     reading.cancel()
     await asyncio.wait([reading])
     if not reading.cancelled():
-        # Looked at, so that nobody warns that nobody looked.
+        # Retrieved, so that asyncio does not log "exception was never retrieved".
         reading.exception()
 
 
 class GraderProcessPool:
-    """As many processes as cases are graded at the same time; whoever asks bounds that. Use it in an ``async with``."""
+    """Grader processes that are reused for many cases.
+
+    It starts a process whenever all are busy, so the caller bounds their number. Use it in an ``async with`` block.
+    """
 
     def __init__(self, command: GraderCommand) -> None:
         self._command = command
         self._idle: list[GraderProcess] = []
 
     async def request(self, line: bytes) -> bytes:
-        """A process's reply to this line. Raises `GraderError`; the process that failed is ended, and no other."""
-        # The one that worked last is the warmest.
+        """Send a line to an idle or new process and return its reply.
+
+        Raises `GraderError`; only the process that failed is stopped.
+        """
+        # The process that was used last is taken first: its memory is most likely still in the caches.
         while self._idle:
             process = self._idle.pop()
             if not process.is_usable:
                 await process.stop()
                 continue
-            # One that had enough of its earlier cases has not looked at this one.
+            # A process that exits after its earlier cases has not processed this line, so another one may.
             with contextlib.suppress(ProcessEnded):
                 return await self._request(process, line)
         return await self._request(await GraderProcess.start(self._command), line)
 
     async def _request(self, process: GraderProcess, line: bytes) -> bytes:
+        """Send a line to this process; it becomes idle again, or is stopped after an error."""
         try:
             reply = await process.request(line)
         except BaseException:
@@ -142,10 +152,12 @@ class GraderProcessPool:
         return reply
 
     async def __aenter__(self) -> Self:
+        """Return the pool; processes are started on demand."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Stop the idle processes at the end of the block."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(process.stop() for process in idle))

@@ -26,18 +26,21 @@ from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.graders import CommandGrader, ProgramGrader
 from quintain_runner.spec.plan import Trial
 
-#: A grader's session outlives its timeout by this much, so that its last call still counts, in seconds.
+#: How much longer a grader's session lives than its timeout, in seconds, so that its last call is still counted.
 SESSION_GRACE_SECONDS = 60.0
 
-#: The most characters a session's label has.
+#: The most characters of a session's label.
 _LABEL_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraderInvocation:
-    """What one execution is given. ``session_variables`` are the variables of its session; empty where it needs none.
-    ``price`` is that of the target's tokens, ``traceparent`` the trial's trace; None where nobody knows, or records
-    one."""
+    """The data of one execution of a grader.
+
+    ``session_variables`` are the environment variables of its session, empty if it has none. ``price`` is the token
+    price of the target, or None if it is unknown. ``traceparent`` is the trace context of the trial, or None if tracing
+    is off.
+    """
 
     spec: ProgramGrader
     trial: Trial
@@ -48,15 +51,15 @@ class GraderInvocation:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What its environment has beside what every grader inherits."""
+        """The environment variables of this execution, in addition to those that every grader inherits."""
         trace = {} if self.traceparent is None else {TRACEPARENT_VARIABLE: self.traceparent}
         return {**self.session_variables, **trace}
 
     @contextlib.contextmanager
     def input_fields(self) -> Iterator[JsonObject]:
-        """What it reads under AgentV's contract; the files that it names are there until this is left.
+        """The object that a command grader reads; the files that it names exist until the ``with`` block ends.
 
-        Raises `GraderError` where they cannot be.
+        Raises `GraderError` if they cannot be written.
         """
         with temporary_grader_files() as save_file:
             answer_metadata = AnswerMetadata(answered_at=self.trial.answered_at, price=self.price)
@@ -66,13 +69,16 @@ class GraderInvocation:
             }
 
 
-#: Runs a grader once; its reply is the verdict's JSON. Raises `GraderError`.
+#: Executes a grader once and returns the verdict as JSON. Raises `GraderError`.
 ExecuteGrader = Callable[[GraderInvocation], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramGraderRunner:
-    """A program or a function, ready to be run."""
+    """A command or function grader that is ready to grade answers.
+
+    ``execute`` runs it once. ``needs_session`` says whether each execution gets a child session for its calls.
+    """
 
     spec: ProgramGrader
     execute: ExecuteGrader
@@ -80,11 +86,11 @@ class ProgramGraderRunner:
 
     @property
     def name(self) -> str:
-        """What it is called in the results."""
+        """The name of the grader in the results."""
         return self.spec.name
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
-        """Let it look at an answer."""
+        """Open a child session, execute the grader, and read what it spent; see `GraderRunner.grade`."""
         async with context.process_slots:
             session = await self._open_session(trial, context) if self.needs_session else None
             session_variables = {} if session is None else context.environment.session_variables(session.token)
@@ -105,23 +111,24 @@ class ProgramGraderRunner:
         if session is None:
             return GradingResult(row, NO_TOKENS)
         token = session.token
-        # A counter that cannot be read is an error, never zero: this may raise.
+        # Counters that cannot be read are an error, never zero: this may raise.
         session_info = await call_with_retry(lambda: context.read_session_info(token))
         return GradingResult(row.model_copy(update={"calls": session_info.call_count}), session_info.token_usage)
 
     async def _open_session(self, trial: Trial, context: GradingContext) -> SessionOpened:
+        """Open the child session of one execution, with the grader's limit of calls."""
         request = OpenSession(
             default_target=judge_target_of(self.spec, trial.target, context.judge_targets),
             max_calls=min(self.spec.target.max_calls, context.max_calls),
             expires_in_seconds=self.spec.timeout_seconds + SESSION_GRACE_SECONDS,
             label=f"{context.run_name}/{trial.case.id}/{self.name}"[:_LABEL_LENGTH],
         )
-        # Asked twice it may be opened twice: the one that nobody uses spends nothing.
+        # A retry may open a second session; the unused one spends nothing.
         return await call_with_retry(lambda: context.session.open_child(request))
 
 
 def process_executor(spec: CommandGrader, folder: Path, env: Mapping[str, str]) -> ExecuteGrader:
-    """A program that is started for every case."""
+    """Execute a command by starting a new process for each case; ``env`` is what the process inherits."""
 
     async def execute(invocation: GraderInvocation) -> bytes:
         command = grader_command(spec, folder, {**env, **invocation.variables})
@@ -132,7 +139,9 @@ def process_executor(spec: CommandGrader, folder: Path, env: Mapping[str, str]) 
 
 
 def line_executor(pool: GraderProcessPool) -> ExecuteGrader:
-    """A program that is kept warm: what it would find in its environment is in each line, as ``env``."""
+    """Execute a command by sending a line to a process of the pool; the variables of the execution are its ``env``
+    field.
+    """
 
     async def execute(invocation: GraderInvocation) -> bytes:
         with invocation.input_fields() as fields:
@@ -142,7 +151,10 @@ def line_executor(pool: GraderProcessPool) -> ExecuteGrader:
 
 
 def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
-    """A function in a `quintain_runner.function_host`."""
+    """Execute a Python function by sending a line to a process of the pool (`quintain_runner.graders.function_worker`).
+
+    Its stdin line holds the case, the session's URL and token, and the trace context.
+    """
 
     async def execute(invocation: GraderInvocation) -> bytes:
         result, session_variables = invocation.result, invocation.session_variables
@@ -170,7 +182,7 @@ def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
 
 
 def grader_command(spec: CommandGrader, folder: Path, env: Mapping[str, str]) -> GraderCommand:
-    """What is started, and where: in ``cwd`` from the evaluation file's folder."""
+    """The command of a command grader; its ``cwd`` is relative to ``folder``, the evaluation file's folder."""
     return GraderCommand(
         argv=tuple(spec.command), folder=folder / (spec.cwd or "."), env=env, timeout_seconds=spec.timeout_seconds
     )

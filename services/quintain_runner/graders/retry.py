@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 
 from quintain.errors import BudgetUnavailable, Expired, Fault, GatewayUnavailable, Overloaded, QuintainError, Throttled
 
-#: What is worth asking again while it is uncharged, and how often. The last two have each waited for a whole deadline
-#: already; what a provider failed at is not here, because its worker has tried it several times. A broker that is gone
-#: is not here either: the bus has waited for it.
+#: The errors after which an uncharged call is retried, and how often. Throttled and Expired have few retries, because
+#: each of them already waited for a whole deadline. Provider errors are not retried, because the worker has done that;
+#: nor is a lost connection to the broker, because the bus reconnects by itself.
 MAX_RETRIES: Final[dict[type[QuintainError], int]] = {
     Overloaded: 40,
     GatewayUnavailable: 40,
@@ -20,22 +20,27 @@ MAX_RETRIES: Final[dict[type[QuintainError], int]] = {
     Expired: 3,
 }
 
-#: The pause before that grows from the one to the other, in seconds, and is jittered.
+#: The first and the longest pause before a retry, in seconds; pauses grow exponentially and are jittered.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 15.0
 
 Returned = TypeVar("Returned")
 
 
 def ignore_retry(_: QuintainError) -> None:
-    """For `call_with_retry`, where nobody wants to know."""
+    """Do nothing: the default of ``on_retry`` in `call_with_retry`."""
 
 
 async def call_with_retry(
     call: Callable[[], Awaitable[Returned]], on_retry: Callable[[QuintainError], None] = ignore_retry
 ) -> Returned:
-    """What is asked for; ``on_retry`` is told of each error after which it is asked again. Raises the last one.
+    """Await ``call()`` and return its result, repeating it after the errors in `MAX_RETRIES`; raises the last error.
 
-    Whoever asks must ask under the same request id each time, or for what may be done twice.
+    Charged calls are not repeated. A server's ``retry_after_ms`` is added to the pause. ``on_retry`` is called with
+    each error that is followed by a retry. Every call must use the same request id, or be safe to execute twice.
+
+    Example::
+
+        result = await call_with_retry(lambda: client.send(request, request_id=request_id))
     """
     failure_counts: dict[type[QuintainError], int] = {}
     while True:
@@ -50,5 +55,5 @@ async def call_with_retry(
                 raise
             on_retry(error)
         max_delay_seconds = min(FIRST_PAUSE_SECONDS * 2 ** min(sum(failure_counts.values()), 20), LONGEST_PAUSE_SECONDS)
-        # Jittered: what was refused together must not come back together.
+        # Jittered, so that calls that were rejected together are not retried together.
         await asyncio.sleep((retry_after_ms or 0) / 1000 + random.uniform(max_delay_seconds / 2, max_delay_seconds))  # noqa: S311 -- no secret

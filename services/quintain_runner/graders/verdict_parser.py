@@ -10,19 +10,19 @@ from pydantic import JsonValue, TypeAdapter
 from quintain.errors import QuintainError
 from quintain_runner.results.verdict import Check, Verdict
 
-#: A score from here on passes, where the grader itself does not say.
+#: The lowest score that passes, if the grader does not return ``pass``.
 PASS_SCORE = 0.5
 
-#: The smallest useful thing to print, for a grader's author.
+#: A minimal valid output, for error messages.
 EXAMPLE_OUTPUT = '{"score": 1.0, "reason": "the answer is right"}'
 
-#: How much of a grader's own error is told, in characters.
+#: The most characters of a grader's own error message that are shown.
 _MAX_ERROR_CHARACTERS = 300
 
-#: Where a shape keeps its checks, and under which key a check says that it passed.
+#: The fields that hold a list of checks, and the key with which each check says that it passed.
 _CHECK_LISTS = (("checks", "pass"), ("assertions", "passed"))
 
-#: The first shape's two lists of plain text, and what each says.
+#: The fields of AgentV's first format with a list of texts, and whether these checks passed.
 _TEXT_LISTS = (("hits", True), ("misses", False))
 
 
@@ -30,22 +30,23 @@ _DETAILS = TypeAdapter(dict[str, JsonValue])
 
 
 class GraderError(QuintainError):
-    """The grader gave no verdict."""
+    """A grader returned no verdict; the message says why."""
 
 
 def parse_verdict(stdout: bytes) -> Verdict:
-    """The verdict in what a grader printed. Raises `GraderError` with a sentence for the grader's author."""
+    """The verdict in a grader's stdout. Raises `GraderError` with a message for the grader's author."""
     return verdict_from_fields(_parse_object(stdout))
 
 
 def verdict_from_fields(fields: Mapping[str, object]) -> Verdict:
-    """The verdict in what a grader said, in any of the three shapes.
+    """The verdict in a grader's JSON object, in any of AgentV's three formats.
 
-    Raises `GraderError`; what a grader that looks at many cases says of one it cannot grade, ``{"error": …}``, too.
+    Raises `GraderError`, also if the object is ``{"error": "…"}``, with which a grader reports that it failed on a
+    case.
     """
     error = _parse_text(fields.get("error"))
     if error is not None:
-        raise GraderError(f"It said: {error[:_MAX_ERROR_CHARACTERS]}")
+        raise GraderError(f"It reported an error: {error[:_MAX_ERROR_CHARACTERS]}")
     checks = tuple(_parse_checks(fields))
     score, passed = _parse_score(fields.get("score"), "score"), fields.get("pass")
     if passed is not None and not isinstance(passed, bool):
@@ -62,6 +63,7 @@ def verdict_from_fields(fields: Mapping[str, object]) -> Verdict:
 
 
 def _parse_object(stdout: bytes) -> dict[str, object]:
+    """The JSON object in a grader's stdout. Raises `GraderError`."""
     try:
         text = stdout.decode("utf-8-sig").strip()
         value = json.loads(text)
@@ -77,6 +79,7 @@ def _parse_object(stdout: bytes) -> dict[str, object]:
 
 
 def _derive_score(checks: tuple[Check, ...], *, passed: bool | None) -> float:
+    """The score of a verdict without one: the mean of its checks, else 1 or 0 by ``pass``. Raises `GraderError`."""
     if checks:
         scores = [float(check.passed) if check.score is None else check.score for check in checks]
         return sum(scores) / len(scores)
@@ -86,9 +89,10 @@ def _derive_score(checks: tuple[Check, ...], *, passed: bool | None) -> float:
 
 
 def _parse_checks(fields: Mapping[str, object]) -> Iterator[Check]:
+    """The checks of a verdict in any format."""
     for name, pass_key in _CHECK_LISTS:
         for number, item in enumerate(_as_list(fields.get(name))):
-            # AgentV leaves out what is no check; so do we.
+            # Items that are not checks are skipped, as in AgentV.
             if isinstance(item, dict) and isinstance(item.get("text"), str):
                 yield Check(
                     id=_parse_text(item.get("id")),
@@ -105,34 +109,38 @@ def _parse_checks(fields: Mapping[str, object]) -> Iterator[Check]:
 
 
 def _parse_details(value: object) -> dict[str, JsonValue] | None:
+    """The ``details`` object, or None if it is absent or empty. Raises `GraderError` if it cannot be stored as JSON."""
     if not isinstance(value, dict) or not value:
         return None
     try:
-        # Once more through JSON, so that no half of a surrogate pair and no NaN gets further.
+        # Converted to JSON and back, which removes lone surrogates and rejects NaN.
         return _DETAILS.validate_json(_replace_lone_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False)))
     except (ValueError, RecursionError):
-        raise GraderError("Its details are no JSON that can be kept: NaN, or nested too deeply") from None
+        raise GraderError("Its details cannot be stored as JSON: they contain NaN, or are nested too deeply") from None
 
 
 def _as_list(value: object) -> list[object]:
+    """The value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
 def _parse_score(value: object, where: str) -> float | None:
+    """A score from 0 to 1, or None. Raises `GraderError` if it is out of range or not a number."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GraderError(f"Its {where} is not a number; print one from 0 to 1")
-    # NaN is in no range, so this refuses it too; the range is looked at before an integer of any size is converted.
+    # This also rejects NaN; the range is checked before a very large integer is converted to float.
     if not 0 <= value <= 1:
         raise GraderError(f"Its {where} is not from 0 to 1; scale it, or print pass alone")
     return float(value)
 
 
 def _parse_text(value: object) -> str | None:
+    """The value if it is text, else None."""
     return _replace_lone_surrogates(value) if isinstance(value, str) else None
 
 
 def _replace_lone_surrogates(text: str) -> str:
-    # JSON can carry half a surrogate pair, which no file in UTF-8 can.
+    """Replace lone surrogates, which JSON allows but UTF-8 cannot encode."""
     return text.encode(errors="replace").decode()

@@ -16,62 +16,63 @@ from quintain_runner.progress.terminal_text import plain_text
 from quintain_runner.results.counts import RowTally
 from quintain_runner.statistics.formatting import format_score
 
-#: How often a run lets its progress draw, in seconds: at most 4 times a second.
+#: The interval between two calls of `ProgressDisplay.tick`, in seconds.
 TICK_SECONDS = 0.25
 
-#: How often a line is written where nobody watches a terminal, in seconds, and in parts of the whole.
+#: Without a terminal, a line is written after this many seconds, or after this fraction of all trials.
 _LINE_SECONDS = 10.0
 _LINE_FRACTION = 0.1
 
-#: How many errors are told while a run goes on; all of them are in the results.
+#: The most errors shown during a run; the results contain all of them.
 _MAX_SHOWN_ERRORS = 10
 
 Clock = Callable[[], float]
 
 
 class ProgressDisplay(Protocol):
-    """Shows a board. `tick` comes at most every `TICK_SECONDS`."""
+    """Shows the progress of a run. The run calls `tick` every `TICK_SECONDS`."""
 
     def start(self, progress_state: ProgressState) -> None:
-        """The run begins."""
+        """Show the beginning of the run; ``progress_state`` changes while it runs."""
 
     def tick(self) -> None:
-        """Time has passed: draw, if there is something new."""
+        """Update the display if the progress has changed."""
 
     def stop(self) -> None:
-        """The run is over, or was interrupted: leave the terminal as it was."""
+        """End the display when the run ends or is interrupted, and restore the terminal."""
 
 
 class NoProgressDisplay:
-    """Shows nothing: for ``--json``."""
+    """Shows nothing; used with ``--json``."""
 
     def start(self, progress_state: ProgressState) -> None:
-        """Nothing to draw."""
+        """Show nothing at the start of the run."""
 
     def tick(self) -> None:
-        """Nothing to draw."""
+        """Show nothing while the run goes on."""
 
     def stop(self) -> None:
-        """Nothing to draw."""
+        """Show nothing at the end of the run."""
 
 
 class _ErrorPrinter:
-    """Tells the first errors of a run, one line each, and then that there are more."""
+    """Prints the first errors of a run, one line each, and then one line that there are more."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._printed_count = console, 0
 
     def print_new(self, progress_state: ProgressState) -> None:
+        """Print the errors since the last call."""
         for error in progress_state.take_new_errors():
             self._printed_count += 1
             if self._printed_count <= _MAX_SHOWN_ERRORS:
                 self._console.print(plain_text(f"error: {error}", "red"), soft_wrap=True)
             elif self._printed_count == _MAX_SHOWN_ERRORS + 1:
-                self._console.print(plain_text("error: and more of them; all are in the results", "red"))
+                self._console.print(plain_text("error: there are more errors; all are in the results", "red"))
 
 
 class Lines:
-    """One line every ten seconds, or every tenth of the way."""
+    """Prints a line of progress every ten seconds, or after every tenth of the trials. ``clock`` returns seconds."""
 
     def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -80,12 +81,12 @@ class Lines:
         self._printed_at, self._printed_done = 0.0, 0
 
     def start(self, progress_state: ProgressState) -> None:
-        """Say what is to be done."""
+        """Print the line about the planned trials."""
         self._progress_state, self._printed_at, self._printed_done = progress_state, self._clock(), progress_state.done
         self._print(start_line(progress_state))
 
     def tick(self) -> None:
-        """Write a line where one is due."""
+        """Print new errors, and a line of progress if one is due."""
         progress_state = self._progress_state
         if progress_state is None:
             return
@@ -98,18 +99,19 @@ class Lines:
             self._print(progress_line(progress_state))
 
     def stop(self) -> None:
-        """Write what is not written yet."""
+        """Print the errors and the progress that are not yet printed."""
         if self._progress_state is not None:
             self._errors.print_new(self._progress_state)
             if self._progress_state.done > self._printed_done:
                 self._print(progress_line(self._progress_state))
 
     def _print(self, line: str) -> None:
+        """Print one line, without wrapping."""
         self._console.print(plain_text(line), soft_wrap=True)
 
 
 class LiveTable:
-    """A table that is drawn again in place, and gone when the run ends."""
+    """A table that is redrawn in place and removed when the run ends. ``clock`` returns seconds."""
 
     def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -119,25 +121,26 @@ class LiveTable:
         self._started = 0.0
 
     def start(self, progress_state: ProgressState) -> None:
-        """Draw the table for the first time."""
+        """Print the line about the planned trials, and draw the table."""
         self._progress_state, self._started = progress_state, self._clock()
         self._console.print(plain_text(start_line(progress_state)), soft_wrap=True)
         self._live = Live(self._render(progress_state), console=self._console, auto_refresh=False, transient=True)
         self._live.start(refresh=True)
 
     def tick(self) -> None:
-        """Draw the table again."""
+        """Print new errors and redraw the table."""
         if self._progress_state is not None and self._live is not None:
             self._errors.print_new(self._progress_state)
             self._live.update(self._render(self._progress_state), refresh=True)
 
     def stop(self) -> None:
-        """Take the table away."""
+        """Print new errors and remove the table."""
         if self._progress_state is not None and self._live is not None:
             self._errors.print_new(self._progress_state)
             self._live.stop()
 
     def _render(self, progress_state: ProgressState) -> RenderableType:
+        """The table at this moment."""
         now = datetime.now().astimezone()
         return render_progress(
             progress_state, elapsed_seconds=self._clock() - self._started, width=self._console.width, now=now
@@ -145,14 +148,14 @@ class LiveTable:
 
 
 def progress_display(console: Console, env: Mapping[str, str]) -> ProgressDisplay:
-    """A live table on a terminal that can draw one; lines in a pipe, in CI, and on a dumb terminal."""
+    """The display for a console: a live table on a capable terminal; lines in a pipe, in CI, and on a dumb terminal."""
     if console.is_terminal and not console.is_dumb_terminal and not env.get("CI"):
         return LiveTable(console)
     return Lines(console)
 
 
 def start_line(progress_state: ProgressState) -> str:
-    """What is to be done, and what becomes of the rows of before."""
+    """The number of trials, the targets, and what happens to the rows of earlier invocations."""
     resumed = f", {progress_state.resume_note}" if progress_state.resume_note else ""
     return (
         f"{progress_state.trials} trials: {progress_state.cases} cases for {', '.join(progress_state.tallies)}{resumed}"
@@ -160,7 +163,7 @@ def start_line(progress_state: ProgressState) -> str:
 
 
 def progress_line(progress_state: ProgressState) -> str:
-    """The board as one line."""
+    """The progress of all targets as one line."""
     targets = "; ".join(f"{name} {_target_text(tally)}" for name, tally in progress_state.tallies.items())
     budget = (
         f" calls {progress_state.budget.calls}/{progress_state.budget.max_calls}"
@@ -171,5 +174,6 @@ def progress_line(progress_state: ProgressState) -> str:
 
 
 def _target_text(tally: RowTally) -> str:
+    """The progress of one target."""
     errors = f", {tally.errors} errors" if tally.errors else ""
     return f"{tally.done}/{tally.trials} mean {format_score(tally.mean_score)}{errors}"

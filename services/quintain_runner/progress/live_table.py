@@ -16,19 +16,19 @@ from quintain_runner.progress.terminal_text import plain_text
 from quintain_runner.results.counts import RowTally
 from quintain_runner.statistics.formatting import format_score
 
-#: A terminal that is narrower than this, in characters, is shown the columns that matter most.
+#: Terminals with fewer characters per line show only the most important columns.
 WIDE_COLUMNS = 112
 
-#: How many characters the budget's bar has.
+#: The width of the budget's bar, in characters.
 _BAR_WIDTH = 30
 
-#: Nothing is projected from less than this, in seconds.
+#: No end time is projected before this many seconds have passed.
 _MIN_PROJECTION_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class _TargetLine:
-    """One target, and how long it has been at it."""
+    """The data of one target's row in the table."""
 
     tally: RowTally
     progress: TargetProgress
@@ -37,28 +37,30 @@ class _TargetLine:
 
     @property
     def queued(self) -> int:
-        """Trials that nobody has begun."""
+        """The number of trials that have not started."""
         return max(0, self.tally.trials - self.tally.done - self.progress.in_flight)
 
     @property
     def trials_per_minute(self) -> str:
-        """Trials per minute, in this invocation."""
+        """The number of trials per minute in this invocation, formatted."""
         return f"{60 * self.progress.rows_written / self.elapsed_seconds:,.0f}" if self.elapsed_seconds > 0 else "-"
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last one ends, at the pace of this invocation; None where there is no pace yet."""
-        left = self.queued + self.progress.in_flight
-        if not left:
+        """The estimated seconds until the last trial ends, at the rate of this invocation; None while the rate is
+        unknown.
+        """
+        remaining = self.queued + self.progress.in_flight
+        if not remaining:
             return 0.0
         if not self.progress.rows_written or self.elapsed_seconds < _MIN_PROJECTION_SECONDS:
             return None
-        return left * self.elapsed_seconds / self.progress.rows_written
+        return remaining * self.elapsed_seconds / self.progress.rows_written
 
 
 @dataclass(frozen=True, slots=True)
 class _TableColumn:
-    """A column: its heading, its cell, and whether a narrow terminal has it too."""
+    """A column of the table: its heading, the function for its cells, and whether narrow terminals show it."""
 
     heading: str
     cell: Callable[[_TargetLine], str]
@@ -83,7 +85,7 @@ _COLUMNS = (
     ),
 )
 
-#: What this target's own calls cost; those of judges are in the budget's line.
+#: The cost of the target's own calls; the cost of judges is included in the budget line.
 _COST_COLUMN = _TableColumn(
     "cost", lambda line: "-" if line.cost is None else dollars(line.cost.usd, at_least=line.cost.at_least)
 )
@@ -92,7 +94,11 @@ _COST_COLUMN = _TableColumn(
 def render_progress(
     progress_state: ProgressState, *, elapsed_seconds: float, width: int, now: datetime
 ) -> RenderableType:
-    """The board as it is drawn: ``elapsed_seconds`` since the run began, ``width`` of the terminal in characters."""
+    """Render the progress of a run.
+
+    ``elapsed_seconds`` is the time since the run started, ``width`` the terminal's width in characters, and ``now`` the
+    current local time.
+    """
     costs = {} if progress_state.cost is None else progress_state.cost.targets
     lines = {
         name: _TargetLine(tally, progress_state.target_gauges[name], elapsed_seconds, costs.get(name))
@@ -106,7 +112,7 @@ def render_progress(
 
 
 def format_compact(number: int) -> str:
-    """A large number in few characters: 9.1M."""
+    """A large number in few characters, such as ``9.1M``."""
     for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if number >= size:
             return f"{number / size:.1f}{letter}"
@@ -114,6 +120,7 @@ def format_compact(number: int) -> str:
 
 
 def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
+    """The table of the targets."""
     columns = [column for column in _COLUMNS if wide or column.shown_when_narrow]
     if any(line.cost is not None for line in lines.values()):
         columns.append(_COST_COLUMN)
@@ -126,6 +133,7 @@ def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
 
 
 def _graders_table(progress_state: ProgressState) -> Table:
+    """The table of the graders."""
     table = Table("grader", box=None, pad_edge=False)
     for heading in ("graded", "passed", "mean", "errors", "calls"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -144,6 +152,7 @@ def _graders_table(progress_state: ProgressState) -> Table:
 def _budget_lines(
     progress_state: ProgressState, lines: dict[str, _TargetLine], elapsed_seconds: float, now: datetime
 ) -> Iterator[Text]:
+    """The lines with the budget and the expected end of the run."""
     budget = progress_state.budget
     if budget.max_calls:
         filled = min(_BAR_WIDTH, _BAR_WIDTH * budget.calls // budget.max_calls)
@@ -162,26 +171,28 @@ def _budget_lines(
 
 
 def _budget_projection(progress_state: ProgressState, elapsed_seconds: float, now: datetime) -> str:
-    """Whether the budget lasts: how much the run will take, or when the budget is spent."""
+    """The projected use of the budget: the total calls of the run, or when the budget will be spent."""
     budget = progress_state.budget
     if not any(tally.graded for tally in progress_state.tallies.values()):
         return ""
     projected_calls = progress_state.projected_calls
     if projected_calls <= budget.max_calls:
-        return f", about {projected_calls:,} in the end"
+        return f", about {projected_calls:,} in total"
     when = ""
     if budget.calls_made > 0 and elapsed_seconds >= _MIN_PROJECTION_SECONDS:
         left = (budget.max_calls - budget.calls) * elapsed_seconds / budget.calls_made
         when = f" about {_format_end_time(now, left)}"
-    return f", spent{when} and before the end: that takes about {projected_calls:,}"
+    return f", spent{when} before the run ends: the run needs about {projected_calls:,}"
 
 
 def _format_latency(latency_ms: float | None) -> str:
+    """A latency in ms or s, or a dash for None."""
     if latency_ms is None:
         return "-"
     return f"{latency_ms:.0f}ms" if latency_ms < 1000 else f"{latency_ms / 1000:.1f}s"
 
 
 def _format_end_time(now: datetime, seconds: float) -> str:
+    """The time of day in ``seconds`` from now, with the weekday if it is not today."""
     end = now + timedelta(seconds=seconds)
     return f"{end:%H:%M}" if end.date() == now.date() else f"{end:%a %H:%M}"

@@ -17,46 +17,49 @@ from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowStats, RowStatus
 from quintain_runner.spec.plan import RerunPolicy
 
-#: The codes of faults that say: too much at once.
+#: The codes of faults that mean that a service is overloaded.
 _OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
 
-#: Latencies are counted in buckets, each this much wider than the one before: a quantile is right within 5 %.
+#: Latencies are counted in buckets; each is wider than the previous one by this ratio, so quantiles are exact within 5
+#: %.
 _BUCKET_RATIO = 1.1
 _MIN_LATENCY_MS = 0.1
 
 
 class Latencies:
-    """How long things took, in milliseconds: as many counters as there are buckets, however many things."""
+    """A histogram of latencies in milliseconds, in constant memory."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, int] = {}
         self._count = 0
 
     def add(self, latency_ms: float) -> None:
-        """Count one."""
+        """Count one latency, in milliseconds."""
         bucket = math.ceil(math.log(max(latency_ms, _MIN_LATENCY_MS) / _MIN_LATENCY_MS, _BUCKET_RATIO))
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
         self._count += 1
 
     def quantile(self, fraction: float) -> float | None:
-        """So much of them took at most so many milliseconds; None where there are none."""
-        left = fraction * self._count
+        """The latency in milliseconds that ``fraction`` (0 to 1) of the values do not exceed; None without values."""
+        remaining = fraction * self._count
         for bucket, count in sorted(self._buckets.items()):
-            left -= count
-            if left <= 0:
+            remaining -= count
+            if remaining <= 0:
                 return float(_MIN_LATENCY_MS * _BUCKET_RATIO ** (bucket - 0.5))
         return None
 
 
 class TargetProgress:
-    """One target, as this invocation sees it. ``overload_count`` counts the times it was too much at once."""
+    """The progress of one target in this invocation. ``overload_count`` counts overload errors, with and without a
+    retry.
+    """
 
     def __init__(self) -> None:
         self.in_flight = self.rows_written = self.overload_count = 0
         self.latencies = Latencies()
 
     def add_row(self, row: Row) -> None:
-        """A row was written."""
+        """Count a written row."""
         self.rows_written += 1
         if row.output is not None:
             self.latencies.add(row.duration_ms)
@@ -64,19 +67,19 @@ class TargetProgress:
             self.overload_count += 1
 
     def record_retry(self, error: QuintainError) -> None:
-        """The target was asked again after this error."""
+        """Count a retry of a call to this target after ``error``."""
         self.overload_count += isinstance(error, Throttled | Overloaded)
 
 
 class GraderProgress:
-    """One grader, as this invocation sees it."""
+    """The progress of one grader in this invocation."""
 
     def __init__(self) -> None:
         self.graded = self.passed = self.errors = self.calls = 0
         self.score_sum = 0.0
 
     def add_row(self, row: GraderRow) -> None:
-        """A verdict, or the error in its place."""
+        """Count a verdict or an error of the grader."""
         self.calls += row.calls
         if row.error is not None or row.score is None:
             self.errors += 1
@@ -87,36 +90,40 @@ class GraderProgress:
 
     @property
     def mean_score(self) -> float | None:
-        """The mean of its scores; None where there is none."""
+        """The mean score of the grader, or None without scores."""
         return self.score_sum / self.graded if self.graded else None
 
 
 class BudgetProgress:
-    """The run's budget, as the ledger last told it."""
+    """The run's call budget, as last read from the ledger."""
 
     def __init__(self) -> None:
         self.calls = self.max_calls = 0
-        #: Calls when this invocation first asked, so that a pace can be told.
+        #: The calls at the first read of this invocation, from which the rate is computed.
         self.initial_calls: int | None = None
 
     def update(self, calls: int, max_calls: int) -> None:
-        """The ledger's word."""
+        """Store the counters that were read from the ledger."""
         self.calls, self.max_calls = calls, max_calls
         if self.initial_calls is None:
             self.initial_calls = calls
 
     @property
     def calls_made(self) -> int:
-        """Calls charged during this invocation."""
+        """The calls that were charged during this invocation."""
         return self.calls - (self.initial_calls or 0)
 
 
-#: How many errors wait to be shown; the rest is in the results.
+#: The most errors that wait to be shown; the results contain all of them.
 _MAX_PENDING_ERRORS = 20
 
 
 class ProgressState:
-    """What a run has done so far. The tallies hold the rows of before too; the gauges this invocation alone."""
+    """The progress of a run.
+
+    ``tallies`` count the rows of all invocations, by target; ``target_gauges`` and ``grader_gauges`` count this
+    invocation only.
+    """
 
     def __init__(
         self,
@@ -134,7 +141,7 @@ class ProgressState:
                 self.tallies[target] += tally
         tallies, rerun_policy = list(self.tallies.values()), rerun_policy or RerunPolicy()
         self.resume_note = _resume_note(tallies, rerun_policy)
-        #: How many trials this invocation is to ask.
+        #: The number of trials that this invocation executes.
         self.pending_trials = sum(
             tally.trials
             - tally.graded
@@ -142,30 +149,30 @@ class ProgressState:
             - tally.in_doubt * (not rerun_policy.rerun_in_doubt)
             for tally in tallies
         )
-        #: What every row in the folder was charged, those too that this run does not ask for.
+        #: The calls in all rows of the folder, also rows of targets and repeats that this run does not include.
         self.calls_in_rows = sum(tally.calls for tally in resume_state.tallies.values())
         self.target_gauges = {target: TargetProgress() for target in targets}
         self.grader_gauges: dict[str, GraderProgress] = {}
         self.budget = BudgetProgress()
-        #: What it cost, as far as that is known, when it was last asked.
+        #: The cost when it was last read, or None.
         self.cost: Cost | None = None
         self._pending_errors: deque[str] = deque(maxlen=_MAX_PENDING_ERRORS)
 
     @property
     def projected_calls(self) -> int:
-        """How many calls the whole run is reckoned to take, as far as its graded rows tell."""
+        """The projected number of calls of the complete run, from the calls of its graded rows."""
         return self.budget.calls + estimate_remaining_calls(self.tallies.values(), max_calls_per_trial=1)
 
     def trial_started(self, target: str) -> None:
-        """A trial of this target is under way."""
+        """Record that a trial of this target has started."""
         self.target_gauges[target].in_flight += 1
 
     def trial_ended(self, target: str) -> None:
-        """A trial of this target has ended, however."""
+        """Record that a trial of this target has ended, successfully or not."""
         self.target_gauges[target].in_flight -= 1
 
     def add_row(self, row: Row, superseded: RowStats | None = None) -> None:
-        """Count a row of this run; ``superseded`` is what the row left that it supersedes."""
+        """Count a row of this run; ``superseded`` are the statistics of the row that it supersedes, if any."""
         tally = self.tallies[row.target]
         if superseded is not None:
             tally.add(superseded, times=-1)
@@ -178,23 +185,23 @@ class ProgressState:
             self._pending_errors.append(f"{row.case_id} · {row.target}: {row.error.error}")
 
     def take_new_errors(self) -> Iterator[str]:
-        """The errors since this was last asked; of a flood the latest ones."""
+        """Iterate over the errors since the last call, at most the latest 20."""
         while self._pending_errors:
             yield self._pending_errors.popleft()
 
     @property
     def trials(self) -> int:
-        """How many rows there will be."""
+        """The number of rows that the complete run has."""
         return sum(tally.trials for tally in self.tallies.values())
 
     @property
     def done(self) -> int:
-        """How many rows there are."""
+        """The number of trials with a row."""
         return sum(tally.done for tally in self.tallies.values())
 
 
 def _resume_note(tallies: Sequence[RowTally], rerun_policy: RerunPolicy) -> str | None:
-    """What becomes of the rows of before, in words; None where there are none."""
+    """What happens to the rows of earlier invocations, for the start line; None if there are none."""
     graded = sum(tally.graded for tally in tallies)
     errors = sum(tally.errors for tally in tallies)
     in_doubt = sum(tally.in_doubt for tally in tallies)

@@ -21,24 +21,24 @@ from quintain_runner.statistics.frame import (
     trial_hash,
 )
 
-#: So many flipped cases are told of a target.
+#: The most flipped cases listed for each target.
 MAX_FLIPS = 1_000
 
-#: How much of a hash an error tells, in characters.
+#: The number of characters of a hash that an error shows.
 _SHOWN_HASH_CHARACTERS = 12
 
 _PASS = AliasChoices("pass", "passed")
 
 
 class CaseOutcome(Message):
-    """What became of a case in one of the runs."""
+    """The result of a case in one of the runs."""
 
     passed: bool = Field(validation_alias=_PASS, serialization_alias="pass")
     score: float | None
 
 
 class Flip(Message):
-    """A case that passed in one of the runs alone."""
+    """A case that passed in only one of the two runs."""
 
     case_id: str
     repeat: int
@@ -47,21 +47,27 @@ class Flip(Message):
 
 
 class MeasureComparison(Message):
-    """A pass rate and a mean score, after and before; None where no case has both."""
+    """The differences of the pass rate and the mean score, later run minus earlier run; None without common graded
+    cases.
+    """
 
     passed: Difference | None = Field(default=None, validation_alias=_PASS, serialization_alias="pass")
     score: Difference | None = None
 
     @property
     def is_significantly_worse(self) -> bool:
-        """Whether it fell by more than chance would make it."""
-        return any(one is not None and one.significant and one.estimate.value < 0 for one in (self.passed, self.score))
+        """Whether the pass rate or the mean score decreased significantly."""
+        return any(
+            difference is not None and difference.significant and difference.estimate.value < 0
+            for difference in (self.passed, self.score)
+        )
 
 
 class TargetComparison(Message):
-    """One target of the earlier run beside one of the later: the same one, or the only one of each.
+    """A target of the earlier run compared with one of the later run: the same one, or the only one of each.
 
-    ``left_out`` are rows of either run without a score in both. ``flips`` are at most `MAX_FLIPS`, of ``flipped``.
+    ``left_out`` is the number of rows of either run without a score in both. ``flipped`` is the number of cases whose
+    pass changed, and ``flips`` lists at most `MAX_FLIPS` of them.
     """
 
     before: str
@@ -74,7 +80,9 @@ class TargetComparison(Message):
 
 
 class Comparison(Message):
-    """The later run against the earlier one. Holm's adjustment is over the targets, for each measure by itself."""
+    """The comparison of a later run with an earlier one. Holm's adjustment is over the targets, separately for each
+    measure.
+    """
 
     before: str
     after: str
@@ -89,8 +97,13 @@ class Comparison(Message):
 def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) -> Comparison:
     """Compare two runs, case by case.
 
-    Raises `ConfigError` where they asked other cases or graded otherwise and nobody said ``force``, and where they
-    share no target and have several.
+    Raises `ConfigError` if their datasets or graders differ, unless ``force`` is True, or if they have no common target
+    and not exactly one target each.
+
+    Example::
+
+        comparison = compare_runs(read_report(Path("runs/old")), read_report(Path("runs/new")))
+        print(conclusion(comparison))
     """
     if not force:
         _require_same_evaluation(before, after)
@@ -103,37 +116,39 @@ def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) ->
     graders = [
         name
         for name in frame_pairs[0][0].grader_names()
-        if all(name in one.grader_names() for pair in frame_pairs for one in pair)
+        if all(name in frame.grader_names() for pair in frame_pairs for frame in pair)
     ]
     by_grader = {name: _compare_measures(frame_pairs, name) for name in graders}
     return Comparison(
         before=str(before.folder),
         after=str(after.folder),
         targets=[
-            _target_comparison((before, ours), (after, theirs), frame_pairs[number]).model_copy(
+            _target_comparison((before, before_name), (after, after_name), frame_pairs[number]).model_copy(
                 update={
                     "row": rows[number],
                     "graders": {name: comparisons[number] for name, comparisons in by_grader.items()},
                 }
             )
-            for number, (ours, theirs) in enumerate(target_pairs)
+            for number, (before_name, after_name) in enumerate(target_pairs)
         ],
     )
 
 
 def _require_same_evaluation(before: RunReport, after: RunReport) -> None:
+    """Raise `ConfigError` if the runs have different datasets or graders."""
     before_identity, after_identity = before.run.configuration.identity, after.run.configuration.identity
     for what in ("dataset", "graders"):
         before_hash, after_hash = getattr(before_identity, what), getattr(after_identity, what)
         if before_hash != after_hash:
             raise ConfigError(
-                f"{before.folder} and {after.folder} have other {what} ({before_hash[:_SHOWN_HASH_CHARACTERS]} and "
-                f"{after_hash[:_SHOWN_HASH_CHARACTERS]}), so a "
-                "difference may not be the targets'; --force compares the cases that have the same ids all the same"
+                f"{before.folder} and {after.folder} differ in their {what} ({before_hash[:_SHOWN_HASH_CHARACTERS]} "
+                f"and {after_hash[:_SHOWN_HASH_CHARACTERS]}), so a "
+                "difference may not come from the targets; --force compares the cases with the same ids anyway"
             )
 
 
 def _matched_targets(before: RunReport, after: RunReport) -> list[tuple[str, str]]:
+    """The pairs of targets to compare: those in both runs, else the only one of each. Raises `ConfigError`."""
     before_targets, after_targets = before.run.configuration.targets, after.run.configuration.targets
     shared = [(name, name) for name in before_targets if name in after_targets]
     if shared:
@@ -142,28 +157,29 @@ def _matched_targets(before: RunReport, after: RunReport) -> list[tuple[str, str
         return [(before_targets[0], after_targets[0])]
     raise ConfigError(
         f"{before.folder} has the targets {', '.join(before_targets)} and {after.folder} has "
-        f"{', '.join(after_targets)}: none in both, "
-        "and not one alone in each. Run them on the same targets, or one target in each"
+        f"{', '.join(after_targets)}: no target is in both. "
+        "Compare runs on the same targets, or runs with one target each"
     )
 
 
 def _compare_measures(
     frame_pairs: list[tuple[TargetFrame, TargetFrame]], grader: str | None
 ) -> list[MeasureComparison]:
+    """The comparison of each pair of frames, for a grader or (None) for the rows."""
     passed = paired_differences(frame_pairs, Measure("pass", grader))
     scores = paired_differences(frame_pairs, Measure("score", grader))
     return [
-        MeasureComparison(passed=one, score=score_difference)
-        for one, score_difference in zip(passed, scores, strict=True)
+        MeasureComparison(passed=pass_difference, score=score_difference)
+        for pass_difference, score_difference in zip(passed, scores, strict=True)
     ]
 
 
 def _target_comparison(
     before: tuple[RunReport, str], after: tuple[RunReport, str], frames: tuple[TargetFrame, TargetFrame]
 ) -> TargetComparison:
-    """One target's cases; what is compared of them comes later."""
+    """The flipped and left-out cases of one target; its measures are added by the caller."""
     after_frame, before_frame = frames
-    flipped = {int(name) for name in pair_frames(after_frame, before_frame, ROW_PASS).differing_trials}
+    flipped = {int(hash_) for hash_ in pair_frames(after_frame, before_frame, ROW_PASS).differing_trials}
     paired_rows = int(pair_frames(after_frame, before_frame, ROW_SCORE).base.rows.sum())
     shown_trials = dict.fromkeys(sorted(flipped)[:MAX_FLIPS])
     before_outcomes, after_outcomes = _case_outcomes(before, shown_trials), _case_outcomes(after, shown_trials)
@@ -185,6 +201,7 @@ def _target_comparison(
 def _case_outcomes(
     run: tuple[RunReport, str], trial_hashes: Mapping[int, object]
 ) -> dict[tuple[str, int], CaseOutcome]:
+    """The results of the trials with these hashes, by case and repeat."""
     report, target = run
     return {
         (row.case_id, row.repeat): _case_outcome(row)
@@ -194,4 +211,5 @@ def _case_outcomes(
 
 
 def _case_outcome(row: Row) -> CaseOutcome:
+    """The pass and the score of a row."""
     return CaseOutcome(passed=row.passed, score=row.score)

@@ -11,14 +11,14 @@ from quintain_runner.statistics import formatting
 from quintain_runner.statistics.analysis import Difference
 from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL
 
-#: So many flipped cases are shown of a target; `--json` has more.
+#: The most flipped cases shown for each target; `--json` has more.
 MAX_SHOWN_FLIPS = 20
 
 _COLUMNS = ("", "before", "after", "change", "95 %", "p")
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[TextTable]:
-    """A table for the targets, and one for the graders where there are several."""
+    """A table of the targets, and one of the graders if there are several."""
     targets = comparison.targets
     rows = [row for target in targets for row in _comparison_rows(_target_label(target), target.row)]
     holm_note = f", Holm over {len(targets)} targets" if len(targets) > 1 else ""
@@ -30,18 +30,18 @@ def comparison_tables(comparison: Comparison) -> Iterator[TextTable]:
         (
             name,
             _target_label(target),
-            *_difference_row(one.score, formatting.format_score, formatting.format_score_difference),
+            *_difference_row(score, formatting.format_score, formatting.format_score_difference),
         )
         for name in targets[0].graders
         for target in targets
-        if (one := target.graders[name]).score is not None
+        if (score := target.graders[name].score) is not None
     ]
     if len(targets[0].graders) > 1:
         yield TextTable("mean score by grader", ("grader", "target", *_COLUMNS[1:]), by_grader, name_columns=2)
 
 
 def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """What was left out, and the cases that flipped."""
+    """Lines about the rows that were left out and the cases whose pass changed."""
     for target in comparison.targets:
         if target.left_out:
             yield f"{_target_label(target)}: {target.left_out} rows have no score in both runs, and are left out"
@@ -52,22 +52,24 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def conclusion(comparison: Comparison) -> str:
-    """What came out, in a sentence."""
+    """One sentence with the result of the comparison."""
     if comparison.regressed_targets:
         return f"significantly worse: {', '.join(map(_target_label, comparison.regressed_targets))}"
-    changes = [one for target in comparison.targets for one in (target.row.passed, target.row.score)]
-    if any(one is not None and one.significant for one in changes):
+    changes = [change for target in comparison.targets for change in (target.row.passed, target.row.score)]
+    if any(change is not None and change.significant for change in changes):
         return "significantly better, and nothing significantly worse"
-    if all(one is None for one in changes):
+    if all(change is None for change in changes):
         return "no case has a score in both runs"
     return "no significant change"
 
 
 def _target_label(target: TargetComparison) -> str:
+    """The target's name, or both names if they differ."""
     return target.after if target.before == target.after else f"{target.before} → {target.after}"
 
 
 def _comparison_rows(name: str, compared: MeasureComparison) -> Iterator[tuple[str, ...]]:
+    """The table rows of one target: pass rate and mean score."""
     if compared.passed is not None:
         yield (
             name,
@@ -84,14 +86,16 @@ def _comparison_rows(name: str, compared: MeasureComparison) -> Iterator[tuple[s
 
 def _difference_row(
     difference: Difference,
-    shown: Callable[[float], str],
+    format_value: Callable[[float], str],
     format_difference: Callable[[Difference], tuple[str, str, str, str]],
 ) -> tuple[str, ...]:
+    """The table cells of a difference: before, after, change, interval and p-value."""
     change, interval, _, p = format_difference(difference)
-    return shown(difference.base), shown(difference.base + difference.estimate.value), change, interval, p
+    return format_value(difference.base), format_value(difference.base + difference.estimate.value), change, interval, p
 
 
 def _flip_text(flip: Flip) -> str:
+    """A flipped case as a line."""
     case = flip.case_id if flip.repeat == 1 else f"{flip.case_id} #{flip.repeat}"
     labels = {True: "passed", False: "failed"}
     scores = f"{formatting.format_score(flip.before.score)} → {formatting.format_score(flip.after.score)}"

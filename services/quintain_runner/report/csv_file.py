@@ -19,9 +19,9 @@ Cell = str | int | float | None
 
 
 def write_csv(path: Path, report: RunReport) -> None:
-    """Write the file, in one step, with the byte order mark by which spreadsheets know UTF-8.
+    """Write the rows of a report as CSV, atomically, in UTF-8 with a byte order mark, which spreadsheets need.
 
-    Raises `QuintainError` where the disk refuses it.
+    Raises `QuintainError` if the file cannot be written.
     """
     graders = list(
         dict.fromkeys(name for statistics in report.analysis.targets.values() for name in statistics.graders)
@@ -36,6 +36,7 @@ def write_csv(path: Path, report: RunReport) -> None:
 
 
 def _cells(row: Row, graders: Sequence[str]) -> list[Cell]:
+    """The cells of one row, in the order of the columns; ``graders`` are the names of the grader columns."""
     passed = None if row.score is None else int(row.passed)
     cells: list[Cell] = [row.case_id, row.target, row.repeat, row.status.value, row.score, passed]
     for name in graders:

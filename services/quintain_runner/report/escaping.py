@@ -9,38 +9,39 @@ import re
 
 from quintain_runner.progress.terminal_text import plain_line
 
-#: What XML 1.0 cannot hold, not even escaped (https://www.w3.org/TR/xml/#charsets), and the second set of controls,
-#: which steer the terminal of whoever prints the file.
+#: Characters that XML 1.0 does not allow even escaped (https://www.w3.org/TR/xml/#charsets), and the C1 control
+#: characters, which control the terminal when the file is printed.
 _NOT_XML = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-#: Controls in a cell, but for the ends of lines and tabs.
+#: Control characters, except tabs and line ends.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
-#: A spreadsheet takes a cell that begins so for a formula, its wide forms too (OWASP, "CSV Injection").
+#: Beginnings of cells that a spreadsheet evaluates as formulas, with full-width forms (OWASP, "CSV Injection").
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _FORMULA_PREFIXES = ("\t", "\r", "\n")
 
 _BACKTICKS = re.compile("`+")
 
-#: What stands where something was taken out.
+#: The replacement of a removed character.
 _REPLACEMENT = "\ufffd"
 
 
 def xml_text(text: str) -> str:
-    """The text with what XML cannot hold replaced; a writer of XML still has to escape it."""
+    """The text with characters that XML cannot hold replaced; the XML writer still has to escape it."""
     return _NOT_XML.sub(_REPLACEMENT, text)
 
 
 def csv_cell(text: str) -> str:
-    """The text as a cell that no spreadsheet calculates; a writer of CSV still has to quote it."""
+    """The text as a cell that no spreadsheet evaluates as a formula; the CSV writer still has to quote it."""
     cell = _CONTROLS.sub(_REPLACEMENT, text)
     return f"'{cell}" if _FORMULA.match(cell) or cell.startswith(_FORMULA_PREFIXES) else cell
 
 
 def markdown_code_span(text: str, *, max_length: int = 200) -> str:
-    """One line of the text as code in Markdown, also in a table: no link, image, mention or HTML in it is alive.
+    """One line of the text as a Markdown code span, in which links, images, mentions and HTML have no effect.
 
-    A bar is shown as its neighbour ``│``, because no way to escape it is the same everywhere.
+    It may stand in a table: ``|`` is replaced by ``│``, because Markdown dialects escape it differently. ``max_length``
+    is the most characters of the text.
     """
     line = plain_line(text, max_length=max_length).replace("|", "│")
     if not line:

@@ -15,12 +15,12 @@ from quintain_runner.report.summary import TrialCounts
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.row import Row, RowStatus
 
-#: How much of an answer, or of a grader's words, a failure shows, in characters.
+#: The most characters of an answer, or of a grader's reason, that a failure shows.
 _MAX_TEXT_CHARACTERS = 2_000
 
 
 def write_junit(path: Path, report: RunReport) -> None:
-    """Write the file, in one step. Raises `QuintainError` where the disk refuses it."""
+    """Write the report as JUnit XML, atomically. Raises `QuintainError` if the file cannot be written."""
     with atomic_write(path) as file:
         out = _XmlWriter(XMLGenerator(file, encoding="utf-8", short_empty_elements=True))
         total = report.summary.total
@@ -38,6 +38,7 @@ def write_junit(path: Path, report: RunReport) -> None:
 
 
 def _write_suite(out: _XmlWriter, report: RunReport, target: str, attributes: Mapping[str, str]) -> None:
+    """Write the suite of one target."""
     name = f"{report.run.name}.{target}"
     out.start("testsuite", name=name, **attributes)
     for row in report.rows():
@@ -47,6 +48,7 @@ def _write_suite(out: _XmlWriter, report: RunReport, target: str, attributes: Ma
 
 
 def _write_case(out: _XmlWriter, suite: str, row: Row) -> None:
+    """Write the test case of one row: passed, failure or error."""
     case = row.case_id if row.repeat == 1 else f"{row.case_id} #{row.repeat}"
     out.start("testcase", classname=suite, name=case, time=f"{row.duration_ms / 1000:.3f}")
     if row.status is not RowStatus.GRADED:
@@ -62,7 +64,7 @@ def _write_case(out: _XmlWriter, suite: str, row: Row) -> None:
 
 
 def _verdict_lines(row: Row) -> Iterator[str]:
-    """What each grader said, and of what."""
+    """The verdict of each grader, and the answer."""
     for name, grader in row.graders.items():
         reason = f": {grader.reason[:_MAX_TEXT_CHARACTERS]}" if grader.reason else ""
         yield f"{name}: {'passed' if grader.passed else 'failed'}, score {grader.score}{reason}"
@@ -70,14 +72,16 @@ def _verdict_lines(row: Row) -> Iterator[str]:
 
 
 def _count_attributes(counts: TrialCounts) -> dict[str, str]:
-    """Rows in doubt count as errors: of them, too, nobody knows a score. What waits has no row."""
+    """The count attributes of a suite. Rows in doubt count as errors, because they have no score; pending trials have
+    no row.
+    """
     errors = counts.errors + counts.in_doubt
     values = {"tests": counts.graded + errors, "failures": counts.graded - counts.passed, "errors": errors}
     return {name: str(count) for name, count in values.items()}
 
 
 def _answer_seconds(report: RunReport) -> dict[str, float]:
-    """What each target's answers took together."""
+    """The total time that each target took for its answers, in seconds."""
     seconds = dict.fromkeys(report.summary.per_target, 0.0)
     for row in report.rows():
         seconds[row.target] += row.duration_ms / 1000
@@ -85,23 +89,23 @@ def _answer_seconds(report: RunReport) -> dict[str, float]:
 
 
 class _XmlWriter:
-    """Elements with foreign text in them."""
+    """Writes XML elements with untrusted text."""
 
     def __init__(self, xml: XMLGenerator) -> None:
         self._xml = xml
         xml.startDocument()
 
     def start(self, element: str, **attributes: str) -> None:
-        """Begin an element, on a line of its own."""
+        """Write the start tag of an element, on a new line."""
         self._xml.ignorableWhitespace("\n")
         self._xml.startElement(element, {name: xml_text(value) for name, value in attributes.items()})  # type: ignore[arg-type]
 
     def end(self, element: str) -> None:
-        """End it."""
+        """Write the end tag of an element."""
         self._xml.endElement(element)
 
     def write_element(self, element: str, text: str, **attributes: str) -> None:
-        """An element that holds text."""
+        """Write an element that contains text."""
         self.start(element, **attributes)
         self._xml.characters(xml_text(text))
         self.end(element)

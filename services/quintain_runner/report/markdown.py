@@ -15,17 +15,17 @@ from quintain_runner.report.tables import TextTable, cost_line, run_tables
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.row import Row, RowStatus
 
-#: So many cases that did not pass are shown; the results have all.
+#: The most cases shown that did not pass; the results folder has all of them.
 MAX_SHOWN_CASES = 20
 
-#: What a cell of the page may take of somebody's text, in characters.
+#: The most characters of untrusted text in one cell.
 _MAX_CELL_CHARACTERS = 160
 
 
 def write_markdown(path: Path, report: RunReport, command: str, *, append: bool = False) -> None:
-    """Write the page; ``append`` adds it to what a CI job has said before. ``command`` is what resumes the run.
+    """Write the report as Markdown, atomically, or append it to an existing page, such as the summary of a CI job.
 
-    Raises `QuintainError` where the disk refuses it.
+    ``command`` is the command that resumes the run. Raises `QuintainError` if the file cannot be written.
     """
     page = render_markdown(report, command)
     if not append:
@@ -40,7 +40,7 @@ def write_markdown(path: Path, report: RunReport, command: str, *, append: bool 
 
 
 def render_markdown(report: RunReport, command: str) -> str:
-    """The page."""
+    """The report as a Markdown page."""
     page = io.StringIO()
     outcome = markdown_code_span(exit_line(report.summary, command), max_length=1000)
     page.write(f"## {markdown_code_span(report.run.name)}\n\n{outcome}\n")
@@ -58,7 +58,7 @@ def render_markdown(report: RunReport, command: str) -> str:
 
 
 def markdown_table_lines(table: TextTable) -> Iterator[str]:
-    """A sheet as a heading, a table and its notes, line by line."""
+    """A table as Markdown lines: its title as a heading, the table and its notes."""
     yield f"### {_escape_markdown(table.title)}\n\n"
     rows = [*table.rows, table.total] if table.total else table.rows
     shown = [
@@ -76,12 +76,14 @@ _NOT_PASSED_COLUMNS = ("case", "target", "score", "why", "answer")
 
 
 def _not_passed_cells(row: Row) -> tuple[str, ...]:
+    """The cells of a row that did not pass."""
     case = row.case_id if row.repeat == 1 else f"{row.case_id} #{row.repeat}"
     score = "-" if row.score is None else f"{row.score:.3f}"
     if row.error is not None:
         why = f"{row.error.code}: {row.error.error}"
     else:
-        why = "; ".join(f"{name}: {one.reason or 'failed'}" for name, one in row.graders.items() if not one.passed)
+        failed = ((name, grader) for name, grader in row.graders.items() if not grader.passed)
+        why = "; ".join(f"{name}: {grader.reason or 'failed'}" for name, grader in failed)
     texts = (case, row.target), (why, row.output or "")
     (first, second) = (
         tuple(markdown_code_span(text, max_length=_MAX_CELL_CHARACTERS) for text in pair) for pair in texts
@@ -90,11 +92,14 @@ def _not_passed_cells(row: Row) -> tuple[str, ...]:
 
 
 def _rows_not_passed(report: RunReport) -> Iterator[Row]:
+    """The rows that have no score or did not pass."""
     return (row for row in report.rows() if row.status is not RowStatus.GRADED or not row.passed)
 
 
 def _table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], name_columns: int) -> Iterator[str]:
-    """A table; its columns after the names are numbers, but for one that has none."""
+    """The lines of a Markdown table; columns after the first ``name_columns`` are right-aligned, if there are any
+    names.
+    """
     yield f"| {' | '.join(map(_escape_markdown, columns))} |\n"
     yield f"| {' | '.join('---:' if name_columns and i >= name_columns else '---' for i in range(len(columns)))} |\n"
     for row in rows:
@@ -102,5 +107,5 @@ def _table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], name_col
 
 
 def _escape_markdown(text: str) -> str:
-    """A text of ours, with a target's name in it at most: no sign of it is markup."""
+    """Escape every Markdown character of a text that is ours, except for the names of targets in it."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|~#&" else char for char in text)

@@ -22,34 +22,35 @@ from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.statistics.analysis import Analysis
 
-#: A repository that answers no sooner is told nothing of, in seconds.
+#: The timeout of a git command, in seconds; without an answer the record has no revision.
 _GIT_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A commit; ``dirty`` where tracked files differ from it. Files that git does not track say nothing."""
+    """A git commit. ``dirty`` says whether tracked files differ from it; untracked files are ignored."""
 
     commit: str
     dirty: bool
 
     def to_wire(self) -> dict[str, object]:
-        """As ``run.json`` has it."""
+        """The JSON form in ``run.json``."""
         return {"commit": self.commit, "dirty": self.dirty}
 
 
 def revision_of(folder: Path) -> Revision | None:
-    """The revision of the repository that this folder is in; None where it is in none, or nobody has git."""
+    """The git revision of the repository that contains ``folder``; None without a repository or without git."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return None if commit is None or changed is None else Revision(commit.strip(), bool(changed.strip()))
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    # A repository's own settings may name programs: of them none that these words would start.
+    """The output of a git command, or None if it fails."""
+    # A repository's settings may name programs to run: these options keep git from starting them.
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "--no-optional-locks", *arguments]
     try:
-        completed = subprocess.run(  # noqa: S603 -- no shell, and nothing of it was written by anybody else
+        completed = subprocess.run(  # noqa: S603 -- no shell, and no untrusted argument
             command, capture_output=True, text=True, errors="replace", timeout=_GIT_TIMEOUT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -59,16 +60,16 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 FILE_NAME = "run.json"
 
-#: How much of a hash an error tells, in characters.
+#: The number of characters of a hash that an error shows.
 _SHOWN_HASH_CHARACTERS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationIdentity:
-    """What makes results comparable: hashes of the dataset and of the graders.
+    """Hashes of the dataset and of the graders: results with the same identity are comparable.
 
-    What a person changes to get a run through (budgets, timeouts, the threshold) or to widen it (``targets``,
-    ``repeats``) is no part of it: every row names its target and its repeat.
+    Settings that are changed to complete a run (budgets, timeouts, the threshold) or to extend it (``targets``,
+    ``repeats``) are not part of it; each row names its target and repeat.
     """
 
     dataset: str
@@ -77,25 +78,25 @@ class EvaluationIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFindings:
-    """What is told of a run when it has ended: what its rows say, and what they cost, where that is known."""
+    """The statistics and the cost of a run that has ended; None if unknown."""
 
     analysis: Analysis | None = None
     cost: Cost | None = None
 
     def to_wire(self) -> dict[str, object]:
-        """As ``run.json`` has it."""
+        """The JSON form in ``run.json``."""
         sections = {"statistics": self.analysis, "cost": self.cost}
         return {
-            name: None if one is None else one.model_dump(by_alias=True, exclude_none=True, mode="json")
-            for name, one in sections.items()
+            name: None if section is None else section.model_dump(by_alias=True, exclude_none=True, mode="json")
+            for name, section in sections.items()
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a run's calls are accounted for: its session, who keeps its calls, and the targets as they are known here.
+    """Where a run's calls are recorded: its session, the location of its call log, and its targets as configured.
 
-    No card holds a key.
+    ``cards`` contain no keys.
     """
 
     session_id: str | None = None
@@ -103,14 +104,14 @@ class Origin:
     cards: tuple[TargetCard, ...] = ()
 
     def to_wire(self) -> dict[str, object]:
-        """As ``run.json`` has it."""
+        """The JSON form in ``run.json``."""
         cards = [card.model_dump(by_alias=True, exclude_none=True, mode="json") for card in self.cards]
         return {"sessionId": self.session_id, "calls": self.calls_location, "cards": cards}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A run's record: what was configured, from which revision, and when it was first started."""
+    """The record of a run: its configuration, revision and first start time (ISO 8601, UTC)."""
 
     evaluation: Evaluation
     targets: tuple[str, ...]
@@ -121,7 +122,7 @@ class RunRecord:
 
 
 def identity_of(evaluation: Evaluation, dataset_sha256: str) -> EvaluationIdentity:
-    """The identity of an evaluation on a dataset with this hash."""
+    """The identity of an evaluation, with the SHA-256 of its dataset."""
     graders = [
         grader.model_dump(by_alias=True, exclude_none=True, exclude={"target", "timeout_seconds"})
         for grader in evaluation.spec.graders
@@ -136,9 +137,9 @@ def open_record(
     identity: EvaluationIdentity,
     origin: Origin | None = None,
 ) -> RunRecord:
-    """The record of this folder's run, taken up where there is one.
+    """The record of a results folder: a new one, or the existing one continued, with its start time.
 
-    Raises `ConfigError` where the folder holds the results of another evaluation.
+    Raises `ConfigError` if the folder holds the results of a different evaluation.
     """
     existing = _read_existing(folder)
     if existing is not None:
@@ -156,7 +157,11 @@ def open_record(
 def write_record(
     folder: Path, record: RunRecord, summary: RunSummary, *, ended: bool, findings: RunFindings | None = None
 ) -> None:
-    """Write the record with these counts, in one step. Raises `QuintainError` where the disk refuses it."""
+    """Write ``run.json`` with the counts of ``summary``, atomically.
+
+    ``ended`` says whether the run has ended, and ``findings`` are its statistics and cost. Raises `QuintainError` if
+    the file cannot be written.
+    """
     spec = record.evaluation.spec
     content = {
         "schemaVersion": 1,
@@ -189,6 +194,9 @@ def write_record(
 
 
 def _read_existing(folder: Path) -> dict[str, object] | None:
+    """The content of an existing ``run.json``, or None. Raises `ConfigError` if it is invalid, or missing beside
+    results.
+    """
     path = folder / FILE_NAME
     try:
         existing = json.loads(path.read_bytes())
@@ -196,7 +204,7 @@ def _read_existing(folder: Path) -> dict[str, object] | None:
         rows = folder / RESULTS_NAME
         if rows.exists() and rows.stat().st_size:
             raise ConfigError(
-                f"{folder} holds results and no {FILE_NAME}, so nobody can tell of which evaluation; give another "
+                f"{folder} holds results but no {FILE_NAME}, so their evaluation is unknown; give another "
                 "folder with --output, or remove that one"
             ) from None
         return None
@@ -208,31 +216,37 @@ def _read_existing(folder: Path) -> dict[str, object] | None:
 def _require_same_evaluation(
     folder: Path, existing: dict[str, object], evaluation: Evaluation, identity: EvaluationIdentity
 ) -> None:
+    """Raise `ConfigError` if the existing record has a different identity."""
     configuration = existing.get("configuration")
-    was = configuration if isinstance(configuration, dict) else {}
-    existing_identity = was.get("identity")
+    existing_config = configuration if isinstance(configuration, dict) else {}
+    existing_identity = existing_config.get("identity")
     existing_identity = existing_identity if isinstance(existing_identity, dict) else {}
-    others = [what for what, value in asdict(identity).items() if existing_identity.get(what) != value]
-    if others:
-        previous = ", ".join(f"{what} {str(existing_identity.get(what))[:_SHOWN_HASH_CHARACTERS]}" for what in others)
-        here = ", ".join(f"{what} {asdict(identity)[what][:_SHOWN_HASH_CHARACTERS]}" for what in others)
+    differing = [what for what, value in asdict(identity).items() if existing_identity.get(what) != value]
+    if differing:
+        previous = ", ".join(
+            f"{what} {str(existing_identity.get(what))[:_SHOWN_HASH_CHARACTERS]}" for what in differing
+        )
+        current = ", ".join(f"{what} {asdict(identity)[what][:_SHOWN_HASH_CHARACTERS]}" for what in differing)
         raise ConfigError(
-            f"{folder} holds the results of another evaluation: {was.get('evaluation')} ({previous}), and this is "
-            f"{evaluation.path} ({here}); give another folder with --output, or remove that one"
+            f"{folder} holds the results of another evaluation: {existing_config.get('evaluation')} ({previous}), "
+            f"and this is {evaluation.path} ({current}); give another folder with --output, or remove that one"
         )
 
 
 def _sha256(content: object) -> str:
+    """The SHA-256 of a value's JSON, in hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _now() -> str:
+    """The current time in UTC, in ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _quintain_version() -> str:
+    """The installed version of quintain."""
     try:
         return metadata.version("quintain")
     except metadata.PackageNotFoundError:
-        # Run from a checkout that nobody installed.
+        # A checkout that is not installed as a package.
         return "unknown"

@@ -22,6 +22,8 @@ from quintain_runner.statistics.frame import build_frames
 
 
 class _Configuration(Message):
+    """The ``configuration`` section of ``run.json``."""
+
     evaluation: str
     identity: EvaluationIdentity
     targets: list[str]
@@ -30,6 +32,8 @@ class _Configuration(Message):
 
 
 class _Totals(Message):
+    """The ``totals`` section of ``run.json``."""
+
     cases: int
     calls: int
     max_calls: int
@@ -37,7 +41,7 @@ class _Totals(Message):
 
 
 class RunFile(Message):
-    """What ``run.json`` says, as far as it is read again."""
+    """The content of ``run.json``, as far as reports use it."""
 
     schema_version: int
     configuration: _Configuration
@@ -50,13 +54,13 @@ class RunFile(Message):
 
     @property
     def name(self) -> str:
-        """The run's name: its evaluation file's, without the ending."""
+        """The run's name: the name of its evaluation file without the suffix."""
         return Path(self.configuration.evaluation).stem
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """A run that ended, or as far as it came."""
+    """The results of a run, which may not have ended."""
 
     folder: Path
     run: RunFile
@@ -66,11 +70,11 @@ class RunReport:
 
     @cached_property
     def resume_state(self) -> ResumeState:
-        """What the rows of the folder are, by which those that count are told from the superseded ones."""
+        """The state of the stored rows, which tells current rows from superseded ones."""
         return read_resume_state(self.folder)
 
     def rows(self) -> Iterator[Row]:
-        """The rows that count, of the targets and repeats that the run asked for."""
+        """Iterate over the current rows of the targets and repeats that the run was configured for."""
         targets = self.run.configuration.targets
         for row in current_rows(self.folder, self.resume_state):
             if row.target in targets and row.repeat <= self.run.configuration.repeats:
@@ -78,7 +82,7 @@ class RunReport:
 
 
 def read_run(folder: Path) -> RunFile:
-    """The record of a results folder. Raises `ConfigError` where there is none, or it cannot be used."""
+    """Read ``run.json`` of a results folder. Raises `ConfigError` if it does not exist or is invalid."""
     path = folder / FILE_NAME
     try:
         run = RunFile.from_wire(path.read_bytes())
@@ -94,9 +98,15 @@ def read_run(folder: Path) -> RunFile:
 
 
 def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
-    """The report of a results folder; ``summary`` where the run has just counted its rows itself.
+    """Read the report of a results folder, also of a run that has not ended.
 
-    A run that did not end is reported as far as it came. Raises `ConfigError` where the folder cannot be used.
+    ``summary`` is the summary of a run that just ended; if None, the rows are counted. Raises `ConfigError` if the
+    folder is not usable.
+
+    Example::
+
+        report = read_report(Path("runs/eval"))
+        print(report.summary.total.mean_score)
     """
     run = read_run(folder)
     configuration = run.configuration

@@ -11,14 +11,14 @@ from pathlib import Path
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.results.counts import RowTally, estimate_remaining_calls
 
-#: A mean this close below the threshold is the rounding of its own last digit.
+#: A mean at most this far below the threshold still passes: the difference is a rounding error.
 _ROUNDING = 1e-9
 
 JsonNumbers = dict[str, int | float | dict[str, int] | None]
 
 
 class ExitCode(IntEnum):
-    """What the command's exit code says."""
+    """The exit codes of ``quintain run``."""
 
     PASSED = 0
     ERRORS = 1
@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialCounts:
-    """The counts of one target, or of all. ``trials`` is how many rows there are to be."""
+    """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has."""
 
     trials: int
     graded: int
@@ -42,11 +42,11 @@ class TrialCounts:
 
     @property
     def waiting(self) -> int:
-        """Trials that have no row yet."""
+        """The number of trials without a row."""
         return self.trials - self.graded - self.errors - self.in_doubt
 
     def to_wire(self) -> JsonNumbers:
-        """The counts as ``run.json`` writes them."""
+        """The JSON form in ``run.json``."""
         return {
             "trials": self.trials,
             "graded": self.graded,
@@ -62,10 +62,10 @@ class TrialCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """How a run ended. ``calls`` and ``max_calls`` are the ledger's word on the run's session.
+    """The outcome of a run. ``calls`` and ``max_calls`` are the counters of its session in the ledger.
 
-    ``calls_without_row`` of them were spent on what left no row: a grader that was killed with its run, and began
-    again. ``estimated_calls_left`` is what the open trials are reckoned to take.
+    ``calls_without_row`` of these calls are in no row, because a grader or the run was killed before its row was
+    written. ``estimated_calls_left`` is the estimate for the trials that are not graded.
     """
 
     cases: int
@@ -81,7 +81,7 @@ class RunSummary:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The first that holds of: budget spent, errors, below the threshold, passed."""
+        """The exit code: the first that applies of budget spent, errors, below the threshold, and passed."""
         if self.is_budget_spent:
             return ExitCode.BUDGET_SPENT
         if self.total.errors or self.total.in_doubt:
@@ -92,7 +92,7 @@ class RunSummary:
         return ExitCode.PASSED
 
     def to_wire(self) -> dict[str, object]:
-        """The totals as ``run.json`` and ``--json`` write them."""
+        """The JSON form in ``run.json`` and of ``--json``."""
         totals = {"cases": self.cases, **self.total.to_wire(), "calls": self.calls, "maxCalls": self.max_calls}
         if self.calls_without_row:
             totals["callsWithoutRow"] = self.calls_without_row
@@ -110,7 +110,12 @@ def summarize(
     results: Path,
     max_calls_per_trial: int = 1,
 ) -> RunSummary:
-    """The summary of what the board shows; ``max_calls_per_trial`` is what one trial may cost at most, in calls."""
+    """Summarize the state of a run.
+
+    ``threshold`` is the lowest mean score that passes, ``is_budget_spent`` says whether the run stopped for lack of
+    budget, ``results`` is the path of the rows, and ``max_calls_per_trial`` the most calls of one trial, for the
+    estimate.
+    """
     tallies = list(progress_state.tallies.values())
     return RunSummary(
         cases=progress_state.cases,
@@ -127,6 +132,7 @@ def summarize(
 
 
 def _trial_counts(tallies: Sequence[RowTally]) -> TrialCounts:
+    """The sum of the counts of several targets."""
     graded = sum(tally.graded for tally in tallies)
     score = sum((tally.score_sum for tally in tallies), Fraction())
     return TrialCounts(

@@ -13,12 +13,12 @@ from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts
 from quintain_runner.report.tables import TextTable
 from quintain_runner.statistics.formatting import format_score
 
-#: The budget in a command, which another one is to take the place of.
+#: The budget option in a command, which is replaced by a larger one.
 _MAX_CALLS_OPTION = re.compile(r" --max-calls[ =]\d+")
 
 
 def rich_table(text_table: TextTable) -> Table:
-    """A sheet as a table; its notes are lines of their own."""
+    """A text table as a rich table, without its notes."""
     table = Table(title=Text(plain_line(text_table.title)), title_justify="left", title_style="bold")
     for number, column in enumerate(text_table.columns):
         table.add_column(column, justify="left" if number < text_table.name_columns else "right", overflow="fold")
@@ -31,17 +31,17 @@ def rich_table(text_table: TextTable) -> Table:
 
 
 def unaccounted_calls_note(summary: RunSummary) -> str | None:
-    """What of the budget no row accounts for; None where every call has its row."""
+    """A sentence about the calls that are in no row, or None if every call is in one."""
     if not summary.calls_without_row:
         return None
     return (
-        f"{summary.calls_without_row} of {summary.calls} calls are in no row: graders that had called when they were "
-        "killed or lost began again, and what waited when the run ended may have been answered"
+        f"{summary.calls_without_row} of {summary.calls} calls are in no row: graders that were killed after a call "
+        "were started again, and calls that waited when the run ended may have been answered"
     )
 
 
 def exit_line(summary: RunSummary, command: str) -> str:
-    """The exit code, why, and the next useful command; ``command`` is what the user gave."""
+    """The exit code, its reason, and the next useful command; ``command`` is the command line that the user gave."""
     command = _MAX_CALLS_OPTION.sub("", command) if summary.is_budget_spent else command
     code, total = summary.exit_code, summary.total
     reasons = {
@@ -61,22 +61,25 @@ def exit_line(summary: RunSummary, command: str) -> str:
 
 
 def budget_to_finish(summary: RunSummary) -> int:
-    """What ``max_calls`` would have to be for the open trials too."""
+    """The ``max_calls`` with which the remaining trials can be executed too."""
     return summary.calls + max(1, summary.estimated_calls_left)
 
 
 def _open_trials_text(total: TrialCounts) -> str:
+    """The numbers of pending and failed trials."""
     erred = f" and {total.errors} erred" if total.errors else ""
     return f"{total.waiting} trials wait{erred},"
 
 
 def _more_calls_text(summary: RunSummary) -> str:
+    """How many more calls the run needs, and how that was estimated."""
     more = budget_to_finish(summary) - summary.max_calls
     how = "by what the graded ones took" if summary.total.graded else "at most"
     return f"It takes {more} calls more, {how}."
 
 
 def _errors_text(summary: RunSummary, command: str) -> str:
+    """The reason and the next command of a run with errors or rows in doubt."""
     total = summary.total
     in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt (charged, outcome unknown) and kept"
     if not total.errors:
@@ -86,9 +89,11 @@ def _errors_text(summary: RunSummary, command: str) -> str:
 
 
 def _path(summary: RunSummary) -> str:
+    """The quoted path of the results."""
     return shlex.quote(str(summary.results))
 
 
 def _passed_text(summary: RunSummary) -> str:
+    """The mean score, and the threshold if there is one."""
     mean = f"mean score {format_score(summary.total.mean_score)}"
     return mean if summary.threshold is None else f"{mean}, threshold {summary.threshold}"

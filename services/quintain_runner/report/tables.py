@@ -12,27 +12,26 @@ from quintain_runner.statistics import formatting
 from quintain_runner.statistics.analysis import Analysis, PassAndScore, TargetStatistics
 from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL
 
-#: More pairs of targets than so many are not shown: ``run.json`` has them all.
+#: The most pairs of targets shown; ``run.json`` has all of them.
 MAX_SHOWN_PAIRS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table: its title, its columns, and its rows. The first ``name_columns`` columns are names that somebody else
-    gave."""
+    """A table of text: title, columns and rows. The first ``name_columns`` columns contain untrusted names."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     name_columns: int = 1
-    #: A last row that sums the others up.
+    #: The last row, with totals.
     total: tuple[str, ...] | None = None
-    #: What has to be known to read it, a sentence each.
+    #: Explanations below the table, one sentence each.
     notes: list[str] = field(default_factory=list)
 
 
 def run_tables(report: RunReport) -> list[TextTable]:
-    """The tables of a run: its targets; its graders, where they are several; its pairs of targets, where it has any."""
+    """The tables of a run: its targets, its graders if there are several, and its pairs of targets if there are any."""
     summary, analysis = report.summary, report.analysis
     tables = [_targets_table(report)]
     if len({name for target in analysis.targets.values() for name in target.graders}) > 1:
@@ -43,44 +42,50 @@ def run_tables(report: RunReport) -> list[TextTable]:
 
 
 def cost_line(cost: Cost | None) -> str | None:
-    """What the run cost and which target took it; None where nobody knows."""
+    """The cost of the run, in total and by target, as one line; None if it is unknown."""
     if cost is None or cost.usd is None:
         return None
-    known = sorted(((one.usd, name) for name, one in cost.targets.items() if one.usd is not None), reverse=True)
+    known = sorted(
+        ((target.usd, name) for name, target in cost.targets.items() if target.usd is not None), reverse=True
+    )
     parts = [f"{name} {dollars(usd, at_least=cost.targets[name].at_least)}" for usd, name in known]
-    unknown = [name for name, one in cost.targets.items() if one.usd is None and one.calls]
-    unpriced_note = f"; not counted, having no price: {', '.join(unknown)}" if unknown else ""
+    unknown = [name for name, target in cost.targets.items() if target.usd is None and target.calls]
+    unpriced_note = f"; not included, because the price is unknown: {', '.join(unknown)}" if unknown else ""
     return f"cost {dollars(cost.usd, at_least=cost.at_least)}: {', '.join(parts)}{unpriced_note}"
 
 
 def _targets_table(report: RunReport) -> TextTable:
+    """The table of the targets, with the optional columns that have values, and a total."""
     summary, cost = report.summary, report.cost
-    counts = [*summary.per_target.values(), summary.total]
+    all_counts = [*summary.per_target.values(), summary.total]
     extra = {
-        "in doubt": any(one.in_doubt for one in counts),
-        "tokens in/out": any(one.input_tokens or one.output_tokens for one in counts),
+        "in doubt": any(counts.in_doubt for counts in all_counts),
+        "tokens in/out": any(counts.input_tokens or counts.output_tokens for counts in all_counts),
         "cost": cost is not None and cost.usd is not None,
     }
     shown = [name for name, is_shown in extra.items() if is_shown]
 
-    def row(name: str, one: TrialCounts, statistics: TargetStatistics, usd: str) -> tuple[str, ...]:
-        more = {"in doubt": f"{one.in_doubt:,}", "tokens in/out": f"{one.input_tokens:,}/{one.output_tokens:,}"}
+    def row(name: str, counts: TrialCounts, statistics: TargetStatistics, usd: str) -> tuple[str, ...]:
+        more = {
+            "in doubt": f"{counts.in_doubt:,}",
+            "tokens in/out": f"{counts.input_tokens:,}/{counts.output_tokens:,}",
+        }
         return (
             name,
-            *_measured_cells(one, statistics.row),
-            f"{one.errors:,}",
-            f"{one.calls:,}",
+            *_measured_cells(counts, statistics.row),
+            f"{counts.errors:,}",
+            f"{counts.calls:,}",
             *({**more, "cost": usd}[column] for column in shown),
         )
 
-    nothing = TargetStatistics()
+    no_statistics = TargetStatistics()
     rows = [
-        row(name, one, report.analysis.targets.get(name, nothing), _cost_cell(cost, name))
-        for name, one in summary.per_target.items()
+        row(name, counts, report.analysis.targets.get(name, no_statistics), _cost_cell(cost, name))
+        for name, counts in summary.per_target.items()
     ]
     total = None
     if len(rows) > 1:
-        total = row("all", summary.total, nothing, dollars(cost.usd, at_least=cost.at_least) if cost else "")
+        total = row("all", summary.total, no_statistics, dollars(cost.usd, at_least=cost.at_least) if cost else "")
     return TextTable(
         title=_title(summary),
         columns=("target", "passed", "95 %", "mean score", "95 %", "errors", "calls", *shown),
@@ -90,12 +95,14 @@ def _targets_table(report: RunReport) -> TextTable:
 
 
 def _title(summary: RunSummary) -> str:
-    repeats = max((one.trials // max(1, summary.cases) for one in summary.per_target.values()), default=1)
-    times = f", {repeats} times each" if repeats > 1 else ""
-    return f"{summary.cases:,} case{'s' if summary.cases != 1 else ''}{times}"
+    """The number of cases and repeats, as the title of the table."""
+    repeats = max((counts.trials // max(1, summary.cases) for counts in summary.per_target.values()), default=1)
+    repeats_text = f", {repeats} times each" if repeats > 1 else ""
+    return f"{summary.cases:,} case{'s' if summary.cases != 1 else ''}{repeats_text}"
 
 
 def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple[str, ...]:
+    """The cells of pass rate and mean score, with their intervals."""
     passed = f"{counts.passed:,}/{counts.graded:,}"
     return (
         passed,
@@ -106,29 +113,36 @@ def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple
 
 
 def _cost_cell(cost: Cost | None, name: str) -> str:
-    one = None if cost is None else cost.targets.get(name)
-    return formatting.MISSING if one is None else dollars(one.usd, at_least=one.at_least and one.usd is not None)
+    """The cost of target_cost target, or a dash."""
+    target_cost = None if cost is None else cost.targets.get(name)
+    return (
+        formatting.MISSING
+        if target_cost is None
+        else dollars(target_cost.usd, at_least=target_cost.at_least and target_cost.usd is not None)
+    )
 
 
 def _graders_table(analysis: Analysis) -> TextTable:
+    """The table of the graders, by target."""
     names = dict.fromkeys(name for statistics in analysis.targets.values() for name in statistics.graders)
     rows = [
         (
             grader,
             target,
-            formatting.format_share(one.passed),
-            formatting.format_share_interval(one),
-            formatting.format_score(one.score.value),
-            formatting.format_score_interval(one),
+            formatting.format_share(measured.passed),
+            formatting.format_share_interval(measured),
+            formatting.format_score(measured.score.value),
+            formatting.format_score_interval(measured),
         )
         for grader in names
-        for target, said in analysis.targets.items()
-        if (one := said.graders.get(grader)) is not None
+        for target, statistics in analysis.targets.items()
+        if (measured := statistics.graders.get(grader)) is not None
     ]
     return TextTable("by grader", ("grader", "target", "passed", "95 %", "mean score", "95 %"), rows, name_columns=2)
 
 
 def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:
+    """The table of the paired differences between targets."""
     rows: list[tuple[str, ...]] = []
     for pair in analysis.pairs[:MAX_SHOWN_PAIRS]:
         rows.append((f"{pair.first} - {pair.second}", "passed", *formatting.format_share_difference(pair.passed)))

@@ -1,1 +1,1 @@
-"""Stores result rows and counts them."""
+"""Stores, reads and counts result rows."""

@@ -1,4 +1,4 @@
-"""Atomic replacement of files, and exclusive locks on result folders."""
+"""Atomic replacement of files, and exclusive locks on results folders."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from quintain.errors import ConfigError, QuintainError
 
 @contextmanager
 def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file to write the new content to; it takes the old one's place when the block ends well.
+    """Open a temporary file for writing that replaces ``path`` when the ``with`` block ends without an exception.
 
-    Raises `QuintainError` where the disk refuses it; the old content stays then.
+    The new content is on disk (fsync) before the replacement. Raises `QuintainError` if it cannot be written; the old
+    file is kept then.
+
+    Example::
+
+        with atomic_write(Path("run.json")) as file:
+            file.write(b"{}")
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
-        # What a crash left of another try is not written into, and its mode not taken over.
+        # A leftover of a crashed run is removed first, so that neither its content nor its mode is reused.
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
@@ -31,7 +37,7 @@ def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
     except OSError as error:
         raise QuintainError(
-            f"{path}: cannot be written ({error.strerror}); what it held before is kept. Make room, and give the "
+            f"{path}: cannot be written ({error.strerror}); its old content is kept. Free disk space, and give the "
             "same command again"
         ) from None
     finally:
@@ -40,9 +46,10 @@ def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 @contextmanager
 def exclusive_lock(folder: Path, lock: Path) -> Iterator[None]:
-    """Keep every other run out of a folder, by a lock on ``lock``: the folder itself, or a file in it.
+    """Hold an exclusive lock on a results folder, so that no other run writes to it.
 
-    Raises `ConfigError` where another one is there, or the folder cannot be written to.
+    ``lock`` is the path to lock: the folder itself, or a file in it. The folder is created if it does not exist. Raises
+    `ConfigError` if another process holds the lock, or the folder cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +69,7 @@ def exclusive_lock(folder: Path, lock: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as the files behind them."""
+    """Write a folder's directory entries to disk (fsync), so that created or renamed files survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Counts rows for each target in constant memory, and estimates the calls that the open trials will take. No I/O."""
+"""Counts rows in constant memory, and estimates the calls that the remaining trials will take. No I/O."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from quintain_runner.results.row import RowStats, RowStatus
 
 
 class RowTally:
-    """The counts of one target. ``trials`` is how many rows it is to have in the end."""
+    """The counts of one target's rows. ``trials`` is the number of rows that the complete run has."""
 
     def __init__(self, trials: int) -> None:
         self.trials = trials
         self.by_status = dict.fromkeys(RowStatus, 0)
         self.passed = self.calls = self.input_tokens = self.output_tokens = 0
-        #: What the graded rows cost, and the sum of the squares of that: how much it scatters.
+        #: The calls of the graded rows, and the sum of their squares, for the variance.
         self.graded_calls = self.graded_calls_squared = 0
-        # Exact, so that the order in which cases end changes nothing: the numerators, by their denominator, which is a
-        # power of two.
+        # The exact sum of the scores, so that the order in which cases end does not change it: numerators by
+        # denominator (a power of two).
         self._scores: dict[int, int] = {}
 
     def add(self, row: RowStats, *, times: int = 1) -> None:
-        """Count a row; ``times=-1`` takes it back, when a newer one supersedes it."""
+        """Count a row. ``times=-1`` subtracts a row that a newer one supersedes."""
         self.by_status[row.status] += times
         self.passed += times * row.passed
         self.calls += times * row.calls
@@ -36,7 +36,7 @@ class RowTally:
             self.graded_calls_squared += times * row.calls**2
 
     def __iadd__(self, other: RowTally) -> RowTally:
-        """Add what another one counted; how many rows there are to be stays."""
+        """Add the counts of another tally; ``trials`` does not change."""
         for status, count in other.by_status.items():
             self.by_status[status] += count
         self.passed += other.passed
@@ -51,52 +51,53 @@ class RowTally:
 
     @property
     def graded(self) -> int:
-        """Rows with a score."""
+        """The number of rows with a score."""
         return self.by_status[RowStatus.GRADED]
 
     @property
     def errors(self) -> int:
-        """Rows with an error, to be asked again."""
+        """The number of error rows; they are executed again when the run is resumed."""
         return self.by_status[RowStatus.ERROR]
 
     @property
     def in_doubt(self) -> int:
-        """Rows of calls that were charged and whose outcome nobody knows."""
+        """The number of rows whose call was charged but has no known outcome."""
         return self.by_status[RowStatus.IN_DOUBT]
 
     @property
     def done(self) -> int:
-        """Rows of any kind."""
+        """The number of rows with any status."""
         return sum(self.by_status.values())
 
     @property
     def score_sum(self) -> Fraction:
-        """The sum of the scores of the graded rows."""
+        """The exact sum of the scores of the graded rows."""
         return sum((Fraction(numerator, denominator) for denominator, numerator in self._scores.items()), Fraction())
 
     @property
     def mean_score(self) -> float | None:
-        """The mean over the graded rows; None where there is none. Errors are never a score of 0."""
+        """The mean score of the graded rows, or None if there are none; error rows never count as a score of 0."""
         return float(self.score_sum / self.graded) if self.graded else None
 
 
-#: A sum of many scattered costs stays below its mean by so many standard deviations in 999 of 1000 runs.
+#: The safety margin in standard deviations: the sum of many varying costs stays below it in 999 of 1000 runs.
 _SAFETY_DEVIATIONS = 3.0
 
 
 def estimate_remaining_calls(tallies: Collection[RowTally], *, max_calls_per_trial: int) -> int:
-    """How many calls finish what waits and what erred, with room for how much the graded rows scatter.
+    """Estimate the calls that the pending and the failed trials will take, with a margin for their variance.
 
-    Only graded rows are measured: one that erred for want of budget cost less than it will. A target without any costs
-    as much as the others, and where no row is graded each trial its utmost, ``max_calls_per_trial``.
+    The estimate uses the mean and variance of the calls of graded rows only, because a row that failed for lack of
+    budget made fewer calls than it needs. A target without graded rows uses those of all targets; if no row is graded,
+    each trial is assumed to take ``max_calls_per_trial``.
     """
-    everything = RowTally(0)
+    total = RowTally(0)
     for tally in tallies:
-        everything += tally
+        total += tally
     mean, variance = 0.0, 0.0
     for tally in tallies:
         left = tally.trials - tally.graded - tally.in_doubt
-        sample = tally if tally.graded else everything
+        sample = tally if tally.graded else total
         if sample.graded:
             each = sample.graded_calls / sample.graded
             cost_variance = max(0.0, sample.graded_calls_squared / sample.graded - each**2)
@@ -104,5 +105,5 @@ def estimate_remaining_calls(tallies: Collection[RowTally], *, max_calls_per_tri
             each, cost_variance = float(max_calls_per_trial), 0.0
         mean += left * each
         variance += left * cost_variance
-    # Rounded first: a mean of whole numbers is one, whatever its last binary digit.
+    # Rounded before taking the ceiling, because a floating-point error must not add a call.
     return math.ceil(round(mean + _SAFETY_DEVIATIONS * math.sqrt(variance), 6))

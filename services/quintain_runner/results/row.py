@@ -12,15 +12,19 @@ from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.results.verdict import Check, Verdict
 
-#: The error's code where the target answered and a grader gave no verdict.
+#: The error code of a row whose target answered but one of whose graders returned no verdict.
 GRADER_FAILED = "grader_failed"
 
-#: The error's code where a grader gave no verdict and the run's budget is spent.
+#: The error code of a row whose grader failed when the run's call budget was spent.
 BUDGET_EXHAUSTED = "budget_exhausted"
 
 
 class RowStatus(StrEnum):
-    """``graded`` and ``inDoubt`` rows are kept when a run resumes; ``error`` rows are asked again."""
+    """The status of a row.
+
+    A resumed run keeps ``graded`` and ``inDoubt`` rows and executes the trials of ``error`` rows again. ``inDoubt``
+    means that the call was charged but its outcome is unknown.
+    """
 
     GRADED = "graded"
     ERROR = "error"
@@ -28,23 +32,24 @@ class RowStatus(StrEnum):
 
 
 class RowKey(NamedTuple):
-    """What a row is of; the latest row of a key counts."""
+    """The key of a row; of several rows with the same key one is current (see `ResumeState`)."""
 
     case_id: str
     target: str
     repeat: int
 
 
-#: ``pass`` on the wire is a word that Python keeps for itself.
+#: The field is ``pass`` in JSON, which is a reserved word in Python.
 _PASS = AliasChoices("pass", "passed")
 
 
 def _is_none(value: object) -> bool:
+    """Whether a value is None: such fields are omitted from the JSON."""
     return value is None
 
 
 class CheckRow(Message):
-    """One thing a grader looked at."""
+    """One check of a grader's verdict, as stored in a row."""
 
     id: str | None = Field(default=None, exclude_if=_is_none)
     text: str
@@ -55,7 +60,7 @@ class CheckRow(Message):
 
     @classmethod
     def of(cls, check: Check) -> CheckRow:
-        """The check as it is written."""
+        """The stored form of a check."""
         return cls(
             id=check.id,
             text=check.text,
@@ -67,7 +72,7 @@ class CheckRow(Message):
 
 
 class GraderRow(Message):
-    """One grader's word: a verdict, or the error that took its place. ``calls`` is what it spent."""
+    """The result of one grader, as stored in a row: a verdict, or an error. ``calls`` counts the calls that it made."""
 
     score: float | None = None
     passed: bool | None = Field(default=None, validation_alias=_PASS, serialization_alias="pass")
@@ -79,7 +84,7 @@ class GraderRow(Message):
 
     @classmethod
     def of(cls, verdict: Verdict, *, calls: int = 0) -> GraderRow:
-        """The verdict as it is written."""
+        """The stored form of a verdict."""
         return cls(
             score=verdict.score,
             passed=verdict.passed,
@@ -91,14 +96,18 @@ class GraderRow(Message):
 
 
 class RowError(Message):
-    """Why a row has no score: a fault's code, or `GRADER_FAILED`, and a sentence."""
+    """Why a row has no score: the code of a fault, or `GRADER_FAILED` or `BUDGET_EXHAUSTED`, and a sentence."""
 
     code: str
     error: str
 
 
 class Row(Message):
-    """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1."""
+    """The result of one trial.
+
+    ``calls`` and ``token_usage`` include graders and earlier tries. ``duration_ms`` is the time the target took in its
+    provider. ``tries`` is the number of the try and is omitted from the JSON if it is 1.
+    """
 
     schema_version: Literal[1] = 1
     case_id: str
@@ -116,26 +125,30 @@ class Row(Message):
 
     @field_serializer("token_usage")
     def _serialize_token_usage(self, usage: TokenUsage) -> dict[str, int]:
+        """Omit token counts that are unknown."""
         return {kind: count for kind, count in usage if count is not None}
 
     def to_line(self) -> bytes:
-        """The row as the file has it: JSON, its end of line too. What is absent is null, but where a field says so."""
+        """The row as a line of the file: JSON with a newline. None is written as null, unless the field omits it."""
         return self.__pydantic_serializer__.to_json(self, by_alias=True) + b"\n"
 
     @property
     def key(self) -> RowKey:
-        """What this row is of."""
+        """The case, target and repeat of the row."""
         return RowKey(self.case_id, self.target, self.repeat)
 
     @property
     def passed(self) -> bool:
-        """Whether every grader passes it."""
+        """Whether the row is graded and every grader passed it."""
         return self.status is RowStatus.GRADED and all(grader.passed for grader in self.graders.values())
 
 
 @dataclass(frozen=True, slots=True)
 class RowStats:
-    """What a row adds to the counts; all that is kept of it in memory. ``answered``: the target did answer."""
+    """The part of a row that the counts need, which is all that is kept of it in memory.
+
+    ``answered`` says whether the target answered.
+    """
 
     status: RowStatus
     score: float
@@ -148,7 +161,7 @@ class RowStats:
 
     @classmethod
     def of(cls, row: Row) -> RowStats:
-        """The mark of a row."""
+        """Extract the statistics of a row."""
         return cls(
             status=row.status,
             score=row.score or 0.0,

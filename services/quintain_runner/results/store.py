@@ -22,12 +22,12 @@ from quintain_runner.results.row import Row, RowKey, RowStatus
 
 FILE_NAME = "results.jsonl"
 
-#: How many rows travel to the disk together at most.
+#: The most rows written with one fsync.
 _MAX_BATCH_ROWS = 1024
 
 
 class _ResultLine(NamedTuple):
-    """A row, the bytes of its line, and the offset at which that ends."""
+    """A row, its line as bytes, and the file offset of the end of the line."""
 
     row: Row
     line: bytes
@@ -35,29 +35,30 @@ class _ResultLine(NamedTuple):
 
 
 class ResultFile:
-    """The rows of one output folder. Made by `open_results`, which holds the folder's lock."""
+    """The open ``results.jsonl`` of a results folder. Created by `open_results`, which holds the folder's lock."""
 
     def __init__(self, path: Path, resume_state: ResumeState) -> None:
         self.path = path
-        #: What the file held when it was opened.
+        #: The state of the rows that the file contained when it was opened.
         self.resume_state = resume_state
         self._file = FileIO(path, "ab")
         self._size = path.stat().st_size
         self._batcher = Batcher(self._write_batch, max_batch=_MAX_BATCH_ROWS)
 
     async def append(self, row: Row, *, supersedes: bool = False) -> None:
-        """Write a row; returns when it is on the disk. ``supersedes``: the file has one of its key already.
+        """Append a row; returns when it is on disk. ``supersedes`` says that the file already has a row of the same
+        key.
 
-        Raises `QuintainError` where the disk refuses it.
+        Raises `QuintainError` if the row cannot be written.
         """
         if supersedes:
             self.resume_state.mark_superseded(row.key)
         await self._batcher.add(row.to_line())
 
     async def close(self, *, compact: bool = False) -> None:
-        """Wait until everything appended is on the disk, also what its owner no longer waits for.
+        """Wait until all appended rows are on disk, and close the file.
 
-        ``compact`` takes out the rows that a newer one has superseded.
+        ``compact`` removes superseded rows first.
         """
         try:
             await self._batcher.add(b"")
@@ -67,9 +68,11 @@ class ResultFile:
             self._file.close()
 
     async def _write_batch(self, lines: list[bytes]) -> None:
+        """Write a batch of lines in a thread."""
         await asyncio.to_thread(self._write, b"".join(lines))
 
     def _write(self, lines: bytes) -> None:
+        """Append the lines and sync them to disk; on an error, truncate the file to the complete rows."""
         remaining = memoryview(lines)
         try:
             while remaining:
@@ -78,36 +81,40 @@ class ResultFile:
         except OSError as error:
             self._file.truncate(self._size)
             raise QuintainError(
-                f"{self.path}: a row cannot be written ({error.strerror}). The rows before it are kept: make room, "
-                "and give the same command again"
+                f"{self.path}: a row cannot be written ({error.strerror}). The rows before it are kept: free disk "
+                "space, and give the same command again"
             ) from None
         self._size += len(lines)
 
 
 @asynccontextmanager
 async def open_results(folder: Path) -> AsyncIterator[ResultFile]:
-    """The rows of this folder, made where it is not there; compacted at the end, where all went well.
+    """Open the results of a folder for appending, and remove superseded rows at the end if no error occurred.
 
-    Raises `ConfigError` where another run is writing there, or where the file holds what is no row.
+    The folder is created if it does not exist. Raises `ConfigError` if another run is writing to the folder, or if the
+    file contains an invalid row.
     """
     with exclusive_lock(folder, folder):
         results = await asyncio.to_thread(_open_file, folder / FILE_NAME)
         try:
             yield results
         except BaseException:
-            # An interrupt too: what was appended goes to the disk before anything else.
+            # Also on an interrupt: appended rows are written to disk first.
             await results.close()
             raise
         await results.close(compact=True)
 
 
 def charged_calls(folder: Path) -> int:
-    """What the rows of this folder say that was charged for them."""
+    """The number of charged calls in the rows of a results folder."""
     return sum(tally.calls for tally in read_resume_state(folder).tallies.values())
 
 
 def read_resume_state(folder: Path) -> ResumeState:
-    """What the rows of this folder mean for going on; nothing where there are none yet."""
+    """Read the resume state of a results folder; it is empty if there are no results yet.
+
+    Raises `ConfigError` if the file contains an invalid row.
+    """
     resume_state = ResumeState()
     path = folder / FILE_NAME
     if path.is_file():
@@ -117,15 +124,15 @@ def read_resume_state(folder: Path) -> ResumeState:
 
 
 def current_rows(folder: Path, resume_state: ResumeState) -> Iterator[Row]:
-    """The rows of this folder without the superseded ones, in their order; ``resume_state`` is what
-    `read_resume_state` said of it.
+    """Iterate over the rows of a results folder without the superseded ones, in the order of the file.
 
-    Raises `ConfigError` where the file holds what is no row.
+    ``resume_state`` is the result of `read_resume_state`. Raises `ConfigError` if the file contains an invalid row.
     """
     return (line.row for line in _current_lines(folder / FILE_NAME, resume_state))
 
 
 def _open_file(path: Path) -> ResultFile:
+    """Open the file for appending, after truncating an incomplete last line."""
     resume_state, valid_length = ResumeState(), 0
     path.touch()
     for row, _, end in _valid_lines(path):
@@ -137,7 +144,7 @@ def _open_file(path: Path) -> ResultFile:
 
 
 def _valid_lines(path: Path) -> Iterator[_ResultLine]:
-    """Every whole row; a torn last line is no row."""
+    """Iterate over the complete rows; an incomplete last line, as a crash leaves it, is skipped."""
     offset = 0
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -149,12 +156,13 @@ def _valid_lines(path: Path) -> Iterator[_ResultLine]:
 
 
 def _parse_line(line: bytes, where: str, *, last: bool) -> Row | None:
+    """Parse a line; None for an incomplete last line. Raises `ConfigError` if it is not a valid row."""
     if last and not line.endswith(b"\n"):
         return None
     try:
         return Row.model_validate_json(line)
     except ValidationError as error:
-        fix = "mend or remove the line, or give another --output"
+        fix = "fix or remove the line, or give another --output"
         if _is_json(line):
             raise ConfigError(
                 f"{where} is not a row of this version ({describe_validation_error(error)}); {fix}"
@@ -165,6 +173,7 @@ def _parse_line(line: bytes, where: str, *, last: bool) -> Row | None:
 
 
 def _is_json(line: bytes) -> bool:
+    """Whether the line is valid JSON."""
     try:
         json.loads(line)
     except ValueError:
@@ -173,14 +182,14 @@ def _is_json(line: bytes) -> bool:
 
 
 def _compact(path: Path, resume_state: ResumeState) -> None:
-    """Leave out what was superseded."""
+    """Rewrite the file without superseded rows."""
     with atomic_write(path) as new:
         for current in _current_lines(path, resume_state):
             new.write(current.line)
 
 
 def _current_lines(path: Path, resume_state: ResumeState) -> Iterator[_ResultLine]:
-    """Of a key with several rows the one that counts, and every other row."""
+    """Iterate over the lines of current rows: of a key with several rows the first graded one, or else the last."""
     if not path.is_file():
         return
     current_ends: dict[RowKey, int] = {}

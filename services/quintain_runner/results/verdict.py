@@ -9,7 +9,9 @@ from pydantic import JsonValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing a grader looked at."""
+    """One criterion that a grader checked: its description, whether it passed, and optionally a score, reason and
+    evidence.
+    """
 
     text: str
     passed: bool
@@ -21,7 +23,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A grader's word on one case. ``score`` is from 0 to 1."""
+    """A grader's verdict on one answer. ``score`` is from 0 to 1; ``details`` is any JSON object."""
 
     score: float
     passed: bool

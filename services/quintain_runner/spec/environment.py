@@ -1,4 +1,7 @@
-"""The environment of processes that a run starts: session variables, without the runner's secrets. No I/O."""
+"""The environment variables of the processes that a run starts.
+
+A grader gets the variables of its session and never the runner's secrets. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,26 @@ from urllib.parse import urlsplit
 
 from quintain.secret_files import without_variables
 
-#: The runner's own, whatever the configuration names: no grader inherits them.
+#: Secrets of the runner itself, which graders never inherit, whatever the configuration says.
 RUNNER_SECRET_VARIABLES: Final = frozenset(
     {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL", "QUINTAIN_BROKER_URL", "QUINTAIN_SESSION_TOKEN"}
 )
 
-#: The variables by which HTTP clients are sent through a proxy, in either case.
+#: Variables that make HTTP clients use a proxy, in lower case; they are also read in upper case.
 _PROXY_VARIABLES: Final = frozenset({"http_proxy", "all_proxy"})
 
 
 @dataclass(frozen=True, slots=True)
 class GraderEnvironment:
-    """Where a grader reaches its session: the base URL of a gateway, without a slash at its end."""
+    """Where a grader reaches its session: ``gateway_url`` is the base URL of a gateway; a trailing slash is ignored."""
 
     gateway_url: str
 
     def session_variables(self, token: str) -> dict[str, str]:
-        """The variables by which every client finds the session of this token (``protocol.md`` §6)."""
+        """The environment variables through which clients find the session of this token (``protocol.md`` §6).
+
+        They cover Quintain's own SDK, AgentV's target proxy, and the OpenAI and Anthropic SDKs.
+        """
         url = self.gateway_url.rstrip("/")
         return {
             "QUINTAIN_SESSION_TOKEN": token,
@@ -42,12 +48,18 @@ class GraderEnvironment:
 
 
 def without_secret_variables(env: Mapping[str, str], hidden: Collection[str]) -> dict[str, str]:
-    """The environment without the variables in ``hidden`` (the configuration's) and the runner's own."""
+    """A copy of ``env`` without the runner's own secrets and without ``hidden``, the variables that hold the
+    configuration's secrets.
+    """
     return without_variables(env, {*hidden, *RUNNER_SECRET_VARIABLES})
 
 
 def with_proxy_bypass(env: Mapping[str, str], grader_environment: GraderEnvironment) -> dict[str, str]:
-    """The environment, told to reach the doors directly: an HTTP proxy knows no loopback but its own."""
+    """A copy of ``env`` in which HTTP clients reach the gateway without a proxy.
+
+    If a proxy variable is set, the gateway's host is appended to ``no_proxy`` and ``NO_PROXY``, because a proxy cannot
+    reach this machine's loopback addresses.
+    """
     host = urlsplit(grader_environment.gateway_url).hostname or ""
     if not any(name.lower() in _PROXY_VARIABLES for name in env):
         return dict(env)

@@ -1,4 +1,4 @@
-"""The evaluation file (``protocol.md`` §8): dataset, targets, graders, repeats, budget and threshold."""
+"""The evaluation file (``protocol.md`` §8): dataset, targets, graders, repeats, call budget and threshold."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from quintain_runner.spec.validation_errors import ModelsByPlace, config_error, 
 
 
 class EvaluationSpec(SpecModel):
-    """What the file says. ``targets`` is None where it names none: then the only one configured is meant."""
+    """The content of an evaluation file. If ``targets`` is absent, the single configured target is used."""
 
     dataset: DatasetField
-    """The cases: a file of JSON lines or CSV, or what a command prints; and which of them count."""
+    """The cases: a file of JSON lines or CSV, or the output of a command; and which of its rows are selected."""
     targets: Annotated[list[TargetName], Field(min_length=1)] | None = None
-    """The systems under test, by the names they have in the configuration."""
+    """The systems under test, by their names in the configuration."""
     max_calls: Count | None = None
-    """The budget of the whole run in calls, graders included; if absent, what the plan can need at most."""
+    """The call budget of the whole run, graders included. If absent, the most calls that the run can need."""
     repeats: Annotated[int, Field(ge=1)] = 1
-    """How often each target is asked each case."""
+    """How many times each target answers each case."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The least mean score; below it the exit code is 3."""
+    """The lowest mean score that counts as success, from 0 to 1; a run below it ends with exit code 3."""
     graders: Annotated[list[GraderSpec], Field(min_length=1)]
-    """Who grades; a row's score is their mean."""
+    """The graders of every answer; the score of a row is the mean of their scores."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
+        """Check that no target and no grader name appears twice."""
         for what, names in (
             ("targets", self.targets or []),
             ("graders", [grader.name for grader in self.graders]),
@@ -47,7 +48,7 @@ class EvaluationSpec(SpecModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """An evaluation file that was read: where it stands, its text, and what it says."""
+    """An evaluation file after it was read: its path, its text and its validated content."""
 
     path: Path
     text: str
@@ -55,12 +56,12 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """The run's name: the file's, without its ending."""
+        """The run's name: the file name without its suffix."""
         return self.path.stem
 
     @property
     def folder(self) -> Path:
-        """Where its graders run, and where every path in it starts."""
+        """The absolute path of the file's folder: paths in the file are relative to it, and graders run in it."""
         return self.path.absolute().parent
 
     @property
@@ -77,7 +78,15 @@ _MODELS: ModelsByPlace = {
 
 
 def load_evaluation(path: Path) -> Evaluation:
-    """Read an evaluation file. Raises `ConfigError` that tells every mistake of the file, with its place."""
+    """Read and validate an evaluation file.
+
+    Raises `ConfigError` with one line for each error in the file, each naming the place.
+
+    Example::
+
+        evaluation = load_evaluation(Path("eval.yaml"))
+        print(evaluation.name, evaluation.spec.repeats)
+    """
     content, errors = read_yaml(path)
     try:
         spec = EvaluationSpec.model_validate({} if content is None else content)

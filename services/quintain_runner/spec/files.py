@@ -1,4 +1,4 @@
-"""Reads files that an evaluation file names; their paths are relative to its folder."""
+"""Reads the text files that an evaluation file names; their paths are relative to its folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from quintain.errors import ConfigError
 
 
 def read_text_file(folder: Path, path: str) -> str:
-    """The text of a file. Raises `ConfigError` where it cannot be read."""
+    """The content of the UTF-8 text file at ``path``, relative to ``folder``; a byte order mark is removed.
+
+    Raises `ConfigError` if the file cannot be read or is not UTF-8.
+    """
     try:
         return (folder / path).read_text(encoding="utf-8-sig")
     except OSError as error:

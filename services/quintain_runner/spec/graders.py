@@ -1,4 +1,4 @@
-"""The graders section of an evaluation file: one frozen model per kind, each with its own options. No I/O."""
+"""The ``graders`` section of an evaluation file: one frozen model for each kind of grader, with its options. No I/O."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from quintain.contracts.strings import TargetName
 from quintain_runner.spec.patterns import compile_pattern
 from quintain_runner.spec.validation_errors import ModelsByPlace, kind_tag
 
-#: How long one execution of a program or a function may take where the file says nothing, in seconds; AgentV's.
+#: Default timeout of one execution of a command or function grader, in seconds; the same as AgentV's.
 DEFAULT_TIMEOUT_SECONDS = 120.0
 
-#: How long a judge model may take where the file says nothing, its wait in the queue included, in seconds.
+#: Default timeout of a judge's call, in seconds, including its time in the target's queue.
 JUDGE_TIMEOUT_SECONDS = 600.0
 
-#: A grader's name is a key of the results and a part of its session's label: one line of text.
+#: The name of a grader: a key of the results and part of its session's label, so it must be one line of text.
 GraderName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")]
 NonEmptyString = Annotated[str, StringConstraints(min_length=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -37,7 +37,7 @@ Tolerance = Annotated[float, Field(ge=0)]
 
 
 class SpecModel(BaseModel):
-    """A part of a file that a person wrote: nothing is overlooked, nothing converted."""
+    """Base class of the models of a file written by a person: frozen, strict, and unknown keys are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -45,48 +45,59 @@ class SpecModel(BaseModel):
 
 
 class GraderCalls(SpecModel):
-    """What one execution of a grader may call."""
+    """The limits on the calls of one execution of a grader."""
 
     max_calls: Count = DEFAULT_MAX_CALLS
-    """How many calls one execution may make; they draw on the run's budget."""
+    """The most calls that one execution may make; they are charged to the run's budget."""
 
 
 class _GraderSpec(SpecModel):
+    """The options that every grader has."""
+
     name: GraderName
-    """What it is called in the results."""
+    """The name of the grader in the results."""
 
 
 class _ProgramSpec(_GraderSpec):
+    """The options of graders that run user code: commands and Python functions."""
+
     judge_target: TargetName | None = None
-    """Its default target; else the judged target's own judge_target, else that target itself."""
+    """The default target of the grader's session. If absent, the judge_target that the configuration names for the
+    target under test; failing that, the target under test itself.
+    """
     target: GraderCalls = GraderCalls()
-    """What it may call."""
+    """Limits on the calls of the grader."""
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS
-    """How long one execution may take, in seconds."""
+    """The timeout of one execution, in seconds."""
     config: dict[str, JsonValue] | None = None
-    """What it reads as config, as it is."""
+    """Any value; the grader receives it unchanged as config."""
 
 
 class CommandGrader(_ProgramSpec):
-    """A program under AgentV's contract: a case as JSON on stdin, a verdict as JSON on stdout."""
+    """A program that follows AgentV's contract: it reads a case as JSON on stdin and prints a verdict as JSON on
+    stdout.
+    """
 
     command: Annotated[list[NonEmptyString], Field(min_length=1)]
-    """The program and its arguments; no shell reads them."""
+    """The program and its arguments; it is started without a shell."""
     cwd: NonEmptyString | None = None
-    """Where it runs, from the evaluation file's folder; that folder if absent."""
+    """The folder to run the program in, relative to the evaluation file's folder. If absent, that folder."""
     batch: Literal["stdin-lines"] | None = None
-    """Kept warm: it reads a line of JSON for each case and prints a line of JSON for each, until its stdin ends."""
+    """stdin-lines: keep the program running. For each case it reads one line of JSON and prints one line of JSON, until
+    its stdin ends.
+    """
 
 
 class FunctionGrader(_ProgramSpec):
-    """A Python function with @quintain.grader, run in a process of its own kept warm."""
+    """A Python function with @quintain.grader, run in a separate process that is reused for many cases."""
 
     function: NonEmptyString
-    """module:name, found in the evaluation file's folder."""
+    """The function as module:name; the module is imported from the evaluation file's folder."""
 
     @field_validator("function")
     @classmethod
     def _validate_function_path(cls, name: str) -> str:
+        """Check that the function is written as ``module:name``."""
         module, _, function = name.partition(":")
         if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
             raise ValueError("write it as module:name, such as judges:polite for the function polite of judges.py")
@@ -94,76 +105,84 @@ class FunctionGrader(_ProgramSpec):
 
 
 class ExactGrader(_GraderSpec):
-    """The answer is what is expected, but for white space around both."""
+    """Passes if the answer equals the expected text; white space around either is ignored."""
 
     builtin: Literal["exact"]
     ignore_case: bool = False
-    """Whether capital and small letters are one."""
+    """Whether to ignore the case of letters."""
 
 
 class ContainsGrader(_GraderSpec):
-    """What is expected stands somewhere in the answer."""
+    """Passes if the answer contains the expected text."""
 
     builtin: Literal["contains"]
     ignore_case: bool = False
-    """Whether capital and small letters are one."""
+    """Whether to ignore the case of letters."""
 
 
 class RegexGrader(_GraderSpec):
-    """The pattern is found somewhere in the answer."""
+    """Passes if the pattern matches somewhere in the answer."""
 
     builtin: Literal["regex"]
     pattern: NonEmptyString
-    """A regular expression as in JSON Schema (ECMA 262); ^ and $ are the answer's ends."""
+    """A regular expression as in JSON Schema (ECMA 262); ^ and $ match the start and end of the answer."""
     ignore_case: bool = False
-    """Whether capital and small letters are one."""
+    """Whether to ignore the case of letters."""
 
     @model_validator(mode="after")
     def _validate_pattern(self) -> Self:
+        """Check that the pattern compiles."""
         compile_pattern(self.pattern, ignore_case=self.ignore_case)
         return self
 
 
 class NumericGrader(_GraderSpec):
-    """A number of the answer is the expected one, within a tolerance."""
+    """Passes if a number in the answer equals the expected number within a tolerance."""
 
     builtin: Literal["numeric"]
     tolerance: Tolerance = 0.0
-    """How far off it may be."""
+    """The largest absolute difference that passes."""
     relative_tolerance: Tolerance = 0.0
-    """How far off it may be as a share of what is expected; the wider of the two counts."""
+    """The largest difference that passes, as a fraction of the expected number; the wider of the two tolerances
+    applies.
+    """
     take: Literal["first", "last", "only"] = "last"
-    """Which number of the answer is meant; only: the answer holds one and no more."""
+    """Which number of the answer to compare; only: the answer must contain exactly one number."""
 
 
 class JsonSchemaGrader(_GraderSpec):
-    """The answer is JSON, and the schema allows it."""
+    """Passes if the answer is JSON that is valid under the schema."""
 
     builtin: Literal["json-schema"]
     json_schema: Annotated[NonEmptyString | dict[str, JsonValue], Field(alias="schema")]
-    """The schema, or the path of its file from the evaluation file's folder."""
+    """The schema, or the path of its file, relative to the evaluation file's folder."""
     fenced: bool = False
-    """Whether the JSON may stand in a fenced block, the answer's only one."""
+    """Whether the JSON may stand in a fenced code block, if the answer has only one."""
 
 
 class JudgeGrader(_GraderSpec):
-    """A model grades the answer: one call, and a verdict as JSON."""
+    """A model grades the answer: one call, which returns a verdict as JSON."""
 
     builtin: Literal["llm-judge"]
     prompt: NonEmptyString
-    """The path of the judge's instructions from the evaluation file's folder."""
+    """The path of the file with the judge's instructions, relative to the evaluation file's folder."""
     judge_target: TargetName | None = None
-    """Who judges; else the judged target's own judge_target, else that target itself."""
+    """The target that judges. If absent, the judge_target that the configuration names for the target under test;
+    failing that, the target under test itself.
+    """
     show: Annotated[list[NonEmptyString], Field(min_length=1)] = ["question", "expected", "output"]
-    """What the judge is shown: question, expected, output, and any field of the row."""
+    """The sections that the judge sees: question, expected, output, system_prompt, and any field of the row."""
     structured: bool = False
-    """Whether the provider holds the verdict to its schema (openai and anthropic can)."""
+    """Whether to request structured output from the provider, so that the verdict follows its schema (openai and
+    anthropic).
+    """
     timeout_seconds: Seconds = JUDGE_TIMEOUT_SECONDS
-    """How long the judge may take, its wait in the queue included, in seconds."""
+    """The timeout of the judge's call, in seconds, including its time in the queue."""
 
     @field_validator("show")
     @classmethod
     def _validate_show(cls, show: list[str]) -> list[str]:
+        """Check that the judge sees the answer."""
         if "output" not in show:
             raise ValueError("it leaves out output, and that is what is judged")
         return show
@@ -171,7 +190,7 @@ class JudgeGrader(_GraderSpec):
 
 BuiltinGrader = ExactGrader | ContainsGrader | RegexGrader | NumericGrader | JsonSchemaGrader
 
-#: The kinds that may call targets by themselves, with a session of their own.
+#: Graders that run user code and may call targets through a session of their own.
 ProgramGrader = CommandGrader | FunctionGrader
 
 GRADER_KINDS: Final[Mapping[str, type[_GraderSpec]]] = {
@@ -187,7 +206,7 @@ GRADER_KINDS: Final[Mapping[str, type[_GraderSpec]]] = {
 
 
 class InvalidGrader(_ProgramSpec):
-    """What is of no kind, or of several: it is always refused, with the mend."""
+    """A grader with no kind or with several kinds; its validation always fails, with a message that names the fix."""
 
     command: JsonValue = None
     function: JsonValue = None
@@ -195,6 +214,7 @@ class InvalidGrader(_ProgramSpec):
 
     @model_validator(mode="after")
     def _reject(self) -> Self:
+        """Reject every value with the message about the kinds."""
         raise ValueError(
             'give one of command (such as ["python", "judge.py"]), function (such as judges:polite) and builtin '
             "(such as exact)"
@@ -205,14 +225,15 @@ _INVALID_KIND: Final = "undecided"
 
 
 def _kind_of_input(grader: object) -> str:
+    """The kind that a grader's raw input selects, or the invalid kind: the discriminator of `GraderSpec`."""
     if isinstance(grader, _GraderSpec):
         return next((name for name, kind in GRADER_KINDS.items() if type(grader) is kind), _INVALID_KIND)
     if not isinstance(grader, dict):
         return _INVALID_KIND
-    given = [key for key in ("command", "function", "builtin") if grader.get(key) is not None]
-    if len(given) != 1:
+    present_keys = [key for key in ("command", "function", "builtin") if grader.get(key) is not None]
+    if len(present_keys) != 1:
         return _INVALID_KIND
-    kind = given[0] if given[0] != "builtin" else grader["builtin"]
+    kind = present_keys[0] if present_keys[0] != "builtin" else grader["builtin"]
     return kind if isinstance(kind, str) and kind in GRADER_KINDS else _INVALID_KIND
 
 
@@ -231,18 +252,18 @@ GraderSpec = Annotated[
 
 
 def grader_kind(grader: GraderSpec) -> str:
-    """The name of a grader's kind: command, function, or the built-in one's."""
+    """The name of a grader's kind: ``command``, ``function``, or the name of the built-in grader."""
     return next((name for name, kind in GRADER_KINDS.items() if isinstance(grader, kind)), _INVALID_KIND)
 
 
 def max_calls_of(grader: GraderSpec) -> int:
-    """How many calls one execution may make at most."""
+    """The most calls that one execution of this grader can make: its limit for programs, 1 for a judge, else 0."""
     if isinstance(grader, CommandGrader | FunctionGrader):
         return grader.target.max_calls
     return int(isinstance(grader, JudgeGrader))
 
 
-#: Which model stands at which place of a list of graders, for the sentences about its mistakes.
+#: The model at each place of a list of graders, used to suggest known keys in error messages.
 GRADER_MODELS: Final[ModelsByPlace] = {
     **{(kind_tag(name),): kind for name, kind in GRADER_KINDS.items()},
     **{(kind_tag(name), "target"): GraderCalls for name in ("command", "function", _INVALID_KIND)},

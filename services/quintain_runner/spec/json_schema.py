@@ -1,4 +1,4 @@
-"""The JSON schema of an evaluation file, for completion in editors. No I/O."""
+"""The JSON schema of the evaluation file, for validation and completion in editors. No I/O."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def evaluation_schema() -> dict[str, JsonValue]:
-    """The schema of ``eval.yaml``, its short forms too."""
+    """The JSON schema of ``eval.yaml``, including its short forms."""
     schema: dict[str, JsonValue] = EvaluationSpec.model_json_schema(by_alias=True, mode="validation")
     return {"$schema": DIALECT, **schema, "title": "An evaluation of quintain run"}

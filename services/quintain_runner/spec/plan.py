@@ -1,4 +1,4 @@
-"""The trials of a run: every case, target and repeat that has no stored row yet. No I/O."""
+"""The trials of a run: one for every case, target and repeat without a graded row. No I/O."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from quintain_runner.spec.validation_errors import suggestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One case asked of one target once. ``repeat`` counts from 1; ``previous`` is what its latest row left, if any;
-    ``answered_at`` is when its answer came, if it came just now and not from the ledger."""
+    """One repeat of one case on one target.
+
+    ``repeat`` counts from 1. ``previous`` holds the statistics of the trial's latest stored row, or None.
+    ``answered_at`` is the time at which the answer arrived; it is None before that, and for an answer that was stored
+    or cached.
+    """
 
     case: Case
     target: str
@@ -31,14 +35,15 @@ class Trial:
 
     @property
     def key(self) -> RowKey:
-        """What its row is of."""
+        """The key of the trial's row."""
         return RowKey(self.case.id, self.target, self.repeat)
 
     @property
     def tries(self) -> int:
-        """The number of this try, from 1.
+        """The number of this try, from 1; each try has a request id of its own.
 
-        Where the target answered and a grader failed it is the same call again: the ledger answers it, uncharged.
+        If the target answered before and only a grader failed, the number stays: the call has the same request id, and
+        the ledger returns the stored answer without a charge.
         """
         if self.previous is None:
             return 1
@@ -46,13 +51,15 @@ class Trial:
 
     @property
     def request_id(self) -> str:
-        """The call's id, made of what it asks: after a crash it is the same call, and charged once."""
+        """The request id of the call, derived from the trial's key and try: a repeated call after a crash is charged
+        once.
+        """
         name = json.dumps([*self.key, self.tries], ensure_ascii=True)
         return f"run-{hashlib.sha256(name.encode()).hexdigest()}"
 
     @property
     def request(self) -> InvokeRequest:
-        """What the target is asked."""
+        """The request that is sent to the target."""
         return InvokeRequest(
             question=self.case.question,
             messages=self.case.messages,
@@ -65,20 +72,24 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerunPolicy:
-    """Which ungraded rows are asked again, under a new request id and a new charge."""
+    """Which ungraded rows a resumed run executes again, under a new request id and with a new charge."""
 
     rerun_errors: bool = True
     rerun_in_doubt: bool = False
 
     def should_rerun(self, previous: RowStats) -> bool:
-        """Whether the trial that left this is to be tried once more."""
+        """Whether to repeat the trial whose latest, ungraded row had these statistics."""
         return self.rerun_errors if previous.status is RowStatus.ERROR else self.rerun_in_doubt
 
 
 def pending_trials(
     cases: Iterable[Case], target: str, *, repeats: int, resume_state: ResumeState, rerun_policy: RerunPolicy
 ) -> Iterator[Trial]:
-    """Every trial of a target that has no kept row, in the dataset's order."""
+    """Iterate over the trials of a target that still have to be executed, in the order of the dataset.
+
+    ``repeats`` is the number of repeats per case, ``resume_state`` says which rows are stored, and ``rerun_policy``
+    says which ungraded ones are executed again.
+    """
     for case in cases:
         for repeat in range(1, repeats + 1):
             key = RowKey(case.id, target, repeat)
@@ -90,9 +101,10 @@ def pending_trials(
 
 
 def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequence[str] = ()) -> tuple[str, ...]:
-    """The systems under test: the file's, narrowed to ``only``; where it names none, the only one configured.
+    """The targets to evaluate, without duplicates.
 
-    Raises `ConfigError` where that leaves none, or a name is not known.
+    They are ``only`` (the ``--target`` options) if given, else the targets of the evaluation file, else the single one
+    of ``configured``. Raises `ConfigError` if no target is selected or one is unknown.
     """
     allowed = evaluation.spec.targets or list(configured)
     chosen = list(only) or evaluation.spec.targets or (list(configured) if len(configured) == 1 else [])
@@ -109,14 +121,15 @@ def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequ
 
 
 def max_calls_per_trial(evaluation: Evaluation) -> int:
-    """What one trial may cost at most, in calls: the answer, and every grader's limit."""
+    """The most calls that one trial can make: one to the target, and each grader's limit."""
     return 1 + sum(max_calls_of(grader) for grader in evaluation.spec.graders)
 
 
 def check_targets_available(target_references: Iterable[tuple[str, str]], available: Sequence[str]) -> None:
-    """Refuse a target that the session cannot call before any call is spent on it.
+    """Check, before any call is made, that the session may call every target that the evaluation names.
 
-    ``target_references`` are pairs of a place and the target it names. Raises `ConfigError`.
+    ``target_references`` are pairs of the place that names a target (for the message) and the target; ``available`` are
+    the targets of the session. Raises `ConfigError` with one line for each unknown target.
     """
     errors = [
         f"{where}: unknown target {name!r}{suggestion(name, available)}"

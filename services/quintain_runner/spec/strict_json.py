@@ -1,4 +1,4 @@
-"""Strict parsing of JSON written by models or people: no NaN, no infinity, no text around the value. No I/O."""
+"""Strict parsing of JSON that a model or a person wrote: no NaN, no infinity, no text around the value. No I/O."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _FENCE = re.compile(r"^```[a-zA-Z0-9_-]*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | r
 
 
 class InvalidJson(ValueError):
-    """The text is no JSON; its words say why."""
+    """The text is not valid JSON; the message says why."""
 
 
 def read_json(text: str) -> JsonValue:
-    """The value of a text that is JSON and nothing else. Raises `InvalidJson`."""
+    """Parse a text that consists of one JSON value. Raises `InvalidJson`, also for NaN and infinite numbers."""
     try:
         value: JsonValue = json.loads(text.strip(), parse_constant=_reject_constant, parse_float=_parse_finite)
     except json.JSONDecodeError as error:
@@ -29,21 +29,23 @@ def read_json(text: str) -> JsonValue:
 
 
 def extract_fenced_json(text: str) -> str:
-    """What stands in the one fenced block of a text; the text itself where it has none.
+    """The content of the only fenced code block of a text, or the whole text if it has none.
 
-    Raises `InvalidJson` where there are several: nobody can tell which is meant.
+    Raises `InvalidJson` if there are several blocks.
     """
     blocks = _FENCE.findall(text)
     if len(blocks) > 1:
-        raise InvalidJson(f"it has {len(blocks)} fenced blocks, and one is meant")
+        raise InvalidJson(f"it has {len(blocks)} fenced blocks; only one is allowed")
     return str(blocks[0]) if blocks else text
 
 
 def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    """Reject NaN and the infinities, which Python's parser would accept."""
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _parse_finite(digits: str) -> float:
+    """Parse a number with a fraction or exponent; raises `ValueError` if it overflows to infinity."""
     number = float(digits)
     if math.isinf(number):
         raise ValueError(f"{digits[:40]} is too large a number")

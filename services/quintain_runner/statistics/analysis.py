@@ -1,4 +1,4 @@
-"""Statistics of a run: each target, each grader, and paired differences between targets, with intervals. No I/O."""
+"""The statistics of a run: each target, each grader, and paired differences between targets, with intervals. No I/O."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, Measure, Targe
 from quintain_runner.statistics.intervals import CONFIDENCE, Clusters, Interval, mean_interval, share_interval
 from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL, holm, sign_flip_p_value
 
-#: More targets than so many are not compared each with each: their results are, with `quintain compare`.
+#: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
 MAX_COMPARED_TARGETS = 12
 
-#: ``pass`` on the wire is a word that Python keeps for itself.
+#: The field is ``pass`` in JSON, which is a reserved word in Python.
 _PASS = AliasChoices("pass", "passed")
 
 
 class MeanEstimate(Message):
-    """A mean over the graded rows of so many cases. No interval can be had where all cases are alike."""
+    """A mean over graded rows: its value, the number of cases and rows, and its confidence interval.
+
+    ``interval`` is None if every case has the same value.
+    """
 
     value: float
     cases: int
@@ -30,24 +33,25 @@ class MeanEstimate(Message):
 
 
 class PassAndScore(Message):
-    """A pass rate and a mean score."""
+    """The pass rate and the mean score of one target or one grader."""
 
     passed: MeanEstimate = Field(validation_alias=_PASS, serialization_alias="pass")
     score: MeanEstimate
 
 
 class TargetStatistics(Message):
-    """One target: over its rows, and of each grader. ``row`` is None where no row was graded."""
+    """The statistics of one target: of its rows, and of each grader. ``row`` is None if no row was graded."""
 
     row: PassAndScore | None = None
     graders: dict[str, PassAndScore] = Field(default_factory=dict)
 
 
 class Difference(Message):
-    """How much more the first has than the second, over the cases of both; ``base`` is what the second has there.
+    """The mean difference of one measure between two targets (first minus second), on the cases that both answered.
 
-    ``better`` and ``worse`` count the cases where it has more, and less. ``adjusted_p`` is Holm's, for all the
-    differences of this measure that are told together; ``significant`` where chance alone would seldom do it.
+    ``base`` is the second target's mean on these cases. ``better`` and ``worse`` count the cases on which the first is
+    higher and lower. ``p`` is the two-sided p-value, ``adjusted_p`` is Holm's adjustment for all differences of this
+    measure in the same table, and ``significant`` says whether the adjusted value is below `SIGNIFICANCE_LEVEL`.
     """
 
     estimate: MeanEstimate
@@ -60,7 +64,7 @@ class Difference(Message):
 
 
 class TargetPair(Message):
-    """Two targets on the cases that both answered."""
+    """The paired differences between two targets, on the cases that both answered."""
 
     first: str
     second: str
@@ -69,7 +73,7 @@ class TargetPair(Message):
 
 
 class Analysis(Message):
-    """What a run's rows say, as ``run.json`` keeps it."""
+    """The statistics of a run, as stored in ``run.json``. ``confidence`` is the confidence level of all intervals."""
 
     confidence: float = CONFIDENCE
     targets: dict[str, TargetStatistics] = Field(default_factory=dict)
@@ -77,7 +81,7 @@ class Analysis(Message):
 
 
 def analyse(frames: Mapping[str, TargetFrame]) -> Analysis:
-    """The analysis of these targets' columns."""
+    """Compute the statistics of each target and each pair of targets; no pairs above `MAX_COMPARED_TARGETS` targets."""
     targets = {name: _target_statistics(frame) for name, frame in frames.items()}
     graded = [name for name, statistics in targets.items() if statistics.row is not None]
     pairs = list(itertools.combinations(graded, 2)) if len(graded) <= MAX_COMPARED_TARGETS else []
@@ -95,14 +99,21 @@ def analyse(frames: Mapping[str, TargetFrame]) -> Analysis:
 
 
 def paired_differences(pairs: Sequence[tuple[TargetFrame, TargetFrame]], measure: Measure) -> list[Difference | None]:
-    """How each first column differs from its second; None for a pair that shares no graded case."""
+    """The difference of ``measure`` for each pair of frames, or None for a pair without a common graded case.
+
+    The p-values come from a sign-flip test (see `sign_flip_p_value`) and are adjusted by Holm's method over all pairs.
+    """
     unadjusted = [_paired_difference(first, second, measure) for first, second in pairs]
-    present = [one for one in unadjusted if one is not None]
-    adjusted_p_values = iter(holm([one.p for one in present]))
-    return [None if one is None else _with_adjusted_p(one, next(adjusted_p_values)) for one in unadjusted]
+    present = [difference for difference in unadjusted if difference is not None]
+    adjusted_p_values = iter(holm([difference.p for difference in present]))
+    return [
+        None if difference is None else _with_adjusted_p(difference, next(adjusted_p_values))
+        for difference in unadjusted
+    ]
 
 
 def _paired_difference(first: TargetFrame, second: TargetFrame, measure: Measure) -> Difference | None:
+    """The difference of one pair, its p-value not yet adjusted."""
     pair = pair_frames(first, second, measure)
     clusters = pair.differences
     if not len(clusters):
@@ -121,18 +132,22 @@ def _paired_difference(first: TargetFrame, second: TargetFrame, measure: Measure
     )
 
 
-def _with_adjusted_p(one: Difference, p: float) -> Difference:
-    return one.model_copy(update={"adjusted_p": p, "significant": p < SIGNIFICANCE_LEVEL})
+def _with_adjusted_p(difference: Difference, p: float) -> Difference:
+    """The difference with its adjusted p-value ``p``."""
+    return difference.model_copy(update={"adjusted_p": p, "significant": p < SIGNIFICANCE_LEVEL})
 
 
 def _target_statistics(frame: TargetFrame) -> TargetStatistics:
+    """The statistics of one target's rows and of its graders."""
     graders = {name: _pass_and_score(frame, name) for name in frame.grader_names()}
     return TargetStatistics(
-        row=_pass_and_score(frame, None), graders={name: one for name, one in graders.items() if one is not None}
+        row=_pass_and_score(frame, None),
+        graders={name: measured for name, measured in graders.items() if measured is not None},
     )
 
 
 def _pass_and_score(frame: TargetFrame, grader: str | None) -> PassAndScore | None:
+    """The pass rate and mean score of a grader, or of the rows if ``grader`` is None; None if nothing was graded."""
     passed, score = frame.clusters(Measure("pass", grader)), frame.clusters(Measure("score", grader))
     if not len(passed) or not len(score):
         return None
@@ -142,4 +157,5 @@ def _pass_and_score(frame: TargetFrame, grader: str | None) -> PassAndScore | No
 
 
 def _mean_estimate(clusters: Clusters, interval: Interval | None) -> MeanEstimate:
+    """The mean of clusters, with the given interval."""
     return MeanEstimate(value=clusters.mean, cases=len(clusters), rows=int(clusters.rows.sum()), interval=interval)

@@ -1,6 +1,6 @@
-"""The scores and passes of a run as NumPy arrays: 25 bytes for each row and 9 for each grader on it. No I/O.
+"""The scores and passes of a run as NumPy arrays: 25 bytes for each row and 9 for each grader of a row. No I/O.
 
-A case is held as the hash of its id, so that a run of a million rows fits in memory.
+A case is stored as the hash of its id, so that a run of a million rows fits in memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from quintain_runner.results.fingerprint import fingerprint
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.statistics.intervals import Clusters, Floats
 
-#: 64 of a fingerprint's bits: two of a million cases are taken for one with a probability below 1 in 10⁷.
+#: Hashes have 64 bits: the probability that two of a million cases have the same hash is below 1 in 10⁷.
 _HASH_MASK = (1 << 64) - 1
 
-#: From one repeat's name to the next: odd and wide, so that no two trials meet (Knuth's multiplier of 64 bits).
+#: Added to a case's hash for each repeat: odd and large, so that the hashes of two trials practically never collide
+#: (Knuth's 64-bit multiplier).
 _REPEAT_STRIDE = 0x9E3779B97F4A7C15
 
-#: Sums are rounded here, so that the order in which they were added up makes no case another.
+#: Sums are rounded to this many decimal places, so that the order of the additions does not make equal sums differ.
 _ROUND_DIGITS = 12
 
 Hashes = npt.NDArray[np.uint64]
 
 
 class Measure(NamedTuple):
-    """What is measured: the score or the pass of one grader, or, without a grader, of the row."""
+    """A measured quantity: the score or the pass of a grader, or of the whole row if ``grader`` is None."""
 
     kind: Literal["score", "pass"]
     grader: str | None = None
@@ -42,10 +43,11 @@ ROW_SCORE, ROW_PASS = Measure("score"), Measure("pass")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetFrame:
-    """One target's rows: one entry per case and repeat, each trial with a name of its own.
+    """The rows of one target as arrays with one entry per trial (case and repeat).
 
-    Of a measure there is a number per trial; where there is none, as on rows that erred, it is not a number, or, for a
-    pass, which takes a byte, below zero.
+    ``trial_hashes`` and ``case_hashes`` (uint64) identify the trial and its case. ``values_by_measure`` has one array
+    per measure; where a trial has no value, as in error rows, it holds NaN for a score (float64) and -1 for a pass
+    (int8).
     """
 
     trial_hashes: Hashes
@@ -53,28 +55,29 @@ class TargetFrame:
     values_by_measure: dict[Measure, npt.NDArray[np.float64 | np.int8]]
 
     def values(self, measure: Measure) -> Floats:
-        """A number per trial; not a number where there is none."""
+        """The values of a measure, one per trial, as float64; NaN where a trial has no value."""
         values = self.values_by_measure.get(measure)
         if values is None:
             return np.full(len(self.trial_hashes), math.nan)
         return np.where(values < 0, math.nan, values)
 
     def clusters(self, measure: Measure) -> Clusters:
-        """This measure by case, of the trials that have it."""
+        """The values of a measure, grouped by case; trials without a value are left out."""
         values = self.values(measure)
         has_value = ~np.isnan(values)
         return _clusters_by_case(self.case_hashes[has_value], values[has_value])
 
     def grader_names(self) -> list[str]:
-        """The graders that looked at this target."""
+        """The names of the graders with a result on any row of this target, in the order of their first row."""
         return list(dict.fromkeys(measure.grader for measure in self.values_by_measure if measure.grader is not None))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairedDifferences:
-    """Two columns on the trials of both: by how much the first is above the second, by case.
+    """The differences of a measure between two frames, on the trials that both have a value for.
 
-    ``base`` is the second's own value by case, and ``differing_trials`` names those whose values differ.
+    ``differences`` (first minus second) and ``base`` (the second's values) are grouped by case. ``differing_trials``
+    holds the hashes of the trials whose values differ.
     """
 
     differences: Clusters
@@ -83,7 +86,7 @@ class PairedDifferences:
 
 
 def pair_frames(first: TargetFrame, second: TargetFrame, measure: Measure) -> PairedDifferences:
-    """The trials that both have a value of, and how they differ."""
+    """Pair the trials that both frames have a value of ``measure`` for."""
     _, first_indices, second_indices = np.intersect1d(
         first.trial_hashes, second.trial_hashes, assume_unique=True, return_indices=True
     )
@@ -100,14 +103,18 @@ def pair_frames(first: TargetFrame, second: TargetFrame, measure: Measure) -> Pa
 
 
 def trial_hash(case_id: str, repeat: int) -> int:
-    """The name of a case's repeat, whatever the target."""
+    """The 64-bit hash of a case and repeat; it does not depend on the target."""
     return _combined_hash(_case_hash(case_id), repeat)
 
 
 def build_frames(
     rows: Iterable[Row], targets: Collection[str], *, repeats: int | None = None
 ) -> dict[str, TargetFrame]:
-    """A column for each of these targets, of the rows that count, up to this repeat."""
+    """Build the frame of each target.
+
+    Of several rows of one trial, the first graded one is used, or else the last. ``repeats`` leaves out rows with a
+    higher repeat.
+    """
     builders = {target: _FrameBuilder() for target in targets}
     for row in rows:
         if row.target in builders and (repeats is None or row.repeat <= repeats):
@@ -116,16 +123,21 @@ def build_frames(
 
 
 class _MeasureBuilder:
-    """Scores and passes, a number and a byte per row."""
+    """Collects scores (8 bytes per row) and passes (1 byte per row) of a grader or of the rows.
+
+    ``preceding_rows`` is the number of earlier rows without a value, for a grader that first appears later.
+    """
 
     def __init__(self, preceding_rows: int = 0) -> None:
         self._scores, self._passes = array("d", [math.nan]) * preceding_rows, array("b", [-1]) * preceding_rows
 
     def add(self, score: float | None, *, passed: bool) -> None:
+        """Append the values of one row; ``score`` is None if it has none."""
         self._scores.append(math.nan if score is None else score)
         self._passes.append(-1 if score is None else passed)
 
     def arrays(self, grader: str | None) -> dict[Measure, npt.NDArray[np.float64 | np.int8]]:
+        """The collected values as arrays, by measure."""
         return {
             Measure("score", grader): np.frombuffer(self._scores, dtype=np.float64),
             Measure("pass", grader): np.frombuffer(self._passes, dtype=np.int8),
@@ -133,11 +145,14 @@ class _MeasureBuilder:
 
 
 class _FrameBuilder:
+    """Collects the rows of one target into a `TargetFrame`."""
+
     def __init__(self) -> None:
         self._trials, self._cases = array("Q"), array("Q")
         self._row_measures, self._grader_measures = _MeasureBuilder(), dict[str, _MeasureBuilder]()
 
     def add(self, row: Row) -> None:
+        """Append the values of one row."""
         for name in row.graders:
             if name not in self._grader_measures:
                 self._grader_measures[name] = _MeasureBuilder(len(self._trials))
@@ -151,14 +166,14 @@ class _FrameBuilder:
             measures.add(None if grader is None else grader.score, passed=grader is not None and bool(grader.passed))
 
     def build(self) -> TargetFrame:
-        """The rows that count: of a trial with several the first graded one, or else the last."""
+        """The frame of the collected rows, one entry per trial: the first graded row of a trial, or else its last."""
         trials = np.frombuffer(self._trials, dtype=np.uint64)
         cases = np.frombuffer(self._cases, dtype=np.uint64)
         values_by_measure = self._row_measures.arrays(None)
         for name, measures in self._grader_measures.items():
             values_by_measure.update(measures.arrays(name))
         if not _has_duplicates(trials):
-            # As most are: what counts is everything, and nothing is copied.
+            # The usual case: every trial has one row, so nothing is copied.
             return TargetFrame(trials, cases, values_by_measure)
         positions, ungraded = np.arange(len(trials)), np.isnan(values_by_measure[ROW_SCORE])
         order = np.lexsort((np.where(ungraded, -positions, positions), ungraded, trials))
@@ -171,20 +186,24 @@ class _FrameBuilder:
 
 
 def _case_hash(case_id: str) -> int:
+    """The 64-bit hash of a case id."""
     return fingerprint(case_id) & _HASH_MASK
 
 
 def _combined_hash(case: int, repeat: int) -> int:
+    """The hash of a trial from the hash of its case and its repeat."""
     return (case + repeat * _REPEAT_STRIDE) & _HASH_MASK
 
 
 def _clusters_by_case(cases: Hashes, values: Floats) -> Clusters:
+    """Sum the values of each case and count its rows."""
     if not _has_duplicates(cases):
         return Clusters(np.round(values, _ROUND_DIGITS), np.ones(len(values)))
     _, index = np.unique(cases, return_inverse=True)
     return Clusters(np.round(np.bincount(index, weights=values), _ROUND_DIGITS), np.bincount(index).astype(np.float64))
 
 
-def _has_duplicates(names: Hashes) -> bool:
-    ordered = np.sort(names)
+def _has_duplicates(hashes: Hashes) -> bool:
+    """Whether a hash occurs more than once."""
+    ordered = np.sort(hashes)
     return bool(np.any(ordered[1:] == ordered[:-1]))

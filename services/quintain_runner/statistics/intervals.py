@@ -13,20 +13,21 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-#: How much of the time an interval is to hold what is measured.
+#: The confidence level of all intervals.
 CONFIDENCE: Final = 0.95
 
-#: How many resamples a bootstrap has: most of them, and the fewest with which it still is one.
+#: The usual and the smallest number of resamples of a bootstrap.
 MAX_RESAMPLES: Final = 9_999
 MIN_RESAMPLES: Final = 1_000
 
-#: What a bootstrap may cost, in random draws; where so many cases need more, their mean is normal for every purpose.
+#: The most random draws of one bootstrap. With so many cases that this allows fewer than `MIN_RESAMPLES` resamples, the
+#: mean is normally distributed to a very good approximation, and the normal interval is used.
 MAX_DRAWS: Final = 10_000_000
 
-#: A draw from a multinomial costs about as much as so many draws of an index.
+#: The cost of one multinomial draw, in draws of a random index.
 _MULTINOMIAL_COST = 16
 
-#: Draws that are made at once: what they take of memory is this many numbers.
+#: The number of draws made in one NumPy call, which bounds the memory in use (8 bytes each).
 _DRAWS_PER_BATCH = 1_000_000
 
 _SEED = 20_260_101
@@ -39,7 +40,7 @@ KindCounts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From where to where, and by which method: ``wilson``, ``bootstrap`` or ``normal``."""
+    """A confidence interval from ``low`` to ``high``, and its method: ``wilson``, ``bootstrap`` or ``normal``."""
 
     low: float
     high: float
@@ -48,44 +49,48 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clusters:
-    """One number per case: the sum of its rows' values, and how many rows that were (one at least)."""
+    """Values grouped by case. For each case (one entry per case, float64): the sum of its rows' values and its number
+    of rows.
+    """
 
     sums: Floats
     rows: Floats
 
     @property
     def mean(self) -> float:
-        """The mean over the rows. There must be one."""
+        """The mean over all rows; there must be at least one row."""
         return float(self.sums.sum() / self.rows.sum())
 
     def __len__(self) -> int:
+        """The number of cases (clusters)."""
         return len(self.sums)
 
 
 def wilson(passed: float, rows: float, *, confidence: float = CONFIDENCE) -> Interval:
-    """The score interval of a share.
+    """Wilson's score interval of a proportion: ``passed`` of ``rows``.
 
-    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927), in the form
-    of R. G. Newcombe, "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17 (1998),
-    method 3. ``rows`` may be an effective number, which is no integer.
+    ``rows`` may be an effective sample size, which need not be an integer. Sources: E. B. Wilson, "Probable inference,
+    the law of succession, and statistical inference", JASA 22 (1927), in the form of R. G. Newcombe, "Two-sided
+    confidence intervals for the single proportion", Statistics in Medicine 17 (1998), method 3.
     """
     z = _NORMAL.inv_cdf(0.5 + confidence / 2)
     share = passed / rows
     middle = 2 * rows * share + z * z
     spread = z * math.sqrt(z * z + 4 * rows * share * (1 - share))
     denominator = 2 * (rows + z * z)
-    # Rounding must not leave the range: at 0 and at 1 the bound is that number.
+    # Avoid rounding errors outside [0, 1]: at 0 and at 1 the bound is exact.
     low = 0.0 if passed <= 0 else (middle - spread) / denominator
     high = 1.0 if passed >= rows else (middle + spread) / denominator
     return Interval(max(0.0, low), min(1.0, high), "wilson")
 
 
 def share_interval(passed: Clusters) -> Interval:
-    """Wilson's interval of a pass rate, on the effective number of rows where cases have several of them.
+    """Wilson's interval of a pass rate, with the effective sample size if cases have several rows.
 
-    N. Dean and M. Pagano, "Evaluating confidence interval methods for binomial proportions in clustered surveys",
-    Journal of Survey Statistics and Methodology 3 (2015): the rows count for as many independent ones as would give
-    the variance between the clusters. That is at least one per case, and at most every row.
+    The effective sample size is the number of independent rows that would give the variance observed between the cases,
+    limited to at least the number of cases and at most the number of rows. Source: N. Dean and M. Pagano, "Evaluating
+    confidence interval methods for binomial proportions in clustered surveys", Journal of Survey Statistics and
+    Methodology 3 (2015).
     """
     rows, share = float(passed.rows.sum()), passed.mean
     effective_rows = rows
@@ -97,10 +102,10 @@ def share_interval(passed: Clusters) -> Interval:
 
 
 def standard_error(clusters: Clusters) -> float:
-    """The standard error of a mean, with the case as the cluster; 0 where there is one case only.
+    """The standard error of the mean, with each case as a cluster; 0 if there is only one case.
 
-    E. Miller, "Adding error bars to evals", arXiv:2411.00640 (2024), §2.2, with the factor C/(C - 1) of small numbers
-    of clusters, C.
+    Source: E. Miller, "Adding error bars to evals", arXiv:2411.00640 (2024), §2.2, with the correction C/(C - 1) for a
+    small number of clusters C.
     """
     count = len(clusters)
     if count < 2:
@@ -110,9 +115,10 @@ def standard_error(clusters: Clusters) -> float:
 
 
 def mean_interval(clusters: Clusters) -> Interval | None:
-    """The bootstrap interval of a mean, cases drawn with replacement; None where all cases are alike.
+    """The BCa bootstrap interval of a mean, with cases drawn with replacement; None if all cases have the same value.
 
-    Where they are so many that it would take long, the normal interval, which is the same by then.
+    With too many cases for `MAX_DRAWS` the normal interval is returned, which is practically the same then. Source of
+    the bootstrap: see `_bca`.
     """
     kinds, weights = _distinct_cases(clusters)
     if len(kinds) < 2:
@@ -128,17 +134,17 @@ def mean_interval(clusters: Clusters) -> Interval | None:
 
 
 def _distinct_cases(clusters: Clusters) -> tuple[Floats, KindCounts]:
-    """Which cases there are, as pairs of their sum and their rows, and how many of each."""
+    """The distinct pairs of sum and rows, as an array of shape (kinds, 2), and the number of cases of each kind."""
     if np.all(clusters.rows == 1):
         sums, weights = np.unique(clusters.sums, return_counts=True)
         return np.column_stack((sums, np.ones(len(sums)))), weights
-    # As complex numbers, because pairs sort fast that way.
-    alike, weights = np.unique(clusters.sums + 1j * clusters.rows, return_counts=True)
-    return np.column_stack((alike.real, alike.imag)), weights
+    # NumPy sorts complex numbers faster than pairs.
+    distinct, weights = np.unique(clusters.sums + 1j * clusters.rows, return_counts=True)
+    return np.column_stack((distinct.real, distinct.imag)), weights
 
 
 def _draw_means_multinomial(kinds: Floats, weights: KindCounts, resamples: int) -> Floats:
-    """The means of so many samples of as many cases, drawn by how many there are of each kind."""
+    """The means of ``resamples`` bootstrap samples, drawn as the counts of each kind of case; fast with few kinds."""
     random, count = np.random.default_rng(_SEED), int(weights.sum())
     totals = random.multinomial(count, weights / count, size=resamples) @ kinds
     means: Floats = totals[:, 0] / totals[:, 1]
@@ -146,29 +152,30 @@ def _draw_means_multinomial(kinds: Floats, weights: KindCounts, resamples: int) 
 
 
 def _draw_means_by_index(kinds: Floats, weights: KindCounts, resamples: int) -> Floats:
-    """The same, each case drawn by itself: the better way where few are alike."""
+    """The means of ``resamples`` bootstrap samples, drawn as indices of cases; faster with many kinds."""
     random, cases = np.random.default_rng(_SEED), np.repeat(kinds, weights, axis=0)
     sums, rows = np.ascontiguousarray(cases[:, 0]), np.ascontiguousarray(cases[:, 1])
     means, batch = [], max(1, _DRAWS_PER_BATCH // len(cases))
-    for begun in range(0, resamples, batch):
-        chosen = random.integers(0, len(cases), size=(min(batch, resamples - begun), len(cases)))
+    for start in range(0, resamples, batch):
+        chosen = random.integers(0, len(cases), size=(min(batch, resamples - start), len(cases)))
         means.append(sums[chosen].sum(axis=1) / rows[chosen].sum(axis=1))
     return np.concatenate(means)
 
 
 def _jackknife(kinds: Floats, clusters: Clusters) -> Floats:
-    """The mean without one case, for a case of each kind."""
+    """The jackknife means: for each kind of case, the mean of all rows without one case of that kind."""
     left_out: Floats = (clusters.sums.sum() - kinds[:, 0]) / (clusters.rows.sum() - kinds[:, 1])
     return left_out
 
 
 def _bca(resampled_means: Floats, mean: float, left_out: Floats, weights: KindCounts) -> tuple[float, float]:
-    """The bias-corrected and accelerated bounds.
+    """The bias-corrected and accelerated (BCa) bounds of a bootstrap.
 
-    B. Efron and R. J. Tibshirani, "An Introduction to the Bootstrap" (1993), §14.3; samples that hit the mean itself
-    count by half on either side, as scores of few values often do.
+    ``left_out`` are the jackknife means of each kind of case, and ``weights`` the number of cases of that kind.
+    Resampled means equal to the observed mean count half below and half above it, because scores often have few
+    distinct values. Source: B. Efron and R. J. Tibshirani, "An Introduction to the Bootstrap" (1993), §14.3.
     """
-    # Rounded, or the last binary digit would tell a mean from the same numbers added up in another order.
+    # Rounded, because a different order of additions can change the last binary digit of an equal mean.
     resampled_means, mean = np.round(resampled_means, _ROUND_DIGITS), round(mean, _ROUND_DIGITS)
     fraction_below = (np.count_nonzero(resampled_means < mean) + np.count_nonzero(resampled_means <= mean)) / (
         2 * len(resampled_means)

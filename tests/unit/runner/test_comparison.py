@@ -103,15 +103,15 @@ def test_the_only_target_of_each_is_compared_under_both_names(tmp_path: Path) ->
 def test_runs_without_a_target_in_common_are_refused(tmp_path: Path) -> None:
     rows = [graded_row("1", 1.0, target=target) for target in ("x", "y")]
     both = write_results(tmp_path / "b", rows, targets=["x", "y"])
-    with pytest.raises(ConfigError, match="none in both"):
+    with pytest.raises(ConfigError, match="no target is in both"):
         compare_runs(run_of(tmp_path / "a", 9), both)
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"dataset": "e" * 64}, "other dataset"),
-        ({"graders": [{"name": "same", "builtin": "contains"}]}, "other graders"),
+        ({"dataset": "e" * 64}, "differ in their dataset"),
+        ({"graders": [{"name": "same", "builtin": "contains"}]}, "differ in their graders"),
     ],
 )
 def test_runs_of_other_cases_or_graders_are_refused_until_somebody_insists(

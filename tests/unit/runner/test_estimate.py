@@ -50,7 +50,7 @@ def test_tokens_follow_from_the_dataset() -> None:
     assert (
         tokens["a"]
         == tokens["b"]
-        == TokensEstimate(input=4000, output=400, basis=["answers as long as what is expected"])
+        == TokensEstimate(input=4000, output=400, basis=["answers as long as the expected ones"])
     )
 
 

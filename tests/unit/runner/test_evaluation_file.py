@@ -111,7 +111,10 @@ def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> Non
         ("dataset: c\ngraders: [{name: a, command: python judge.py}]", "graders[0].command: it must be a list"),
         ("dataset: c\ngraders: [{name: a, builtin: exact, pattern: x}]", "graders[0]: unknown key 'pattern'; known:"),
         ("dataset: c\ngraders: [{name: a, builtin: regex}]", "graders[0]: missing key 'pattern'"),
-        ("dataset: c\ngraders: [{name: a, builtin: regex, pattern: (}]", "graders[0]: it is no regular expression"),
+        (
+            "dataset: c\ngraders: [{name: a, builtin: regex, pattern: (}]",
+            "graders[0]: it is not a valid regular expression",
+        ),
         ("dataset: c\ngraders: [{name: a, builtin: numeric, tolerence: 1}]", "did you mean 'tolerance'?"),
         ("dataset: c\ngraders: [{name: a, builtin: numeric, take: any}]", "graders[0].take: it must be 'first',"),
         ("dataset: c\ngraders: [{name: a, builtin: json-schema}]", "graders[0]: missing key 'schema'"),

@@ -138,9 +138,12 @@ async def test_a_function_that_asks_for_a_session_has_a_narrow_one_of_its_own(tm
 @pytest.mark.parametrize(
     ("function", "error"),
     [
-        ("raises", r"It said: ValueError: no rubric of qtn_ses_\S+ \(judges.py, line \d+\)"),
-        ("leaves", r"It said: SystemExit: enough \(judges.py, line \d+\)"),
-        ("says_nothing", "It said: TypeError: it returned NoneType; return True or False, a score from 0 to 1, or"),
+        ("raises", r"It reported an error: ValueError: no rubric of qtn_ses_\S+ \(judges.py, line \d+\)"),
+        ("leaves", r"It reported an error: SystemExit: enough \(judges.py, line \d+\)"),
+        (
+            "says_nothing",
+            "It reported an error: TypeError: it returned NoneType; return True or False, a score from 0 to 1, or",
+        ),
         ("too_much", "Its score is not from 0 to 1"),
         ("crashes", r"It crashed \(killed by signal 11\)"),
         ("hangs", "It hung past its timeout of 3 s and was killed"),
@@ -200,14 +203,14 @@ async def test_every_grader_that_cannot_be_had_is_told_before_the_run(tmp_path: 
     says = [
         "missing cannot be imported: ModuleNotFoundError",
         "judges has no missing",
-        "judges:no_grader is no grader; write @quintain.grader above it",
+        "judges:no_grader is not a grader; write @quintain.grader above it",
         "broken cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (broken.py, line 1)",
         "takes 'outptu', which no grader is given; did you mean 'output'?",
         "nowhere.md: cannot be read",
         "empty.md: it is empty",
         "nowhere.json: cannot be read",
         "cwd: there is no folder",
-        "its command 'no-such-program' is on no path",
+        "its command 'no-such-program' is not on the PATH",
         "its command './judges.py': there is no program",
         "its command: there is no file",
         "its command: there is no file",

@@ -88,8 +88,8 @@ async def test_a_line_of_any_length_is_carried(tmp_path: Path) -> None:
     ("word", "sentence"),
     [
         ("crash", r"It crashed \(exit code 1\): I fell over"),
-        ("stop", "It ended without a word on this case"),
-        ("close", "It closed its stdout before it had a verdict"),
+        ("stop", "It ended without a verdict on this case"),
+        ("close", "It closed its stdout before it printed a verdict"),
         ("flood", "a line of more than 8 MiB"),
     ],
 )

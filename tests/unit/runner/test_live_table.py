@@ -104,7 +104,7 @@ def test_the_budget_says_how_much_the_run_will_take() -> None:
     board.budget.update(100, 400)
     (line,) = (line for line in rendered_lines(board) if line.startswith("budget"))
     assert "█" * 7 + "░" * 23 in line
-    assert "100/400 calls, about 200 in the end" in line
+    assert "100/400 calls, about 200 in total" in line
 
 
 def test_a_budget_that_does_not_last_says_when_it_is_spent() -> None:
@@ -114,7 +114,7 @@ def test_a_budget_that_does_not_last_says_when_it_is_spent() -> None:
         board.add_row(row(str(number)))
     board.budget.update(100, 150)
     (line,) = (line for line in rendered_lines(board, seconds=120) if line.startswith("budget"))
-    assert "spent about 04:01 and before the end: that takes about 200" in line
+    assert "spent about 04:01 before the run ends: the run needs about 200" in line
 
 
 def test_the_end_is_that_of_the_slowest_target() -> None:

@@ -100,7 +100,7 @@ def test_a_flood_of_errors_is_told_by_its_first() -> None:
         lines.tick()
     told = [line for line in stream.getvalue().splitlines() if line.startswith("error")]
     assert len(told) == 11
-    assert told[-1] == "error: and more of them; all are in the results"
+    assert told[-1] == "error: there are more errors; all are in the results"
 
 
 def test_the_live_table_is_gone_when_the_run_ends() -> None:

@@ -83,7 +83,7 @@ def test_calls_without_their_tokens_and_targets_without_a_price_make_it_at_least
     assert some.at_least
     assert cost_line(some) == "cost ≥ $0.0010: bot ≥ $0.0010"
     other = run_cost({"bot": target_usage(1, tokens_in=1_000_000), "judge": target_usage(1)}, {"bot": CHEAP})
-    assert cost_line(other) == "cost ≥ $1.00: bot $1.00; not counted, having no price: judge"
+    assert cost_line(other) == "cost ≥ $1.00: bot $1.00; not included, because the price is unknown: judge"
     assert run_cost({"bot": target_usage(1)}, {"bot": CHEAP}, complete=False).at_least
 
 

@@ -118,7 +118,7 @@ def test_rows_that_belong_to_nobody_knows_what_are_not_added_to(tmp_path: Path) 
     write(tmp_path)
     (tmp_path / "run.json").unlink()
     (tmp_path / "results.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match=r"holds results and no run\.json"):
+    with pytest.raises(ConfigError, match=r"holds results but no run\.json"):
         write(tmp_path)
 
 

@@ -173,7 +173,7 @@ async def test_a_grader_that_fails_when_the_budget_is_spent_is_told_as_that(tmp_
     assert outcome.row is not None
     assert outcome.row.error is not None
     assert outcome.row.error.code == "budget_exhausted"
-    assert "The run's budget is spent (limit: 1), and grader judge: It crashed" in outcome.row.error.error
+    assert "The run's budget is spent (limit: 1): grader judge: It crashed" in outcome.row.error.error
 
 
 async def test_a_grader_that_fails_while_the_ledger_cannot_be_read_keeps_its_own_sentence(tmp_path: Path) -> None:
