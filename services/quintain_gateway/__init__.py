@@ -1,8 +1,8 @@
-"""The HTTP gateway: translates requests of OpenAI's, Anthropic's and AgentV's APIs into calls over the bus.
+"""The HTTP gateway: translates requests of the OpenAI, Anthropic and AgentV APIs into calls over the broker.
 
-It holds no provider key and no admin token; every request brings its own token. `http` has what all endpoints share,
-`dispatch` makes the calls and writes responses, `apis` has the endpoints of each API, `server` builds and serves the
-application.
+The gateway holds no provider key and no admin token; every request carries its own token. `http` has what all
+endpoints share, `dispatch` makes the calls and writes the responses, `apis` has the endpoints of each API, `server`
+builds and serves the ASGI application.
 """
 
 from typing import TYPE_CHECKING

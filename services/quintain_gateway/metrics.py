@@ -1,4 +1,7 @@
-"""The gateway's Prometheus metrics, and a client transport that counts calls. No label value is chosen by a client."""
+"""The gateway's Prometheus metrics, and a client transport that counts calls.
+
+Label values are never taken from a request: unknown routes, methods and targets share one value each.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +20,55 @@ from quintain.observability.metrics import ServiceMetrics
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.client import RpcClient
 
-#: The label of a call that named no target, and has no result to tell which one was the default.
+#: The label of a call that named no target and has no result that names the default one.
 DEFAULT_TARGET_LABEL = "(default)"
 
-#: The label of a call that named a target nobody registered.
+#: The label of a call that named a target which is not registered.
 UNKNOWN_TARGET_LABEL = "(unknown)"
 
 
 class GatewayMetrics(ServiceMetrics):
-    """One gateway's metrics."""
+    """The Prometheus metrics of one gateway."""
 
     def __init__(self) -> None:
+        """Create all metrics in the registry of this service."""
         super().__init__("gateway")
         self._label_targets: set[str] = set()
         self._rpc_client: RpcClient | None = None
-        self._requests = self.counter("requests", "Requests answered", "route", "method", "status")
-        self._request_seconds = self.histogram("request_seconds", "From the headers to the answer", "route")
-        self.in_flight = self.gauge("requests_in_flight", "Requests being answered")
-        self._calls = self.counter("calls", "Calls ended, by target and code", "target", "code")
-        self.connections = self.gauge("connections", "Connections open")
-        self._rejected_connections = self.counter("turned_away", "Answered before there was a request", "reason")
+        self._requests = self.counter("requests", "HTTP requests", "route", "method", "status")
+        self._request_seconds = self.histogram(
+            "request_seconds", "Seconds from the headers of a request to the end of its response", "route"
+        )
+        self.in_flight = self.gauge("requests_in_flight", "HTTP requests in progress")
+        self._calls = self.counter("calls", "Ended calls by target and code", "target", "code")
+        self.connections = self.gauge("connections", "Open connections")
+        self._rejected_connections = self.counter(
+            "turned_away", "Connections answered or closed before a complete request", "reason"
+        )
         self.add_callback(self._collect_unmatched_replies)
 
     def watch_rpc_client(self, rpc_client: RpcClient) -> None:
-        """Show from now on how many replies came to this caller that nobody waited for."""
+        """Export this client's count of replies that matched no pending request."""
         self._rpc_client = rpc_client
 
     def count_request(self, route: str, method: str, status: int, duration_seconds: float) -> None:
-        """Count a request. ``route`` is a template, ``method`` one of few, ``status`` 0 where nothing was answered."""
+        """Count one HTTP request and record its duration.
+
+        ``route`` is a path template and ``method`` an HTTP method or ``other``. ``status`` is 0 if no response was
+        sent.
+        """
         self._requests.labels(route, method, str(status)).inc()
         self._request_seconds.labels(route).observe(duration_seconds)
 
     def allow_target_labels(self, targets: Iterable[str]) -> None:
-        """Allow the names of these registered targets as labels."""
+        """Allow the names of these registered targets as label values."""
         self._label_targets.update(targets)
 
     def count_call(self, request: InvokeRequest, code: str, *, served_by: str | None = None) -> None:
-        """Count a call: ``code`` is its fault's, or ``ok``; ``served_by`` the target that answered, where one did."""
+        """Count one ended call.
+
+        ``code`` is the fault's code, or ``ok``. ``served_by`` is the name of the target that answered, if one did.
+        """
         if served_by is not None:
             self._label_targets.add(served_by)
         name = served_by or request.requested_target
@@ -61,13 +76,13 @@ class GatewayMetrics(ServiceMetrics):
         self._calls.labels(target, code).inc()
 
     def count_rejected_connection(self, reason: str) -> None:
-        """Count a connection that got no further than its headers."""
+        """Count a connection that was answered or closed without a complete request; ``reason`` is a label value."""
         self._rejected_connections.labels(reason).inc()
 
     def _collect_unmatched_replies(self) -> Iterable[Metric]:
         unmatched_count = 0 if self._rpc_client is None else self._rpc_client.unmatched_replies
         yield CounterMetricFamily(
-            self.full_name("unmatched_replies"), "Answers that nobody waited for any more", value=unmatched_count
+            self.full_name("unmatched_replies"), "Replies that matched no pending request", value=unmatched_count
         )
 
 
@@ -76,18 +91,18 @@ CODE_BUS_ERROR = "bus_error"
 
 
 class InstrumentedTransport:
-    """Another transport, instrumented. ``on_info`` is called with each `Info` that comes."""
+    """A transport that counts the calls of another one. ``on_info`` is called with each `Info` reply."""
 
     def __init__(self, transport: Transport, metrics: GatewayMetrics, on_info: Callable[[Info], None]) -> None:
         self._transport, self._metrics, self._on_info = transport, metrics, on_info
 
     @property
     def clock(self) -> Clock:
-        """As of the transport."""
+        """The clock of the wrapped transport."""
         return self._transport.clock
 
     async def invoke(self, call: InvokeCall) -> Result:
-        """As `Transport.invoke`; counts the call by how it ended."""
+        """Same as `Transport.invoke`; counts the call by how it ended."""
         try:
             result = await self._transport.invoke(call)
         except Fault as fault:
@@ -103,20 +118,20 @@ class InstrumentedTransport:
         return result
 
     async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
-        """As `Transport.invoke_batch`. The gateway invokes the items of a batch one by one, so it counts nothing."""
+        """Same as `Transport.invoke_batch`; counts nothing, because the gateway makes a batch's calls one by one."""
         return await self._transport.invoke_batch(items, deadline_seconds=deadline_seconds)
 
     async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
-        """As `Transport.request`."""
+        """Same as `Transport.call_route`; passes each `Info` reply to ``on_info``."""
         reply = await self._transport.call_route(route, request, timeout_seconds=timeout_seconds)
         if isinstance(reply, Info):
             self._on_info(reply)
         return reply
 
     def cancel_later(self, request_ids: Sequence[str]) -> None:
-        """As `Transport.cancel_later`."""
+        """Same as `Transport.cancel_later`."""
         self._transport.cancel_later(request_ids)
 
     async def close(self) -> None:
-        """As `Transport.close`."""
+        """Same as `Transport.close`."""
         await self._transport.close()

@@ -1,6 +1,6 @@
 """Sessions over HTTP with the admin token: ``POST`` and ``GET /sessions``; ``GET``, ``PATCH`` and ``DELETE`` of one.
 
-A session's own token may only open child sessions of that session, as over the bus.
+A session's own token may only open child sessions of that session, as over the broker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BODY_FAULT_STATUSES = (400, 408, 413)
 
 
 class SessionPatch(Message):
-    """Change a session's limit or state; usage is never reset, and a limit below it becomes it."""
+    """Change the call limit or state of a session. Usage is never reset; a limit below the usage is raised to it."""
 
     max_calls: Count | None = None
     state: SessionState | None = None
@@ -50,7 +50,7 @@ OPERATIONS = (
     Operation(
         "POST",
         "/sessions",
-        "Open a session; its token is shown this once",
+        "Open a session; its token is returned only once",
         token=ADMIN_TOKEN,
         request_model=OpenSession,
         responses={201: SessionOpened, **fault_responses(403, *_BODY_FAULT_STATUSES, *_COMMON_FAULT_STATUSES)},
@@ -58,7 +58,7 @@ OPERATIONS = (
     Operation(
         "GET",
         "/sessions",
-        "The sessions, newest first, a page at a time",
+        "List sessions, newest first, one page at a time",
         token=ADMIN_TOKEN,
         responses={200: SessionList, **fault_responses(400, *_COMMON_FAULT_STATUSES)},
         query={"cursor": {"type": "string"}, "state": {"enum": [state.value for state in SessionState]}},
@@ -66,14 +66,14 @@ OPERATIONS = (
     Operation(
         "GET",
         SESSION_PATH,
-        "One session and its counters",
+        "Show a session and its counters",
         token=ADMIN_TOKEN,
         responses={200: Info, **fault_responses(404, *_COMMON_FAULT_STATUSES)},
     ),
     Operation(
         "PATCH",
         SESSION_PATH,
-        "Change a session's limit or state",
+        "Change a session's call limit or state",
         token=ADMIN_TOKEN,
         request_model=SessionPatch,
         responses={200: Info, **fault_responses(404, *_BODY_FAULT_STATUSES, *_COMMON_FAULT_STATUSES)},
@@ -81,7 +81,7 @@ OPERATIONS = (
     Operation(
         "DELETE",
         SESSION_PATH,
-        "Close a session for ever",
+        "Close a session permanently",
         token=ADMIN_TOKEN,
         responses={200: Info, **fault_responses(404, *_COMMON_FAULT_STATUSES)},
     ),
@@ -89,7 +89,7 @@ OPERATIONS = (
 
 
 class SessionEndpoints:
-    """The endpoints of sessions."""
+    """The endpoints that open, list, show, change and close sessions."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
@@ -99,7 +99,7 @@ class SessionEndpoints:
         ]
 
     async def open(self, request: Request) -> Response:
-        """``POST /sessions``"""
+        """``POST /sessions``: open a session and return its token."""
         admin = self._gateway.admin_client(request)
         try:
             open_session = OpenSession.from_wire(await self._gateway.read_body(request))
@@ -109,7 +109,7 @@ class SessionEndpoints:
         return _message_response(await admin.open(open_session), status=201)
 
     async def list(self, request: Request) -> Response:
-        """``GET /sessions?cursor=&state=``"""
+        """``GET /sessions?cursor=&state=``: list sessions, newest first, one page at a time."""
         admin = self._gateway.admin_client(request)
         try:
             list_sessions = ListSessions.model_validate(
@@ -121,11 +121,11 @@ class SessionEndpoints:
         return _message_response(await admin.list(list_sessions))
 
     async def show(self, request: Request) -> Response:
-        """``GET /sessions/{id}``"""
+        """``GET /sessions/{session_id}``: return a session and its counters."""
         return _message_response(await _existing_session(self._gateway.admin_client(request), request))
 
     async def amend(self, request: Request) -> Response:
-        """``PATCH /sessions/{id}``"""
+        """``PATCH /sessions/{session_id}``: change the call limit or the state of a session."""
         admin = self._gateway.admin_client(request)
         session = await _existing_session(admin, request)
         patch = SessionPatch.from_wire(await self._gateway.read_body(request))
@@ -133,7 +133,7 @@ class SessionEndpoints:
         return _message_response(await admin.amend(amend_session))
 
     async def close(self, request: Request) -> Response:
-        """``DELETE /sessions/{id}``"""
+        """``DELETE /sessions/{session_id}``: close a session permanently."""
         admin = self._gateway.admin_client(request)
         session = await _existing_session(admin, request)
         return _message_response(
@@ -141,7 +141,7 @@ class SessionEndpoints:
         )
 
     async def _verify_token(self, request: Request, admin: Admin) -> None:
-        """The token before the body: whoever may open nothing hears nothing about what was wrong with it."""
+        """Raise `Unauthorized` if the token is not valid, before details of an invalid request are disclosed."""
         with contextlib.suppress(Unauthorized):
             SessionToken.parse(bearer_token(request))
             await (await self._gateway.session_client(request)).get_info()
@@ -151,7 +151,7 @@ class SessionEndpoints:
 
 
 async def _existing_session(admin: Admin, request: Request) -> Info:
-    """The session of the path. Raises `NotFound`, which is all that a good token's `show` can be refused for."""
+    """Return the session of the path. Raises `NotFound` for any `BadRequest`: the session does not exist."""
     try:
         return await _show_session(admin, request.path_params["session_id"])
     except BadRequest as bad_request:
@@ -162,7 +162,7 @@ async def _show_session(admin: Admin, session_id: str) -> Info:
     try:
         ShowSession(session_id=session_id)
     except ValidationError:
-        # What can be no session's name; the token is looked at all the same.
+        # Not a valid session id; the request is sent anyway so that the token is checked.
         session_id = ""
     return await admin.show(session_id)
 

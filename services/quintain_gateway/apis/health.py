@@ -27,19 +27,19 @@ API = Api(error_response=fault_response)
 
 
 OPERATIONS = (
-    Operation("GET", "/health/live", "Whether the process answers", responses={200: Live, **fault_responses(431)}),
+    Operation("GET", "/health/live", "Liveness: the process answers", responses={200: Live, **fault_responses(431)}),
     Operation(
         "GET",
         "/health/ready",
-        "Whether the fleet can be reached",
+        "Readiness: the metadata service replies through the broker",
         responses={200: Readiness, 503: Readiness, **fault_responses(431)},
     ),
-    Operation("GET", "/metrics", "Numbers for Prometheus", responses={200: "text/plain", **fault_responses(431)}),
+    Operation("GET", "/metrics", "Prometheus metrics", responses={200: "text/plain", **fault_responses(431)}),
 )
 
 
 class GatewayHealthEndpoints:
-    """The endpoints of probes."""
+    """The endpoints for liveness and readiness probes and for Prometheus."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         endpoints = HealthEndpoints(gateway.metrics, MetadataHealthCheck(gateway.rpc_client).check)
@@ -51,14 +51,14 @@ class GatewayHealthEndpoints:
 
 
 class MetadataHealthCheck:
-    """A question to the metadata service that nobody may ask, and its refusal."""
+    """Checks that the metadata service replies, with a request under a random token that it must refuse."""
 
     def __init__(self, rpc_client: RpcClient) -> None:
         self._rpc_client = rpc_client
         self._token = SessionToken.mint().text
 
     async def check(self) -> str | None:
-        """Whether the way through the broker to the metadata service and back is open."""
+        """Return None if the metadata service replied in time, else a sentence that says why not."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
                 with contextlib.suppress(Unauthorized):
@@ -68,5 +68,5 @@ class MetadataHealthCheck:
         except (Fault, BusError, NoAnswer) as error:
             return error.message
         except TimeoutError:
-            return f"The broker took no question within {CHECK_TIMEOUT_SECONDS:g} s"
+            return f"The broker accepted no request within {CHECK_TIMEOUT_SECONDS:g} s"
         return None

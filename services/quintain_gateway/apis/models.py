@@ -20,7 +20,7 @@ from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_respon
 
 MODELS_PATH, MODEL_PATH = "/v1/models", "/v1/models/{model}"
 
-#: Every client of Anthropic's sends it, and nobody else does.
+#: A header that every client of Anthropic's API sends, and no client of OpenAI's.
 ANTHROPIC_VERSION_HEADER = "anthropic-version"
 
 _COMMON_FAULT_STATUSES = (401, 405, 500, 503)
@@ -29,7 +29,7 @@ OPERATIONS = (
     Operation(
         "GET",
         MODELS_PATH,
-        "The session's targets, as OpenAI's models; with anthropic-version as Anthropic's",
+        "List the session's targets in OpenAI's format, or in Anthropic's with the header anthropic-version",
         token=SESSION_TOKEN,
         responses={
             200: OpenAIModelList,
@@ -40,7 +40,7 @@ OPERATIONS = (
     Operation(
         "GET",
         MODEL_PATH,
-        "One target as a model of OpenAI's; with anthropic-version as one of Anthropic's",
+        "Show one target in OpenAI's format, or in Anthropic's with the header anthropic-version",
         token=SESSION_TOKEN,
         responses={
             200: OpenAIModel,
@@ -52,7 +52,7 @@ OPERATIONS = (
 
 
 def to_endpoint(handler: Handler) -> Handler:
-    """An endpoint that refuses in the words of whoever asks."""
+    """Wrap a handler so that errors are written in the format of the client's API, OpenAI's or Anthropic's."""
     for_openai, for_anthropic = openai.API.to_endpoint(handler), anthropic.API.to_endpoint(handler)
 
     async def respond(request: Request) -> Response:
@@ -62,7 +62,7 @@ def to_endpoint(handler: Handler) -> Handler:
 
 
 class ModelEndpoints:
-    """The endpoints, behind any prefix."""
+    """The endpoints that list a session's targets as models, behind any path prefix."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
@@ -72,12 +72,12 @@ class ModelEndpoints:
         ]
 
     async def list_models(self, request: Request) -> Response:
-        """``GET /v1/models``"""
+        """``GET /v1/models``: list the targets that the session may call."""
         write = write_anthropic_models if is_anthropic_client(request) else write_models
         return JSONResponse(write(await self._targets(request)))
 
     async def get_model(self, request: Request) -> Response:
-        """``GET /v1/models/{model}``"""
+        """``GET /v1/models/{model}``: return one target. Raises `NotFound` if the session may not call it."""
         targets = await self._targets(request)
         name = request.path_params["model"]
         if name not in targets:
@@ -93,5 +93,5 @@ class ModelEndpoints:
 
 
 def is_anthropic_client(request: Request) -> bool:
-    """Whether a client of Anthropic's asks."""
+    """Whether the request comes from a client of Anthropic's API."""
     return ANTHROPIC_VERSION_HEADER in request.headers

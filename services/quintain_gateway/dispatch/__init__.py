@@ -1,1 +1,1 @@
-"""Makes the calls of a request and writes their results as a response, whole or streamed."""
+"""Makes the calls of an HTTP request and writes their results as one JSON body or as a stream."""

@@ -1,8 +1,8 @@
-"""The calls of one HTTP request, run concurrently while its response is written.
+"""Runs the calls of one HTTP request concurrently while its response is written.
 
 Status and headers can be sent only once. Before they are sent, `CallGroup.check_and_reserve` makes sure that the
-session may call the target and that the budget suffices. After that the connection is kept open for as long as the
-calls wait.
+session may call the target and that the budget suffices. After that, keep-alive bytes hold the connection open while
+the calls wait in a queue.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from quintain_gateway.http.idempotency import IdempotencyKey
 
 log = logging.getLogger(__name__)
 
-#: So long it is tried to give back what was reserved and not used, in seconds.
+#: The timeout for releasing unused reservations, in seconds.
 RELEASE_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchRequest:
-    """What is asked: one call for each choice. ``stream``: the answer's pieces are wanted as they come."""
+    """The calls to make for one HTTP request: the same `InvokeRequest`, once per choice.
+
+    ``key`` gives the request ids, ``deadline_seconds`` counts from now, ``choice_count`` is the number of calls, and
+    ``stream`` asks the workers for chunks while they produce the text.
+    """
 
     request: InvokeRequest
     key: IdempotencyKey
@@ -37,14 +41,17 @@ class DispatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallEvent:
-    """What came of one of the calls: a piece of its answer, its result, or its fault."""
+    """An event of one call: a chunk of text, the result, or the fault that ended the call.
+
+    ``choice`` is the index of the call within its `CallGroup`, from 0.
+    """
 
     choice: int
     payload: Chunk | Result | Fault
 
 
 class CallGroup:
-    """The calls of one request, all under way at once. Whoever begins them closes them."""
+    """The calls of one HTTP request, which run concurrently. The code that starts a group must close it."""
 
     def __init__(self, client: Client, dispatch_request: DispatchRequest) -> None:
         self._client, self._dispatch_request = client, dispatch_request
@@ -55,13 +62,13 @@ class CallGroup:
 
     @property
     def choice_count(self) -> int:
-        """How many calls they are."""
+        """The number of calls in this group."""
         return len(self._request_ids)
 
     async def start(self) -> None:
-        """Ask: all of them, or, where the budget does not suffice for that, none.
+        """Start all calls. The budget for several calls is reserved first, for all of them or for none.
 
-        Raises `BudgetExhausted`, and what else a reservation may end with.
+        Raises `BudgetExhausted` if the budget does not suffice, or any other `Fault` of the reservation.
         """
         if len(self._request_ids) > 1:
             await self._reserve(self._request_ids)
@@ -69,9 +76,9 @@ class CallGroup:
         self._calls = [loop.create_task(self._run_call(choice)) for choice in range(len(self._request_ids))]
 
     async def check_and_reserve(self) -> None:
-        """Make certain, before anything is sent, that calls which still wait in a queue may be made.
+        """Check, before headers are sent, that the unfinished calls are allowed, and reserve the budget for them.
 
-        Raises `BudgetExhausted`, `ForbiddenTarget`, `Unauthorized`.
+        Raises `BudgetExhausted`, `ForbiddenTarget` or `Unauthorized`.
         """
         info = await self._client.get_info()
         target = self._dispatch_request.request.requested_target or info.target_name
@@ -83,11 +90,11 @@ class CallGroup:
         except BudgetExhausted:
             if len(self._request_ids) > 1 or info.call_count < info.max_calls:
                 raise
-            # Nobody asked for a batch: the sentence that a single call hears.
+            # The client made a single call, so the message must not mention a batch.
             raise BudgetExhausted(f"Max calls exceeded (limit: {info.max_calls})") from None
 
     async def next_event(self, timeout_seconds: float) -> CallEvent | None:
-        """What came next; None where nothing came in so many seconds."""
+        """Return the next event of any call, or None if there is none within ``timeout_seconds``."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await self._events.get()
@@ -95,14 +102,17 @@ class CallGroup:
             return None
 
     async def results(self, timeout_seconds: float) -> list[Result] | None:
-        """Every choice's result; None where that takes longer. Raises the first `Fault`, without waiting for others."""
+        """Return the results in the order of the choices, or None if a call still runs after ``timeout_seconds``.
+
+        Raises the first `Fault` of any call without waiting for the other calls.
+        """
         done, pending = await asyncio.wait(self._calls, timeout=timeout_seconds, return_when=asyncio.FIRST_EXCEPTION)
         for call in done:
             call.result()
         return None if pending else [call.result() for call in self._calls]
 
     async def close(self) -> None:
-        """Take back what still runs, and give back what was reserved and not used."""
+        """Cancel the calls that still run, and release reservations that were not used."""
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -112,12 +122,12 @@ class CallGroup:
             async with asyncio.timeout(RELEASE_TIMEOUT_SECONDS):
                 await self._client.release(sorted(self._reserved_ids))
         except (Fault, BusError, TimeoutError) as error:
-            log.warning("What a request reserved and did not use is given back at its deadline: %s", error)
+            log.warning("Unused reservations were not released and expire at their deadline: %s", error)
 
     async def _reserve(self, request_ids: list[str]) -> None:
         if not request_ids:
             return
-        # From here on something may be reserved, also where the client leaves before the answer comes.
+        # Noted before the request is sent: it may reserve although the client disconnects before the reply.
         self._reserved_ids.update(request_ids)
         try:
             await self._client.reserve_ids(request_ids, deadline_seconds=self._dispatch_request.deadline_seconds)
@@ -157,5 +167,5 @@ class CallGroup:
         except Fault:
             raise
         except Exception as error:
-            # Whatever went wrong, whoever waits hears of it.
-            raise log_defect(error, "asking a target") from None
+            # Any other exception also ends the call with a fault, so that the client gets a response.
+            raise log_defect(error, "calling a target") from None

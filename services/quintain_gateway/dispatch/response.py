@@ -20,42 +20,45 @@ from quintain_gateway.dispatch.streaming import CallStreamingResponse, ChunkAsse
 from quintain_gateway.http.context import RequestContext
 from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE
 
-#: What stands between a stream and whoever reads it keeps nothing back.
+#: Headers that tell proxies not to buffer or cache a stream.
 NO_BUFFERING_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class ResponseEncoder(Protocol):
-    """How one API writes an answer. Everything is pure; events are bytes as they go over the wire."""
+    """How one API encodes a response. The methods do no I/O; events are returned as the bytes to send."""
 
     @property
     def keep_alive_event(self) -> bytes:
-        """An event that nobody reads."""
+        """An event without content, sent while there is nothing else to send."""
 
     def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The answer as one body."""
+        """Return the JSON body of a complete response, one result per choice."""
 
     def encode_error(self, fault: Fault) -> dict[str, Any]:
-        """A fault as a body."""
+        """Return the JSON body of an error response."""
 
     def stream_start(self, choice_count: int) -> bytes:
-        """The answer begins."""
+        """Return the events that begin a stream with ``choice_count`` choices."""
 
     def stream_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
-        """A piece of a choice's text."""
+        """Return the events for the next piece of a choice's text. ``is_first`` marks the choice's first piece."""
 
     def stream_choice_end(self, choice: int, result: Result) -> bytes:
-        """A choice is at its end; its text has been said."""
+        """Return the events that end a choice whose text was sent completely."""
 
     def stream_end(self, results: Sequence[Result]) -> bytes:
-        """The whole answer is at its end."""
+        """Return the events that end the stream, after all choices have ended."""
 
     def stream_error(self, fault: Fault) -> bytes:
-        """The answer has no end."""
+        """Return the events that end the stream with an error."""
 
 
 class ResponseWriter:
-    """One request's answer. ``headers`` go with it, whatever it is; a client that waits hears something every
-    ``keep_alive_seconds``."""
+    """Writes the response of one HTTP request.
+
+    ``headers`` are sent with every response. While the calls run, something is sent every ``keep_alive_seconds``, so
+    that proxies do not close the connection.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,11 @@ class ResponseWriter:
         self._keep_alive_seconds = keep_alive_seconds
 
     async def json_response(self) -> Response:
-        """The whole answer, or, where it takes long, a body that begins with blank lines. Raises a `Fault`."""
+        """Return the response as one JSON body.
+
+        If the calls take longer than ``keep_alive_seconds``, the body is streamed and begins with newlines, which JSON
+        permits. Raises the `Fault` of a call that fails before headers are sent.
+        """
         async with self._started_calls():
             results = await self._calls.results(self._keep_alive_seconds)
             if results is None:
@@ -84,7 +91,10 @@ class ResponseWriter:
         )
 
     async def streaming_response(self) -> Response:
-        """Server-sent events, once it is certain that the calls may be made. Raises a `Fault`."""
+        """Return a stream of server-sent events, once it is certain that the calls may be made.
+
+        Raises the `Fault` of a call that fails before headers are sent.
+        """
         async with self._started_calls():
             first_event = await self._calls.next_event(self._keep_alive_seconds)
             if first_event is None:
@@ -103,7 +113,7 @@ class ResponseWriter:
 
     @contextlib.asynccontextmanager
     async def _started_calls(self) -> AsyncIterator[None]:
-        """Ask; where the answer cannot even begin, whatever still runs is taken back."""
+        """Start the calls, and close them if the response cannot be started."""
         try:
             await self._calls.start()
             yield
@@ -112,7 +122,7 @@ class ResponseWriter:
             raise
 
     async def _padded_json(self) -> AsyncIterator[bytes]:
-        """Blank lines, which JSON does not mind, until the answer is there."""
+        """Yield newlines until the results are there, then the JSON body."""
         yield b"\n"
         try:
             while (results := await self._calls.results(self._keep_alive_seconds)) is None:
@@ -152,7 +162,7 @@ class ResponseWriter:
         return self._encoder.stream_error(fault)
 
     def _encode_event(self, assembler: ChunkAssembler, event: CallEvent) -> bytes:
-        """What is written for one thing heard, often nothing. Raises the `Fault` that a call ended with."""
+        """Encode one event, often as no bytes at all. Raises the `Fault` that ended a call."""
         if isinstance(event.payload, Fault):
             raise event.payload
         is_first = not assembler.has_output
@@ -168,7 +178,7 @@ class ResponseWriter:
 
 
 def result_headers(results: Sequence[Result]) -> dict[str, str]:
-    """What the ledger and the queue say of the calls, for the answer's headers."""
+    """Return the response headers with the session's call count and limit and the longest time in a queue."""
     return {
         "x-quintain-call-count": str(max(result.call_count for result in results)),
         "x-quintain-max-calls": str(results[0].max_calls),

@@ -1,4 +1,4 @@
-"""A streaming response, and the text of one choice as it is assembled from the chunks of several attempts."""
+"""The streaming HTTP response, and the assembly of one choice's text from the chunks of several attempts."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from quintain_gateway.http.errors import GatewayStopping
 
 
 class ChunkAssembler:
-    """What was passed on of one answer, and what still may be.
+    """Decides which text of one choice is sent to the client when a worker retries a call.
 
-    A later attempt begins the answer again. What was passed on cannot be taken back: a later attempt that repeats it
-    goes on from there, and one that differs, or of which a piece was lost, is waited for to its end. The result then
-    shows whether it begins with the same words.
+    Every attempt produces the text from the beginning, and text that was sent cannot be taken back. An attempt that
+    repeats the sent text continues from there. For an attempt that differs, or lost a chunk, nothing is sent until its
+    result arrives; the result shows whether it begins with the sent text.
     """
 
     def __init__(self) -> None:
         self._sent: list[str] = []
         self._attempt = self._seq = 0
-        #: What was passed on and this attempt has not repeated yet.
+        #: Text that was sent and that the current attempt has not repeated yet.
         self._unrepeated = ""
         self._has_diverged = False
 
     @property
     def has_output(self) -> bool:
-        """Whether anything was passed on."""
+        """Whether any text was sent."""
         return bool(self._sent)
 
     def add_chunk(self, chunk: Chunk) -> str:
-        """What of this piece is to be passed on, often all of it."""
+        """Add a chunk and return the text to send for it: often all of the chunk, empty if it repeats sent text."""
         if chunk.attempt > self._attempt:
             self._attempt, self._seq = chunk.attempt, 0
             self._unrepeated, self._has_diverged = "".join(self._sent), False
         if chunk.attempt < self._attempt or chunk.seq < self._seq or self._has_diverged:
-            return ""  # void, or a repeat
+            return ""  # of an earlier attempt, or a duplicate
         repeated_length = min(len(self._unrepeated), len(chunk.delta))
         if chunk.seq > self._seq or not self._unrepeated.startswith(chunk.delta[:repeated_length]):
             self._has_diverged = True
@@ -50,13 +50,15 @@ class ChunkAssembler:
         return self._emit(chunk.delta[repeated_length:])
 
     def finish(self, result: Result) -> str:
-        """What is still to be passed on at the end. Raises `ProviderFailed` where the answer is another one than was
-        begun."""
+        """Return the rest of the text to send, from the result of the call.
+
+        Raises `ProviderFailed` if the result does not begin with the text that was sent.
+        """
         sent = "".join(self._sent)
         if not result.raw_text.startswith(sent):
             raise ProviderFailed(
-                "The answer was begun again by a later attempt and differs: ask again under the same Idempotency-Key "
-                "without stream, and the whole answer comes without another charge",
+                "A retry gave another answer than the part that was streamed: repeat the request with the same "
+                "Idempotency-Key and without stream to get the whole answer without another charge",
                 charged=True,
             )
         return self._emit(result.raw_text[len(sent) :])
@@ -68,7 +70,10 @@ class ChunkAssembler:
 
 
 class CallStreamingResponse(StreamingResponse):
-    """A body in pieces. ``encode_fault`` writes the fault of an answer that this gateway cannot bring to its end."""
+    """A response body that is written while calls run, and closes them at the end.
+
+    ``encode_fault`` encodes the fault to send as the last bytes if the gateway stops before the body is complete.
+    """
 
     def __init__(
         self,
@@ -82,7 +87,7 @@ class CallStreamingResponse(StreamingResponse):
         self._calls, self._encode_fault = calls, encode_fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write it, for as long as the client is there."""
+        """Write the body until it is complete or the client disconnects."""
         has_started = False
 
         async def tracked_send(message: Message) -> None:
@@ -93,7 +98,7 @@ class CallStreamingResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, tracked_send)
         except asyncio.CancelledError:
-            # The server's grace is over; nobody else cancels this task.
+            # The server's grace period is over; nothing else cancels this task.
             if not has_started:
                 raise
             await send(

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from quintain.contracts.token import mask_tokens
 
-#: Of requests for which no API stands: whatever was asked, it is no name in a metric or a log.
+#: The route of requests that match no API: their paths must not become label values or log fields.
 UNMATCHED_ROUTE = "elsewhere"
 
 _VALID_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -19,7 +19,11 @@ _VALID_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 @dataclass(slots=True)
 class RequestContext:
-    """``id`` travels in ``x-request-id``; it is no idempotency key. ``route`` is a template, ``session_id`` public."""
+    """The facts about one HTTP request that the access log, the metrics and the span show.
+
+    ``id`` is the value of ``x-request-id``; it is not an idempotency key. ``route`` is a path template and
+    ``session_id`` the public id of the session; ``code`` is the code of the error response. The last two may be empty.
+    """
 
     id: str
     route: str = UNMATCHED_ROUTE
@@ -28,19 +32,22 @@ class RequestContext:
 
 
 def valid_or_new_id(client_value: str | None) -> str:
-    """The client's own id for its request where that is fit to be logged and sent back, else a new one."""
+    """Return the client's id for its request if it is safe to log and to send back, else a new random id.
+
+    ``client_value`` is the ``x-request-id`` header. A value that contains a token is not safe.
+    """
     if client_value is not None and _VALID_ID.fullmatch(client_value) and mask_tokens(client_value) == client_value:
         return client_value
     return secrets.token_hex(8)
 
 
 def context_of(request: Request) -> RequestContext:
-    """The visit that this request is."""
+    """Return the context of this request."""
     return context_in_scope(request.scope)
 
 
 def context_in_scope(scope: Scope) -> RequestContext:
-    """The visit of an ASGI scope; one that nobody kept a journal of gets its own."""
-    context = scope.setdefault("state", {}).setdefault("visit", RequestContext(valid_or_new_id(None)))
+    """Return the context stored in an ASGI scope; store a new one if there is none."""
+    context = scope.setdefault("state", {}).setdefault("context", RequestContext(valid_or_new_id(None)))
     assert isinstance(context, RequestContext)
     return context

@@ -45,24 +45,25 @@ from quintain_gateway.metrics import GatewayMetrics, InstrumentedTransport
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-#: Every method there is a name for; a label's value is one of these.
+#: The HTTP methods that may become label values.
 HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
 def method_route(
     path: str, handlers: Mapping[str, Handler], to_endpoint: Callable[[Handler], Handler], *, any_prefix: bool = False
 ) -> Route:
-    """A path and what answers each of its methods; any other one is 405. OPTIONS is answered for every path alike.
+    """Return a route that dispatches a path by HTTP method and answers any other method with 405.
 
-    ``to_endpoint`` is the API's own: what turns a fault into its words. ``any_prefix``: behind any prefix, too; the
-    route's own path, which is a label, has none.
+    ``handlers`` maps methods to handlers; HEAD uses the handler of GET, and OPTIONS is not matched here.
+    ``to_endpoint`` wraps the handler with the error format of an API, see `Api.to_endpoint`. With ``any_prefix`` the
+    path also matches behind any prefix; the route's path, which is a metric label, remains the one without it.
     """
     handlers_by_method = {**handlers, **({"HEAD": handlers["GET"]} if "GET" in handlers else {})}
     allowed = ", ".join(sorted(handlers_by_method))
 
     async def handle(request: Request) -> Response:
         if request.method not in handlers_by_method:
-            raise MethodNotAllowed(f"{path} does not know {request.method}: there is {allowed}")
+            raise MethodNotAllowed(f"{path} does not allow {request.method}; it allows {allowed}")
         return await handlers_by_method[request.method](request)
 
     async def respond(request: Request) -> Response:
@@ -80,21 +81,25 @@ def method_route(
 
 ResultT = TypeVar("ResultT")
 
-#: The metadata service's time is asked for again when it was heard this long ago.
+#: The age, in seconds, at which the time of the metadata service is requested again.
 CLOCK_MAX_AGE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """One HTTP dialect: how its refusals are written, what headers every answer carries, and under which name its
-    clients look for the request's id, where that is not ``x-request-id``."""
+    """What all endpoints of one HTTP API have in common.
+
+    ``error_response`` writes a fault in the format of the API, and ``headers`` are sent with every response.
+    ``request_id_header`` is a header in which clients of this API expect the request's id in addition to
+    ``x-request-id``.
+    """
 
     error_response: Callable[[Fault], Response]
     headers: Mapping[str, str] = field(default_factory=dict)
     request_id_header: str | None = None
 
     def to_endpoint(self, handler: Handler) -> Handler:
-        """An endpoint that always answers: what goes wrong becomes a refusal in this dialect."""
+        """Wrap a handler so that every exception becomes an error response in the format of this API."""
 
         async def respond(request: Request) -> Response:
             context = context_of(request)
@@ -106,7 +111,7 @@ class Api:
             except (BusError, NoAnswer) as bus_error:
                 response = self._error_response(request, unreachable_fault(bus_error))
             except Exception as error:
-                # Whatever went wrong, the client gets its one answer.
+                # The client gets a response whatever the exception is.
                 response = self._error_response(
                     request, log_defect(error, f"answering {context.route}, x-request-id {context.id}")
                 )
@@ -128,7 +133,7 @@ class Api:
 
 
 def bearer_token(request: Request) -> str:
-    """The token of ``Authorization: Bearer <token>``. Raises `Unauthorized`."""
+    """Return the token of ``Authorization: Bearer <token>``. Raises `Unauthorized` if there is none."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme != "Bearer" or not token:
         raise Unauthorized
@@ -136,26 +141,30 @@ def bearer_token(request: Request) -> str:
 
 
 class FleetGateway:
-    """The gateway's way to the fleet: stateless but for one connection to the bus, and the time it heard there."""
+    """The connection of all endpoints to the fleet: creates the clients that call the metadata service and the workers.
+
+    Stateless except for one RPC client and the time of the metadata service, by which deadlines are set.
+    """
 
     def __init__(self, rpc_client: RpcClient, clock: Clock, limits: GatewayLimits, metrics: GatewayMetrics) -> None:
         self.rpc_client, self.clock, self.limits, self.metrics = rpc_client, clock, limits, metrics
         metrics.watch_rpc_client(rpc_client)
         self._info_received_at = -math.inf
-        # One for each request, gone with it; one that still cancels calls lives as long as that.
+        # One transport per request; it is garbage-collected after the request and after its last cancellation.
         self._transports: weakref.WeakSet[AmqpTransport] = weakref.WeakSet()
 
     async def close(self) -> None:
-        """Finish taking back the calls of clients that left: a few seconds at most. Nothing is asked after it."""
+        """Finish cancelling the calls of disconnected clients, for a few seconds at most. No request may follow."""
         await asyncio.gather(*(transport.close() for transport in list(self._transports)))
 
     async def session_client(self, request: Request, read_token: Callable[[Request], str] = bearer_token) -> Client:
-        """The session's client by the request's bearer token, or by what else ``read_token`` finds. Raises
-        `Unauthorized`.
+        """Return a client for the session whose token the request carries.
 
-        Its shape and checksum are looked at without any I/O; whether it opens anything the ledger says with the
-        call. The client knows the metadata service's time, by which deadlines are set: where that was not heard
-        lately, it asks first.
+        ``read_token`` finds the token in the request; by default it is the bearer token. Format and checksum of the
+        token are checked without I/O; whether the token is valid is decided by the metadata service when a call is
+        made. If the time of the metadata service is older than `CLOCK_MAX_AGE_SECONDS`, it is requested first.
+
+        Raises `Unauthorized`.
         """
         token = SessionToken.parse(read_token(request))
         context_of(request).session_id = token.id
@@ -167,11 +176,17 @@ class FleetGateway:
         return client
 
     def admin_client(self, request: Request) -> Admin:
-        """The administrator's client by the request's bearer token; the metadata service says whether it is one."""
+        """Return an admin client with the bearer token of the request; the metadata service checks the token.
+
+        Raises `Unauthorized` if there is no bearer token.
+        """
         return Admin(AmqpTransport(self.rpc_client, bearer_token(request), self.clock))
 
     async def read_body(self, request: Request) -> bytes:
-        """The body, up to the limit and within its time. Raises `PayloadTooLarge`, `RequestTimeout`, `Cancelled`."""
+        """Read the whole body, limited in size and time by `GatewayLimits`.
+
+        Raises `PayloadTooLarge`, `RequestTimeout`, or `Cancelled` if the client disconnects.
+        """
         max_bytes, timeout_seconds = self.limits.max_body_bytes, self.limits.body_timeout_seconds
         too_large = PayloadTooLarge(f"The body is larger than {max_bytes} bytes")
         if int(request.headers.get("content-length", 0)) > max_bytes:
@@ -186,7 +201,7 @@ class FleetGateway:
         except TimeoutError:
             raise RequestTimeout(f"The body did not arrive within {timeout_seconds:g} s") from None
         except ClientDisconnect:
-            raise Cancelled("The client left before its body had arrived") from None
+            raise Cancelled("The client disconnected before its body had arrived") from None
         return bytes(body)
 
     def _on_info(self, info: Info) -> None:
@@ -197,7 +212,10 @@ class FleetGateway:
 
 @contextlib.asynccontextmanager
 async def verify_token_on_body_error(client: Client) -> AsyncIterator[None]:
-    """Read a body inside: what is wrong with it hears a token that opens something; any other is `Unauthorized`."""
+    """Check the session's token before an error in the request body is reported: read and parse the body inside.
+
+    Raises `Unauthorized` in place of `BadRequest` or `PayloadTooLarge` if the token is not valid.
+    """
     try:
         yield
     except (BadRequest, PayloadTooLarge):
@@ -206,16 +224,16 @@ async def verify_token_on_body_error(client: Client) -> AsyncIterator[None]:
 
 
 async def cancel_on_disconnect(request: Request, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Work for as long as the client is there: one that leaves has it cancelled, and this raises `Cancelled`.
+    """Run a coroutine and return its result; cancel it if the client disconnects, and raise `Cancelled`.
 
-    The request's body must have been read: what comes after it is the client's leaving, and nothing else.
+    The request's body must have been read completely, because any further message is taken for the disconnect.
     """
     loop = asyncio.get_running_loop()
     work_task, disconnect_task = loop.create_task(coroutine), loop.create_task(_wait_for_disconnect(request))
     try:
         await asyncio.wait({work_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         if not work_task.done():
-            raise Cancelled("The client left before its answer")
+            raise Cancelled("The client disconnected before the response")
         return work_task.result()
     finally:
         for task in (work_task, disconnect_task):
@@ -229,17 +247,17 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def parse_json(body: bytes) -> object:
-    """The value of a JSON body. Raises `BadRequest`, also for a number that JSON, or no computer, has."""
+    """Parse a JSON body. Raises `BadRequest`, also for NaN, Infinity and numbers too large for a float."""
     try:
         return json.loads(body, parse_constant=_reject_not_finite, parse_float=_parse_finite_float)
     except RecursionError:
-        raise BadRequest("The body is not JSON that anybody nests so deep") from None
+        raise BadRequest("The body is nested too deeply") from None
     except ValueError as error:
         raise BadRequest(f"The body is not JSON: {error}") from None
 
 
 def _reject_not_finite(literal: str) -> NoReturn:
-    raise ValueError(f"{literal} is no number")
+    raise ValueError(f"{literal} is not a finite number")
 
 
 def _parse_finite_float(literal: str) -> float:
@@ -248,5 +266,5 @@ def _parse_finite_float(literal: str) -> float:
 
 
 def unreachable_fault(error: BusError | NoAnswer) -> Fault:
-    """What a caller is told where the bus, or whoever answers on it, is out of reach."""
+    """Return the fault for an error of the broker connection or for a request that got no reply."""
     return BudgetUnavailable(f"The fleet cannot be reached: {error.message}")

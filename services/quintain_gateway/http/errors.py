@@ -1,4 +1,7 @@
-"""Errors that exist only over HTTP, and the error response of endpoints that have no format of their own."""
+"""Errors that exist only over HTTP, and the error response of endpoints that have no format of their own.
+
+The first line of an error's docstring is its message to the client if no other message is given.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class NotFound(BadRequest):
 
 
 class MethodNotAllowed(BadRequest):
-    """This path does not know this method."""
+    """This path does not allow this method."""
 
     code, status = "method_not_allowed", 405
 
@@ -29,13 +32,13 @@ class RequestTimeout(BadRequest):
 
 
 class HeadersTooLarge(BadRequest):
-    """The request's line and headers are larger than the limit."""
+    """The request line and headers are larger than the limit."""
 
     code, status = "head_too_large", 431
 
 
 class TooManyConnections(BadRequest):
-    """This gateway holds as many connections as it may; try again later."""
+    """The gateway has as many connections as it allows; try again later."""
 
     code, status = "overloaded", 503
     always_retryable = True
@@ -49,5 +52,5 @@ class GatewayStopping(BadRequest):
 
 
 def fault_response(fault: Fault) -> Response:
-    """A fault under its own status, as ``protocol.md`` §5 writes it."""
+    """Return a fault with its own status and the error body of ``protocol.md`` §5."""
     return Response(FaultReply.from_fault(fault).to_wire(), status_code=fault.status, media_type=JSON_MEDIA_TYPE)

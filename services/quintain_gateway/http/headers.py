@@ -13,14 +13,17 @@ from quintain.contracts.strings import RequestId
 from quintain.errors import BadRequest, Expired
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER
 
-#: HTTP's own name for a request id.
+#: The common HTTP header for a request id.
 IDEMPOTENCY_KEY_HEADER = "idempotency-key"
 
 _REQUEST_ID_ADAPTER: TypeAdapter[str] = TypeAdapter(RequestId)
 
 
 def read_request_id(request: Request) -> str | None:
-    """The call's request id, where the client names it, in our header or HTTP's own. Raises `BadRequest`."""
+    """Return the request id from ``x-quintain-request-id`` or ``idempotency-key``, or None if the client sent neither.
+
+    Raises `BadRequest` if it is empty or too long.
+    """
     value = request.headers.get(REQUEST_ID_HEADER, request.headers.get(IDEMPOTENCY_KEY_HEADER))
     if value is None:
         return None
@@ -31,7 +34,11 @@ def read_request_id(request: Request) -> str | None:
 
 
 def read_deadline_seconds(request: Request, clock: Clock) -> float:
-    """Seconds until the call's deadline; the usual ones where none is named. Raises `BadRequest`, `Expired`."""
+    """Return the seconds until the deadline that the client set, or the default if it set none.
+
+    The header holds milliseconds since the epoch, and ``clock`` is the time of the metadata service. Raises
+    `BadRequest` if it is not a number, and `Expired` if the deadline has passed.
+    """
     value = request.headers.get(DEADLINE_HEADER)
     if value is None:
         return DEFAULT_DEADLINE_SECONDS
@@ -42,5 +49,5 @@ def read_deadline_seconds(request: Request, clock: Clock) -> float:
     if not math.isfinite(remaining_seconds):
         raise BadRequest(f"{DEADLINE_HEADER}: milliseconds since the epoch")
     if remaining_seconds <= 0:
-        raise Expired("The deadline had passed before the request came")
+        raise Expired("The deadline had passed before the request arrived")
     return remaining_seconds

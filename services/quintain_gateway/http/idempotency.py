@@ -12,31 +12,34 @@ from quintain.errors import BadRequest
 from quintain_gateway.http.headers import IDEMPOTENCY_KEY_HEADER
 from quintain_gateway.http.schemas import format_field_names
 
-#: The longest idempotency key: a request id's length, less the number of a choice.
+#: The maximum length of an idempotency key: that of a request id, less the suffix for the choice.
 MAX_KEY_LENGTH = 120
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A request's idempotency key, and whether the client gave it. A call under a key of the client's own goes on when
-    the client leaves, for the retry to be answered; any other is taken back."""
+    """The idempotency key of one HTTP request.
+
+    If the client sent the key (``is_from_client``), its calls continue when the client disconnects, so that a retry
+    gets their results. Calls under a generated key are cancelled.
+    """
 
     text: str
     is_from_client: bool
 
     def request_ids(self, choice_count: int) -> list[str]:
-        """The request id of each choice."""
+        """Return the request id of each choice: the key itself, then the key with a number."""
         return [self.text, *(f"{self.text}.{choice}" for choice in range(1, choice_count))]
 
     def headers(self, ignored_fields: Iterable[str]) -> dict[str, str]:
-        """The headers of an answer: under which request id it was asked, and what of the request was not carried."""
+        """Return the response headers with the request id and with the names of request fields that were ignored."""
         ignored_names = format_field_names(ignored_fields)
         headers = {"x-quintain-request-id": self.text}
         return {**headers, "x-quintain-ignored": ignored_names} if ignored_names else headers
 
 
 def read_idempotency_key(request: Request) -> IdempotencyKey:
-    """The client's idempotency key, else a new one. Raises `BadRequest`."""
+    """Return the client's idempotency key, or a new random one. Raises `BadRequest` if the client's is not valid."""
     value = request.headers.get(IDEMPOTENCY_KEY_HEADER)
     if value is None:
         return IdempotencyKey(secrets.token_urlsafe(16), is_from_client=False)

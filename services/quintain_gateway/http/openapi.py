@@ -22,17 +22,20 @@ from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYP
 
 TokenScheme = Literal["sessionToken", "adminToken"]
 
-SESSION_TOKEN: TokenScheme = "sessionToken"  # noqa: S105 -- the name of a scheme, no token
-ADMIN_TOKEN: TokenScheme = "adminToken"  # noqa: S105 -- the name of a scheme, no token
+SESSION_TOKEN: TokenScheme = "sessionToken"  # noqa: S105 -- the name of a scheme, not a token
+ADMIN_TOKEN: TokenScheme = "adminToken"  # noqa: S105 -- the name of a scheme, not a token
 
-#: What an answer's body is: a model's JSON, or the name of another media type.
+#: The body of a response: the model of a JSON body, or another media type.
 ResponseBody = type[BaseModel] | str
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path. ``query`` holds a JSON schema for each parameter, all of them optional;
-    ``streams``: a 200 may be server-sent events, too."""
+    """One method of one path in the OpenAPI document.
+
+    ``responses`` maps statuses to bodies. ``query`` maps the names of query parameters, all optional, to JSON schemas.
+    ``streams`` means that a 200 response may also be server-sent events.
+    """
 
     method: str
     path: str
@@ -45,7 +48,7 @@ class Operation:
 
 
 def fault_responses(*statuses: int, body: type[BaseModel] = FaultReply) -> dict[int, ResponseBody]:
-    """The statuses under which an operation is refused, in this API's words."""
+    """Return the error responses of an operation: each of these statuses with the model of its body."""
     return dict.fromkeys(statuses, body)
 
 
@@ -53,9 +56,9 @@ OPENAPI_PATH = "/openapi.json"
 
 API = Api(error_response=fault_response)
 
-#: Of every answer: what names it in the gateway's log.
+#: A header of every response.
 _REQUEST_ID_HEADER = {
-    "x-request-id": {"schema": {"type": "string"}, "description": "This request in the gateway's log"}
+    "x-request-id": {"schema": {"type": "string"}, "description": "The id of this request in the gateway's log"}
 }
 
 JsonDict = dict[str, Any]
@@ -63,14 +66,14 @@ SchemaMode = Literal["validation", "serialization"]
 
 
 class OpenApiEndpoints:
-    """The document's endpoint."""
+    """The endpoint that serves the OpenAPI document."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
         self._document = build_document([*operations, *OPERATIONS])
         self.routes: list[Route] = [method_route(OPENAPI_PATH, {"GET": self.get_document}, API.to_endpoint)]
 
     async def get_document(self, _: Request) -> Response:
-        """``GET /openapi.json``"""
+        """``GET /openapi.json``: return the document."""
         return JSONResponse(self._document)
 
 
@@ -80,7 +83,7 @@ OPERATIONS = (
 
 
 def build_document(operations: Iterable[Operation]) -> JsonDict:
-    """The document of these operations."""
+    """Build the OpenAPI document of these operations."""
     operation_list = list(operations)
     refs, schemas = _component_schemas(operation_list)
     paths: JsonDict = {}
@@ -102,16 +105,16 @@ def build_document(operations: Iterable[Operation]) -> JsonDict:
             "version": importlib.metadata.version("quintain"),
             "description": "Call any model or agent by name, under one budget that cannot be overspent.",
         },
-        # Relative to wherever this was read: a gateway never trusts `Host` to say where it is.
+        # Relative to the document's URL: the `Host` header is not trusted.
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
             "schemas": schemas,
             "securitySchemes": {
-                SESSION_TOKEN: {**bearer_scheme, "description": "A session's token"},
+                SESSION_TOKEN: {**bearer_scheme, "description": "The token of a session"},
                 ADMIN_TOKEN: {
                     **bearer_scheme,
-                    "description": "The administrator's; a session's opens its children alone",
+                    "description": "The admin token. A session token may only open child sessions of its session.",
                 },
             },
         },

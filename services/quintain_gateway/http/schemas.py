@@ -1,6 +1,6 @@
 """Parses JSON bodies of other vendors' APIs: strict types, ``null`` as absent, unknown fields allowed. No I/O.
 
-A setting that a call cannot carry does not cause an error, because clients send many of them. It is listed in a
+A field that a call cannot carry does not cause an error, because clients send many of them. It is listed in a
 response header, so that no evaluation relies on a setting that was ignored.
 """
 
@@ -14,30 +14,31 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quintain.errors import BadRequest
 
-#: So many names, and so much of each, are named in a header: they are a stranger's words.
+#: The maximum number and length of names in the header: they come from the client.
 MAX_LISTED_NAMES, MAX_NAME_LENGTH = 20, 60
 
-#: Parts of a mistake's place that are a library's words for a type, and no field's name.
+#: Parts of a pydantic error location that name a type and not a field.
 _PYDANTIC_TYPE_NAME = re.compile(r"str|bool|int|float|.*\W.*", re.DOTALL)
 
 
 class RequestModel(BaseModel):
-    """An object of a request."""
+    """Base class of the objects in a request body: strict types, unknown fields kept."""
 
     model_config = ConfigDict(
         strict=True, extra="allow", frozen=True, allow_inf_nan=False, hide_input_in_errors=True, protected_namespaces=()
     )
 
     def unknown_fields(self, prefix: str = "", *, known: Iterable[str] = ()) -> set[str]:
-        """The fields it was sent with that nobody here reads, with ``prefix`` before their names."""
+        """Return the names of fields with a value that are neither in the model nor in ``known``, behind ``prefix``."""
         sent = {name for name, value in (self.model_extra or {}).items() if value is not None}
         return {f"{prefix}{name}" for name in sent - set(known)}
 
 
 class InvalidField(BadRequest):
-    """A field of the request is not what it should be. ``field_path`` names it, with dots."""
+    """A field of the request is not valid. ``field`` is its path, with dots."""
 
     def __init__(self, field: str, message: str) -> None:
+        """Create the error for the field at the path ``field``, such as ``messages.0.content``."""
         super().__init__(message)
         self.field = field
 
@@ -46,7 +47,11 @@ RequestModelT = TypeVar("RequestModelT", bound=RequestModel)
 
 
 def validate_as(model: type[RequestModelT], value: object) -> RequestModelT:
-    """The body as this model. Raises `InvalidField`, whose sentence names the field."""
+    """Validate a parsed body as this model.
+
+    Raises `BadRequest` if it is not an object, and `InvalidField`, which names the field, if it does not fit the
+    model.
+    """
     if not isinstance(value, Mapping):
         raise BadRequest("The body is not an object")
     try:
@@ -56,7 +61,10 @@ def validate_as(model: type[RequestModelT], value: object) -> RequestModelT:
 
 
 def to_invalid_field(error: ValidationError, prefix: str = "") -> InvalidField:
-    """The first mistake of a validation, in a part of the request that is at ``prefix``. It never shows a value."""
+    """Return the first error of a validation as an `InvalidField`. ``prefix`` is the path of the validated object.
+
+    The message never contains a value from the request.
+    """
     first_error = error.errors(include_url=False, include_input=False)[0]
     field_path = _format_field_path(prefix, first_error["loc"])
     if first_error["type"] == "missing":
@@ -75,7 +83,7 @@ def _format_field_path(prefix: str, location: Iterable[str | int]) -> str:
 
 
 def format_field_names(fields: Iterable[str]) -> str:
-    """The fields' names as a header's value: in order, plain letters, so many at most."""
+    """Format field names as a header value: sorted, other characters replaced by ``?``, at most `MAX_LISTED_NAMES`."""
     names = sorted({re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", field[:MAX_NAME_LENGTH]) for field in fields})
     omitted_count = len(names) - MAX_LISTED_NAMES
     return ", ".join([*names[:MAX_LISTED_NAMES], *([f"and {omitted_count} more"] if omitted_count > 0 else [])])

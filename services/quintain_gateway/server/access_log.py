@@ -1,4 +1,7 @@
-"""The access log: an id for each request, a log line, metrics and a span. Never logs a body or a token."""
+"""The access log: gives each HTTP request an id, writes a log line, counts metrics and records a span.
+
+Bodies and tokens are never logged.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,23 @@ from quintain_gateway.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-#: Probes come every few seconds from every side; they are no news.
+#: Paths of health probes and metrics scrapes: logged at DEBUG and not traced.
 PROBE_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
 
 
 class AccessLog:
-    """The outermost ASGI application: the APIs, with every request written down."""
+    """The outermost ASGI application, which logs and measures every HTTP request of the application inside."""
 
     def __init__(self, app: ASGIApp, limits: GatewayLimits, metrics: GatewayMetrics) -> None:
         self._app, self._limits, self._metrics = app, limits, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request; connections that are not HTTP are ignored."""
         if scope["type"] != "http":
             return
         context = RequestContext(valid_or_new_id(Headers(scope=scope).get("x-request-id")))
         method = scope["method"] if scope["method"] in HTTP_METHODS else "other"
-        scope.setdefault("state", {})["visit"] = context
+        scope.setdefault("state", {})["context"] = context
         recorder = _ResponseRecorder(send, context)
         started_at = time.perf_counter()
         self._metrics.in_flight.inc()
@@ -54,7 +57,7 @@ class AccessLog:
                 _record_on_span(request_span, context, method, recorder.status)
 
     def _request_span(self, scope: Scope, method: str) -> AbstractContextManager[Span]:
-        """Part of the client's trace, where it has one; probes are in none."""
+        """Return the server span of a request, as a child of the client's span if it sent one; probes get no span."""
         if scope["path"] in PROBE_PATHS:
             return nullcontext(Span())
         return span(http_server_span(method, scope["path"]), parent=Headers(scope=scope).get(TRACEPARENT_HEADER))
@@ -62,14 +65,14 @@ class AccessLog:
     async def _respond(self, scope: Scope, receive: Receive, recorder: _ResponseRecorder) -> None:
         if _header_size(scope) > self._limits.max_header_bytes:
             fault = HeadersTooLarge(
-                f"The request's line and headers are larger than {self._limits.max_header_bytes} bytes"
+                f"The request line and headers are larger than {self._limits.max_header_bytes} bytes"
             )
             await fault_response(fault)(scope, receive, recorder.send)
             return
         try:
             await self._app(scope, receive, recorder.send)
         except asyncio.CancelledError:
-            # The server's grace is over; nobody else cancels this task.
+            # The server's grace period is over; nothing else cancels this task.
             if not recorder.status:
                 recorder.context.code = GatewayStopping.code
                 await fault_response(GatewayStopping())(scope, receive, recorder.send)
@@ -78,18 +81,19 @@ class AccessLog:
                 log_defect(error, f"answering {recorder.context.route}, x-request-id {recorder.context.id}")
             )
             if recorder.status:
-                raise  # it has begun: all that is left is to break it off
+                raise  # the response has begun, so the connection can only be closed
             await response(scope, receive, recorder.send)
 
 
 class _ResponseRecorder:
-    """The way back to the client: puts the visit's id on the answer, and sees its status."""
+    """Wraps the ASGI ``send`` of one request: adds ``x-request-id`` to the response and records its status."""
 
     def __init__(self, send: Send, context: RequestContext) -> None:
         self._send, self.context = send, context
         self.status = 0
 
     async def send(self, message: Message) -> None:
+        """Send one ASGI message to the client."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self.context.id
@@ -99,7 +103,7 @@ class _ResponseRecorder:
 def _record_on_span(request_span: Span, context: RequestContext, method: str, status: int) -> None:
     request_span.rename(f"{method} {context.route}")
     request_span.set_attributes(http_response_attributes(context.route, status))
-    # A refusal is the client's error, and no error of the server's span.
+    # By OpenTelemetry's conventions a 4xx status is not an error of the server span.
     if status >= 500:
         request_span.set_error(context.code or str(status))
 
@@ -121,4 +125,4 @@ def _log_request(context: RequestContext, method: str, status: int, duration_sec
     }
     level = logging.DEBUG if context.route in PROBE_PATHS and status == 200 else logging.INFO
     with logs.log_context(session_id=context.session_id):
-        log.log(level, "visit %s", " ".join(f"{name}={value}" for name, value in fields.items() if value != ""))
+        log.log(level, "request %s", " ".join(f"{name}={value}" for name, value in fields.items() if value != ""))

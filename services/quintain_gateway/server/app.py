@@ -13,7 +13,7 @@ from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.openapi import OpenApiEndpoints
 from quintain_gateway.server.access_log import AccessLog
 
-#: What each API says of itself.
+#: The operations of all APIs, for the OpenAPI document.
 OPERATIONS = (
     *agentv.OPERATIONS,
     *models.OPERATIONS,
@@ -25,14 +25,15 @@ OPERATIONS = (
 
 
 def build_app(gateway: FleetGateway) -> ASGIApp:
-    """The ASGI application."""
+    """Return the ASGI application of a gateway: its router inside the access log."""
     return AccessLog(build_router(gateway), gateway.limits, gateway.metrics)
 
 
 def build_router(gateway: FleetGateway) -> Router:
-    """Every route. AgentV's comes last: it answers for every path that nobody else took.
+    """Return the router with the routes of all APIs.
 
-    Nothing redirects: a redirect's address would be made of the request's `Host`.
+    AgentV's route comes last because it matches every path. The router does not redirect, because the target of a
+    redirect would be built from the ``Host`` header.
     """
     agentv_endpoints = agentv.AgentVEndpoints(gateway)
     model_endpoints = (

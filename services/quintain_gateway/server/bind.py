@@ -14,8 +14,10 @@ from quintain.runtime.http_server import LOOPBACK, open_listener, url_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindAddress:
-    """A host and a port to listen on; port 0 takes a free one. ``allow_plain_http`` insists on no TLS beyond
-    loopback."""
+    """The host and port to listen on, and the PEM files for TLS.
+
+    Port 0 takes a free port. ``allow_plain_http`` permits an address beyond loopback without TLS.
+    """
 
     host: str = LOOPBACK
     port: int = 0
@@ -24,14 +26,17 @@ class BindAddress:
     allow_plain_http: bool = False
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """What encrypts, or None. Raises `ConfigError` where tokens would go over a network in the clear."""
+        """Return the TLS context, or None for plain HTTP.
+
+        Raises `ConfigError` if a file cannot be used, or if tokens would cross a network unencrypted.
+        """
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("TLS takes both --tls-cert and --tls-key: PEM files, the certificate with its chain")
+            raise ConfigError("TLS needs both --tls-cert and --tls-key: PEM files, the certificate with its chain")
         if self.tls_cert is None or self.tls_key is None:
             if not _is_loopback(self.host) and not self.allow_plain_http:
                 raise ConfigError(
-                    f"{self.host} can be reached from other machines, and tokens would go there in the clear: "
-                    "give --tls-cert and --tls-key, or --insecure-plain-http where something before it encrypts"
+                    f"{self.host} can be reached from other machines, and tokens would be sent unencrypted: "
+                    "give --tls-cert and --tls-key, or --insecure-plain-http if a proxy in front of it does TLS"
                 )
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -46,11 +51,11 @@ class BindAddress:
         return context
 
     def open_socket(self) -> socket.socket:
-        """A socket that listens there. Raises `ConfigError` where the port is taken or the host is not ours."""
+        """Return a listening socket. Raises `ConfigError` if the port is in use or the host is not of this machine."""
         return open_listener(self.host, self.port)
 
     def url(self, listener: socket.socket) -> str:
-        """The base URL of this address on that socket, without a slash at its end."""
+        """Return the base URL of this address on a listening socket, without a trailing slash."""
         return url_of("http" if self.tls_cert is None else "https", self.host, listener)
 
 

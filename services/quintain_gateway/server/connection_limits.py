@@ -21,16 +21,16 @@ from quintain_gateway.http.errors import JSON_MEDIA_TYPE, HeadersTooLarge, Reque
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
 
-#: A connection that was turned away, or whose request was answered before its body had come, stays open for so long
-#: at most: closed at once, TCP would take the answer back from a client that still sends.
+#: How long a rejected connection, or one that was answered before its body arrived, stays open, in seconds. If it
+#: were closed at once, a TCP reset could discard the response of a client that still sends.
 LINGER_SECONDS = 2.0
 
-#: So many of those turned away linger; more are cut without a word.
+#: The maximum number of rejected connections that stay open; further ones are reset without a response.
 MAX_LINGERING = 64
 
 
 class SharedConnectionState:
-    """What the connections of one server have in common."""
+    """State shared by all connections of one server: limits, metrics, and the lingering connections."""
 
     def __init__(self, limits: GatewayLimits, metrics: GatewayMetrics) -> None:
         self.limits, self.metrics = limits, metrics
@@ -38,17 +38,17 @@ class SharedConnectionState:
 
 
 class LimitedH11Protocol(H11Protocol):
-    """One connection."""
+    """uvicorn's HTTP/1.1 protocol for one connection, with a connection limit and a header timeout."""
 
     def __init__(self, shared: SharedConnectionState, **protocol_options: Any) -> None:
         super().__init__(**protocol_options)
-        self.access_log = False  # it would show paths, which are a stranger's words: the journal writes for it
+        self.access_log = False  # uvicorn's log would contain paths chosen by clients; see `access_log`
         self._shared = shared
         self._is_rejected = False
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected."""
+        """Accept a new connection, or answer it with 503 if there are too many."""
         if len(self.connections) >= self._shared.limits.max_connections:
             self._reject(transport)
             return
@@ -57,7 +57,7 @@ class LimitedH11Protocol(H11Protocol):
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Clean up after the connection was closed."""
         if self._is_rejected:
             self._shared.lingering_count -= 1
             return
@@ -66,7 +66,7 @@ class LimitedH11Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """It sent something."""
+        """Process received bytes; the header timer stops when the headers are complete."""
         if self._is_rejected:
             self.transport.close()
             return
@@ -77,21 +77,24 @@ class LimitedH11Protocol(H11Protocol):
             self._start_header_timer()
 
     def on_response_complete(self) -> None:
-        """Its request is answered; what it still sends of it is thrown away for a while, then it is closed."""
+        """End a request whose response was sent.
+
+        If its body is still arriving, it is discarded, and the connection is closed after `LINGER_SECONDS`.
+        """
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self.loop.call_later(LINGER_SECONDS, self._close_after_linger, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
+        """Answer bytes that are not valid HTTP with 400, or with 431 if the headers are too large."""
         error = sys.exception()
         too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == HeadersTooLarge.status
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
-            self.transport.close()  # an answer has begun: there is no place for another
+            self.transport.close()  # a response has begun, so no error can be sent
         elif too_large:
             max_bytes = self._shared.limits.max_header_bytes
             self._respond_and_close(
-                HeadersTooLarge(f"The request's line and headers are larger than {max_bytes} bytes"), "head too large"
+                HeadersTooLarge(f"The request line and headers are larger than {max_bytes} bytes"), "head too large"
             )
         else:
             self._respond_and_close(BadRequest(msg), "no HTTP")
@@ -118,7 +121,7 @@ class LimitedH11Protocol(H11Protocol):
     def _on_header_timeout(self) -> None:
         self._header_timer = None
         if not self.conn.trailing_data[0]:
-            self.transport.close()  # it never asked anything
+            self.transport.close()  # it sent no byte of a request
             return
         self._respond_and_close(
             RequestTimeout(f"The headers did not arrive within {self._shared.limits.header_timeout_seconds:g} s"),

@@ -22,10 +22,10 @@ from quintain_gateway.server.connection_limits import LimitedH11Protocol, Shared
 async def serve_app(
     app: ASGIApp, address: BindAddress, limits: GatewayLimits, metrics: GatewayMetrics
 ) -> AsyncIterator[str]:
-    """Serve the app; yields its base URL, without a slash at its end. Afterwards nothing new is taken, and what runs
-    is answered within the grace.
+    """Serve the application; yields its base URL, without a trailing slash.
 
-    Raises `ConfigError` where the address may not or cannot be opened.
+    On exit, no connection is accepted any more, and running requests may take up to ``limits.grace_seconds``. Raises
+    `ConfigError` if the address must not or cannot be opened.
     """
     tls = address.ssl_context()
     protocol: Any = functools.partial(LimitedH11Protocol, SharedConnectionState(limits, metrics))
@@ -37,7 +37,7 @@ async def serve_app(
         lifespan="off",
         log_config=None,
         access_log=False,
-        # Neither who we are nor whom a proxy speaks for is anybody's business here.
+        # No Server header in responses, and no trust in the X-Forwarded headers of requests.
         server_header=False,
         proxy_headers=False,
         workers=1,

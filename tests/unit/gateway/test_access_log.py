@@ -79,9 +79,9 @@ async def test_every_request_is_one_line_without_its_body_its_token_or_its_path(
         await admin.http.get(f"/sessions/{session.session_id}", headers=headers)
     written = [re.sub(r"ms=\d+", "ms=_", line) for line in lines(caplog)]
     assert written == [
-        f"visit id=mine method=POST route=/invoke status=200 ms=_ session={session.session_id}",
-        f"visit id=mine method=GET route=elsewhere status=404 ms=_ session={session.session_id} code=not_found",
-        "visit id=mine method=GET route=/sessions/{session_id} status=200 ms=_",
+        f"request id=mine method=POST route=/invoke status=200 ms=_ session={session.session_id}",
+        f"request id=mine method=GET route=elsewhere status=404 ms=_ session={session.session_id} code=not_found",
+        "request id=mine method=GET route=/sessions/{session_id} status=200 ms=_",
     ]
     ours = [record for record in caplog.records if not record.name.startswith("httpx2")]  # the client's own words
     assert {record.name for record in ours} >= {"quintain_gateway.server.access_log"}

@@ -92,12 +92,12 @@ async def test_an_answer_that_was_begun_again_and_differs_ends_with_an_error(
     worker.reply = result_of("uno dos")
     said: list[str] = []
     async with openai_client(fleet.gateway_url, token) as (of_openai, _):
-        with pytest.raises(openai.APIError, match="begun again") as differs:
+        with pytest.raises(openai.APIError, match="A retry gave another answer") as differs:
             async for text in chat_deltas(of_openai):
                 said.append(text)
     assert ("".join(said), differs.value.code) == ("one ", "provider_error")
     async with anthropic_client(fleet.gateway_url, token) as (of_anthropic, _):
-        with pytest.raises(anthropic.APIError, match="begun again"):
+        with pytest.raises(anthropic.APIError, match="A retry gave another answer"):
             async for text in message_deltas(of_anthropic):
                 said.append(text)
     assert "".join(said) == "one one "
@@ -116,7 +116,7 @@ async def test_a_fault_after_the_first_words_ends_the_stream(
         with pytest.raises(openai.APIError, match="It broke"):
             assert [text async for text in chat_deltas(of_openai)]
     async with asyncio.timeout(5):
-        while "visit " not in caplog.text:
+        while "request " not in caplog.text:
             await asyncio.sleep(0.01)
     assert "route=/v1/chat/completions status=200" in caplog.text
     assert "code=provider_error" in caplog.text

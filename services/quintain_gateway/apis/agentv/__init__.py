@@ -1,1 +1,1 @@
-"""AgentV's proxy API."""
+"""The endpoints of AgentV's proxy API."""

@@ -53,7 +53,7 @@ CORS_HEADERS = {
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
 }
 
-#: The one query there is: beyond AgentV, what went to which target.
+#: The only query string that is accepted; it adds usage per target, which AgentV's own API does not have.
 PER_TARGET_QUERY = b"perTarget=true"
 
 _CALL_FAULT_STATUSES = (400, 401, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503, 504)
@@ -62,7 +62,7 @@ OPERATIONS = (
     Operation(
         "GET",
         "/info",
-        "The session and its counters",
+        "Show the session and its counters",
         token=SESSION_TOKEN,
         responses={200: AgentVInfo, **fault_responses(401, 404, 431, 500, 503)},
         query={"perTarget": {"enum": ["true"]}},
@@ -70,7 +70,7 @@ OPERATIONS = (
     Operation(
         "POST",
         "/invoke",
-        "Ask a target",
+        "Call a target",
         token=SESSION_TOKEN,
         request_model=InvokeRequest,
         responses={200: AgentVResult, **fault_responses(*_CALL_FAULT_STATUSES)},
@@ -78,7 +78,7 @@ OPERATIONS = (
     Operation(
         "POST",
         "/invokeBatch",
-        "Ask many at once; the budget is reserved all or nothing",
+        "Make several calls concurrently; the budget is reserved for all of them or for none",
         token=SESSION_TOKEN,
         request_model=AgentVBatchRequest,
         responses={200: AgentVBatchResponse, **fault_responses(*_CALL_FAULT_STATUSES)},
@@ -87,7 +87,7 @@ OPERATIONS = (
 
 
 def error_response(fault: Fault) -> Response:
-    """A fault as AgentV's clients read it."""
+    """Return a fault as an error response with the status that AgentV's clients expect."""
     return Response(
         FaultReply.from_fault(fault).to_wire(), status_code=agentv_status(fault), media_type=JSON_MEDIA_TYPE
     )
@@ -97,11 +97,11 @@ API = Api(error_response=error_response, headers=CORS_HEADERS)
 
 
 class AgentVEndpoints:
-    """The endpoints of AgentV's proxy."""
+    """The endpoints of AgentV's proxy API, behind one route that matches every path."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
-        # Every method is heard, so that a wrong one is a 404 behind the token, as in AgentV, and never a 405 before it.
+        # All methods are routed here: as in AgentV, a wrong one gets 404 after the token check, and never 405.
         self.routes = [Route("/{path:path}", API.to_endpoint(self.handle), methods=list(HTTP_METHODS))]
         self._handlers = {
             ("GET", b"info", b""): self.info,
@@ -111,7 +111,7 @@ class AgentVEndpoints:
         }
 
     async def handle(self, request: Request) -> Response:
-        """Whatever is asked of AgentV's proxy, in AgentV's order of checks."""
+        """Answer any request that no other API matches, with the checks in AgentV's order."""
         last_segment = request.scope["raw_path"].rpartition(b"/")[2]
         handler = self._handlers.get((request.method, last_segment, request.scope["query_string"]))
         context_of(request).route = f"/{last_segment.decode()}" if handler is not None else UNMATCHED_ROUTE
@@ -124,12 +124,12 @@ class AgentVEndpoints:
         return await handler(request, client)
 
     async def info(self, request: Request, client: Client) -> Response:
-        """``GET /info``"""
+        """``GET /info``: return the session and its counters."""
         info = await client.get_info(per_target=request.scope["query_string"] == PER_TARGET_QUERY)
         return Response(write_info(info).to_wire(), media_type=JSON_MEDIA_TYPE)
 
     async def invoke(self, request: Request, client: Client) -> Response:
-        """``POST /invoke``"""
+        """``POST /invoke``: call a target and return its result."""
         async with verify_token_on_body_error(client):
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
             invoke_request = read_invoke(parse_json(await self._gateway.read_body(request)))
@@ -137,7 +137,10 @@ class AgentVEndpoints:
         return JSONResponse(write_result(await cancel_on_disconnect(request, call)))
 
     async def batch(self, request: Request, client: Client) -> Response:
-        """``POST /invokeBatch``: all at once, answered in order; the budget all or nothing."""
+        """``POST /invokeBatch``: make several calls concurrently and return their results in the order of the request.
+
+        The budget is reserved for all calls or for none.
+        """
         async with verify_token_on_body_error(client):
             deadline_seconds = read_deadline_seconds(request, self._gateway.clock)
             items = read_batch(parse_json(await self._gateway.read_body(request)))
@@ -151,7 +154,7 @@ class AgentVEndpoints:
 async def _invoke_batch(
     client: Client, items: Sequence[InvokeRequest | Fault], deadline_seconds: float
 ) -> list[BatchItem]:
-    """Reserve all, ask all, give back what was not used; also where the client leaves in the middle."""
+    """Reserve the budget, make all calls, and release unused reservations, also if the request is cancelled."""
     request_ids = await client.reserve(len(items), deadline_seconds=deadline_seconds)
     results: dict[str, BatchItem] = {}
 
@@ -165,13 +168,15 @@ async def _invoke_batch(
         try:
             await client.release([name for name, item in results.items() if is_uncharged(item)])
         except (Fault, BusError) as error:
-            log.warning("What a batch did not use is given back at its deadline: %s", error.message)
+            log.warning(
+                "Unused reservations of a batch were not released and expire at their deadline: %s", error.message
+            )
 
 
 async def _invoke_item(
     client: Client, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float
 ) -> BatchItem:
-    """One item's result, or the fault that took its place, whatever went wrong."""
+    """Make the call of one batch item; a fault, or any other exception, becomes the fault of that item."""
     if isinstance(item, Fault):
         return BatchItem(None, item)
     try:
@@ -182,7 +187,7 @@ async def _invoke_item(
     except BusError as bus_error:
         return BatchItem(None, unreachable_fault(bus_error))
     except Exception as error:
-        return BatchItem(None, log_defect(error, "asking one item of a batch"))
+        return BatchItem(None, log_defect(error, "calling the target of a batch item"))
 
 
 def _write_item(item: BatchItem) -> dict[str, object]:

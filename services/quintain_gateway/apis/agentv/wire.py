@@ -1,6 +1,6 @@
-"""Converts between AgentV's proxy API, in all its versions, and contracts. No I/O.
+"""Converts between AgentV's proxy API, in all its versions, and Quintain's messages. No I/O.
 
-``protocol.md`` §5 lists where we differ from AgentV on purpose; the error messages are AgentV's.
+``protocol.md`` §5 lists the intentional differences from AgentV; the error messages are AgentV's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quintain.contracts.message import Message, describe_validation_error
 from quintain.contracts.session import Info
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 
-#: On AgentV's paths a provider's failure is a plain 500, as its clients expect; the code says what it was.
+#: Codes of provider failures, which AgentV's API answers with status 500; the body has the code.
 PROVIDER_FAILURES = frozenset(
     {
         "rejected",
@@ -28,34 +28,37 @@ PROVIDER_FAILURES = frozenset(
     }
 )
 
-#: Reserving takes so many calls at once.
+#: The maximum number of requests in a batch: that of one reservation.
 MAX_BATCH_ITEMS = 10_000
 
 JsonDict = dict[str, Any]
 
 
 class AgentVBatchRequest(Message):
-    """Questions to be asked at once; one that cannot be read is its own failure."""
+    """Several requests to make concurrently. An invalid request fails by itself; the others are made."""
 
     requests: list[Any] = Field(max_length=MAX_BATCH_ITEMS)
 
 
 class AgentVInfo(Info):
-    """A session, whole, under the names by which AgentV's clients of every era read it."""
+    """A session and its counters, with the field names of all versions of AgentV."""
 
     provider_label: str
     available_provider_labels: list[str]
 
 
 class AgentVResult(Result):
-    """A result under both names its clients know it by."""
+    """The result of a call. ``output`` and ``outputMessages`` hold the same messages."""
 
     output_messages: list[OutputMessage]
 
 
 class AgentVBatchItem(Message):
-    """One answer of a batch; of a failed one ``output`` is empty and ``rawText`` begins with ``Error:``, and the
-    rest is a `FaultReply`."""
+    """One response of a batch.
+
+    For a failed request ``output`` is empty, ``rawText`` begins with ``Error:``, and the other fields describe the
+    error.
+    """
 
     output: list[OutputMessage]
     output_messages: list[OutputMessage]
@@ -70,15 +73,15 @@ class AgentVBatchItem(Message):
 
 
 class AgentVBatchResponse(Message):
-    """The answers of a batch, in its order."""
+    """The responses of a batch, in the order of its requests."""
 
     responses: list[AgentVBatchItem]
 
 
 def read_invoke(value: object) -> InvokeRequest:
-    """One invoke request: AgentV's, or ours with messages in place of the question.
+    """Parse one request: AgentV's, with a question, or Quintain's, with messages in place of the question.
 
-    Raises `BadRequest`, with AgentV's sentence where neither is there.
+    Raises `BadRequest`, with AgentV's message if the request has neither.
     """
     question = value.get("question") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not (value.get("messages") if question is None else isinstance(question, str)):
@@ -90,9 +93,9 @@ def read_invoke(value: object) -> InvokeRequest:
 
 
 def read_batch(value: object) -> list[InvokeRequest | Fault]:
-    """A batch, item by item: a bad one is its own fault and never loses the others.
+    """Parse a batch. An invalid request becomes a `Fault` in its place, so that the others can be made.
 
-    Raises `BadRequest`, `PayloadTooLarge`.
+    Raises `BadRequest` if there is no list of requests, and `PayloadTooLarge` if it has more than `MAX_BATCH_ITEMS`.
     """
     requests = value.get("requests") if isinstance(value, dict) else None
     if not isinstance(requests, list):
@@ -110,24 +113,24 @@ def _read_item(value: object) -> InvokeRequest | Fault:
 
 
 def write_info(info: Info) -> Message:
-    """A session as AgentV's clients of every era read it, and ours."""
+    """Return a session with the field names of all versions of AgentV."""
     return AgentVInfo(
         **info.model_dump(), provider_label=info.target_name, available_provider_labels=info.available_targets
     )
 
 
 def write_result(result: Result) -> JsonDict:
-    """A result under both names its clients know it by: an `AgentVResult`."""
+    """Return a result as the JSON object of an `AgentVResult`."""
     body = json.loads(result.to_wire())
     return {**body, "outputMessages": body["output"]}
 
 
 def write_item_fault(fault: Fault) -> JsonDict:
-    """A failed item of a batch, in band, as AgentV writes it: an `AgentVBatchItem`."""
+    """Return the fault of a failed batch item as the JSON object of an `AgentVBatchItem`."""
     fault_fields = json.loads(FaultReply.from_fault(fault).to_wire())
     return {**fault_fields, "output": [], "outputMessages": [], "rawText": f"Error: {fault.message}"}
 
 
 def agentv_status(fault: Fault) -> int:
-    """The status under which AgentV's clients know a fault."""
+    """Return the HTTP status with which AgentV's clients expect a fault."""
     return 500 if fault.code in PROVIDER_FAILURES else fault.status

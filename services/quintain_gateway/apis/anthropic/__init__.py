@@ -1,1 +1,1 @@
-"""Anthropic's messages API."""
+"""The endpoint of Anthropic's messages API."""

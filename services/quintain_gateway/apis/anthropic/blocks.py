@@ -1,4 +1,4 @@
-"""Converts the content blocks of Anthropic's messages to messages and parts in OpenAI's format. No I/O."""
+"""Converts the content blocks of Anthropic's messages to messages and content parts in OpenAI's format. No I/O."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ BlockT = TypeVar("BlockT", bound=RequestModel)
 
 
 def parse_message(path: str, message: AnthropicRequestMessage) -> list[ChatMessage]:
-    """One message as turns: each tool's result is a turn of its own, before what the user says. Raises `BadRequest`,
-    naming the field."""
+    """Convert one of Anthropic's messages to messages in OpenAI's format.
+
+    Each tool result becomes a message of its own, before the message with the other blocks. ``path`` is the message's
+    path in the request, such as ``messages.0``. Raises `BadRequest`, which names the field.
+    """
     if isinstance(message.content, str):
         return [ChatMessage(role=message.role, content=message.content)]
     results: list[ChatMessage] = []
@@ -70,14 +73,14 @@ def parse_message(path: str, message: AnthropicRequestMessage) -> list[ChatMessa
 
 
 def parse_blocks(path: str, content: str | list[JsonObject]) -> str | list[JsonObject]:
-    """Text, or blocks as parts. Raises `BadRequest`, naming the field."""
+    """Convert text or a list of blocks to text or content parts. Raises `BadRequest`, which names the field."""
     if isinstance(content, str):
         return content
     return [parse_block(f"{path}.{index}", block) for index, block in enumerate(content)]
 
 
 def parse_block(path: str, block: JsonObject) -> JsonObject:
-    """A text or an image as a part. Raises `BadRequest`, naming the field."""
+    """Convert a text or image block to a content part. Raises `BadRequest`, which names the field."""
     kind = block.get("type")
     if kind == "text":
         return {"type": "text", "text": _validate_block(path, _TextBlock, block).text}
@@ -85,12 +88,12 @@ def parse_block(path: str, block: JsonObject) -> JsonObject:
         source = _validate_block(path, _ImageBlock, block).source
         url = source.url if isinstance(source, _UrlSource) else f"data:{source.media_type};base64,{source.data}"
         return {"type": "image_url", "image_url": {"url": url}}
-    message = "blocks of type text and image are carried, and tool_use of the assistant and tool_result of the user"
+    message = "supported are text and image, tool_use in assistant messages and tool_result in user messages"
     raise InvalidField(f"{path}.type", f"{path}.type: {message}")
 
 
 def unknown_message_fields(message: AnthropicRequestMessage) -> set[str]:
-    """The fields of a message and its blocks that nobody here reads."""
+    """Return the fields of a message and its blocks that are not used."""
     blocks = message.content if isinstance(message.content, list) else []
     known = {"text", "source", "id", "name", "input", "tool_use_id", "content", "type", *CACHE_FIELDS}
     sent = {name for block in blocks for name, value in block.items() if value not in (None, False, [])}

@@ -41,7 +41,7 @@ OPERATIONS = (
     Operation(
         "POST",
         MESSAGES_PATH,
-        "Ask a target, as Anthropic's messages; the token may come as x-api-key",
+        "Call a target through Anthropic's messages API; the token may be sent as x-api-key",
         token=SESSION_TOKEN,
         request_model=AnthropicMessageRequest,
         streams=True,
@@ -55,7 +55,7 @@ OPERATIONS = (
 
 
 def error_response(fault: Fault) -> Response:
-    """A fault as Anthropic's clients read it."""
+    """Return a fault as an error response in Anthropic's format."""
     status, body, headers = write_error(fault)
     return JSONResponse(body, status_code=status, headers=headers)
 
@@ -64,7 +64,7 @@ API = Api(error_response=error_response, request_id_header="request-id")
 
 
 class AnthropicEndpoints:
-    """The endpoint of Anthropic's API, behind any prefix. Its clients send their key as ``x-api-key``, too."""
+    """The endpoint of Anthropic's messages API, behind any path prefix; the token may be sent as ``x-api-key``."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
@@ -73,7 +73,7 @@ class AnthropicEndpoints:
         ]
 
     async def messages(self, request: Request) -> Response:
-        """``POST /v1/messages``"""
+        """``POST /v1/messages``: call a target and return its message, streamed if requested."""
         client = await self._gateway.session_client(request, read_token)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
@@ -94,5 +94,5 @@ class AnthropicEndpoints:
 
 
 def read_token(request: Request) -> str:
-    """The session's token: Anthropic's clients send it as ``x-api-key``, or as a bearer token."""
+    """Return the session token from ``x-api-key`` or ``Authorization``. Raises `Unauthorized` if there is none."""
     return request.headers.get("x-api-key") or bearer_token(request)

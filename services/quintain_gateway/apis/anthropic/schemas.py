@@ -11,14 +11,14 @@ from quintain_gateway.http.schemas import RequestModel
 
 
 class AnthropicRequestMessage(RequestModel):
-    """One message: text, or blocks of text, images, tool calls and their results."""
+    """One message: text, or blocks of text, images, tool calls and tool results."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[JsonObject]
 
 
 class AnthropicTool(RequestModel):
-    """A tool of the client's own."""
+    """A tool that the model may call and the client executes."""
 
     type: Literal["custom"] | None = None
     name: str
@@ -28,27 +28,27 @@ class AnthropicTool(RequestModel):
 
 
 class AnthropicToolChoice(RequestModel):
-    """Whether a tool is to be called, and which."""
+    """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
 
 
 class AnthropicOutputFormat(RequestModel):
-    """A JSON schema that the answer is to keep to."""
+    """The JSON schema that the response must match."""
 
     type: Literal["json_schema"]
     json_schema: Annotated[JsonObject, Field(alias="schema")]
 
 
 class AnthropicOutputConfig(RequestModel):
-    """How the answer is to be written."""
+    """The format of the response."""
 
     format: AnthropicOutputFormat | None = None
 
 
 class AnthropicMessageRequest(RequestModel):
-    """A request for a message. ``model`` is a target's name."""
+    """A messages request. ``model`` is the name of a target."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[AnthropicRequestMessage], Field(min_length=1)]
@@ -63,7 +63,7 @@ class AnthropicMessageRequest(RequestModel):
 
 
 class AnthropicMessageResponse(BaseModel):
-    """A message."""
+    """A message of the assistant."""
 
     id: str
     type: Literal["message"]
@@ -76,7 +76,7 @@ class AnthropicMessageResponse(BaseModel):
 
 
 class AnthropicErrorObject(BaseModel):
-    """Why there is none. ``charged``: it counts against ``max_calls`` all the same."""
+    """An error in Anthropic's format. ``charged`` says whether the call counts against ``max_calls``."""
 
     type: str
     message: str
@@ -85,14 +85,14 @@ class AnthropicErrorObject(BaseModel):
 
 
 class AnthropicErrorResponse(BaseModel):
-    """An error as Anthropic writes it."""
+    """An error response in Anthropic's format."""
 
     type: Literal["error"]
     error: AnthropicErrorObject
 
 
-#: Fields that a request may hold without a word about it: they change nothing in what is asked.
+#: Request fields that are ignored and not listed in a response header, because they do not affect the result.
 SILENTLY_IGNORED_FIELDS = frozenset({"metadata"})
 
-#: Of a tool, and of a block: what is to be cached changes no answer.
+#: Fields of tools and blocks that only control caching and do not affect the result.
 CACHE_FIELDS = frozenset({"cache_control"})

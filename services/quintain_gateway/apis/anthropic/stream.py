@@ -1,4 +1,4 @@
-"""Encodes a message as one JSON body or as Anthropic's stream of events. No I/O."""
+"""Encodes a message as one JSON body or as Anthropic's server-sent events. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quintain_gateway.apis.anthropic.wire import (
 
 
 def encode_named_event(kind: str, **fields: Any) -> bytes:
-    """One event, under its own name."""
+    """Return one named server-sent event; ``fields`` are the other fields of its JSON data."""
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
@@ -28,22 +28,25 @@ PING_EVENT = encode_named_event("ping")
 
 @dataclass(frozen=True, slots=True)
 class AnthropicMessageEncoder:
-    """One message, whole or as events: a text, then what the model wants called. It has one choice."""
+    """Encodes one message, whole or as server-sent events; see `ResponseEncoder`.
+
+    A message has one choice: a text block, then the tool calls. ``model`` is the name of the target.
+    """
 
     message_id: str
     model: str
     keep_alive_event: bytes = PING_EVENT
 
     def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The answer as one body."""
+        """Return the message as one JSON body."""
         return write_message(self.message_id, self.model, results[0])
 
     def encode_error(self, fault: Fault) -> dict[str, Any]:
-        """A fault as a body."""
+        """Return the JSON body of an error response."""
         return write_error(fault)[1]
 
     def stream_start(self, _: int) -> bytes:
-        """The message begins. Its input is counted at the end, where a target tells at all."""
+        """Return the ``message_start`` event. Its usage is zero, because token counts are known only at the end."""
         message: dict[str, Any] = {
             "id": self.message_id,
             "type": "message",
@@ -57,7 +60,10 @@ class AnthropicMessageEncoder:
         return encode_named_event("message_start", message=message)
 
     def stream_delta(self, _: int, delta: str, *, is_first: bool) -> bytes:
-        """A piece of its text. A message without any has no block of text: its readers take no empty ones."""
+        """Return the event for the next piece of the text; the first piece opens the text block.
+
+        A message without text has no text block, because clients do not accept empty ones.
+        """
         block_start = (
             encode_named_event("content_block_start", index=0, content_block={"type": "text", "text": ""})
             if is_first
@@ -68,7 +74,7 @@ class AnthropicMessageEncoder:
         )
 
     def stream_choice_end(self, _: int, result: Result) -> bytes:
-        """What is to be called, why it ended, and what it used."""
+        """Return the events with the tool calls, the stop reason and the usage."""
         text_block_stop = encode_named_event("content_block_stop", index=0) if result.raw_text else b""
         tool_use_events = b"".join(
             _tool_use_events(index, call)
@@ -82,11 +88,11 @@ class AnthropicMessageEncoder:
         )
 
     def stream_end(self, _: Sequence[Result]) -> bytes:
-        """The last event."""
+        """Return the ``message_stop`` event."""
         return encode_named_event("message_stop")
 
     def stream_error(self, fault: Fault) -> bytes:
-        """The end of a message that has none."""
+        """Return the ``error`` event that ends a stream."""
         return encode_named_event("error", error=self.encode_error(fault)["error"])
 
 

@@ -1,4 +1,4 @@
-"""Converts between Anthropic's messages and contracts. No I/O.
+"""Converts between Anthropic's messages API and Quintain's messages. No I/O.
 
 Fields of a request that a call cannot carry are listed in `ParsedMessageRequest.ignored_fields`.
 """
@@ -25,10 +25,10 @@ from quintain_gateway.http.schemas import InvalidField, validate_as
 
 JsonDict = dict[str, Any]
 
-#: How Anthropic says which tool is to be called → how OpenAI does.
+#: OpenAI's tool choices by Anthropic's.
 TOOL_CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 
-#: Why an answer ended, in Anthropic's words, by what providers say; clients know these few alone.
+#: Anthropic's stop reasons by those of providers; clients accept only these. All others become ``end_turn``.
 STOP_REASONS: Mapping[str, str] = {
     "length": "max_tokens",
     "max_tokens": "max_tokens",
@@ -37,7 +37,7 @@ STOP_REASONS: Mapping[str, str] = {
     "refusal": "refusal",
 }
 
-#: Anthropic's kinds of error, by status.
+#: Anthropic's error types by HTTP status.
 ERROR_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     402: "billing_error",
@@ -52,7 +52,7 @@ ERROR_TYPES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedMessageRequest:
-    """One request: what to ask, and how to answer."""
+    """A parsed messages request. ``ignored_fields`` names the fields that the call cannot carry."""
 
     request: InvokeRequest
     stream: bool
@@ -60,7 +60,7 @@ class ParsedMessageRequest:
 
 
 def parse_message_request(value: object) -> ParsedMessageRequest:
-    """A request for a message. Raises `BadRequest`, naming the field."""
+    """Parse the JSON value of a messages request. Raises `BadRequest`, which names the field."""
     body = validate_as(AnthropicMessageRequest, value)
     messages = [
         message
@@ -97,7 +97,7 @@ def _parse_response_format(body: AnthropicMessageRequest) -> JsonObject | None:
     output_format = None if body.output_config is None else body.output_config.format
     if output_format is None:
         return None
-    # OpenAI wants a name for it, and Anthropic has none.
+    # OpenAI's format requires a name for the schema; Anthropic's has none.
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": output_format.json_schema}}
 
 
@@ -119,7 +119,7 @@ def _parse_tool_choice(choice: AnthropicToolChoice) -> str | JsonObject:
 
 
 def write_message(message_id: str, model: str, result: Result) -> JsonDict:
-    """The whole answer."""
+    """Return a result as a message in Anthropic's format. ``model`` is used if the result names no model."""
     return {
         "id": message_id,
         "type": "message",
@@ -136,7 +136,10 @@ def write_message(message_id: str, model: str, result: Result) -> JsonDict:
 
 
 def tool_use_blocks(result: Result) -> list[JsonDict]:
-    """What the model wants called, as blocks. Arguments that are no JSON object are passed on under ``arguments``."""
+    """Return the tool calls of a result as content blocks.
+
+    Arguments that are not a JSON object are passed on as text in the field ``arguments``.
+    """
     return [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _parse_tool_input(call.arguments)}
         for call in tool_calls_of(result)
@@ -152,16 +155,16 @@ def _parse_tool_input(arguments: str) -> object:
 
 
 def _reject_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def stop_reason_of(result: Result) -> str:
-    """Why the answer ended, in Anthropic's words."""
+    """Return Anthropic's stop reason for a result."""
     return "tool_use" if tool_calls_of(result) else STOP_REASONS.get(result.finish_reason or "", "end_turn")
 
 
 def write_usage(result: Result) -> JsonDict:
-    """Tokens as Anthropic counts them; zero where the target does not tell."""
+    """Return the token usage in Anthropic's format; zero if the target does not report it."""
     usage = result.token_usage
     if usage is None:
         return {"input_tokens": 0, "output_tokens": 0}
@@ -175,7 +178,7 @@ def write_usage(result: Result) -> JsonDict:
 
 
 def write_anthropic_models(targets: Sequence[str]) -> JsonDict:
-    """The list of models, on one page: the targets a session may call."""
+    """Return Anthropic's list of models for these targets, as a single page."""
     first, last = (targets[0], targets[-1]) if targets else (None, None)
     return {
         "data": [write_anthropic_model(target) for target in targets],
@@ -186,12 +189,12 @@ def write_anthropic_models(targets: Sequence[str]) -> JsonDict:
 
 
 def write_anthropic_model(target: str) -> JsonDict:
-    """One target as a model."""
+    """Return Anthropic's model object for one target."""
     return {"type": "model", "id": target, "display_name": target, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:
-    """A fault as Anthropic's clients read it: a status, the error object, and whether another try may help."""
+    """Return a fault in Anthropic's format: the status, the body, and a header that says whether a retry may help."""
     status = 402 if fault.code == "budget_exhausted" else fault.status
     error = {
         "type": ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error"),

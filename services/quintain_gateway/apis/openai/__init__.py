@@ -1,1 +1,1 @@
-"""OpenAI's chat completions API."""
+"""The endpoint of OpenAI's chat completions API."""

@@ -38,7 +38,7 @@ OPERATIONS = (
     Operation(
         "POST",
         CHAT_COMPLETIONS_PATH,
-        "Ask a target, as OpenAI's chat completions",
+        "Call a target through OpenAI's chat completions API",
         token=SESSION_TOKEN,
         request_model=ChatCompletionRequest,
         streams=True,
@@ -52,7 +52,7 @@ OPERATIONS = (
 
 
 def error_response(fault: Fault) -> Response:
-    """A fault as OpenAI's clients read it."""
+    """Return a fault as an error response in OpenAI's format."""
     status, body, headers = write_error(fault)
     return JSONResponse(body, status_code=status, headers=headers)
 
@@ -61,7 +61,7 @@ API = Api(error_response=error_response)
 
 
 class OpenAIEndpoints:
-    """The endpoint of OpenAI's API, behind any prefix."""
+    """The endpoint of OpenAI's chat completions API, behind any path prefix."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
@@ -70,7 +70,7 @@ class OpenAIEndpoints:
         ]
 
     async def chat_completions(self, request: Request) -> Response:
-        """``POST /v1/chat/completions``"""
+        """``POST /v1/chat/completions``: call a target once per choice and return the completion, whole or streamed."""
         client = await self._gateway.session_client(request)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)

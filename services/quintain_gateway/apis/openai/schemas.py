@@ -9,21 +9,21 @@ from pydantic import BaseModel, Field
 from quintain.contracts.invoke import JsonObject
 from quintain_gateway.http.schemas import RequestModel
 
-#: Each choice is one call of the budget.
+#: The maximum number of choices of a request; each choice is one call.
 MAX_CHOICES = 128
 
 PositiveInt = Annotated[int, Field(gt=0)]
 
 
 class ChatFunctionCall(RequestModel):
-    """What an assistant wanted called, and with what."""
+    """The function that the assistant called, with its arguments as JSON text."""
 
     name: str
     arguments: str = ""
 
 
 class ChatToolCall(RequestModel):
-    """A tool call of an earlier turn."""
+    """A tool call in an assistant message of an earlier turn."""
 
     id: str
     type: Literal["function"] = "function"
@@ -31,7 +31,7 @@ class ChatToolCall(RequestModel):
 
 
 class ChatRequestMessage(RequestModel):
-    """One message. A refusal is what the assistant said, where it said nothing else."""
+    """One message of a conversation. ``refusal`` is used if there is no ``content``."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[JsonObject] | None = None
@@ -41,13 +41,13 @@ class ChatRequestMessage(RequestModel):
 
 
 class StreamOptions(RequestModel):
-    """How a stream is to be written."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
 
 
 class ChatCompletionRequest(RequestModel):
-    """A chat completion request. ``model`` is a target's name; each of ``n`` choices is one call of the budget."""
+    """A chat completion request. ``model`` is the name of a target; each of ``n`` choices is one call."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[ChatRequestMessage], Field(min_length=1)]
@@ -65,7 +65,7 @@ class ChatCompletionRequest(RequestModel):
 
 
 class OpenAIModel(BaseModel):
-    """A target."""
+    """A target that the session may call, as a model."""
 
     id: str
     object: Literal["model"]
@@ -74,14 +74,14 @@ class OpenAIModel(BaseModel):
 
 
 class OpenAIModelList(BaseModel):
-    """The targets that a session may call."""
+    """The targets that the session may call, as models."""
 
     object: Literal["list"]
     data: list[OpenAIModel]
 
 
 class ChatCompletionResponse(BaseModel):
-    """A completion: a choice for every call."""
+    """A chat completion with one choice per call."""
 
     id: str
     object: Literal["chat.completion"]
@@ -92,7 +92,7 @@ class ChatCompletionResponse(BaseModel):
 
 
 class OpenAIErrorObject(BaseModel):
-    """Why there is none. ``charged``: it counts against ``max_calls`` all the same."""
+    """An error in OpenAI's format. ``charged`` says whether the call counts against ``max_calls``."""
 
     message: str
     type: str
@@ -102,10 +102,10 @@ class OpenAIErrorObject(BaseModel):
 
 
 class OpenAIErrorResponse(BaseModel):
-    """An error as OpenAI writes it."""
+    """An error response in OpenAI's format."""
 
     error: OpenAIErrorObject
 
 
-#: Fields that a request may hold without a word about it: they change nothing in what is asked.
+#: Request fields that are ignored and not listed in a response header, because they do not affect the result.
 SILENTLY_IGNORED_FIELDS = frozenset({"user", "store", "metadata", "safety_identifier", "prompt_cache_key"})

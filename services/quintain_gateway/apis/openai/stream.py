@@ -21,18 +21,22 @@ from quintain_gateway.apis.openai.wire import (
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
-#: A comment: it keeps the connection open, and no client reads it.
+#: A comment line of server-sent events, which clients ignore; it keeps the connection open.
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 
 
 def encode_data_event(data: object) -> bytes:
-    """One event."""
+    """Return one server-sent event with this value as JSON."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletionEncoder:
-    """One completion, whole or as events. ``model`` is the target's name: who serves it is known at the end only."""
+    """Encodes one chat completion, whole or as server-sent events; see `ResponseEncoder`.
+
+    ``model`` is the name of the target, because the model that serves it is known only at the end. ``created`` is in
+    seconds since the epoch.
+    """
 
     completion_id: str
     model: str
@@ -41,31 +45,31 @@ class ChatCompletionEncoder:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The answer as one body."""
+        """Return the completion as one JSON body."""
         return write_completion(self.completion_id, self.model, self.created, results)
 
     def encode_error(self, fault: Fault) -> dict[str, Any]:
-        """A fault as a body."""
+        """Return the JSON body of an error response."""
         return write_error(fault)[1]
 
     def stream_start(self, choice_count: int) -> bytes:
-        """Every choice begins."""
+        """Return the first event of each choice, with the role."""
         return b"".join(
             self._chunk_event(choice, {"role": "assistant", "content": ""}) for choice in range(choice_count)
         )
 
     def stream_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
-        """A piece of a choice's text."""
+        """Return the event for the next piece of a choice's text."""
         return self._chunk_event(choice, {"content": delta})
 
     def stream_choice_end(self, choice: int, result: Result) -> bytes:
-        """Its tool calls, where there are any, and why it ended."""
+        """Return the events with a choice's tool calls, if there are any, and its finish reason."""
         calls = [{"index": index, **write_tool_call(call)} for index, call in enumerate(tool_calls_of(result))]
         tool_calls_chunk = self._chunk_event(choice, {"tool_calls": calls}) if calls else b""
         return tool_calls_chunk + self._chunk_event(choice, {}, finish_reason_of(result))
 
     def stream_end(self, results: Sequence[Result]) -> bytes:
-        """The usage, for a client that asked for it, and the last event."""
+        """Return the event with the usage, if the client requested it, and the ``[DONE]`` event."""
         usage = write_usage(results) if self.include_usage else None
         return (
             DONE_EVENT
@@ -74,7 +78,7 @@ class ChatCompletionEncoder:
         )
 
     def stream_error(self, fault: Fault) -> bytes:
-        """The end of a stream that has none."""
+        """Return the error event that ends a stream, without ``[DONE]``."""
         return encode_data_event(self.encode_error(fault))
 
     def _chunk_event(self, choice: int, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:

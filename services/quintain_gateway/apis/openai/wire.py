@@ -1,4 +1,4 @@
-"""Converts between OpenAI's chat completions and contracts. No I/O.
+"""Converts between OpenAI's chat completions and Quintain's messages. No I/O.
 
 Fields of a request that a call cannot carry are listed in `ParsedChatRequest.ignored_fields`.
 """
@@ -16,7 +16,7 @@ from quintain_gateway.http.schemas import InvalidField, validate_as
 
 JsonDict = dict[str, Any]
 
-#: Why an answer ended, in OpenAI's words, by what providers say; clients know these few alone.
+#: OpenAI's finish reasons by those of providers; clients accept only these. All others become ``stop``.
 FINISH_REASONS: Mapping[str, str] = {
     "length": "length",
     "max_tokens": "length",
@@ -24,7 +24,7 @@ FINISH_REASONS: Mapping[str, str] = {
     "refusal": "content_filter",
 }
 
-#: OpenAI's kinds of error, by status.
+#: OpenAI's error types by HTTP status.
 ERROR_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     402: "insufficient_quota",
@@ -35,7 +35,10 @@ ERROR_TYPES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedChatRequest:
-    """One request: what to ask, how many times, and how to answer."""
+    """A parsed chat completion request.
+
+    ``choice_count`` is the number of calls to make; ``ignored_fields`` names the fields that the call cannot carry.
+    """
 
     request: InvokeRequest
     choice_count: int
@@ -45,7 +48,7 @@ class ParsedChatRequest:
 
 
 def parse_chat_request(value: object) -> ParsedChatRequest:
-    """A chat completion request. Raises `BadRequest`, naming the field as OpenAI does."""
+    """Parse the JSON value of a chat completion request. Raises `BadRequest`, which names the field as OpenAI does."""
     body = validate_as(ChatCompletionRequest, value)
     request = InvokeRequest(
         target=body.model,
@@ -88,7 +91,7 @@ def _parse_message(index: int, message: ChatRequestMessage) -> ChatMessage:
         for call in message.tool_calls or []
     ]
     return ChatMessage(
-        # The newer models' name for it.
+        # OpenAI's newer models call the system role developer.
         role="system" if message.role == "developer" else message.role,
         content=content or "",
         tool_calls=calls or None,
@@ -97,17 +100,17 @@ def _parse_message(index: int, message: ChatRequestMessage) -> ChatMessage:
 
 
 def write_models(targets: Sequence[str]) -> JsonDict:
-    """The list of models: the targets a session may call."""
+    """Return OpenAI's list of models for these targets."""
     return {"object": "list", "data": [write_model(target) for target in targets]}
 
 
 def write_model(target: str) -> JsonDict:
-    """One target as a model."""
+    """Return OpenAI's model object for one target."""
     return {"id": target, "object": "model", "created": 0, "owned_by": "quintain"}
 
 
 def write_completion(completion_id: str, model: str, created: int, results: Sequence[Result]) -> JsonDict:
-    """The whole answer, made at ``created`` (seconds since the epoch): a choice for every result."""
+    """Return a chat completion with one choice per result. ``created`` is in seconds since the epoch."""
     body: JsonDict = {
         "id": completion_id,
         "object": "chat.completion",
@@ -134,22 +137,22 @@ def _write_message(result: Result) -> JsonDict:
 
 
 def write_tool_call(call: ToolCall) -> JsonDict:
-    """A tool call of an answer."""
+    """Return a tool call in OpenAI's format."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def tool_calls_of(result: Result) -> list[ToolCall]:
-    """What the model wants called."""
+    """Return the tool calls of a result."""
     return [call for message in result.output for call in message.tool_calls or []]
 
 
 def finish_reason_of(result: Result) -> str:
-    """Why the answer ended, in OpenAI's words."""
+    """Return OpenAI's finish reason for a result."""
     return "tool_calls" if tool_calls_of(result) else FINISH_REASONS.get(result.finish_reason or "", "stop")
 
 
 def write_usage(results: Sequence[Result]) -> JsonDict | None:
-    """Tokens, added up over the choices; None where no target tells."""
+    """Return the sum of the choices' token usage, or None if no target reports it."""
     usages = [result.token_usage for result in results if result.token_usage is not None]
     if not usages:
         return None
@@ -164,9 +167,9 @@ def write_usage(results: Sequence[Result]) -> JsonDict | None:
 
 
 def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:
-    """A fault as OpenAI's clients read it: a status, the error object, and whether another try may help.
+    """Return a fault in OpenAI's format: the status, the body, and headers that say whether a retry may help.
 
-    A spent budget is 402: clients take a 429 for a rate limit, and repeat it for ever.
+    An exhausted budget is answered with 402, because clients retry a 429 as a rate limit.
     """
     status = 402 if fault.code == "budget_exhausted" else fault.status
     param = "model" if fault.code in {"unknown_target", "forbidden_target"} else None
