@@ -10,10 +10,10 @@ from quintain.settings import Settings
 
 
 def load_configuration(settings: Settings, config_path: Path | None, *, start_folder: Path | None = None) -> Config:
-    """The configuration named, else QUINTAIN_CONFIG, else the one found from ``start_folder`` upwards (the working
-    folder).
+    """Load the configuration: ``config_path``, else QUINTAIN_CONFIG, else the file found from a folder upwards.
 
-    Raises `ConfigError` where there is none, and for every mistake in it.
+    The search begins in ``start_folder``, by default the working folder. Raises `ConfigError` if there is no file or
+    if it has errors.
     """
     path = find_configuration(settings, config_path, start_folder=start_folder)
     if path is None:
@@ -27,5 +27,5 @@ def load_configuration(settings: Settings, config_path: Path | None, *, start_fo
 def find_configuration(
     settings: Settings, config_path: Path | None, *, start_folder: Path | None = None
 ) -> Path | None:
-    """Where that configuration is; None where nobody named one and none is found."""
+    """Return the path of the file that `load_configuration` would load, or None if there is none."""
     return config_path or settings.config_path or find_config(start_folder or Path.cwd()) or find_config(Path.cwd())

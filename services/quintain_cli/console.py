@@ -23,23 +23,23 @@ from quintain.settings import environment, read_log_settings, read_trace_setting
 
 
 def format_count(number: int, noun: str) -> str:
-    """So many of a thing, in words."""
+    """Format a number with its noun, in the singular or the plural: ``1 call``, ``1,200 calls``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-#: The most bytes that are shown of a body that is no text.
+#: The maximum number of bytes in a hex dump.
 MAX_DUMPED_BYTES = 512
 
 _ROW_BYTES = 16
 
 
 def mask_body(body: bytes) -> bytes:
-    """The body without the secrets of the tokens in it."""
+    """Return a message body with the secrets of all tokens masked."""
     return mask_tokens(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def body_to_text(body: bytes) -> str | None:
-    """The body as text; None where it is no UTF-8."""
+    """Return a message body as text with tokens masked, or None if it is not UTF-8."""
     try:
         return mask_body(body).decode()
     except UnicodeDecodeError:
@@ -47,13 +47,13 @@ def body_to_text(body: bytes) -> str | None:
 
 
 def body_to_json(body: bytes) -> dict[str, str]:
-    """The body as ``text``, or as ``base64`` where it is no UTF-8."""
+    """Return a message body as a JSON object: ``text``, or ``base64`` if it is not UTF-8."""
     text = body_to_text(body)
     return {"base64": base64.b64encode(mask_body(body)).decode()} if text is None else {"text": text}
 
 
 def hex_dump(body: bytes, *, max_bytes: int = MAX_DUMPED_BYTES) -> str:
-    """The first bytes, sixteen a line: offset, hexadecimal, ASCII; the last line says how many more there are."""
+    """Format the first ``max_bytes`` of a body, 16 per line, as offset, hexadecimal and ASCII."""
     masked_body = mask_body(body)
     lines = []
     for start in range(0, min(len(masked_body), max_bytes), _ROW_BYTES):
@@ -67,57 +67,60 @@ def hex_dump(body: bytes, *, max_bytes: int = MAX_DUMPED_BYTES) -> str:
 
 ResultT = TypeVar("ResultT")
 
-#: The libraries that tell of every step they take.
+#: Libraries whose logs are shown only with ``--verbose``.
 NOISY_LOGGERS = ("aiormq", "aio_pika", "httpx2", "httpcore2", "uvicorn")
 
 EXIT_OK, EXIT_ERRORS, EXIT_USAGE, EXIT_BELOW_THRESHOLD, EXIT_BUDGET_SPENT = 0, 1, 2, 3, 4
 
-#: What to do next about an error, where there is something to say: by its type.
+#: What to do about an error, by its type.
 ERROR_HINTS: tuple[tuple[type[QuintainError], str], ...] = (
     (
         Unauthorized,
-        "next   set QUINTAIN_SESSION_TOKEN (for sessions: QUINTAIN_ADMIN_TOKEN, as the metadata service has it)",
+        "next   set QUINTAIN_SESSION_TOKEN (for sessions: the QUINTAIN_ADMIN_TOKEN of the metadata service)",
     ),
-    (BudgetExhausted, "next   quintain info shows what is left; an administrator raises it"),
+    (BudgetExhausted, "next   quintain info shows what is left; an administrator can raise the limit"),
 )
 
 
 def stdout_console() -> Console:
-    """Where data goes: plain where it is piped."""
+    """Return a console for data, on standard output; without colors if it is not a terminal."""
     return Console(highlight=False)
 
 
 def stderr_console() -> Console:
-    """Where words for people go."""
+    """Return a console for messages to the user, on standard error."""
     return Console(stderr=True, highlight=False)
 
 
 def print_stderr(line: str) -> None:
-    """A line for people, as it is: no markup, no wrapping."""
+    """Print a line on standard error, without markup and without wrapping."""
     stderr_console().print(line, markup=False, soft_wrap=True)
 
 
 def print_json(value: object) -> None:
-    """One JSON value on stdout, for programs."""
+    """Print one JSON value on standard output."""
     data = json.loads(value.to_wire()) if isinstance(value, Message) else value
-    # In ASCII: JSON leaves the terminal's second set of controls as they are, and half a surrogate pair is no UTF-8.
+    # ASCII only: JSON does not escape C1 control characters, and a lone surrogate cannot be encoded as UTF-8.
     sys.stdout.write(json.dumps(data) + "\n")
     sys.stdout.flush()
 
 
 def escape_for_terminal(text: str) -> str:
-    """Text of a model for a terminal: what could steer the terminal is shown, not sent."""
+    """Return untrusted text with Python escapes in place of non-printable characters, except newlines and tabs."""
     return "".join(char if char in "\n\t" or char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def run_command(coroutine: Coroutine[Any, Any, ResultT], *, as_json: bool = False, service: str = "command") -> ResultT:
-    """Run a command's work; an error is a sentence on stderr (with ``--json`` an object on stdout) and an exit code.
-    Its spans are those of the service."""
+    """Run the coroutine of a command and return its result; convert an error to a message and an exit code.
+
+    The message goes to standard error; with ``as_json`` the error is printed as an object on standard output.
+    ``service`` names the service in traces. Raises `typer.Exit` on errors, SIGINT and SIGTERM.
+    """
     try:
         with contextlib.closing(coroutine), _traced(service):
             return asyncio.run(coroutine)
     except asyncio.CancelledError:
-        # Asked to stop before there was anything to drain.
+        # A stop signal arrived before the service was ready.
         raise typer.Exit(EXIT_OK) from None
     except KeyboardInterrupt:
         print_stderr("interrupted")
@@ -128,12 +131,12 @@ def run_command(coroutine: Coroutine[Any, Any, ResultT], *, as_json: bool = Fals
 
 def _traced(service: str) -> contextlib.AbstractContextManager[None]:
     settings = read_trace_settings(environment())
-    # The exporter's library is imported only where traces are sent.
+    # The exporter's library is imported only if traces are exported.
     return telemetry.export_spans(service, settings) if settings.export else contextlib.nullcontext()
 
 
 def exit_with_error(error: QuintainError, *, as_json: bool) -> NoReturn:
-    """End the command with this error."""
+    """Print an error and end the command. Raises `typer.Exit`."""
     if as_json:
         error_fields = (
             FaultReply.from_fault(error)
@@ -150,7 +153,7 @@ def exit_with_error(error: QuintainError, *, as_json: bool) -> NoReturn:
 
 
 def exit_code(error: QuintainError) -> int:
-    """``design.md`` §7: 2 what was asked cannot be used, 4 the budget is spent, 1 everything else."""
+    """Return the exit code of an error: 2 for configuration errors, 4 if the budget is spent, else 1."""
     if isinstance(error, BudgetExhausted):
         return EXIT_BUDGET_SPENT
     return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERRORS
@@ -162,8 +165,11 @@ def _error_code(error: QuintainError) -> str:
 
 
 def set_up_logging(*, verbose: bool, quiet: bool = False) -> None:
-    """Services log to stderr; the wire library's own words only where somebody asked for them. ``quiet`` is for
-    commands that show their work themselves: warnings and errors only, unless ``QUINTAIN_LOG_LEVEL`` says otherwise."""
+    """Set up logging to standard error.
+
+    ``verbose`` includes debug logs and those of libraries. ``quiet`` is for commands that show their progress
+    themselves: warnings and errors only, unless ``QUINTAIN_LOG_LEVEL`` is set.
+    """
     try:
         log_settings = read_log_settings(environment())
     except ConfigError as error:

@@ -9,26 +9,29 @@ from collections.abc import AsyncIterator
 
 
 class StopSignal:
-    """The wish to stop."""
+    """An event that is set when the process is asked to stop."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
         self._is_awaited = False
 
     async def wait(self) -> None:
-        """Wait for the wish; from here on a signal is one."""
+        """Wait until a stop is requested."""
         self._is_awaited = True
         await self._requested.wait()
 
     def request(self) -> bool:
-        """Whether somebody waits for it."""
+        """Request the stop. Returns False if nothing waits for it yet."""
         self._requested.set()
         return self._is_awaited
 
 
 @contextlib.asynccontextmanager
 async def handle_stop_signals() -> AsyncIterator[StopSignal]:
-    """Hear signals while inside."""
+    """Handle SIGTERM and SIGINT inside the context; yields the `StopSignal` that they set.
+
+    While nothing waits for it, a signal cancels the current task instead.
+    """
     loop, task, stop = asyncio.get_running_loop(), asyncio.current_task(), StopSignal()
     assert task is not None
 

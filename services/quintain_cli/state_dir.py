@@ -10,12 +10,12 @@ from quintain.settings import Settings
 
 
 def ledger_url(settings: Settings) -> str:
-    """The ledger of the environment, else the one in the state folder."""
+    """Return the ledger URL of the environment, else that of the SQLite file in the state folder."""
     return settings.ledger_url or f"sqlite://{_stored_ledger_path(settings).absolute()}"
 
 
 def has_stored_ledger(settings: Settings) -> bool:
-    """Whether there is a ledger in the state folder."""
+    """Whether there is a ledger file in the state folder."""
     return _stored_ledger_path(settings).exists()
 
 
@@ -24,22 +24,24 @@ def _stored_ledger_path(settings: Settings) -> Path:
 
 
 def read_or_create_admin_token(settings: Settings) -> str:
-    """The admin token of the environment, else the one in the state folder, made where there is none."""
+    """Return the admin token of the environment, else that of the state folder, created if needed."""
     if settings.admin_token is not None:
         return settings.admin_token
     return read_or_create_secret(settings.state_dir / "admin-token")
 
 
 def require_admin_token(settings: Settings) -> str:
-    """The admin token of the environment, else the one `quintain up` keeps. Raises `ConfigError`."""
+    """Return the admin token of the environment, else that of the state folder. Raises `ConfigError` without any."""
     path = settings.state_dir / "admin-token"
     if settings.admin_token is None and not path.exists():
-        raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: the one the metadata service was started with")
+        raise ConfigError(
+            "QUINTAIN_ADMIN_TOKEN is not set: set it to the token that the metadata service was started with"
+        )
     return read_or_create_admin_token(settings)
 
 
 def read_or_create_secret(path: Path) -> str:
-    """The secret in a file that only this user reads, made where there is none."""
+    """Return the secret in a file that only this user can read; create both if there is no file."""
     if path.exists():
         return path.read_text().strip()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

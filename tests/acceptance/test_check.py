@@ -37,12 +37,12 @@ def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(evaluation
         "dataset   3 cases",
         "targets   bot",
         "grader    same (exact)",
-        "grader    judged (llm-judge, may call judge: at most 1 call a row)",
+        "grader    judged (llm-judge, may call judge: at most 1 call per row)",
         "calls     3 cases × 1 target × 1 repeat = 3 answers, and 3 by graders: 6",
     ]
-    assert "budget    none is named: 6 calls, the most this can need" in lines
+    assert "budget    not set: 6 calls, the most this run can need" in lines
     assert lines[-1] == (
-        "exit 0: ready. To ask each target once: quintain check eval.yaml --probe. To run it: quintain run eval.yaml"
+        "exit 0: ready. To call each target once: quintain check eval.yaml --probe. To run it: quintain run eval.yaml"
     )
     assert told.stderr == ""
     # The plan holds: that is what the run takes.
@@ -82,7 +82,7 @@ def test_a_target_that_does_not_answer_its_probe_has_an_exit_code_of_its_own(eva
     assert "probe     bot answered in " in told.stdout
     assert "probe     judge failed" in told.stdout
     assert told.stdout.splitlines()[-1] == (
-        "exit 1: judge did not answer. When that is mended: quintain check eval.yaml --probe"
+        "exit 1: judge did not answer. When that is fixed: quintain check eval.yaml --probe"
     )
 
 
@@ -99,7 +99,7 @@ def test_every_mistake_of_every_file_is_told_at_once(evaluation_shell: CommandLi
         + "  - {name: gone, command: [python, gone.py]}\n"
     )
     told = evaluation_shell.run("check", "eval.yaml", "--probe", code=2)
-    mends = [line.removeprefix("mend      ") for line in told.stdout.splitlines() if line.startswith("mend")]
+    errors = [line.removeprefix("error     ") for line in told.stdout.splitlines() if line.startswith("error")]
     says = [
         "quintain.yaml: targets.bot.response: the environment variable NOT_SET is not set",
         "eval.yaml: graders[1].judge_target: unknown target 'juge'; did you mean 'judge'?",
@@ -108,13 +108,13 @@ def test_every_mistake_of_every_file_is_told_at_once(evaluation_shell: CommandLi
         "eval.yaml: graders[2] (polite): function judges:polite: judges:polite is not a grader",
         "eval.yaml: graders[3] (gone): its command: there is no file ",
     ]
-    assert len(mends) == len(says), mends
-    for mend, sentence in zip(mends, says, strict=True):
-        assert sentence in mend
-    assert told.stdout.splitlines()[-1] == "exit 2: 6 mistakes to mend. Then: quintain check eval.yaml"
+    assert len(errors) == len(says), errors
+    for error, sentence in zip(errors, says, strict=True):
+        assert sentence in error
+    assert told.stdout.splitlines()[-1] == "exit 2: 6 errors to fix. Then: quintain check eval.yaml"
     assert "probe" not in told.stdout
     problems = evaluation_shell.run("check", "eval.yaml", "--json", code=2).json["problems"]
-    assert problems == mends
+    assert problems == errors
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_on_a_fleet_a_probe_tells_whether_a_target_is_served(broker_url: str) ->
         (fleet.folder / "quintain.yaml").unlink()
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
-            assert "--probe asks whether they are served" in shell.run("check", "eval.yaml").stdout
+            assert "--probe checks whether this fleet serves them" in shell.run("check", "eval.yaml").stdout
             shell.run("check", "eval.yaml", "--probe")
             refused = shell.run(
                 "check", "eval.yaml", "--probe", "--target", "bot", env={"QUINTAIN_ADMIN_TOKEN": ""}, code=2

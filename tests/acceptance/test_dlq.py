@@ -161,7 +161,7 @@ def test_a_call_that_failed_and_was_charged_is_an_answer_too(empty_dlq_shell: Co
 def test_what_is_no_request_is_not_sent_and_stays(empty_dlq_shell: CommandLine) -> None:
     (message,) = send(empty_dlq_shell, b"\xff")
     refused = empty_dlq_shell.run("dlq", "replay", str(message["id"]), code=1)
-    assert "no invoke request" in refused.stderr
+    assert "not an invoke request" in refused.stderr
     assert f"quintain dlq drop {message['id']}" in refused.stderr
     assert empty_dlq_shell.run("dlq", "replay", str(message["id"]), "--json", code=1).json["code"] == "bad_request"
     assert len(listed(empty_dlq_shell)) == 1
@@ -207,7 +207,7 @@ def test_on_a_terminal_somebody_is_asked_first(empty_dlq_shell: CommandLine, ans
     finally:
         os.close(ours)
         os.close(theirs)
-    assert "for ever?" in done.stderr
+    assert "permanently?" in done.stderr
     assert (done.returncode, done.stdout) == ((0, "dropped  2 messages\n") if left == 0 else (1, ""))
     assert len(listed(empty_dlq_shell)) == left
 

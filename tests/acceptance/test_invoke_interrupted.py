@@ -75,7 +75,7 @@ def test_an_interrupted_invoke_takes_its_call_back(shell: CommandLine, pid_file:
     interrupted = asking.stop(signal.SIGINT, seconds=15)
     assert (interrupted.code, interrupted.stdout) == (130, "")
     assert interrupted.stderr.splitlines() == [
-        "taking the call back; `quintain info` shows whether it was charged",
+        "cancelling the call; `quintain info` shows whether it was charged",
         "interrupted",
     ]
     wait_until(lambda: not alive(pid), "the target's program ends with its caller")

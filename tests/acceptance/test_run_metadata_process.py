@@ -56,8 +56,8 @@ def test_its_process_ends_with_it_and_is_begun_again_when_killed(shell: CommandL
 
     ended = running.wait(seconds=60)
     assert ended.code == 0, ended
-    assert "in this process, its ledger in one beside it" in ended.stderr
-    assert "another takes its place" in ended.stderr
+    assert "in this process, its ledger in another" in ended.stderr
+    assert "starting another one" in ended.stderr
     assert ends_soon(second)
     assert_complete(shell)
 

@@ -109,7 +109,7 @@ def test_where_the_session_is_gone_the_run_goes_on_with_what_is_left_of_its_budg
     for path in (evaluation_shell.folder / OUTPUT).glob("ledger.sqlite3*"):
         path.unlink()
     parked = evaluation_shell.run("run", "eval.yaml", "--max-calls", "5", code=4)
-    assert "goes on under a new one, with what is left" in parked.stderr
+    assert "continues in a new one, with what is left" in parked.stderr
     assert "(5 of 5 calls)" in parked.stdout
     assert len(new_requests(evaluation_shell)) == 5
     evaluation_shell.run("run", "eval.yaml", "--max-calls", "6")

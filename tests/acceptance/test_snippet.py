@@ -48,7 +48,7 @@ def test_the_text_names_the_sessions_own_gateway_target_and_token(evaluator: Com
     assert evaluator.env["QUINTAIN_GATEWAY_URL"] + suffix in printed.stdout
     assert says.format(target="judge") in printed.stdout
     assert evaluator.env["QUINTAIN_SESSION_TOKEN"] in printed.stdout
-    assert "may spend the 9 calls" in printed.stderr
+    assert "the remaining 9 calls can be spent" in printed.stderr
     assert evaluator.env["QUINTAIN_SESSION_TOKEN"] not in printed.stderr
 
 

@@ -67,7 +67,7 @@ def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_mean
     assert 500_000 < (left["echo"] or 0) <= 600_000
     assert left["slow"] is None
     shorter = shell.run("target", "pause", "echo", "--for", "1s")
-    assert "it was paused for longer already" in shorter.stderr
+    assert "it was already paused for longer" in shorter.stderr
     assert waiting.stdout == ""
     resumed = shell.run("target", "resume", "echo", "--json").json
     assert (resumed["target"], resumed.get("pausedUntil")) == ("echo", None)
@@ -79,7 +79,7 @@ def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_mean
 
 @pytest.mark.parametrize("time", ["0", "-5m", "25h", "soon", "1e3", "10 weeks", "nan", "٣m"])
 def test_a_time_that_is_none_is_a_mistake_of_usage(time: str) -> None:
-    with pytest.raises(typer.BadParameter, match="a day at most"):
+    with pytest.raises(typer.BadParameter, match="one day at most"):
         parse_duration_seconds(time)
 
 
@@ -108,5 +108,5 @@ def test_a_worker_that_is_drained_finishes_what_it_runs_and_ends(shell: CommandL
     nobody = shell.run("drain", "nobody", code=1)
     assert f"No worker 'nobody' is alive; there are {worker_id(staying)}\n" in nobody.stderr
     asked = shell.run("drain", worker_id(staying), "--no-wait")
-    assert asked.stdout == f"asked    {worker_id(staying)}: it hears of it within 3 s\n"
+    assert asked.stdout == f"asked    {worker_id(staying)}: it gets the request within 3 s\n"
     assert staying.wait(seconds=10).code == 0

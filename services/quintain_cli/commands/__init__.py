@@ -1,1 +1,1 @@
-"""One module for each command of ``quintain``. A module is imported when its command is used."""
+"""The commands: one module for each command, or for each group of commands."""

@@ -28,17 +28,18 @@ from quintain_runner import RunEstimate, dollars
 
 def check(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
-    target: Annotated[
-        list[str] | None, typer.Option(help="A target under test; again for more; narrows the file's.")
+    target: Annotated[list[str] | None, typer.Option(help="A target to test, one of the file's; repeatable.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Ask each target once: it costs one call each.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Call each target once; each call is charged.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
 ) -> None:
-    """Find every mistake of an evaluation before it is run, and estimate calls, tokens and cost.
+    """Check an evaluation for errors, and estimate its cost.
 
-    Looks at the files, the targets, the graders and the variables; a dataset's command is run. Exit codes: 0 ready,
-    1 a probe failed, 2 something is to be mended.
+    Checks the files, the targets, the graders and the environment variables; the command of a dataset is executed.
+    Estimates calls, tokens and cost. No call is made, except with --probe. Exit codes: 0 ready, 1 a probe failed,
+    2 there are errors to fix.
     """
     options = CheckOptions(path=path, targets=tuple(target or ()), config=config, probe=probe)
     report = run_command(check_evaluation(options, read_settings(environment())), as_json=as_json)
@@ -59,16 +60,14 @@ def check(
 
 
 def report_lines(report: CheckReport) -> Iterator[str]:
-    """What was found, a line each."""
+    """Yield the lines of a report."""
     if report.cases is not None:
         yield f"dataset   {format_count(report.cases, 'case')}"
     if report.targets:
-        fleet_note = (
-            "; on this fleet --probe asks whether they are served" if report.on_fleet and not report.probes else ""
-        )
+        fleet_note = "; --probe checks whether this fleet serves them" if report.on_fleet and not report.probes else ""
         yield f"targets   {', '.join(report.targets)}{fleet_note}"
     for grader in report.graders:
-        calls_text = f", may call {', '.join(grader.calls)}: at most {format_count(grader.most_calls, 'call')} a row"
+        calls_text = f", may call {', '.join(grader.calls)}: at most {format_count(grader.most_calls, 'call')} per row"
         yield f"grader    {grader.name} ({grader.kind}{calls_text if grader.calls else ''})"
     if report.variables:
         yield f"variables {', '.join(report.variables)}"
@@ -77,14 +76,14 @@ def report_lines(report: CheckReport) -> Iterator[str]:
     if report.estimate is not None:
         yield from _estimate_lines(report, report.estimate)
     for problem in report.problems:
-        yield f"mend      {problem}"
+        yield f"error     {problem}"
 
 
 def _probe_text(probe: ProbeResult) -> str:
     if probe.error is not None:
         return f"{probe.target} failed{' (charged)' if probe.charged else ''}: {probe.error}"
     usage = probe.token_usage
-    tokens = "tokens not told" if usage is None else f"{usage.input}+{usage.output} tokens"
+    tokens = "tokens unknown" if usage is None else f"{usage.input}+{usage.output} tokens"
     return f"{probe.target} answered in {probe.seconds:.2f} s, 1 call, {tokens}, {dollars(probe.usd)}"
 
 
@@ -115,21 +114,23 @@ def _cost_text(run_estimate: RunEstimate) -> str:
     unpriced_targets = [name for name in run_estimate.tokens if name not in run_estimate.usd_of]
     unpriced = [
         *(f"target {name}" for name in unpriced_targets),
-        *(f"what {name} calls" for name in run_estimate.left_out),
+        *(f"calls of grader {name}" for name in run_estimate.left_out),
     ]
     if run_estimate.usd is None:
-        return "unknown: no price is known for tokens that are"
+        return "unknown: no target has both a token estimate and a price"
     unpriced_note = f", without {', '.join(unpriced)}" if unpriced else ""
     return f"about {dollars(run_estimate.usd)}{unpriced_note}"
 
 
 def _budget_text(max_calls: int | None, answers: int, max_needed_calls: int) -> str:
     if max_calls is None:
-        return f"none is named: {max_needed_calls:,} calls, the most this can need"
+        return f"not set: {max_needed_calls:,} calls, the most this run can need"
     if max_calls < answers:
-        return f"{max_calls:,} calls, fewer than the {answers:,} answers: the run will park there"
+        return f"{max_calls:,} calls, fewer than the {answers:,} answers: the run will stop there"
     shortage_note = (
-        "" if max_calls >= max_needed_calls else ", fewer than graders may spend: the run parks where they do"
+        ""
+        if max_calls >= max_needed_calls
+        else ", fewer than may be needed with graders: the run stops when they are spent"
     )
     return f"{max_calls:,} calls{shortage_note}"
 
@@ -137,9 +138,9 @@ def _budget_text(max_calls: int | None, answers: int, max_needed_calls: int) -> 
 def _exit_line(report: CheckReport, code: int) -> str:
     path = shlex.quote(report.evaluation)
     if code == EXIT_USAGE:
-        return f"exit 2: {format_count(len(report.problems), 'mistake')} to mend. Then: quintain check {path}"
+        return f"exit 2: {format_count(len(report.problems), 'error')} to fix. Then: quintain check {path}"
     if code == EXIT_ERRORS:
         failed = [target_probe.target for target_probe in report.probes if target_probe.error]
-        return f"exit 1: {', '.join(failed)} did not answer. When that is mended: quintain check {path} --probe"
-    probe_hint = "" if report.probes else f" To ask each target once: quintain check {path} --probe."
+        return f"exit 1: {', '.join(failed)} did not answer. When that is fixed: quintain check {path} --probe"
+    probe_hint = "" if report.probes else f" To call each target once: quintain check {path} --probe."
     return f"exit 0: ready.{probe_hint} To run it: quintain run {path}"

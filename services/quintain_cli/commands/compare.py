@@ -22,17 +22,18 @@ from quintain_runner import (
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="RUN", help="The earlier run's results folder.")],
-    after: Annotated[Path, typer.Argument(metavar="RUN", help="The later run's.")],
+    before: Annotated[Path, typer.Argument(metavar="RUN", help="The results folder of the earlier run.")],
+    after: Annotated[Path, typer.Argument(metavar="RUN", help="The results folder of the later run.")],
     fail_on_regression: Annotated[
-        bool, typer.Option("--fail-on-regression", help="Exit 3 where a target is significantly worse.")
+        bool, typer.Option("--fail-on-regression", help="Exit 3 if a target is significantly worse.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Compare runs of other datasets or graders too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare even if datasets or graders differ.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the comparison, as JSON.")] = False,
 ) -> None:
-    """Compare two runs case by case: the change, its interval, its p-value, and which cases flipped.
+    """Compare two runs case by case, with significance tests.
 
-    Exit 0, or, where --fail-on-regression asks for it, 3 when a target is significantly worse.
+    Shows each target's difference with its confidence interval and p-value, and the cases that flipped. Exit code 0;
+    with --fail-on-regression 3 if a target is significantly worse in the later run.
     """
     comparison = run_command(_compare(before, after, force=force), as_json=as_json)
     code = EXIT_BELOW_THRESHOLD if fail_on_regression and comparison.regressed_targets else EXIT_OK
@@ -48,7 +49,7 @@ def compare(
 
 
 def _next_command(after: Path) -> str:
-    return f"The later run by itself: quintain report {shlex.quote(str(after))}"
+    return f"To show the later run: quintain report {shlex.quote(str(after))}"
 
 
 async def _compare(before: Path, after: Path, *, force: bool) -> Comparison:

@@ -17,24 +17,27 @@ EXAMPLE_NAME = "capitals"
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where to put the example; what is there is kept.")] = Path(
+    folder: Annotated[Path, typer.Option(help="The folder for the example; existing files are kept.")] = Path(
         "quintain-demo"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
 ) -> None:
-    """Grade a dozen cases with three targets and two graders, in this process: no key, no broker."""
+    """Run an example evaluation, without an API key or a broker.
+
+    A dozen cases are answered by three targets and graded by two graders, all in this process.
+    """
     copy_example(folder)
-    # A demo starts afresh, in a folder only it writes to; a run of one's own keeps what it has.
+    # The demo deletes the results of an earlier demo; only the demo writes to this folder.
     results = folder / "demo-results"
     shutil.rmtree(results, ignore_errors=True)
     if not as_json:
-        print_stderr(f"demo     everything it runs is in {folder}: change it, and run it again")
+        print_stderr(f"demo     its files are in {folder}: change them, and run it again")
     options = RunOptions(path=folder / "eval.yaml", config=folder / "quintain.yaml", output=results, as_json=as_json)
     raise typer.Exit(run_and_report(options, f"quintain run {folder / 'eval.yaml'} --output {results}"))
 
 
 def copy_example(folder: Path) -> None:
-    """Copy the example into a folder, over nothing that is there."""
+    """Copy the example's files into a folder; existing files are not overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     with resources.as_file(resources.files("quintain_cli") / "examples" / EXAMPLE_NAME) as example:
         for source in sorted(example.iterdir()):

@@ -34,29 +34,29 @@ from quintain_cli.console import (
 )
 from quintain_cli.fleet import bootstrap
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 PoisonIdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The message's id, as `quintain dlq list` shows it.")
 ]
 
-#: How long the broker may take to be there, in seconds.
+#: The timeout for connecting to the broker, in seconds.
 CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 def list_messages(as_json: AsJson = False) -> None:
-    """The kept messages, the oldest first. Looking takes nothing out."""
+    """List the kept messages, oldest first. Listing does not remove any."""
     message_list = PoisonMessageList(messages=run_command(_list_messages(), as_json=as_json))
     if as_json:
         print_json(message_list)
     elif not message_list.messages:
-        print_stderr("quintain.poison is empty: there is no message that nobody could answer")
+        print_stderr("quintain.poison is empty: there are no messages that could not be processed")
     else:
         stdout_console().print(_message_table(message_list.messages))
         print_stderr(f"next     quintain dlq show {single_line(message_list.messages[0].id)}")
 
 
 def show_message(poison_id: PoisonIdArgument, as_json: AsJson = False) -> None:
-    """One message: its headers and its body, tokens masked."""
+    """Show one message: its headers and its body, with tokens masked."""
     message, body = run_command(find_message(poison_id), as_json=as_json)
     if as_json:
         print_json({**json.loads(message.to_wire()), **console.body_to_json(body)})
@@ -71,15 +71,20 @@ def show_message(poison_id: PoisonIdArgument, as_json: AsJson = False) -> None:
 
 
 def drop_messages(
-    poison_ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Which messages.")] = None,
-    all_messages: Annotated[bool, typer.Option("--all", help="Every message that is kept now.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first; needed where nobody can be asked.")] = False,
+    poison_ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="The ids of the messages.")] = None,
+    all_messages: Annotated[bool, typer.Option("--all", help="All messages that are kept now.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete messages for ever."""
+    """Delete messages permanently.
+
+    Exit codes: 0 deleted, 1 an id is unknown or the deletion was not confirmed, 2 usage.
+    """
     ids = list(dict.fromkeys(poison_ids or []))
     if all_messages == bool(ids):
-        raise typer.BadParameter("name messages, or say --all", param_hint="ID…")
+        raise typer.BadParameter("give the ids of messages, or --all", param_hint="ID…")
     _confirm_deletion(
         "every message that is kept" if all_messages else f"{len(ids)} messages" if len(ids) > 1 else ids[0], yes=yes
     )
@@ -95,7 +100,7 @@ def drop_messages(
 
 
 async def find_message(poison_id: str) -> tuple[PoisonMessage, bytes]:
-    """One message and its body. Raises `BadRequest` where there is none of this id."""
+    """Return a message and its body. Raises `BadRequest` if there is none with this id."""
     async with open_poison_queue() as poison:
         message = await poison.find(poison_id)
     if message is None:
@@ -104,27 +109,27 @@ async def find_message(poison_id: str) -> tuple[PoisonMessage, bytes]:
 
 
 async def drop_by_id(ids: list[str] | None) -> set[str]:
-    """Delete these messages, or all; returns the ids that were there."""
+    """Delete the messages with these ids, or all if ``ids`` is None; returns the ids that were found."""
     async with open_poison_queue() as poison:
         return await poison.drop(ids)
 
 
 @contextlib.asynccontextmanager
 async def open_poison_queue() -> AsyncIterator[PoisonQueue]:
-    """The poison queue of the environment's broker. Raises `ConfigError`, `BusError`."""
+    """Open the queue of kept messages at the environment's broker. Raises `ConfigError` or `BusError`."""
     url = read_settings(environment()).require_broker_url()
     async with bootstrap.open_bus(url, "dlq", None, timeout_seconds=CONNECT_TIMEOUT_SECONDS) as bus:
         yield PoisonQueue(bus)
 
 
 def unknown_ids_error(ids: list[str]) -> BadRequest:
-    """What is said of ids that no message has."""
+    """Return the error for ids that no message has."""
     id_list = ", ".join(repr(message_id) for message_id in ids)
     return BadRequest(f"No message {id_list} in quintain.poison: `quintain dlq list` shows what is there")
 
 
 def single_line(text: str) -> str:
-    """Anybody's text on one line of a terminal."""
+    """Escape untrusted text for one line of a terminal."""
     return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -137,9 +142,13 @@ def _confirm_deletion(description: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here, and what is dropped is gone: say --yes", param_hint="--yes")
-    # Not the library's own question, which writes to standard output, too.
-    stderr_console().print(f"Delete {single_line(description)} for ever? [y/N]", markup=False, soft_wrap=True, end=" ")
+        raise typer.BadParameter(
+            "standard input is not a terminal, so the deletion cannot be confirmed: give --yes", param_hint="--yes"
+        )
+    # Not `typer.confirm`, which also writes to standard output.
+    stderr_console().print(
+        f"Delete {single_line(description)} permanently? [y/N]", markup=False, soft_wrap=True, end=" "
+    )
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         print_stderr("nothing was deleted")
         raise typer.Exit(EXIT_ERRORS)
@@ -185,7 +194,7 @@ def _format_origin(message: PoisonMessage) -> str:
 
 
 def _format_time(message: PoisonMessage) -> str:
-    """When it was kept, to the second, in UTC; a moment outside the calendar is none."""
+    """Format when a message was kept, in UTC; ``?`` if that is unknown or outside the calendar."""
     if message.kept_ms is None:
         return "?"
     try:
@@ -197,7 +206,7 @@ def _format_time(message: PoisonMessage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What became of it; ``fault`` is that of a call which was charged and is over."""
+    """The outcome of a replayed call: its result, or the fault of a call that was charged and has ended."""
 
     result: Result | None
     fault: Fault | None
@@ -205,16 +214,16 @@ class ReplayResult:
 
 def replay(
     poison_id: PoisonIdArgument,
-    target: Annotated[str | None, typer.Option(help="The target; the one it was sent to if absent.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target; by default the one it was sent to.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a message again, and drop it once its call is charged and answered.
+    """Send a message again, and delete it once it is answered.
 
-    Takes QUINTAIN_SESSION_TOKEN: the message's own token is masked and opens nothing. Doing it twice in one session
-    is one call.
+    The message is deleted when its call is charged and has ended. Needs QUINTAIN_SESSION_TOKEN, because the message's
+    own token is masked. Replaying a message twice in one session makes one call.
     """
     outcome = run_command(_replay_message(poison_id, target), as_json=as_json)
-    # The answer is shown first: whatever becomes of the message, it was paid for.
+    # The answer is printed before the message is deleted, because it was charged.
     if outcome.result is not None:
         print_result(outcome.result, as_json=as_json)
     run_command(drop_by_id([poison_id]))
@@ -227,8 +236,8 @@ def replay(
 async def _replay_message(poison_id: str, target: str | None) -> ReplayResult:
     if read_settings(environment()).session_token is None:
         raise ConfigError(
-            "QUINTAIN_SESSION_TOKEN is not set: the message's own token is masked, so it is sent under a session of "
-            "yours: open one with `quintain session open --default-target NAME`"
+            "QUINTAIN_SESSION_TOKEN is not set: the message's own token is masked, so the message is sent in a session "
+            "of yours: open one with `quintain session open --default-target NAME`"
         )
     async with connect(timeout_seconds=CONNECT_TIMEOUT_SECONDS) as client:
         message, body = await find_message(poison_id)
@@ -238,7 +247,7 @@ async def _replay_message(poison_id: str, target: str | None) -> ReplayResult:
         try:
             return ReplayResult(await client.send(request, request_id=request_id), None)
         except Expired:
-            raise  # nobody answered in time: the answer may still be had under the same request id
+            raise  # no reply in time: the same request id may still get the answer
         except Fault as fault:
             if not fault.charged:
                 raise
@@ -246,18 +255,20 @@ async def _replay_message(poison_id: str, target: str | None) -> ReplayResult:
 
 
 def replay_request(message: PoisonMessage, body: bytes, target: str | None) -> InvokeRequest:
-    """The request of a kept message: to this target, else to the one its routing key names, else to the one its
-    body names. Raises `BadRequest` where the body is no invoke request, or names another target."""
-    hint = f"it stays where it is; `quintain dlq drop {message.id}` deletes it"
+    """Return the request of a kept message, to ``target``, else to that of its routing key, else to that of its body.
+
+    Raises `BadRequest` if the body is not an invoke request, or if routing key and body name different targets.
+    """
+    hint = f"it is kept; `quintain dlq drop {message.id}` deletes it"
     try:
         request = InvokeRequest.from_wire(body)
     except BadRequest as error:
-        raise BadRequest(f"This message is no invoke request ({error.message}): {hint}") from None
+        raise BadRequest(f"This message is not an invoke request ({error.message}): {hint}") from None
     routing_key = message.routing_key
     if target is None and routing_key and request.requested_target not in {None, routing_key}:
         raise BadRequest(
-            f"The body names target {request.requested_target!r}, the routing key {routing_key!r}: say which with "
-            f"--target; {hint}"
+            f"The body names target {request.requested_target!r}, the routing key {routing_key!r}: choose one "
+            f"with --target; {hint}"
         )
     target_name = target or routing_key or request.requested_target
     return request.model_copy(update={"target": target_name, "provider": None})

@@ -24,14 +24,14 @@ from quintain_cli.fleet.doctor_checks import DoctorReport, run_checks
 
 
 def doctor(
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for the broker to answer.")] = 5.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the broker.")] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
 ) -> None:
-    """Look at the broker, at what is declared there, and at the ledger; change nothing.
+    """Check the broker, its exchanges and queues, and the ledger.
 
-    Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
+    Nothing is changed. Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
 
-    Exit codes: 0 nothing fails, 1 something is to be mended.
+    Exit codes: 0 no check failed, 1 a check failed.
     """
     report = run_command(_run_checks(timeout), as_json=as_json)
     code = EXIT_ERRORS if report.has_failures else EXIT_OK
@@ -49,14 +49,14 @@ async def _run_checks(timeout: float) -> DoctorReport:
 
 def _print_report(report: DoctorReport) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("", "what", "says", "mend"):
+    for name in ("", "what", "result", "fix"):
         table.add_column(name, overflow="fold")
     for check in report.lines:
         table.add_row(
             *(Text(escape_for_terminal(cell)) for cell in (check.verdict, check.what, check.says, check.mend or ""))
         )
     stdout_console().print(table)
-    failed_count = sum(line.verdict == "fail" for line in report.lines)
+    failed_count = sum(check.verdict == "fail" for check in report.lines)
     print_stderr(
-        f"next     mend {failed_count} of these, then quintain doctor" if failed_count else "next     quintain status"
+        f"next     fix {failed_count} of these, then quintain doctor" if failed_count else "next     quintain status"
     )

@@ -14,25 +14,25 @@ from quintain.contracts.session import Info
 from quintain_cli.commands.session import print_info
 from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
 
 def invoke(
     question: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
-    target: Annotated[str | None, typer.Option(help="The target; the session's default if absent.")] = None,
-    system_prompt: Annotated[str | None, typer.Option(help="What the model is told beforehand.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target; by default that of the session.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a target. Takes QUINTAIN_SESSION_TOKEN, and QUINTAIN_BROKER_URL or QUINTAIN_GATEWAY_URL.
+    """Call a target and print its answer. Ctrl-C cancels the call.
 
-    Ctrl-C takes the call back.
+    Needs QUINTAIN_SESSION_TOKEN, and QUINTAIN_BROKER_URL or QUINTAIN_GATEWAY_URL.
     """
     text = sys.stdin.read() if question == "-" else question
     print_result(run_command(_invoke(text, target, system_prompt), as_json=as_json), as_json=as_json)
 
 
 def print_result(result: Result, *, as_json: bool) -> None:
-    """An answer for people or programs: its text alone on standard output, what it took beside it."""
+    """Print a result: its text on standard output and its figures on standard error, or all of it as JSON."""
     if as_json:
         print_json(result)
         return
@@ -43,7 +43,7 @@ def print_result(result: Result, *, as_json: bool) -> None:
 
 
 def info(as_json: AsJson = False) -> None:
-    """The session, its counters and the targets it may call. Takes QUINTAIN_SESSION_TOKEN."""
+    """Show the session, its counters and the targets it may call. Needs QUINTAIN_SESSION_TOKEN."""
     print_info(run_command(_info(), as_json=as_json), as_json=as_json)
 
 
@@ -52,8 +52,8 @@ async def _invoke(question: str, target: str | None, system_prompt: str | None) 
         try:
             return await client.invoke(question, target=target, system_prompt=system_prompt)
         except asyncio.CancelledError:
-            # The client does it as it leaves; whether that was in time, the ledger knows.
-            print_stderr("taking the call back; `quintain info` shows whether it was charged")
+            # The client cancels the call when it closes; the ledger records whether that was in time.
+            print_stderr("cancelling the call; `quintain info` shows whether it was charged")
             raise
 
 

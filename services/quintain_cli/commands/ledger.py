@@ -12,11 +12,11 @@ from quintain_cli.console import EXIT_ERRORS, print_json, print_stderr, run_comm
 from quintain_cli.state_dir import ledger_url
 from quintain_metadata import AuditReport, export_page, open_snapshot, verify_counters
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
 
 def verify(as_json: AsJson = False) -> None:
-    """Recompute every counter from its calls; exit 0 where the books are clean, 1 where they are not."""
+    """Recompute every counter of the ledger from its calls. Exit 0 if all of them match, 1 if not."""
     verdict = run_command(_verify(ledger_url(read_settings(environment()))), as_json=as_json)
     findings = [{"rule": finding.rule, "facts": [str(fact) for fact in finding.facts]} for finding in verdict.findings]
     if as_json:
@@ -33,11 +33,12 @@ def verify(as_json: AsJson = False) -> None:
 
 def export(
     session: Annotated[
-        str | None, typer.Option(metavar="ID", help="Of this session and its children alone: a run's, for example.")
+        str | None,
+        typer.Option(metavar="ID", help="Only calls of this session, such as that of a run, and its children."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print nothing but the calls: they are JSON anyway.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the calls, which are JSON in any case.")] = False,
 ) -> None:
-    """Every call as a line of JSON on standard output: ``quintain ledger export > calls.jsonl``."""
+    """Write every call as a line of JSON to standard output. Example: ``quintain ledger export > calls.jsonl``."""
     call_count = run_command(_export(ledger_url(read_settings(environment())), session), as_json=as_json)
     if not as_json:
         print_stderr(f"ledger   {call_count} calls")

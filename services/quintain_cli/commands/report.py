@@ -21,7 +21,10 @@ def report(
     csv: CsvOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the totals and statistics, as JSON.")] = False,
 ) -> None:
-    """Show a run again, and write it as JUnit, Markdown or CSV. No call is made; exit 0 whatever the run's code was."""
+    """Show the results of a run, also as JUnit, Markdown or CSV. No call is made.
+
+    The exit code is 0, whatever the exit code of the run was.
+    """
     files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
     run_report = run_command(_read_and_write(folder, files), as_json=as_json)
     if as_json:
@@ -31,7 +34,7 @@ def report(
 
 
 def resume_command(run_report: RunReport) -> str:
-    """What takes this run up again."""
+    """Return the command that resumes this run."""
     return shlex.join(["quintain", "run", run_report.run.configuration.evaluation, "--output", str(run_report.folder)])
 
 

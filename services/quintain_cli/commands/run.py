@@ -20,7 +20,7 @@ from quintain_runner import (
 
 
 class InDoubtPolicy(StrEnum):
-    """What is done with the rows of calls that were charged, and of which nobody knows what came."""
+    """What to do with rows whose call was charged and whose outcome is unknown."""
 
     KEEP = "keep"
     RETRY = "retry"
@@ -28,36 +28,35 @@ class InDoubtPolicy(StrEnum):
 
 def run(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
-    target: Annotated[
-        list[str] | None, typer.Option(help="A target under test; again for more; narrows the file's.")
+    target: Annotated[list[str] | None, typer.Option(help="A target to test, one of the file's; repeatable.")] = None,
+    max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the run, graders included.")] = None,
+    output: Annotated[Path | None, typer.Option(help="The results folder; by default runs/<name of the file>.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
     ] = None,
-    max_calls: Annotated[int | None, typer.Option(min=0, help="The budget of the whole run, graders included.")] = None,
-    output: Annotated[Path | None, typer.Option(help="The results' folder; runs/<name of the file> if absent.")] = None,
-    config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
     retry_errors: Annotated[
         bool,
-        typer.Option(
-            "--retry-errors/--keep-errors", help="What became of rows that erred before: asked again, or kept."
-        ),
+        typer.Option("--retry-errors/--keep-errors", help="On resume, call again for rows that failed, or keep them."),
     ] = True,
     in_doubt: Annotated[
         InDoubtPolicy,
-        typer.Option(help="Charged calls with an unknown outcome: kept, or asked once more and charged again."),
+        typer.Option(help="Rows of charged calls with unknown outcome: keep them, or retry and be charged again."),
     ] = InDoubtPolicy.KEEP,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="How many trials are under way at once, per target.")
+        int, typer.Option(min=1, help="The number of concurrent trials per target.")
     ] = DEFAULT_CONCURRENCY,
     graders: Annotated[
-        int, typer.Option(min=1, help="How many grader processes run at once.")
+        int, typer.Option(min=1, help="The number of concurrent grader processes.")
     ] = DEFAULT_GRADER_CONCURRENCY,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
 ) -> None:
-    """Run an evaluation. The same command again takes it up where it stopped.
+    """Run an evaluation. The same command resumes a run that was stopped.
 
-    Without QUINTAIN_BROKER_URL (or QUINTAIN_GATEWAY_URL) everything runs in this process; with it, on the fleet there.
+    Without QUINTAIN_BROKER_URL and QUINTAIN_GATEWAY_URL all services run in this process; with one of them, the run
+    uses the services there.
     """
     options = RunOptions(
         path=path,

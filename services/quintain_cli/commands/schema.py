@@ -14,7 +14,7 @@ from quintain.asyncapi.document import asyncapi_document
 from quintain.config.schema import config_schema
 from quintain_runner import evaluation_schema
 
-AsJson = Annotated[bool, typer.Option("--json", help="Changes nothing: a schema is JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="No effect: the output is always JSON.")]
 
 
 def evaluation(as_json: AsJson = False) -> None:
@@ -28,7 +28,7 @@ def config(as_json: AsJson = False) -> None:
 
 
 def asyncapi(as_json: AsJson = False) -> None:
-    """Print the wire as an AsyncAPI 3 document: channels, operations, replies, messages."""
+    """Print the AsyncAPI 3 document of the protocol. It has the channels, operations, replies and messages."""
     _print_schema(asyncapi_document())
 
 

@@ -18,27 +18,35 @@ from quintain_cli.state_dir import ledger_url
 from quintain_metadata import MetadataMetrics, redacted_url, running_metadata
 from quintain_worker import WorkerMetrics
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when the service is ready.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Include debug logs.")]
 
 
 def serve_metadata(
     ops_port: OpsPort = None, ops_host: OpsHost = None, as_json: AsJson = False, verbose: Verbose = False
 ) -> None:
-    """Sessions, info and the ledger. Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN."""
+    """Run the metadata service: sessions, budgets and the ledger.
+
+    Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN.
+    """
     set_up_logging(verbose=verbose)
     run_command(_run_metadata(OpsOptions(ops_port, ops_host), as_json=as_json), as_json=as_json, service="metadata")
 
 
 def serve_worker(
-    config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
-    grace_seconds: Annotated[float, typer.Option(help="How long running calls may take after SIGTERM.")] = 30.0,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
+    ] = None,
+    grace_seconds: Annotated[float, typer.Option(help="Seconds that running calls may take after SIGTERM.")] = 30.0,
     ops_port: OpsPort = None,
     ops_host: OpsHost = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Serve the configured targets. Reads QUINTAIN_BROKER_URL, QUINTAIN_CONFIG and the configuration's variables."""
+    """Run a worker that serves the configured targets.
+
+    Reads QUINTAIN_BROKER_URL, QUINTAIN_CONFIG and the environment variables that the configuration names.
+    """
     set_up_logging(verbose=verbose)
     ops_options = OpsOptions(ops_port, ops_host)
     run_command(_run_worker(config, grace_seconds, ops_options, as_json=as_json), as_json=as_json, service="worker")
@@ -49,12 +57,14 @@ async def _run_metadata(ops_options: OpsOptions, *, as_json: bool) -> None:
     settings.require_broker_url()
     url = ledger_url(settings)
     if settings.admin_token is None:
-        raise ConfigError("QUINTAIN_ADMIN_TOKEN is not set: any string of 16 characters or more; it opens sessions")
+        raise ConfigError(
+            "QUINTAIN_ADMIN_TOKEN is not set: choose any string of 16 characters or more; it opens sessions"
+        )
     metrics = MetadataMetrics()
     async with (
         handle_stop_signals() as stop,
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
-        # First: what its operator must mend is said at once, whether or not there is a broker yet.
+        # Before the broker is waited for, so that errors in the ledger's settings are reported at once.
         bootstrap.open_ledger_or_wait(url, on_waiting=endpoints.set_not_ready) as ledger,
         connect_when_available(settings, "metadata", endpoints.set_not_ready) as bus,
         running_metadata(bus, ledger, settings.admin_token, metrics, timings=settings.timings) as service,
@@ -91,7 +101,7 @@ async def _run_worker(
 
 
 def print_ready(service: str, details: dict[str, object], *, as_json: bool) -> None:
-    """Say that a service answers, with what it stands on."""
+    """Print that a service is ready, with these details about it."""
     if as_json:
         print_json({"service": service, "state": "ready", **details})
     else:

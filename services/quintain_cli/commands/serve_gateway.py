@@ -22,25 +22,30 @@ _DEFAULT_LIMITS = GatewayLimits()
 
 
 def serve_gateway(
-    host: Annotated[str, typer.Option(help="Where to listen; beyond loopback only with TLS.")] = LOOPBACK,
+    host: Annotated[str, typer.Option(help="The address to listen on; beyond loopback only with TLS.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = DEFAULT_PORT,
-    tls_cert: Annotated[Path | None, typer.Option(help="The certificate with its chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key without a password, PEM.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The certificate with its chain, a PEM file.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key without a password, a PEM file.")] = None,
     insecure_plain_http: Annotated[
-        bool, typer.Option("--insecure-plain-http", help="Beyond loopback without TLS: tokens go in the clear.")
+        bool,
+        typer.Option(
+            "--insecure-plain-http",
+            help="Allow other addresses than loopback without TLS: tokens are sent unencrypted.",
+        ),
     ] = False,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Open at the same time; one more is answered 503.")
+        int, typer.Option(min=1, help="Maximum number of open connections; a further one gets 503.")
     ] = _DEFAULT_LIMITS.max_connections,
     grace_seconds: Annotated[
-        float, typer.Option(min=0, help="How long running requests may take after SIGTERM.")
+        float, typer.Option(min=0, help="Seconds that running requests may take after SIGTERM.")
     ] = 30.0,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """HTTP for evaluators of any kind: AgentV's API, sessions, health, metrics. Reads QUINTAIN_BROKER_URL.
+    """Run the HTTP gateway: OpenAI's, Anthropic's and AgentV's APIs.
 
-    It holds no provider key and no admin token. GET /openapi.json describes what it answers.
+    Also serves sessions, health and metrics. Reads QUINTAIN_BROKER_URL. The gateway holds no provider key and no
+    admin token. GET /openapi.json describes its API.
     """
     set_up_logging(verbose=verbose)
     address = BindAddress(
@@ -53,7 +58,7 @@ def serve_gateway(
 async def _run_gateway(address: BindAddress, limits: GatewayLimits, *, as_json: bool) -> None:
     settings = read_settings(environment())
     url = settings.require_broker_url()
-    address.ssl_context()  # an address that may not be opened is no reason to wait for a broker first
+    address.ssl_context()  # report an address that is not allowed before waiting for the broker
     async with (
         handle_stop_signals() as stop,
         connect_when_available(settings, "gateway", print_waiting) as bus,

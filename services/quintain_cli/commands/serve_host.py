@@ -47,19 +47,19 @@ from quintain_host import (
     wait_parent_exit,
 )
 
-#: The exit code of a process whose target did not let go.
+#: The exit code of a process in which a thread of the target does not end.
 STUCK_EXIT_CODE = 70
 
 
 class Isolation(StrEnum):
-    """Where a slot's instance lives: a process of its own, or a thread of this one."""
+    """Where the instance of a slot runs: in a process of its own, or in a thread of this process."""
 
     PROCESS = "process"
     THREAD = "thread"
 
 
 def parse_target_name(text: str) -> str:
-    """A target's name. Raises `typer.BadParameter`."""
+    """Check and return a target's name. Raises `typer.BadParameter`."""
     if not re.fullmatch(TARGET_NAME_PATTERN, text):
         raise typer.BadParameter(
             "a name has letters, digits, '.', '_' and '-', 63 at most, and begins with one of the first two"
@@ -68,21 +68,26 @@ def parse_target_name(text: str) -> str:
 
 
 def serve_host(
-    factory: Annotated[str, typer.Argument(help="What makes the target, as module:name: a class, or a function.")],
-    name: Annotated[str, typer.Option(help="The name it is leased under.", parser=parse_target_name)],
-    slots: Annotated[int, typer.Option(min=1, max=1000, help="How many instances are leased out at a time.")] = 1,
+    factory: Annotated[str, typer.Argument(help="The class or function that creates the target, as module:name.")],
+    name: Annotated[str, typer.Option(help="The name under which the target is leased.", parser=parse_target_name)],
+    slots: Annotated[
+        int, typer.Option(min=1, max=1000, help="The number of instances that can be leased concurrently.")
+    ] = 1,
     isolation: Annotated[
         Isolation | None,
-        typer.Option(help="Where each instance lives. Else: a process of its own for more than one slot."),
+        typer.Option(help="Where instances run; by default in processes if there are several slots."),
     ] = None,
-    grace_seconds: Annotated[float, typer.Option(help="How long leases may go on after SIGTERM.")] = 30.0,
+    grace_seconds: Annotated[float, typer.Option(help="Seconds that leases may last after SIGTERM.")] = 30.0,
     ops_port: OpsPort = None,
     ops_host: OpsHost = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
     parent_fd: Annotated[int | None, typer.Option(PARENT_FD_OPTION, hidden=True)] = None,
 ) -> None:
-    """Lease out a target under test to controllers anywhere. Reads QUINTAIN_BROKER_URL."""
+    """Run a host that leases out a target under test. Controllers lease its instances over the broker.
+
+    Reads QUINTAIN_BROKER_URL.
+    """
     set_up_logging(verbose=verbose)
     host_options = HostOptions(factory, name, slots, isolation, grace_seconds)
     if parent_fd is not None:
@@ -91,14 +96,14 @@ def serve_host(
         ops_options = OpsOptions(ops_port, ops_host)
         is_stuck = run_command(_run_host(host_options, ops_options, as_json=as_json), as_json=as_json, service="host")
     if is_stuck:
-        # A thread of the target's that never ends would keep this process from ending.
+        # A thread of the target that never ends would keep this process from exiting.
         logging.shutdown()
         os._exit(STUCK_EXIT_CODE)
 
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """What the command was asked for."""
+    """The command line options that a slot's process gets too."""
 
     factory_reference: str
     name: str
@@ -108,7 +113,7 @@ class HostOptions:
 
 
 async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_json: bool) -> bool:
-    """Serve until SIGTERM. Returns whether a target does not let go of this process."""
+    """Serve until SIGTERM. Returns whether a target's thread does not end, so that the process must be killed."""
     settings = read_settings(environment())
     settings.require_broker_url()
     factory = load_factory(host_options.factory_reference, Path.cwd())
@@ -127,7 +132,7 @@ async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_js
 
 @dataclass(frozen=True, slots=True)
 class _HostContext:
-    """What a host of either kind is served on."""
+    """What both kinds of isolation need: settings, ops endpoints, metrics, and the stop signal."""
 
     settings: Settings
     endpoints: OpsEndpoints
@@ -146,7 +151,7 @@ async def _serve_in_processes(host_options: HostOptions, _: InstanceFactory, con
     try:
         async with contextlib.AsyncExitStack() as stack:
             if context.endpoints.is_serving:
-                # This process carries nothing: it has a bus only to be asked whether the broker is there.
+                # This process serves no lease; it connects only for its health check and service card.
                 bus = await stack.enter_async_context(
                     connect_when_available(context.settings, "host", context.endpoints.set_not_ready)
                 )
@@ -197,8 +202,11 @@ def _child_command(host_options: HostOptions) -> list[str]:
 
 
 async def _run_slot(host_options: HostOptions, parent_fd: int) -> bool:
-    """One slot, in a process of its own, until SIGTERM, its parent's end, or a target that does not let go: then it
-    ends too, and the parent starts another one."""
+    """Serve one slot in this process, as a child of `serve host`.
+
+    Returns whether a target's thread does not end, so that the process must be killed. Ends at SIGTERM, when the
+    parent process exits, or when a thread of the target does not end; the parent then starts another process.
+    """
     settings = read_settings(environment())
     ipc_writer = IpcWriter(parent_fd)
     factory = load_factory(host_options.factory_reference, Path.cwd())
@@ -208,22 +216,22 @@ async def _run_slot(host_options: HostOptions, parent_fd: int) -> bool:
         )
         await host.start()
         ipc_writer.send(READY)
-        end_tasks = [
-            asyncio.ensure_future(end_task) for end_task in (stop.wait(), wait_parent_exit(), host.stuck.wait())
-        ]
+        end_tasks = [asyncio.ensure_future(end) for end in (stop.wait(), wait_parent_exit(), host.stuck.wait())]
         try:
             async with announce(bus, host.card):
                 await asyncio.wait(end_tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in end_tasks:
-                each.cancel()
+            for end_task in end_tasks:
+                end_task.cancel()
             await host.stop(0 if host.stuck.is_set() else host_options.grace_seconds)
         return host.stuck.is_set()
 
 
 def default_isolation(factory: InstanceFactory, slots: int) -> Isolation:
-    """A process for each of several slots, unless the factory says that its instances share this one: it has an
-    attribute ``isolation`` of "thread"."""
+    """Return the isolation if none is requested: processes if there are several slots, else a thread.
+
+    A factory can choose threads with an attribute ``isolation`` of "thread".
+    """
     if slots == 1 or getattr(factory, "isolation", None) == Isolation.THREAD.value:
         return Isolation.THREAD
     return Isolation.PROCESS

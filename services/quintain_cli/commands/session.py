@@ -23,22 +23,22 @@ from quintain_cli.state_dir import require_admin_token
 
 ResultT = TypeVar("ResultT")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
 
 def open_session(
     default_target: Annotated[
-        str | None, typer.Option(help="The target of calls that name none; where one is configured, that one.")
+        str | None, typer.Option(help="The target of calls that name none; by default the only configured one.")
     ] = None,
-    max_calls: Annotated[int | None, typer.Option(help="How many calls may ever be charged; 50 if absent.")] = None,
+    max_calls: Annotated[int | None, typer.Option(help="The maximum number of charged calls; by default 50.")] = None,
     targets: Annotated[
-        str | None, typer.Option(help="The targets it may call, comma-separated; all if absent.")
+        str | None, typer.Option(help="The targets it may call, comma-separated; by default all.")
     ] = None,
-    expires_in: Annotated[float | None, typer.Option(help="Seconds until the token opens nothing.")] = None,
-    label: Annotated[str | None, typer.Option(help="A note for people.")] = None,
+    expires_in: Annotated[float | None, typer.Option(help="Seconds until the session expires.")] = None,
+    label: Annotated[str | None, typer.Option(help="A note that is shown with the session.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open a session. Its token is shown this once."""
+    """Open a session. Its token is shown only once."""
     try:
         request = OpenSession(
             default_target=default_target or only_target(),
@@ -59,10 +59,10 @@ def open_session(
 
 def list_sessions(
     state: Annotated[SessionState | None, typer.Option(help="Only sessions in this state.")] = None,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    cursor: Annotated[str | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The sessions, newest first, a page at a time."""
+    """List sessions, newest first, one page at a time."""
     request = ListSessions(state=state, cursor=cursor)
     page = run_command(_run_with_admin(lambda admin: admin.list(request)), as_json=as_json)
     if as_json:
@@ -72,20 +72,20 @@ def list_sessions(
 
 
 def show_session(session_id: str, as_json: AsJson = False) -> None:
-    """One session and its counters."""
+    """Show a session and its counters."""
     info = run_command(_run_with_admin(lambda admin: admin.show(session_id)), as_json=as_json)
     print_info(info, as_json=as_json)
 
 
 def close_session(session_id: str, as_json: AsJson = False) -> None:
-    """Close a session for ever: its token opens nothing any more, its reservations are given back."""
+    """Close a session permanently. Its token becomes invalid, and its reservations are released."""
     request = AmendSession(session_id=session_id, state=SessionState.CLOSED)
     info = run_command(_run_with_admin(lambda admin: admin.amend(request)), as_json=as_json)
     print_info(info, as_json=as_json)
 
 
 def only_target() -> str:
-    """The one target of the configuration here. Raises a usage error where there are several, or none."""
+    """Return the only target of the configuration. Raises `typer.BadParameter` if there are several or none."""
     try:
         names = list(load_configuration(read_settings(environment()), None).targets)
     except ConfigError as error:
@@ -96,7 +96,7 @@ def only_target() -> str:
 
 
 def print_info(info: Info, *, as_json: bool) -> None:
-    """A session for people or programs."""
+    """Print a session as a table, or as JSON."""
     if as_json:
         print_json(info)
         return
@@ -136,7 +136,7 @@ async def _run_with_admin(action: Callable[[Admin], Awaitable[ResultT]]) -> Resu
 
 @contextlib.asynccontextmanager
 async def open_session_admin(settings: Settings) -> AsyncIterator[Admin]:
-    """The administrator's client of the environment."""
+    """Open the admin client of the environment, over the broker or a gateway."""
     url = settings.require_fleet_url()
     async with connect_admin(url, require_admin_token(settings), timeout_seconds=10.0) as admin:
         yield admin

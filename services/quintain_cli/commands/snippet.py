@@ -23,7 +23,7 @@ from quintain_cli.console import print_json, print_stderr, run_command
 
 
 class SnippetTool(StrEnum):
-    """The tools that there is a text for."""
+    """The tools for which there is a snippet."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -37,7 +37,7 @@ class SnippetTool(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConnection:
-    """Where a session is reached over HTTP, without a slash at the end; its token; the target to ask."""
+    """The gateway's URL without a trailing slash, the session's token, and the target to call."""
 
     url: str
     token: str
@@ -46,7 +46,10 @@ class GatewayConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """What a tool is given: variables, what to put where (a file's name, or a program's language), what to run."""
+    """The configuration of a tool: environment variables, the ``text`` of a file or program, and a command to run.
+
+    ``file`` is the name of the file, or the language of the program.
+    """
 
     variables: Mapping[str, str]
     file: str | None = None
@@ -55,11 +58,11 @@ class Snippet:
     note: str | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """The same for a program; what there is nothing to say about is absent."""
+        """Return the parts as a JSON object; absent parts are left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def to_text(self) -> str:
-        """The whole for a person to paste, part by part; ``#`` begins a comment in each of them."""
+        """Return the parts as text to paste, with comments between them."""
         parts = ["# in your shell", *(f"export {name}={shlex.quote(value)}" for name, value in self.variables.items())]
         if self.text is not None:
             parts += [f"# in {self.file}", self.text]
@@ -95,7 +98,7 @@ def _anthropic(connection: GatewayConnection) -> Snippet:
 
 
 def _inspect(connection: GatewayConnection) -> Snippet:
-    # The middle word of the model names the variables; `openai/…` would ask for OpenAI's own models' features.
+    # `quintain` in the model's name is the prefix of the variables; `openai/…` would use features of OpenAI's models.
     return Snippet(
         variables={"QUINTAIN_BASE_URL": f"{connection.url}/v1", "QUINTAIN_API_KEY": connection.token},
         command=f"inspect eval task.py --model openai-api/quintain/{connection.target}",
@@ -137,7 +140,7 @@ def _lm_eval(connection: GatewayConnection) -> Snippet:
             "lm_eval --model local-chat-completions --apply_chat_template --tasks gsm8k "
             f"--model_args {shlex.quote(model_args)}"
         ),
-        note="tasks that generate; a chat API has no log-likelihoods. It sends a seed, which some targets refuse.",
+        note="only tasks that generate; a chat API has no log-likelihoods. It sends a seed, which some targets refuse.",
     )
 
 
@@ -154,7 +157,7 @@ def _deepeval(connection: GatewayConnection) -> Snippet:
 
 
 def _agentv(connection: GatewayConnection) -> Snippet:
-    # Both eras' names: AgentV renamed targets to providers in July 2026.
+    # Both the old and the new names: AgentV renamed targets to providers in July 2026.
     variable_prefixes = ("TARGET", "PROVIDER")
     return Snippet(
         variables={
@@ -166,7 +169,7 @@ def _agentv(connection: GatewayConnection) -> Snippet:
             )
         },
         command="agentv eval evals/it.eval.yaml",
-        note="a code grader inherits them; its own `target:` block would name AgentV's proxy in their place.",
+        note="a code grader inherits them; a `target:` block of its own would replace them by AgentV's proxy.",
     )
 
 
@@ -191,11 +194,14 @@ _CONNECT_TIMEOUT_SECONDS = 10.0
 
 def snippet(
     tool: Annotated[SnippetTool, typer.Argument(help="The tool.")],
-    target: Annotated[str | None, typer.Option(help="The target it asks; the session's default if absent.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target to call; by default that of the session.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the parts, as JSON.")] = False,
 ) -> None:
-    """Print what a tool is given to ask a target through the gateway. Takes QUINTAIN_GATEWAY_URL and
-    QUINTAIN_SESSION_TOKEN; the text has the token in it."""
+    """Print how to set up another tool to call a target over HTTP.
+
+    Prints environment variables, the text of a file or program, and a command. Needs QUINTAIN_GATEWAY_URL and
+    QUINTAIN_SESSION_TOKEN; the output contains the token.
+    """
     connection, info = run_command(_find_connection(target), as_json=as_json)
     tool_snippet = SNIPPETS[tool](connection)
     if as_json:
@@ -204,22 +210,25 @@ def snippet(
     sys.stdout.write(f"{tool_snippet.to_text()}\n")
     remaining_calls = max(0, info.max_calls - info.call_count)
     print_stderr(
-        f"note   it holds the session's token: who has that may spend the {remaining_calls} calls that are left"
+        f"note   it contains the session's token, with which the remaining {remaining_calls} calls can be spent"
     )
 
 
 async def _find_connection(target: str | None) -> tuple[GatewayConnection, Info]:
-    """The session's door, its token proven, and the session. Raises `ConfigError`, `UnknownTarget`, `Unauthorized`."""
+    """Return the gateway connection and its session, after checking the token and the target.
+
+    Raises `ConfigError`, `UnknownTarget` or `Unauthorized`.
+    """
     settings = read_settings(environment())
     url, token = settings.gateway_url, settings.session_token
     if url is None:
         raise ConfigError(
-            "QUINTAIN_GATEWAY_URL is not set: other tools speak HTTP, to `quintain serve gateway` or `quintain up`, "
+            "QUINTAIN_GATEWAY_URL is not set: other tools use HTTP, to `quintain serve gateway` or `quintain up`, "
             "such as http://127.0.0.1:8787"
         )
     async with connect(url, token, timeout_seconds=_CONNECT_TIMEOUT_SECONDS) as client:
         info = await client.get_info()
-    assert token is not None, "nobody connects without one"
+    assert token is not None, "connecting requires a token"
     target_name = target or info.target_name
     if target_name not in info.available_targets:
         available = ", ".join(info.available_targets)

@@ -23,24 +23,26 @@ from quintain_cli.fleet import bootstrap
 from quintain_cli.fleet.admin_client import fleet_broker_url
 from quintain_cli.fleet.fleet_view import FleetView, build_fleet_view, print_fleet_view
 
-#: What is said where nobody may ask the ledger.
+#: The note that is printed without an admin token.
 NO_ADMIN_NOTE = (
-    "targets that are registered and that nobody serves cannot be shown: set QUINTAIN_ADMIN_TOKEN, as the metadata "
-    "service has it"
+    "targets that are registered and that no worker serves cannot be shown: set QUINTAIN_ADMIN_TOKEN to that of the "
+    "metadata service"
 )
 
 
 def status(
     wait: Annotated[
-        float, typer.Option(min=0.1, max=60, help="Seconds to listen; twice where somebody is missed.")
+        float, typer.Option(min=0.1, max=60, help="Seconds to wait for services; twice that if one is missing.")
     ] = 1.0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for the broker and the ledger to answer.")] = 5.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for the broker and the metadata service.")
+    ] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
 ) -> None:
-    """Who is there, and who serves which target. Reads QUINTAIN_BROKER_URL and, for what is registered,
-    QUINTAIN_ADMIN_TOKEN.
+    """List the running services and the targets that they serve.
 
-    Exit codes: 0 all is well, 1 no metadata service answers or a target has no live worker.
+    Reads QUINTAIN_BROKER_URL, and QUINTAIN_ADMIN_TOKEN for the registered targets. Exit codes: 0 no problem was found,
+    1 no metadata service answers or a target has no live worker.
     """
     view = run_command(_view_environment_fleet(read_settings(environment()), wait, timeout), as_json=as_json)
     code = EXIT_ERRORS if view.problems else EXIT_OK
@@ -66,14 +68,18 @@ async def _view_environment_fleet(settings: Settings, wait_seconds: float, timeo
 async def view_fleet(
     bus: Bus, rpc_client: RpcClient, admin_token: str | None, *, wait_seconds: float, timeout_seconds: float
 ) -> FleetView:
-    """The fleet behind this bus. Raises what the bus raises."""
+    """Return the services and targets of the fleet behind this bus.
+
+    ``wait_seconds`` is how long service cards are collected; the registered targets are read if ``admin_token`` is
+    given, with ``timeout_seconds``. Raises `BusError`.
+    """
     targets_task: asyncio.Task[TargetList] | None = None
     if admin_token is not None:
         admin = Admin(AmqpTransport(rpc_client, admin_token), timeout_seconds=timeout_seconds)
         targets_task = asyncio.get_running_loop().create_task(admin.targets(), name="targets")
 
     def is_complete(cards: Sequence[ServiceCard]) -> bool:
-        # What the ledger has not said yet cannot be missed yet.
+        # Until the registered targets are known, none of them is missing.
         finished_task = (
             targets_task
             if targets_task is not None and targets_task.done() and targets_task.exception() is None
@@ -96,7 +102,7 @@ async def view_fleet(
 
 
 async def _registered_targets(targets_task: asyncio.Task[TargetList] | None) -> tuple[TargetList | None, str | None]:
-    """What the ledger says, or why it says nothing."""
+    """Return the registered targets, or None with the reason why they cannot be read."""
     if targets_task is None:
         return None, None
     try:

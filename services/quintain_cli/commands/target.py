@@ -15,21 +15,21 @@ from quintain_cli.console import escape_for_terminal, print_json, print_stderr, 
 from quintain_cli.fleet.admin_client import open_fleet_admin
 from quintain_cli.fleet.fleet_view import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, format_duration
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the answer, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
 
 UNIT_SECONDS = {"": 1, "s": 1, "m": MINUTE_SECONDS, "min": MINUTE_SECONDS, "h": HOUR_SECONDS, "d": DAY_SECONDS}
 
-#: What an answer may say more than was asked for, where it is no longer pause that was there already, in seconds.
+#: How much longer than requested a pause may be before it is taken for an earlier, longer pause, in seconds.
 PAUSE_TOLERANCE_SECONDS = 1.0
 
 
 def parse_duration_seconds(text: str) -> float:
-    """A time such as 90s, 10m or 2h, in seconds. Raises `typer.BadParameter`."""
+    """Parse a duration such as 90s, 10m or 2h to seconds. Raises `typer.BadParameter`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|min|h|d|)", text.strip())
     seconds = float(match[1]) * UNIT_SECONDS[match[2]] if match else math.nan
     if not 0 < seconds <= MAX_PAUSE_SECONDS:
-        raise typer.BadParameter("a time is a number with s, m, h or d behind it, such as 90s or 10m: a day at most")
+        raise typer.BadParameter("a time is a number followed by s, m, h or d, such as 90s or 10m, of one day at most")
     return seconds
 
 
@@ -38,12 +38,17 @@ def pause(
     seconds: Annotated[
         float,
         typer.Option(
-            "--for", metavar="TIME", parser=parse_duration_seconds, help="How long: 90s, 10m, 2h; a day at most."
+            "--for",
+            metavar="TIME",
+            parser=parse_duration_seconds,
+            help="The duration, such as 90s, 10m or 2h; one day at most.",
         ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Nobody calls a target for this long. What runs is finished, what comes waits in its queue, until its deadline."""
+    """Pause a target for all workers for the given time. Running calls are finished; new calls wait in the target's
+    queue until their deadline.
+    """
     target_pause = run_command(_run_with_admin(lambda admin: admin.pause(name, seconds)), as_json=as_json)
     if as_json:
         print_json(target_pause)
@@ -55,18 +60,20 @@ def pause(
         soft_wrap=True,
     )
     if remaining_seconds > seconds + PAUSE_TOLERANCE_SECONDS:
-        print_stderr("note     it was paused for longer already, by its provider or by you: `resume` ends that too")
+        print_stderr(
+            "note     it was already paused for longer, by its provider or by an administrator: `resume` ends that too"
+        )
     print_stderr(f"next     quintain target resume {escape_for_terminal(target_pause.target)}")
 
 
 def resume(name: TargetArgument, as_json: AsJson = False) -> None:
-    """End a target's pause, its provider's too: a provider that still wants one says so with its next answer."""
+    """End a target's pause, also one that its provider requested. The provider's next answer may request it again."""
     target_pause = run_command(_run_with_admin(lambda admin: admin.resume(name)), as_json=as_json)
     if as_json:
         print_json(target_pause)
         return
     stdout_console().print(
-        f"resumed  {escape_for_terminal(target_pause.target)}: workers hear of it within 3 s",
+        f"resumed  {escape_for_terminal(target_pause.target)}: workers get it within 3 s",
         markup=False,
         soft_wrap=True,
     )

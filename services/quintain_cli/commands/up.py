@@ -21,13 +21,15 @@ DEFAULT_PORT = 8787
 
 
 def up(
-    config: Annotated[Path | None, typer.Option(help="The configuration, else quintain.yaml found upwards.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The gateway's port on 127.0.0.1.")] = DEFAULT_PORT,
-    max_calls: Annotated[int, typer.Option(min=0, help="The limit of the session it opens for you.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    max_calls: Annotated[int, typer.Option(min=0, help="The call limit of the session that it opens.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when all services are ready.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Include debug logs.")] = False,
 ) -> None:
-    """Run every service in this process. Without QUINTAIN_BROKER_URL no broker is needed (memory://)."""
+    """Run all services in this process. Without QUINTAIN_BROKER_URL no broker is needed (memory://)."""
     set_up_logging(verbose=verbose)
     run_command(_run_up(config, port, max_calls, as_json=as_json), as_json=as_json)
 

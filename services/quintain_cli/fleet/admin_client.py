@@ -13,28 +13,28 @@ from quintain_cli.state_dir import require_admin_token
 
 
 def fleet_broker_url(settings: Settings) -> str:
-    """The broker to ask over. Raises `ConfigError` where there is none that could be asked."""
+    """Return the broker URL of the environment. Raises `ConfigError` if there is none that another process can use."""
     if settings.broker_url is None and settings.gateway_url is not None:
         raise ConfigError(
-            "This asks over the broker, and only QUINTAIN_GATEWAY_URL is set: set QUINTAIN_BROKER_URL too, "
-            f"or ask the gateway alone with `curl {settings.gateway_url.rstrip('/')}/health/ready`"
+            "This command uses the broker, and only QUINTAIN_GATEWAY_URL is set: set QUINTAIN_BROKER_URL too, "
+            f"or check the gateway alone with `curl {settings.gateway_url.rstrip('/')}/health/ready`"
         )
     url = settings.require_broker_url()
     if url.startswith(MEMORY_URL):
         raise ConfigError(
-            "A fleet on memory:// (`quintain up` without a broker) lives in one process, and no other can ask over its "
-            "broker: ask its gateway with `curl http://127.0.0.1:8787/health/ready`, or set QUINTAIN_BROKER_URL to amqp://…"
+            "A fleet on memory:// (`quintain up` without a broker) runs in one process, and no other can use its "
+            "broker: check its gateway with `curl http://127.0.0.1:8787/health/ready`, or set QUINTAIN_BROKER_URL to amqp://…"
         )
     return url
 
 
-#: How long the broker and the metadata service may take, in seconds.
+#: The timeout for connecting to the broker and for each reply, in seconds.
 REPLY_TIMEOUT_SECONDS = 10.0
 
 
 @contextlib.asynccontextmanager
 async def open_fleet_admin() -> AsyncIterator[Admin]:
-    """The administrator of the environment's fleet. Raises `ConfigError`, `BusError`."""
+    """Open the admin client of the environment, over its broker. Raises `ConfigError` or `BusError`."""
     settings = read_settings(environment())
     url, token = fleet_broker_url(settings), require_admin_token(settings)
     async with connect_admin(url, token, timeout_seconds=REPLY_TIMEOUT_SECONDS) as admin:

@@ -22,7 +22,7 @@ from quintain.secret_files import without_variables
 from quintain.settings import read_trace_settings
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
-#: The pause before a ledger that does not answer yet is tried again grows from the one to the other, in seconds.
+#: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
 
 
@@ -30,7 +30,10 @@ INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
 async def open_bus(
     url: str, name: str, memory: MemoryBroker | None, *, timeout_seconds: float = 30.0
 ) -> AsyncIterator[Bus]:
-    """A bus of this URL."""
+    """Connect to the broker at this URL. ``memory`` is the broker for ``memory://``; ``name`` names the connection.
+
+    Raises `BrokerUnavailable` after ``timeout_seconds``, or `BrokerRefused`.
+    """
     bus = await connect_bus(url, name, memory=memory, timeout_seconds=timeout_seconds)
     try:
         yield bus
@@ -42,9 +45,11 @@ async def open_bus(
 async def open_ledger_or_wait(
     url: str, *, on_waiting: Callable[[str], None] | None = None
 ) -> AsyncIterator[quintain_metadata.Ledger]:
-    """The ledger of this URL. One that does not answer yet is waited for where there is somebody to be told so, once.
+    """Open the ledger at this URL.
 
-    Raises `ConfigError` where waiting does not help, and `BudgetUnavailable` where nobody waits.
+    With ``on_waiting``, an unavailable ledger is tried again until it can be opened; the function is called once with
+    the reason. Raises `ConfigError` if the URL or the ledger cannot be used, and `BudgetUnavailable` if it is
+    unavailable and there is no ``on_waiting``.
     """
     ledger = await (
         quintain_metadata.open_ledger(url) if on_waiting is None else _open_ledger_with_retry(url, on_waiting)
@@ -80,13 +85,14 @@ async def run_worker(
     drain: Callable[[], object] | None = None,
     timings: Timings = DEFAULT_TIMINGS,
 ) -> AsyncIterator[quintain_worker.Worker]:
-    """A running worker for the configuration's targets, or some of them; ``sole_id`` and ``drain`` as of `Worker`.
+    """Run a worker for the targets of a configuration, or for ``only_targets`` of them.
 
+    ``grace_seconds`` is how long running calls may take on exit. ``sole_id`` and ``drain`` are passed to `Worker`.
     Raises `ConfigError`.
     """
     resolved = config.resolve(env)
     names = list(resolved.targets) if only_targets is None else list(only_targets)
-    # A command is the operator's own and gets the worker's environment, but for what opens the ledger.
+    # Commands of the configuration get the worker's environment, without what gives access to the ledger.
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     provider_context = quintain_worker.ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
     cards = {name: card_of(name, resolved.targets[name]) for name in names}
@@ -116,7 +122,7 @@ async def run_worker(
 async def run_gateway(
     bus: Bus, address: quintain_gateway.BindAddress, limits: quintain_gateway.GatewayLimits
 ) -> AsyncIterator[str]:
-    """A running gateway; yields its base URL. Raises `ConfigError`."""
+    """Run a gateway; yields its base URL, without a trailing slash. Raises `ConfigError` for a bad address."""
     rpc_client, metrics = RpcClient(bus), quintain_gateway.GatewayMetrics()
     metrics.set_bus(bus)
     identity = ServiceIdentity("gateway")

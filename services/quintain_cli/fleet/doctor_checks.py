@@ -18,14 +18,14 @@ from quintain_cli.state_dir import has_stored_ledger, ledger_url
 from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
 from quintain_metadata import redacted_url as shown_ledger
 
-#: RabbitMQ's versions that the suite was run on, the oldest and the newest.
+#: The oldest and the newest RabbitMQ version with which the tests are run.
 OLDEST_TESTED_VERSION, NEWEST_TESTED_VERSION = (3, 10), (4, 2)
 
 CheckVerdict = Literal["ok", "note", "warn", "fail"]
 
 
 class DoctorCheck(Message):
-    """One thing looked at: what of it, how it stands, and what mends it where it does not."""
+    """One check: what was checked (``what``), the verdict, what was found (``says``), and how to fix it (``mend``)."""
 
     what: str
     verdict: CheckVerdict
@@ -34,18 +34,21 @@ class DoctorCheck(Message):
 
 
 class DoctorReport(Message):
-    """All of it, in the order in which it was looked at."""
+    """The checks, in the order in which they are printed."""
 
     lines: list[DoctorCheck] = Field(default_factory=list)
 
     @property
     def has_failures(self) -> bool:
-        """Whether something is to be mended before anything works."""
-        return any(line.verdict == "fail" for line in self.lines)
+        """Whether any check failed."""
+        return any(check.verdict == "fail" for check in self.lines)
 
 
 async def run_checks(settings: Settings, url: str, *, timeout_seconds: float) -> DoctorReport:
-    """Look at everything that can be reached from here."""
+    """Check the broker at ``url`` and the ledger of the settings.
+
+    ``timeout_seconds`` is the timeout for connecting to the broker; an unavailable broker is a failed check.
+    """
     checks, targets = await _ledger_checks(settings)
     try:
         async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
@@ -67,66 +70,70 @@ async def _broker_checks(inspection: BrokerInspector, targets: Iterable[str]) ->
     return checks + [check_declaration(await inspection.check(declaration)) for declaration in declarations]
 
 
-#: The broker tells no client of it.
+#: RabbitMQ does not report its consumer timeout to clients.
 _CONSUMER_TIMEOUT_NOTE = DoctorCheck(
     what="consumer timeout",
     verdict="note",
-    says="RabbitMQ does not tell it here; calls last up to 25 min, its default is 30",
-    mend="where rabbitmq.conf sets consumer_timeout, let it be 1800000 (ms) or more",
+    says="RabbitMQ does not report it to clients; calls last up to 25 min, and its default is 30 min",
+    mend="if rabbitmq.conf sets consumer_timeout, set it to 1800000 (ms) or more",
 )
 
 
 def check_version(version: str) -> DoctorCheck:
-    """The broker's version against those that the suite was run on."""
+    """Check the broker's version against the versions with which Quintain is tested."""
     match = re.match(r"(\d+)\.(\d+)", version)
     major_minor = (int(match[1]), int(match[2])) if match else None
     if major_minor is None or major_minor > NEWEST_TESTED_VERSION:
         tested = f"{_format_version(OLDEST_TESTED_VERSION)} to {_format_version(NEWEST_TESTED_VERSION)}"
-        fix = f"nothing is known against it; the suite runs on {tested}"
+        fix = f"no problem is known; tested versions are {tested}"
         return DoctorCheck(what="version", verdict="warn", says=f"RabbitMQ {version}", mend=fix)
     if major_minor < OLDEST_TESTED_VERSION:
         return DoctorCheck(
             what="version",
             verdict="fail",
             says=f"RabbitMQ {version}",
-            mend=f"take {_format_version(OLDEST_TESTED_VERSION)} or newer",
+            mend=f"use {_format_version(OLDEST_TESTED_VERSION)} or newer",
         )
     return DoctorCheck(what="version", verdict="ok", says=f"RabbitMQ {version}")
 
 
 def check_declaration(declaration: DeclarationCheck) -> DoctorCheck:
-    """A thing of the protocol's as it stands at the broker."""
+    """Check one exchange or queue of the protocol as it is declared at the broker."""
     if declaration.status is DeclarationStatus.SAME:
-        return DoctorCheck(what=declaration.name, verdict="ok", says="as the protocol has it")
+        return DoctorCheck(what=declaration.name, verdict="ok", says="as the protocol declares it")
     if declaration.status is DeclarationStatus.MISSING:
-        fix = "the first service that needs it makes it: `quintain serve metadata`"
-        return DoctorCheck(what=declaration.name, verdict="warn", says="not there yet", mend=fix)
+        fix = "the first service that needs it declares it: `quintain serve metadata`"
+        return DoctorCheck(what=declaration.name, verdict="warn", says="not declared yet", mend=fix)
     if declaration.status is DeclarationStatus.HIDDEN:
-        fix = "ask with a user who may configure it, to compare its arguments"
+        fix = "use a broker user with configure permission, to compare its arguments"
         return DoctorCheck(what=declaration.name, verdict="warn", says=declaration.broker_message, mend=fix)
-    fix = "empty and delete it, and a service makes it anew; what you tune goes into a policy"
+    fix = "empty and delete it, and a service declares it again; change settings of it with a policy"
     return DoctorCheck(what=declaration.name, verdict="fail", says=declaration.broker_message, mend=fix)
 
 
 async def _ledger_checks(settings: Settings) -> tuple[list[DoctorCheck], list[str]]:
-    """The ledger's line, and the targets it knows."""
+    """Return the checks of the ledger, and the names of its registered targets."""
     url = ledger_url(settings)
     if settings.ledger_url is None and not has_stored_ledger(settings):
-        text = "not looked at: QUINTAIN_LEDGER_URL is not set, and the state folder has none"
-        return [DoctorCheck(what="ledger", verdict="note", says=text, mend="ask where the metadata service runs")], []
+        text = "not checked: QUINTAIN_LEDGER_URL is not set, and the state folder has no ledger"
+        return [
+            DoctorCheck(
+                what="ledger", verdict="note", says=text, mend="run this command where the metadata service runs"
+            )
+        ], []
     try:
         async with open_snapshot(url) as snapshot:
             version = await snapshot.version()
             targets = await snapshot.read(target_names()) if version else []
     except (ConfigError, BudgetUnavailable) as error:
-        fix = "QUINTAIN_LEDGER_URL names it, as the metadata service has it"
+        fix = "set QUINTAIN_LEDGER_URL to the URL that the metadata service uses"
         return [DoctorCheck(what="ledger", verdict="fail", says=error.message, mend=fix)], []
     text = f"{shown_ledger(url)}, schema {version}"
     if version < SCHEMA_VERSION:
-        fix = f"this release makes it {SCHEMA_VERSION} when its metadata service starts"
+        fix = f"this release migrates it to {SCHEMA_VERSION} when its metadata service starts"
         return [DoctorCheck(what="ledger", verdict="warn", says=text, mend=fix)], targets
     if version > SCHEMA_VERSION:
-        fix = f"this release knows {SCHEMA_VERSION}: upgrade quintain"
+        fix = f"this release supports {SCHEMA_VERSION}: upgrade quintain"
         return [DoctorCheck(what="ledger", verdict="fail", says=text, mend=fix)], targets
     return [DoctorCheck(what="ledger", verdict="ok", says=text)], targets
 

@@ -1,4 +1,4 @@
-"""All services in one process, for ``quintain up`` and for runs without a broker."""
+"""Runs all services in one process, for ``quintain up`` and for runs without a broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quintain_worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Every service, running in this process."""
+    """All services, running in this process, and how to connect to them."""
 
     broker_url: str
     gateway_url: str
@@ -41,11 +41,11 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """What a fleet is made of. ``ledger_url`` of ``sqlite://`` is a ledger in memory.
+    """The settings of a fleet. A ``ledger_url`` of ``sqlite://`` is a ledger in memory.
 
-    ``has_metadata_process``: where there is no broker, the metadata service has a process of its own.
-    ``exclusive_path`` is a file or a folder where one fleet at a time can be: the calls that the last one was running
-    when it was killed need not wait for its lease.
+    ``has_metadata_process`` runs the metadata service in a process of its own if the broker is in memory.
+    ``exclusive_path`` is a file or folder that only one fleet uses at a time: its worker then takes over the calls of
+    the previous one at once, without waiting for its lease to expire.
     """
 
     config: Config
@@ -62,14 +62,14 @@ class FleetPlan:
 
 @contextlib.asynccontextmanager
 async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
-    """Run every service. Raises `ConfigError`, `BrokerUnavailable`."""
+    """Run all services of a plan. Raises `ConfigError` or `BrokerUnavailable`."""
     memory = MemoryBroker() if plan.broker_url.startswith(MEMORY_URL) else None
     async with contextlib.AsyncExitStack() as stack:
 
         async def open_named_bus(name: str) -> Bus:
             return await stack.enter_async_context(bootstrap.open_bus(plan.broker_url, name, memory))
 
-        # What cannot start says so before anything else is up.
+        # Errors in the configuration are raised before any service is started.
         plan.config.resolve(plan.env)
         if memory is not None and plan.has_metadata_process:
             await stack.enter_async_context(_run_separate_metadata(plan, memory))
@@ -90,7 +90,7 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
 
 
 def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[Worker]:
-    # Of a place on this machine; a hash of it, because an id is shown to the whole fleet.
+    # The worker id is derived from machine and path; hashed, because ids are visible to the whole fleet.
     sole_id = (
         None
         if plan.exclusive_path is None
@@ -100,6 +100,6 @@ def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncCont
 
 
 def _run_separate_metadata(plan: FleetPlan, memory: MemoryBroker) -> contextlib.AbstractAsyncContextManager[None]:
-    # A provider's keys are the workers' alone.
+    # Only workers get the keys of providers.
     env = without_variables(plan.env, plan.config.variable_names)
     return run_metadata_process(memory, plan.ledger_url, plan.admin_token, env)

@@ -13,14 +13,17 @@ from quintain.contracts.discovery import ServedTarget, ServiceCard, TargetList
 from quintain.contracts.message import Message
 from quintain_cli.console import escape_for_terminal, print_stderr, stdout_console
 
-#: What a host's targets are: leased out whole, and not called.
+#: The kind of targets that hosts lease; they are not called through a queue.
 LEASED_KIND = "leased"
 
 
 class TargetRow(Message):
-    """A target over the fleet. ``workers`` serve it, or hosts lease it out; ``slots`` and ``in_flight`` are theirs
-    together; ``most`` is what the ledger lets run at once, ``running`` what does. ``registered`` is None where nobody
-    could say."""
+    """A target and what serves it.
+
+    ``workers`` counts the workers that serve it or the hosts that lease it, and ``slots`` and ``in_flight`` are their
+    sums. ``most`` is the limit of concurrent calls in the ledger, ``running`` how many run now, and ``paused_ms`` the
+    rest of a pause in milliseconds. ``registered`` is None if the ledger was not read.
+    """
 
     name: str
     kind: str
@@ -34,7 +37,10 @@ class TargetRow(Message):
 
 
 class FleetView(Message):
-    """The fleet. ``problems`` are what makes it unwell, each with what to do next; ``notes`` what cannot be said."""
+    """The services and targets of a fleet.
+
+    ``problems`` says what is wrong and what to do about it; ``notes`` says what could not be determined.
+    """
 
     services: list[ServiceCard]
     targets: list[TargetRow]
@@ -45,7 +51,7 @@ class FleetView(Message):
 def build_fleet_view(
     cards: Sequence[ServiceCard], registered: TargetList | None, notes: Iterable[str] = ()
 ) -> FleetView:
-    """The fleet of these cards; ``registered`` is None where the ledger was not asked, or did not answer."""
+    """Combine service cards with the registered targets; ``registered`` is None if the ledger was not read."""
     rows = {(row.name, row.kind == LEASED_KIND): row for row in _registered_rows(registered)}
     is_registered = None if registered is None else False
     for card in cards:
@@ -103,7 +109,7 @@ MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60, 3600, 86400
 
 
 def print_fleet_view(view: FleetView) -> None:
-    """Print it: tables on standard output, words on the other."""
+    """Print the tables to standard output, and notes and problems to standard error."""
     if view.services:
         stdout_console().print(_services_table(view.services))
     if view.targets:
@@ -133,7 +139,7 @@ def _targets_table(rows: list[TargetRow]) -> Table:
     table = _empty_table("target", "kind", "served by", "in flight", "at most", "paused")
     for row in rows:
         provider_noun = "host" if row.kind == LEASED_KIND else "worker"
-        served_by = f"{row.workers} {provider_noun}{'' if row.workers == 1 else 's'}" if row.workers else "nobody"
+        served_by = f"{row.workers} {provider_noun}{'' if row.workers == 1 else 's'}" if row.workers else "none"
         running = row.in_flight if row.running is None else row.running
         max_running = row.slots if row.most is None else row.most
         paused = "-" if row.paused_ms is None else f"for {format_duration(row.paused_ms / 1000)}"
@@ -142,7 +148,7 @@ def _targets_table(rows: list[TargetRow]) -> Table:
 
 
 def format_duration(seconds: float) -> str:
-    """A time for people, in the largest unit it fills."""
+    """Format a duration in the largest unit that it fills, such as ``1.5 h``."""
     for unit_seconds, unit in ((DAY_SECONDS, "d"), (HOUR_SECONDS, "h"), (MINUTE_SECONDS, "min")):
         if seconds >= unit_seconds:
             return f"{seconds / unit_seconds:.1f} {unit}"
@@ -157,5 +163,5 @@ def _empty_table(*names: str) -> Table:
 
 
 def _add_row(table: Table, *cells: str) -> None:
-    # What a service says of itself is anybody's text.
+    # The text of a service card is untrusted.
     table.add_row(*(Text(escape_for_terminal(cell).replace("\n", "\\n").replace("\t", "\\t")) for cell in cells))

@@ -25,25 +25,25 @@ from quintain_metadata import StartupStatus
 
 log = logging.getLogger(__name__)
 
-#: How long it may take to end when its pipe is closed, before it is killed, in seconds.
+#: How long the process may take to exit after its socket is closed, before it is killed, in seconds.
 STOP_TIMEOUT_SECONDS = 15.0
 
-#: The pause before one that died, or could not begin, is begun again grows from the one to the other, in seconds.
+#: The delay before a process is started again; it doubles from the first to the second, in seconds.
 INITIAL_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.2, 15.0
 
-#: What its environment names, and nobody else's may.
+#: Variables that only the metadata process gets.
 _LEDGER_URL_VARIABLE, _ADMIN_TOKEN_VARIABLE = "QUINTAIN_LEDGER_URL", "QUINTAIN_ADMIN_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
 class _ServedProcess:
-    """A process, and the task that serves its pipe."""
+    """A metadata process, and the task that connects its socket to the in-memory broker."""
 
     process: Process
     pipe_task: asyncio.Task[None]
 
     async def stop(self) -> None:
-        """Let it finish what it was asked; kill it where it does not."""
+        """Close the socket, on which the process finishes its work and exits; kill it after `STOP_TIMEOUT_SECONDS`."""
         self.pipe_task.cancel()
         await asyncio.gather(self.pipe_task, return_exceptions=True)
         await end_process(self.process, STOP_TIMEOUT_SECONDS)
@@ -53,9 +53,10 @@ class _ServedProcess:
 async def run_metadata_process(
     broker: MemoryBroker, ledger_url: str, admin_token: str, env: Mapping[str, str]
 ) -> AsyncIterator[None]:
-    """A running metadata service on this broker. Its environment is ``env`` with the ledger and the token.
+    """Run the metadata service in its own process, connected to this broker.
 
-    Raises `ConfigError` and `BudgetUnavailable` as the opening of a ledger does.
+    Its environment is ``env`` with the ledger's URL and the admin token. Raises `ConfigError` or `BudgetUnavailable`
+    if the ledger cannot be opened, and `QuintainError` if the process does not start.
     """
     env = {
         **without_variables(env, {_LEDGER_URL_VARIABLE, _ADMIN_TOKEN_VARIABLE}),
@@ -71,7 +72,7 @@ async def run_metadata_process(
 
 
 class _ProcessSupervisor:
-    """Keeps one process running."""
+    """Keeps one metadata process running."""
 
     def __init__(self, broker: MemoryBroker, env: Mapping[str, str]) -> None:
         self._broker, self._env = broker, env
@@ -79,14 +80,14 @@ class _ProcessSupervisor:
         self._supervise_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin it. Raises what keeps it from answering."""
+        """Start the process and wait until it is ready. Raises the error that keeps it from starting."""
         self._current = await _start_served_process(self._broker, self._env)
         self._supervise_task = asyncio.get_running_loop().create_task(
             self._supervise(self._current), name="metadata-process"
         )
 
     async def stop(self) -> None:
-        """End it, and begin it no more."""
+        """Stop the process and do not restart it."""
         if self._supervise_task is not None:
             self._supervise_task.cancel()
             await asyncio.gather(self._supervise_task, return_exceptions=True)
@@ -97,7 +98,7 @@ class _ProcessSupervisor:
         while True:
             exit_code = await current.process.wait()
             await current.stop()
-            log.warning("The metadata service's process ended with %d; another takes its place", exit_code)
+            log.warning("The metadata service's process exited with %d; starting another one", exit_code)
             self._current = current = await self._restart()
 
     async def _restart(self) -> _ServedProcess:
@@ -107,7 +108,7 @@ class _ProcessSupervisor:
             try:
                 return await _start_served_process(self._broker, self._env)
             except QuintainError as error:
-                log.error("The metadata service does not answer yet: %s", error.message)
+                log.error("The metadata service cannot be restarted yet: %s", error.message)
             delay_seconds = min(2 * delay_seconds, MAX_RESTART_SECONDS)
 
 
@@ -131,8 +132,8 @@ async def _start_served_process(broker: MemoryBroker, env: Mapping[str, str]) ->
 
 
 async def _spawn(stdin: socket.socket, env: Mapping[str, str]) -> Process:
-    # A session of its own: what the terminal sends is the run's to hear. And no folder of the user's is searched for
-    # modules.
+    # `start_process` starts it in a session of its own, so that it gets no signals from the terminal. With -P no module
+    # is imported from the working folder.
     program = Program(argv=(sys.executable, "-P", "-m", "quintain_metadata"), env=env)
     try:
         return await start_process(program, stdin=stdin.fileno(), stdout=PIPE)
@@ -141,11 +142,11 @@ async def _spawn(stdin: socket.socket, env: Mapping[str, str]) -> Process:
 
 
 async def _wait_until_ready(process: Process) -> None:
-    """Return when it answers. Raises why it does not."""
+    """Wait until the process is ready. Raises the error that it reports."""
     assert process.stdout is not None, "it was started with a pipe"
     line = await process.stdout.readline()
     if not line:
-        raise QuintainError(f"The metadata service's process ended with {await process.wait()} before it answered")
+        raise QuintainError(f"The metadata service's process exited with {await process.wait()} before it was ready")
     error = StartupStatus.from_wire(line).to_error()
     if error is not None:
         raise error

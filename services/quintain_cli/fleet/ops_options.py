@@ -17,32 +17,35 @@ from quintain.observability.ops_server import OpsAddress, OpsEndpoints, serve_op
 from quintain.settings import Settings
 from quintain_cli.console import print_stderr
 
-#: A service that waits for its broker says so this often.
+#: The timeout of one attempt to connect to the broker, in seconds.
 BROKER_RETRY_SECONDS = 5.0
 
 OpsPort = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, help="Health and metrics over HTTP; 0 takes a free port. Else QUINTAIN_OPS_PORT."),
+    typer.Option(min=0, max=65535, help="Port for health and metrics; 0 takes a free one. Default: QUINTAIN_OPS_PORT."),
 ]
-OpsHost = Annotated[str | None, typer.Option(help="Where that port listens. Else QUINTAIN_OPS_HOST, else 127.0.0.1.")]
+OpsHost = Annotated[str | None, typer.Option(help="Address of that port. Default: QUINTAIN_OPS_HOST, else 127.0.0.1.")]
 
 
 @dataclass(frozen=True, slots=True)
 class OpsOptions:
-    """What the command line says of the operations port, where it says anything."""
+    """The ops port and host from the command line; None if they are not given."""
 
     port: int | None
     host: str | None
 
     def address(self, settings: Settings) -> OpsAddress | None:
-        """Where it is to listen, if at all."""
+        """Return the address of the ops port, or None if no port is configured."""
         port = settings.ops_port if self.port is None else self.port
         return None if port is None else OpsAddress(port, self.host or settings.ops_host)
 
 
 @contextlib.asynccontextmanager
 async def open_ops_endpoints(metrics: ServiceMetrics, address: OpsAddress | None) -> AsyncIterator[OpsEndpoints]:
-    """What the service tells of itself from now on; over HTTP where there is an address. Raises `ConfigError`."""
+    """Create a service's health and metrics endpoints; serve them over HTTP if there is an address.
+
+    Raises `ConfigError` if the address cannot be opened.
+    """
     endpoints = OpsEndpoints(metrics, print_waiting)
     async with contextlib.AsyncExitStack() as stack:
         if address is not None:
@@ -52,7 +55,7 @@ async def open_ops_endpoints(metrics: ServiceMetrics, address: OpsAddress | None
 
 
 def print_waiting(reason: str) -> None:
-    """Say that a service waits, and for what."""
+    """Print that a service waits, with the reason."""
     print_stderr(f"waiting  {reason}")
 
 
@@ -60,7 +63,10 @@ def print_waiting(reason: str) -> None:
 async def connect_when_available(
     settings: Settings, name: str, on_waiting: Callable[[str], None]
 ) -> AsyncIterator[Bus]:
-    """The broker's bus; a broker that is not there yet is waited for; ``on_waiting`` is told why."""
+    """Connect to the settings' broker, and retry while it is unavailable; ``on_waiting`` gets each reason.
+
+    Raises `ConfigError` if no broker is configured, and `BrokerRefused`.
+    """
     url = settings.require_broker_url()
     while True:
         try:

@@ -1,1 +1,1 @@
-"""What `run` and `check` need: a backend, the session of a run, its output and its usage."""
+"""What `quintain run` and `quintain check` do, apart from parsing their command lines."""

@@ -30,13 +30,13 @@ from quintain_gateway import BindAddress, GatewayLimits
 from quintain_metadata import IN_MEMORY_URL
 from quintain_runner import Evaluation, choose_targets
 
-#: From so many trials on the metadata service has a process of its own: to begin it takes as long as some hundred
-#: calls.
+#: The number of trials from which the metadata service gets its own process; starting that takes as long as a few
+#: hundred calls.
 METADATA_PROCESS_MIN_TRIALS = 1000
 
 
 def is_on_fleet(settings: Settings) -> bool:
-    """Whether the environment names a fleet: a broker's, else a gateway's."""
+    """Whether the environment names a fleet, by the URL of a broker or of a gateway."""
     if settings.broker_url is None:
         return settings.gateway_url is not None
     return not settings.broker_url.startswith(MEMORY_URL)
@@ -45,8 +45,11 @@ def is_on_fleet(settings: Settings) -> bool:
 def load_evaluation_config(
     settings: Settings, config_path: Path | None, evaluation_folder: Path, *, on_fleet: bool
 ) -> Config | None:
-    """The configuration of an evaluation in this folder; on a fleet the workers have it, and here it may be missing,
-    but not be wrong: what it names is what graders must not see. Raises `ConfigError`."""
+    """Load the configuration for an evaluation in ``evaluation_folder``.
+
+    On a fleet it may be missing, because the workers have it; then the result is None. If it exists it must be valid,
+    because graders must not see the variables that it names. Raises `ConfigError`.
+    """
     if on_fleet and find_configuration(settings, config_path, start_folder=evaluation_folder) is None:
         return None
     return load_configuration(settings, config_path, start_folder=evaluation_folder)
@@ -55,9 +58,9 @@ def load_evaluation_config(
 def select_targets(
     evaluation: Evaluation, config: Config | None, only_targets: tuple[str, ...], *, on_fleet: bool
 ) -> tuple[str, ...]:
-    """The systems under test. On a fleet its own list decides, before the first call, what is known.
+    """Return the targets under test: those of the evaluation, narrowed to ``only_targets``.
 
-    Raises `ConfigError`.
+    On a fleet any name is accepted here; the run checks it there before the first call. Raises `ConfigError`.
     """
     known_targets = [] if config is None else list(config.targets)
     if on_fleet:
@@ -68,8 +71,11 @@ def select_targets(
 def embedded_fleet_plan(
     settings: Settings, config: Config, ledger_url: str, *, trial_count: int = 0, results_folder: Path | None = None
 ) -> FleetPlan:
-    """The services of this process, on this ledger, for so many trials, with their results in a place of their own. A
-    ledger in memory has one life: it stays here."""
+    """Return the plan for running all services in this process with this ledger.
+
+    ``trial_count`` decides whether the metadata service gets its own process; a ledger in memory must stay in this
+    one. ``results_folder`` is used by only one fleet at a time, see `FleetPlan.exclusive_path`.
+    """
     return FleetPlan(
         config=config,
         env=environment(),
@@ -84,12 +90,14 @@ def embedded_fleet_plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """The fleet as a run meets it. ``admin`` opens its session, where there is one; else ``parent_token`` a child.
+    """The connection of a run to its services.
 
-    ``connect_session`` gives the client of a session by its token, and ``read_session_info`` that session's counters.
+    ``admin`` opens the run's session if there is an admin token; else the session is a child of that of
+    ``parent_token``. ``connect_session`` opens the client of a session by its token, and ``read_session_info`` returns
+    the counters of a session by its token.
     """
 
-    #: Where it is, for people.
+    #: Where the services run, to show to the user.
     location: str
     gateway_url: str
     admin: Admin | None
@@ -100,9 +108,9 @@ class Backend:
 
 @contextlib.asynccontextmanager
 async def connect_backend(settings: Settings, plan: FleetPlan | None) -> AsyncIterator[Backend]:
-    """The embedded services of the plan, or, without one, the fleet of the environment: a broker's, else a gateway's.
+    """Start the services of the plan or, without a plan, connect to the environment's broker or gateway.
 
-    Raises `ConfigError`, `BrokerUnavailable`, `BrokerRefused`, `GatewayUnavailable`.
+    Raises `ConfigError`, `BrokerUnavailable`, `BrokerRefused` or `GatewayUnavailable`.
     """
     if plan is None and settings.broker_url is None and settings.gateway_url is not None:
         async with _connect_http_backend(settings, settings.gateway_url) as backend:
@@ -139,7 +147,7 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
 
 
 def _embedded_location(plan: FleetPlan) -> str:
-    return "in this process, its ledger in one beside it" if plan.has_metadata_process else "in this process"
+    return "in this process, its ledger in another" if plan.has_metadata_process else "in this process"
 
 
 @contextlib.asynccontextmanager
@@ -148,7 +156,7 @@ async def _connect_http_backend(settings: Settings, url: str) -> AsyncIterator[B
         admin: Admin | None = None
         if settings.admin_token is not None:
             admin = Admin(await stack.enter_async_context(open_http_transport(url, settings.admin_token)))
-        # One connection for all children: there are thousands, and each is asked once.
+        # One HTTP connection for the counters of all child sessions: there are thousands, each is read once.
         info_connection = await stack.enter_async_context(open_http_connection(url))
 
         @contextlib.asynccontextmanager

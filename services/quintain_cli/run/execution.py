@@ -61,7 +61,7 @@ from quintain_runner import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What the command line says of a run."""
+    """The options of a run from the command line."""
 
     path: Path
     targets: tuple[str, ...] = ()
@@ -73,17 +73,17 @@ class RunOptions:
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
     files: OutputFiles = field(default_factory=OutputFiles)
     as_json: bool = False
-    #: In this process, whatever fleet the environment names.
+    #: Run the services in this process even if the environment names a fleet.
     is_embedded: bool = False
 
     @property
     def folder(self) -> Path:
-        """Where the results go: ``runs/<name of the file>`` of the working folder, where nobody says."""
+        """The results folder: ``--output``, or ``runs/<name of the file>`` in the working folder."""
         return self.output or Path("runs") / self.path.stem
 
 
 def run_and_report(options: RunOptions, command: str) -> int:
-    """Run an evaluation and show how it ended; returns the exit code. ``command`` is what resumes it."""
+    """Run an evaluation, print its results and return the exit code. ``command`` is the one that resumes the run."""
     reduce_gc_frequency()
     try:
         report = run_command(_run_prepared(options, command), as_json=options.as_json, service="run")
@@ -103,7 +103,7 @@ INTERRUPTED_EXIT_CODE = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PreparedRun:
-    """A run before anything is connected: everything that a person wrote was read, and can be used."""
+    """A run whose files and options were read and checked, before anything is connected."""
 
     options: RunOptions
     evaluation: Evaluation
@@ -201,7 +201,7 @@ def _run_origin(config: Config | None, session_id: str, *, is_embedded: bool) ->
 
 
 def _max_calls(options: RunOptions, evaluation: Evaluation, trial_count: int) -> int:
-    """The budget named; where none is, what the plan can need at most: the answers and every grader's limit."""
+    """Return the budget of the run: the one that was set, else the maximum that all answers and graders can need."""
     if options.max_calls is not None:
         return options.max_calls
     spec = evaluation.spec
@@ -236,7 +236,7 @@ def _print_plan(prepared: _PreparedRun, location: str) -> None:
             f"run      {evaluation.name}: {size_text} = {format_count(trials, 'trial')}, graders {names}"
         )
     )
-    budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "none named, so all of these"
+    budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "not set, so all of these"
     print_stderr(f"calls    {trials:,} to {trials * max_per_trial:,}" if max_per_trial > 1 else f"calls    {trials:,}")
     print_stderr(f"budget   {budget_text}, graders included")
     print_stderr(

@@ -26,36 +26,37 @@ from quintain_runner import (
     write_markdown,
 )
 
-#: No table in a log needs more columns of characters.
+#: The maximum width of a table if there is no terminal, in characters.
 _MAX_TABLE_WIDTH = 400
 
-#: Where GitHub's runner takes a job's summary from; what is written there before stays.
+#: The variable with the path of a GitHub job's summary; the report is appended to that file.
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
 JunitOption = Annotated[Path | None, typer.Option(help="Write JUnit XML here: a suite per target, a case per row.")]
 MarkdownOption = Annotated[
-    Path | None, typer.Option(help="Write the tables and what did not pass here; $GITHUB_STEP_SUMMARY is added to.")
+    Path | None,
+    typer.Option(help="Write tables and failed rows as Markdown here; $GITHUB_STEP_SUMMARY is appended to."),
 ]
-CsvOption = Annotated[Path | None, typer.Option(help="Write a line per row here, for a spreadsheet.")]
+CsvOption = Annotated[Path | None, typer.Option(help="Write a CSV line per row here, for a spreadsheet.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFiles:
-    """The files that were asked for."""
+    """The paths of the report files to write; None for those that were not requested."""
 
     junit: Path | None = None
     markdown: Path | None = None
     csv: Path | None = None
 
     def check_writable(self) -> None:
-        """Refuse what could not be written before the first call is made. Raises `ConfigError`."""
+        """Check before the first call that the files can be written. Raises `ConfigError`."""
         for option, path in self._requested():
             if path.is_dir():
                 raise ConfigError(f"--{option} {path}: it is a folder; name a file")
             folder = path.absolute().parent
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                # Tried: what a folder's mode allows is not what a file system does.
+                # Tried by writing, because a folder's mode does not tell whether its file system is writable.
                 tempfile.TemporaryFile(dir=folder).close()
             except OSError as error:
                 raise ConfigError(
@@ -63,11 +64,11 @@ class OutputFiles:
                 ) from None
 
     def write(self, report: RunReport, command: str, env: Mapping[str, str]) -> None:
-        """Write them. Raises `QuintainError` where the disk refuses one."""
+        """Write the requested files. ``command`` is the one that resumes the run. Raises `QuintainError` on failure."""
         if self.junit is not None:
             write_junit(self.junit, report)
         if self.markdown is not None:
-            # The job's own page: other steps write there too.
+            # Other steps of the job write to the summary too.
             append = str(self.markdown) == env.get(STEP_SUMMARY_VARIABLE)
             write_markdown(self.markdown, report, command, append=append)
         if self.csv is not None:
@@ -80,7 +81,7 @@ class OutputFiles:
 
 
 def print_report(report: RunReport, command: str) -> None:
-    """The closing tables, the cost, and the last line; ``command`` is what resumes the run."""
+    """Print the result tables, the cost and the exit line; ``command`` is the command that resumes the run."""
     for table in run_tables(report):
         print_table(table)
     for line in (cost_line(report.cost), unaccounted_calls_note(report.summary), exit_line(report.summary, command)):
@@ -89,7 +90,7 @@ def print_report(report: RunReport, command: str) -> None:
 
 
 def print_table(text_table: TextTable) -> None:
-    """A table, and its notes beneath it. Where no terminal sets its width it is as wide as it takes."""
+    """Print a table and its notes; without a terminal the table is as wide as its contents."""
     console, table = stdout_console(), rich_table(text_table)
     if not console.is_terminal:
         table_width = console.measure(table, options=console.options.update(max_width=_MAX_TABLE_WIDTH)).maximum
@@ -100,7 +101,7 @@ def print_table(text_table: TextTable) -> None:
 
 
 def report_to_json(report: RunReport) -> dict[str, object]:
-    """A report for programs: the totals, what they mean, and the cost."""
+    """Return a report as a JSON object: totals, statistics and cost."""
     cost = None if report.cost is None else report.cost.model_dump(by_alias=True, exclude_none=True, mode="json")
     statistics = report.analysis.model_dump(by_alias=True, exclude_none=True, mode="json")
     return {**report.summary.to_wire(), "statistics": statistics, "cost": cost}

@@ -42,7 +42,7 @@ from quintain_runner import (
 
 
 class GraderSummary(Message):
-    """A grader: its kind, whom it may call, and how often at most."""
+    """A grader, its kind, the targets that it may call, and the maximum number of calls per row."""
 
     name: str
     kind: str
@@ -51,7 +51,7 @@ class GraderSummary(Message):
 
 
 class CheckReport(Message):
-    """What was found. ``problems`` are mistakes to mend before a run; what a probe found is in ``probes``."""
+    """The result of a check. ``problems`` are errors to fix before a run; failed probes are in ``probes``."""
 
     evaluation: str
     problems: list[str] = Field(default_factory=list)
@@ -69,7 +69,7 @@ class CheckReport(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What the command line says of a check."""
+    """The options of a check from the command line."""
 
     path: Path
     targets: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class CheckOptions:
 
 @dataclass(slots=True)
 class _CheckState:
-    """What has been found so far; a part stays None where a mistake kept it from being read."""
+    """The state of a check; a part stays None if an error prevented it from being read."""
 
     problems: list[str] = field(default_factory=list)
     evaluation: Evaluation | None = None
@@ -91,7 +91,7 @@ class _CheckState:
 
     @contextlib.contextmanager
     def collect_errors(self) -> Iterator[None]:
-        """A mistake within is told, and the check goes on."""
+        """Add a `ConfigError` raised inside to the problems, and continue after the block."""
         try:
             yield
         except ConfigError as error:
@@ -99,9 +99,9 @@ class _CheckState:
 
 
 async def check_evaluation(options: CheckOptions, settings: Settings) -> CheckReport:
-    """Look at everything. With ``probe`` each target is asked once, where nothing else is wrong.
+    """Check an evaluation. With ``options.probe`` each target is called once if there are no problems.
 
-    Raises what the bus raises where there is no fleet to probe.
+    Raises `BusError` if there is no fleet to probe.
     """
     state, on_fleet = _CheckState(), is_on_fleet(settings)
     with state.collect_errors():
@@ -129,7 +129,7 @@ async def _check_dataset_and_graders(state: _CheckState, evaluation: Evaluation,
     if state.targets and state.config is not None and not on_fleet:
         with state.collect_errors():
             check_targets_available(_named_judge_targets(state, evaluation), list(state.config.targets))
-    # What a command prints is looked at and forgotten: the run asks for its own.
+    # The output of a dataset command is only checked; a run executes the command again.
     with tempfile.TemporaryDirectory() as folder, state.collect_errors():
         state.dataset_stats = open_dataset(evaluation, Path(folder), environment())
     with state.collect_errors():
@@ -180,7 +180,7 @@ def _prompts(evaluation: Evaluation) -> dict[str, str]:
     prompts: dict[str, str] = {}
     for grader in evaluation.spec.graders:
         if isinstance(grader, JudgeGrader):
-            # One that cannot be read is among the problems already.
+            # A prompt that cannot be read is already among the problems.
             with contextlib.suppress(ConfigError):
                 prompts[grader.name] = read_text_file(evaluation.folder, grader.prompt)
     return prompts

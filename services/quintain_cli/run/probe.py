@@ -20,12 +20,15 @@ from quintain_cli.run.backend import connect_backend, embedded_fleet_plan, is_on
 from quintain_metadata import IN_MEMORY_URL
 from quintain_runner import DatasetStats, Evaluation, Price, read_cases, target_price
 
-#: How long a probe may take, in seconds.
+#: The deadline of a probe, in seconds.
 PROBE_TIMEOUT_SECONDS = 120.0
 
 
 class ProbeResult(Message):
-    """What came of one call: an answer, or an error. ``usd`` is None where the price is not known."""
+    """The result of probing one target: duration and usage of its answer, or an error.
+
+    ``charged`` says whether the call was charged, and ``usd`` is None if the price is not known.
+    """
 
     target: str
     seconds: float
@@ -37,7 +40,7 @@ class ProbeResult(Message):
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan:
-    """What is probed: each of these targets, with the first case that counts."""
+    """The targets to probe, each with the first case of the dataset."""
 
     evaluation: Evaluation
     config: Config | None
@@ -46,8 +49,10 @@ class ProbePlan:
 
 
 async def probe_targets(plan: ProbePlan, settings: Settings) -> list[ProbeResult]:
-    """Ask each target once, all at the same time. Raises `ConfigError` where there is no right to, and what the bus
-    raises where there is no fleet."""
+    """Call each target once, concurrently.
+
+    Raises `ConfigError` if no session may be opened, and `BusError` if there is no fleet.
+    """
     with closing(read_cases(plan.dataset_stats.source)) as cases:
         case = next(cases)
     request = InvokeRequest(question=case.question, messages=case.messages, system_prompt=case.system_prompt)
@@ -62,7 +67,7 @@ async def _probe_target(
 ) -> ProbeResult:
     started_at = time.monotonic()
     if target not in available_targets:
-        # A target that nobody serves would only be waited for.
+        # A call to a target without a worker would wait until its deadline.
         error = f"no worker serves it; served are: {', '.join(available_targets) or 'none'}"
         return ProbeResult(target=target, seconds=0, error=error, charged=False)
     try:
@@ -87,7 +92,7 @@ def _price_of_target(plan: ProbePlan, target: str) -> Price | None:
 
 @contextlib.asynccontextmanager
 async def _open_probe_session(plan: ProbePlan, settings: Settings) -> AsyncIterator[Client]:
-    """A session with a call for each target, closed at the end where its opener may."""
+    """Open a session with one call per target; it is closed on exit if there is an admin token."""
     fleet_plan = None
     if plan.config is not None and not is_on_fleet(settings):
         fleet_plan = embedded_fleet_plan(settings, plan.config, IN_MEMORY_URL)
@@ -106,7 +111,7 @@ async def _open_probe_session(plan: ProbePlan, settings: Settings) -> AsyncItera
         else:
             raise ConfigError(
                 "A probe on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN "
-                "to draw on yours"
+                "to use the budget of yours"
             )
         async with backend.connect_session(opened.token) as session:
             yield session

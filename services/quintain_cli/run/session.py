@@ -18,10 +18,11 @@ from quintain_runner import atomic_write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBudget:
-    """The run's right to call. ``is_explicit``: somebody chose the number; another one is raised as it takes.
+    """The call budget of a run and how to open its session.
 
-    ``token_path`` holds the session's token, for this user alone.
-    ``count_spent_calls`` counts what the results of before were charged: asked where their session is gone.
+    ``is_explicit`` means that the user set ``max_calls``; otherwise the limit is raised when more calls are needed.
+    ``token_path`` is the file with the session's token. ``count_spent_calls`` counts the calls charged for the
+    existing results, for the case that their session has ended.
     """
 
     default_target: str
@@ -34,14 +35,14 @@ class RunBudget:
 
 @dataclass(frozen=True, slots=True)
 class RunSession:
-    """The client of the run's session, and what sessions of before it were charged in the run's name."""
+    """The client of a run's session, and the number of calls that earlier sessions of the run were charged."""
 
     client: Client
     calls_of_earlier_sessions: int
     admin: Admin | None
 
     async def raise_budget(self, max_calls: int) -> None:
-        """Let the session make so many calls; nothing where nobody here may say so: then the run parks."""
+        """Set the session's call limit. Without an admin token this does nothing, and the run stops at its limit."""
         if self.admin is not None:
             session_id = (await self.client.get_info()).session_id
             await self.admin.amend(AmendSession(session_id=session_id, max_calls=max_calls))
@@ -49,7 +50,7 @@ class RunSession:
 
 @dataclass(frozen=True, slots=True)
 class _StoredSession:
-    """What the file holds: a token, and what was spent before it."""
+    """The contents of the token file: a token, and the number of calls charged to earlier sessions."""
 
     token: str
     calls_of_earlier_sessions: int
@@ -57,7 +58,7 @@ class _StoredSession:
 
 @contextlib.asynccontextmanager
 async def open_run_session(backend: Backend, budget: RunBudget) -> AsyncIterator[RunSession]:
-    """The run's session: the kept one where it still opens, a new one otherwise, with what is left of the budget."""
+    """Open the session of a run: the stored one if it is still valid, else a new one with the rest of the budget."""
     async with contextlib.AsyncExitStack() as stack:
         stored, client = _read_stored_session(budget.token_path), None
         if stored is not None:
@@ -79,7 +80,7 @@ async def _resume_session(
         info = await client.get_info()
     except Unauthorized:
         print_stderr(
-            "budget   the session of before is closed or expired; this run goes on under a new one, with what is left"
+            "budget   the earlier session is closed or expired; this run continues in a new one, with what is left"
         )
         return None
     if budget.is_explicit and info.max_calls != max(0, budget.max_calls - stored.calls_of_earlier_sessions):
@@ -91,8 +92,7 @@ async def _update_limit(backend: Backend, budget: RunBudget, stored: _StoredSess
     if backend.admin is None:
         raise ConfigError(
             f"This run's budget is {info.max_calls + stored.calls_of_earlier_sessions} calls, and {budget.max_calls} "
-            "are asked for: "
-            "only QUINTAIN_ADMIN_TOKEN may change it"
+            "are requested: changing it needs QUINTAIN_ADMIN_TOKEN"
         )
     limit = max(0, budget.max_calls - stored.calls_of_earlier_sessions)
     await backend.admin.amend(AmendSession(session_id=info.session_id, max_calls=limit))
@@ -106,8 +106,8 @@ async def _open_session(backend: Backend, budget: RunBudget, max_calls: int) -> 
         async with backend.connect_session(backend.parent_token) as parent:
             return await parent.open_child(request)
     raise ConfigError(
-        "A run on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN to draw "
-        "on yours"
+        "A run on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN to use "
+        "the budget of yours"
     )
 
 
@@ -119,7 +119,7 @@ def _read_stored_session(path: Path) -> _StoredSession | None:
 
 
 def _write_stored_session(path: Path, stored: _StoredSession) -> None:
-    """Kept before the first call is made under it: whatever happens then, the run goes on in this session."""
+    """Store the token before the first call, so that a resumed run continues in the same session."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, mode=0o600) as file:
         file.write(f"{stored.token} {stored.calls_of_earlier_sessions}\n".encode())

@@ -13,19 +13,19 @@ from quintain_runner import atomic_write
 
 CALLS_FILE_NAME = "calls.jsonl"
 
-#: An answer may overtake its own settlement: so long it is waited for, and asked about so often, in seconds.
+#: An answer may arrive before its call is settled: the timeout and interval of waiting for that, in seconds.
 SETTLE_TIMEOUT_SECONDS, SETTLE_POLL_SECONDS = 5.0, 0.1
 
 
 def fleet_calls_note(session_id: str) -> str:
-    """What the record of a run says whose calls another machine keeps."""
+    """Return the note in the run's record that says where a fleet keeps the calls of the run."""
     return f"on the fleet, beside its ledger: quintain ledger export --session {session_id}"
 
 
 async def write_calls(folder: Path, ledger_url: str, session_id: str) -> None:
-    """Write every call of a session and its children, in one step; a metadata service may be at work on the ledger.
+    """Write all calls of a session and its children to ``calls.jsonl``, atomically; the ledger may be in use.
 
-    Raises `QuintainError` where the disk refuses it.
+    Raises `QuintainError` if the file cannot be written.
     """
     cursor = ("", "")
     async with open_snapshot(ledger_url) as snapshot:
@@ -36,7 +36,7 @@ async def write_calls(folder: Path, ledger_url: str, session_id: str) -> None:
 
 
 async def read_final_usage(client: Client) -> Mapping[str, TargetUsage] | None:
-    """What a session spent on which target, once its last calls are settled."""
+    """Return a session's usage per target, after waiting up to `SETTLE_TIMEOUT_SECONDS` until no call is running."""
     for _ in range(round(SETTLE_TIMEOUT_SECONDS / SETTLE_POLL_SECONDS)):
         info = await client.get_info(per_target=True)
         if not info.running:
@@ -46,5 +46,5 @@ async def read_final_usage(client: Client) -> Mapping[str, TargetUsage] | None:
 
 
 async def read_current_usage(client: Client) -> Mapping[str, TargetUsage] | None:
-    """The same while calls are under way."""
+    """Return a session's usage per target now, while calls are running."""
     return (await client.get_info(per_target=True)).per_target

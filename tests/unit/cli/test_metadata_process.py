@@ -28,7 +28,7 @@ async def test_one_that_ends_before_it_answers_is_said_with_its_code(tmp_path: P
     (tmp_path / "quintain_metadata").mkdir()
     (tmp_path / "quintain_metadata" / "__main__.py").write_text("raise SystemExit(3)")
     (tmp_path / "quintain_metadata" / "__init__.py").touch()
-    with pytest.raises(QuintainError, match="ended with 3 before it answered"):
+    with pytest.raises(QuintainError, match="exited with 3 before it was ready"):
         await start_and_stop("sqlite://", PYTHONPATH=str(tmp_path))
 
 

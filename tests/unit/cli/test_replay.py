@@ -47,10 +47,10 @@ def test_it_goes_where_it_was_sent_unless_somebody_says_otherwise(
         (b"\xff\xfe", "not JSON"),
         (b"{}", "Missing required field: question"),
         (b'{"question": 7}', "question"),
-        (b'{"question": "x", "target": "rogue"}', "names target 'rogue', the routing key 'sage': say which"),
+        (b'{"question": "x", "target": "rogue"}', "names target 'rogue', the routing key 'sage': choose one"),
     ],
 )
 def test_what_is_no_request_is_refused_and_stays(body: bytes, says: str) -> None:
     with pytest.raises(BadRequest, match=says) as refused:
         replay_request(message("sage"), body, None)
-    assert "stays where it is; `quintain dlq drop 0a1b`" in refused.value.message
+    assert "it is kept; `quintain dlq drop 0a1b`" in refused.value.message
