@@ -9,6 +9,7 @@ import pytest
 
 from support.command_line import CommandLine, RunningCommand, command_line
 from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}}\n"
@@ -64,7 +65,7 @@ def restricted_shell(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmi
         "set_permissions", "unseen", r"^(?!quintain\.discovery\.)", r"^(?!quintain\.discovery)", ".*"
     )
     env = {
-        "QUINTAIN_BROKER_URL": f"amqp://unseen:unseen@{broker_admin.address}/",
+        "QUINTAIN_BROKER_URL": f"amqp://unseen:unseen@{RABBITMQ.address(breakable_broker.url)}/",
         "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN,
     }
     with (
