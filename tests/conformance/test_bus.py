@@ -15,6 +15,8 @@ from quintain.bus.socketpair import SocketpairBus
 from quintain.errors import QueueFull, Unroutable
 from quintain.topology import Binding, Exchange, Queue, Topology
 
+pytestmark = pytest.mark.every_broker
+
 
 @dataclasses.dataclass
 class BoundQueue:

@@ -26,6 +26,7 @@ ALARMS = {
 HEARTBEAT_SECONDS = 2
 
 
+@pytest.mark.every_broker
 async def test_the_broker_restarts(
     fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
 ) -> None:

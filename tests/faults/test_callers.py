@@ -37,6 +37,7 @@ async def test_every_call_is_published_three_times_by_one_client(
     await invariants.check(fleet, after)
 
 
+@pytest.mark.every_broker
 async def test_eight_clients_ask_the_same_calls(
     fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:

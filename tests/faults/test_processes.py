@@ -88,6 +88,7 @@ async def test_a_worker_is_killed_at_a_step(
     await invariants.check(stopped_fleet, after)
 
 
+@pytest.mark.every_broker
 async def test_workers_are_killed_at_every_step_in_one_scenario(
     stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:

@@ -131,6 +131,7 @@ def folder_fleet(breakable_broker: BrokerUnderTest, fast_queue_stats: None) -> I
         yield fleet
 
 
+@pytest.mark.every_broker
 async def test_a_provider_misbehaves_in_every_way_at_once(
     folder_fleet: ProcessFleet, invariants: InvariantChecker
 ) -> None:

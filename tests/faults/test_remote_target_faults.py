@@ -265,6 +265,7 @@ async def test_a_slots_process_is_killed_and_takes_only_itself_along(bot_hosts: 
 
 
 # A broker is away for longer than the hosts of the other tests may be silent.
+@pytest.mark.every_broker
 @pytest.mark.parametrize("bot_hosts", [DEFAULT_TIMINGS], indirect=True)
 async def test_the_broker_is_restarted_in_a_run(bot_hosts: BotHosts, broker_admin: BrokerAdmin) -> None:
     bot_hosts.host()

@@ -44,6 +44,7 @@ def fleet_on_postgres(
         yield fleet
 
 
+@pytest.mark.every_broker
 async def test_sixty_four_clients_race_for_a_sessions_last_calls(
     fleet_on_postgres: ProcessFleet, invariants: InvariantChecker
 ) -> None:

@@ -43,6 +43,8 @@ from quintain_metadata.service.service import running_metadata
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
+pytestmark = pytest.mark.every_broker
+
 ADMIN_TOKEN = "an admin token of a test"
 TARGETS = Path(__file__).parents[2] / "examples" / "targets"
 
