@@ -21,7 +21,7 @@ from support.evaluations import Json, rows_of
 from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
 from support.quick import lease_variable
 
-CASES = 500
+CASES = 150
 TARGETS = ("alpha", "beta", "gamma")
 TRIALS = CASES * len(TARGETS)
 
