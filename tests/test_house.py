@@ -239,6 +239,16 @@ def test_the_variables_that_pages_set_are_read() -> None:
     assert [(page, name) for page, name in variables if f'"{name}"' not in read] == []
 
 
+def test_the_map_of_the_contributors_names_every_package_and_only_paths_that_exist() -> None:
+    page = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE)
+    in_table = {path.rstrip("/") for row in rows for path in re.findall(r"`([^`]+/)`", row)}
+    packages = {named(module.parent) for module in MODULES if module.name == "__init__.py"}
+    assert packages - in_table == set()
+    paths = re.findall(r"`(\.?[\w.-]+/[\w./-]*)`", page)
+    assert [path for path in paths if path != ".venv/superred" and not (REPOSITORY / path).exists()] == []
+
+
 def test_no_two_test_files_share_a_name() -> None:
     """The folders are no packages: with two files of one name the whole suite is not even collected."""
     names = [path.name for path in (REPOSITORY / "tests").rglob("test_*.py")]
