@@ -1,4 +1,4 @@
-# The words of this project. `make` alone lists them.
+# `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test faults bench lock dist clean
 
@@ -6,7 +6,7 @@ bin := .venv/bin
 ready := .venv/.ready
 
 # Two processes, each with its own RabbitMQ and PostgreSQL; a file's tests stay together, and files start in this order:
-# the folders with the longest tests come first. A server that the environment names serves one process.
+# the folders with the longest tests come first. If the environment names a server, one process runs all tests.
 parallel := $(if $(QUINTAIN_TEST_BROKER_URL)$(QUINTAIN_TEST_POSTGRES_URL),,-n 2 --dist loadfile --no-loadscope-reorder)
 folders := $(addprefix tests/,faults acceptance integration superred conformance unit test_house.py)
 
@@ -14,37 +14,37 @@ help:
 	@echo "make WORD, where WORD is one of:"
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-8s %s\n", $$1, $$2 }'
 
-setup: $(ready)  ## make .venv with everything pinned; the other words do it by themselves
-demo: $(ready)   ## show everything in a minute: no key, no broker
+setup: $(ready)  ## create .venv with all pinned packages; the other targets do it themselves
+demo: $(ready)   ## run a demonstration in a minute: no key, no broker
 	$(bin)/quintain demo
 check: $(ready)  ## format, lint, types and the import rules
 	$(bin)/ruff format --check
 	$(bin)/ruff check
 	$(bin)/mypy
 	$(bin)/lint-imports
-test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" narrows)
+test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" selects)
 ifdef ARGS
 	$(bin)/pytest $(ARGS)
 else
 	$(bin)/pytest $(parallel) $(folders)
 endif
-faults: $(ready) ## break real processes on purpose, and hold the books against it
+faults: $(ready) ## inject faults into real processes, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
-bench: $(ready)  ## calls, HTTP and hosted targets, each beside a peer
+bench: $(ready)  ## measure calls, HTTP and hosted targets, each beside a reference
 	$(bin)/python benchmarks/calls.py
 	$(bin)/python benchmarks/gateway.py
 	$(bin)/python benchmarks/targets.py
 dist: $(ready)   ## build the wheel and the source archive into dist/
 	$(bin)/python -m build --no-isolation
 
-# The build tools are pinned too: the set-up builds this checkout without fetching anything else.
-lock: $(ready)   ## pin the dependencies again (ARGS=--upgrade: to the newest that fit)
+# The build tools are pinned too: the setup builds this checkout without downloading anything else.
+lock: $(ready)   ## pin the dependencies again (ARGS=--upgrade: to the newest compatible ones)
 	$(bin)/pip install -qq uv
 	printf 'hatchling\neditables\n' | $(bin)/uv pip compile - pyproject.toml --extra all --group dev --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --quiet $(ARGS) \
 	  --custom-compile-command "make lock" --output-file requirements.lock
 
-clean:           ## remove what these words made; evaluations in runs/ stay
+clean:           ## remove what these targets created; evaluations in runs/ stay
 	rm -rf .venv dist quintain-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find shared services tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 

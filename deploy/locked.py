@@ -1,4 +1,4 @@
-"""What requirements.lock pins for some of the extras, and nothing of the tests: for the images of the services.
+"""Prints the part of requirements.lock that some extras need, without test packages, for the images of the services.
 
     python deploy/locked.py cli postgres > requirements.txt
     python deploy/locked.py --build > requirements.txt   # what builds the wheel
@@ -22,7 +22,7 @@ _EXTRAS = re.compile(r"quintain\[([a-z,]+)\]")
 
 
 def canonical(requirement: str) -> str:
-    """The name of a requirement, as an index spells it."""
+    """The normalized name of a requirement."""
     match = _NAME.match(requirement)
     if match is None:
         raise ValueError(f"{requirement!r} names no package")
@@ -30,7 +30,7 @@ def canonical(requirement: str) -> str:
 
 
 def wanted_by(project: Mapping[str, object], extras: Iterable[str]) -> set[str]:
-    """The packages that these extras ask for themselves. Raises `KeyError` for an extra that is not there."""
+    """The direct requirements of these extras. Raises `KeyError` for an unknown extra."""
     optional: dict[str, list[str]] = project["optional-dependencies"]  # type: ignore[assignment]
     dependencies: list[str] = project["dependencies"]  # type: ignore[assignment]
     asked, todo, seen = {canonical(one) for one in dependencies}, list(extras), set[str]()
@@ -55,14 +55,14 @@ def entries_of(lock: str) -> dict[str, str]:
 
 
 def askers_of(entry: str) -> set[str]:
-    """Who asked for the package of these lines."""
+    """The packages that require the package of these lines."""
     told = [line.strip().removeprefix("#").strip() for line in entry.splitlines() if line.strip().startswith("#")]
     names = [line.removeprefix("via").strip() for line in told]
     return {canonical(name) for name in names if name}
 
 
 def closure(entries: Mapping[str, str], roots: Iterable[str]) -> list[str]:
-    """The roots and all that they ask for, in the lock's order."""
+    """The roots and all their dependencies, in the lock's order."""
     chosen = set(roots)
     grown = True
     while grown:

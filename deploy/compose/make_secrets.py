@@ -1,4 +1,4 @@
-"""Makes this installation's secrets, each once, and a folder of them for every service, which it alone can read.
+"""Creates this installation's secrets, each once, and a folder of them for each service that only the service can read.
 
 Runs before all else, in a container without a network, with the standard library alone. What is there is kept: the same
 command again changes nothing. The broker is told the passwords' hashes, never the passwords.
@@ -16,7 +16,7 @@ from pathlib import Path
 KEPT = Path("/run/quintain")
 DEFINITIONS = Path("/deploy/definitions.json")
 
-#: Whose folder holds what. A number is the user that the service runs as: deploy/Dockerfile.
+#: The secrets in each service's folder. The number is the user id of the service: deploy/Dockerfile.
 METADATA, WORKER, GATEWAY, HOST, RUNNER = 10001, 10002, 10003, 10004, 10005
 ROOT = 0
 
@@ -25,7 +25,7 @@ LEDGER = "postgres:5432"
 
 
 def kept(name: str, owner: int, text: str) -> None:
-    """Write a file of this owner's, for its eyes alone."""
+    """Write a file that only this owner can read."""
     path = KEPT / name
     path.parent.mkdir(exist_ok=True, mode=0o755)
     new = path.with_suffix(".new")
@@ -37,7 +37,7 @@ def kept(name: str, owner: int, text: str) -> None:
 
 
 def secret(name: str) -> str:
-    """A secret of 256 bits, made the first time."""
+    """A secret of 256 bits, created the first time."""
     path = KEPT / "all" / name
     if not path.exists():
         kept(f"all/{name}", ROOT, secrets.token_urlsafe(32))
@@ -45,7 +45,7 @@ def secret(name: str) -> str:
 
 
 def hash_of(password: str, kept_hash: str | None) -> str:
-    """RabbitMQ's salted SHA-256 of a password; the one of before where it fits."""
+    """RabbitMQ's salted SHA-256 of a password; the previous hash if it matches."""
     if kept_hash is not None:
         salt = base64.b64decode(kept_hash)[:4]
         if _salted(salt, password) == kept_hash:
@@ -69,16 +69,16 @@ def definitions() -> str:
 
 
 def broker_url(user: str) -> str:
-    """Where the broker is, for one of its users."""
+    """The broker's URL for one of its users."""
     return f"amqp://{user}:{secret(f'broker-{user}')}@{BROKER}/"
 
 
 def main() -> None:
-    """Make what is missing."""
+    """Create the missing secrets."""
     KEPT.mkdir(exist_ok=True)
     (KEPT / "all").mkdir(exist_ok=True, mode=0o700)
     kept("broker/definitions.json", ROOT, definitions())
-    # Hashes of 256 random bits, for whichever user the broker runs as in its image.
+    # Hashes of 256 random bits: readable for any user, because the broker's user depends on its image.
     (KEPT / "broker" / "definitions.json").chmod(0o444)
     kept("postgres/password", ROOT, secret("ledger"))
     kept("metadata/broker-url", METADATA, broker_url("metadata"))

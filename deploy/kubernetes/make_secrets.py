@@ -11,7 +11,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 
-#: Who has a user at the broker and reads its URL; `scaler` is beside them, because KEDA asks over HTTP.
+#: The services with a broker user and its URL; `scaler` is separate, because KEDA uses HTTP.
 SERVICES = ("metadata", "worker", "gateway", "host", "controller", "evaluator", "operator")
 
 #: The messaging topology operator reads a Secret only with this label.
@@ -24,14 +24,14 @@ def password() -> str:
 
 
 def secret(name: str, namespace: str, labels: dict[str, str], data: dict[str, str]) -> dict[str, object]:
-    """One Secret, as Kubernetes takes it."""
+    """One Secret manifest."""
     part_of = {"app.kubernetes.io/part-of": "quintain"}
     metadata = {"name": name, "namespace": namespace, "labels": part_of | labels}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
 
 
 def broker_secrets(namespace: str) -> Iterator[dict[str, object]]:
-    """A name, a password, and the URL to use them at, for each user of the broker."""
+    """Name, password and URL for each user of the broker."""
     host = f"rabbitmq.{namespace}.svc"
     for user in SERVICES:
         word = password()
@@ -42,7 +42,7 @@ def broker_secrets(namespace: str) -> Iterator[dict[str, object]]:
 
 
 def all_secrets(namespace: str, *, with_ledger: bool) -> Iterator[dict[str, object]]:
-    """Everything; without the ledger where its database is somebody else's."""
+    """All Secrets; without the ledger's if its database is an external one."""
     yield from broker_secrets(namespace)
     yield secret("admin", namespace, {}, {"admin-token": password()})
     if with_ledger:
