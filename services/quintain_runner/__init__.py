@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quintain_runner.cost.run_cost import dollars
     from quintain_runner.dataset.command import open_dataset
     from quintain_runner.dataset.reader import DatasetStats, read_cases
+    from quintain_runner.engine.error_limit import DEFAULT_MAX_ERRORS, ErrorPolicy
     from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
     from quintain_runner.engine.run import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunSetup, run_evaluation
     from quintain_runner.graders.base import GraderRunner, judge_target_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from quintain_runner.report.markdown import write_markdown
     from quintain_runner.report.run_record import Origin
     from quintain_runner.report.run_report import RunReport, read_report
-    from quintain_runner.report.summary_text import exit_line, rich_table, unaccounted_calls_note
+    from quintain_runner.report.summary_text import exit_line, parked_target_notes, rich_table, unaccounted_calls_note
     from quintain_runner.report.tables import TextTable, cost_line, run_tables
     from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
     from quintain_runner.results.store import charged_calls
@@ -52,6 +53,7 @@ else:
             "quintain_runner.cost.run_cost": ("dollars",),
             "quintain_runner.dataset.command": ("open_dataset",),
             "quintain_runner.dataset.reader": ("DatasetStats", "read_cases"),
+            "quintain_runner.engine.error_limit": ("DEFAULT_MAX_ERRORS", "ErrorPolicy"),
             "quintain_runner.engine.estimate": ("EstimateInput", "RunEstimate", "estimate_run"),
             "quintain_runner.engine.run": (
                 "DEFAULT_CONCURRENCY",
@@ -71,7 +73,12 @@ else:
             "quintain_runner.report.markdown": ("write_markdown",),
             "quintain_runner.report.run_record": ("Origin",),
             "quintain_runner.report.run_report": ("RunReport", "read_report"),
-            "quintain_runner.report.summary_text": ("exit_line", "rich_table", "unaccounted_calls_note"),
+            "quintain_runner.report.summary_text": (
+                "exit_line",
+                "parked_target_notes",
+                "rich_table",
+                "unaccounted_calls_note",
+            ),
             "quintain_runner.report.tables": ("TextTable", "cost_line", "run_tables"),
             "quintain_runner.results.atomic_file": ("atomic_write", "exclusive_lock"),
             "quintain_runner.results.store": ("charged_calls",),
@@ -99,9 +106,11 @@ else:
 __all__ = [
     "DEFAULT_CONCURRENCY",
     "DEFAULT_GRADER_CONCURRENCY",
+    "DEFAULT_MAX_ERRORS",
     "CommandGrader",
     "Comparison",
     "DatasetStats",
+    "ErrorPolicy",
     "EstimateInput",
     "Evaluation",
     "FunctionGrader",
@@ -140,6 +149,7 @@ __all__ = [
     "max_calls_per_trial",
     "open_dataset",
     "open_graders",
+    "parked_target_notes",
     "plain_line",
     "progress_display",
     "read_cases",

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.run import RunSetup
 from quintain_runner.progress.display import NoProgressDisplay, ProgressDisplay
 from quintain_runner.results.row import Row
@@ -50,6 +51,7 @@ class EvaluationFolder:
     judge_targets: dict[str, str | None] = field(default_factory=dict)
     progress: ProgressDisplay = field(default_factory=NoProgressDisplay)
     concurrency: int = 8
+    error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
 
     @property
     def output(self) -> Path:
@@ -70,6 +72,7 @@ class EvaluationFolder:
             env=self.env,
             progress=self.progress,
             concurrency=self.concurrency,
+            error_policy=self.error_policy,
         )
 
     def rows(self) -> list[Row]:

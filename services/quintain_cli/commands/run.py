@@ -15,6 +15,8 @@ from quintain_cli.run.output import CsvOption, JunitOption, MarkdownOption, Outp
 from quintain_runner import (
     DEFAULT_CONCURRENCY,
     DEFAULT_GRADER_CONCURRENCY,
+    DEFAULT_MAX_ERRORS,
+    ErrorPolicy,
     RerunPolicy,
 )
 
@@ -42,6 +44,17 @@ def run(
         InDoubtPolicy,
         typer.Option(help="Rows of charged calls with unknown outcome: keep them, or retry and be charged again."),
     ] = InDoubtPolicy.KEEP,
+    max_errors: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Begin no more trials of a target after this many credential, connection or server errors in a row, "
+            "or at 20 % errors in 50 or more trials; 0: no limit.",
+        ),
+    ] = DEFAULT_MAX_ERRORS,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
+    ] = False,
     concurrency: Annotated[
         int, typer.Option(min=1, help="The number of concurrent trials per target.")
     ] = DEFAULT_CONCURRENCY,
@@ -67,6 +80,7 @@ def run(
         concurrency=concurrency,
         grader_concurrency=graders,
         rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),
+        error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         files=OutputFiles(junit=junit, markdown=markdown, csv=csv),
         as_json=as_json,
     )

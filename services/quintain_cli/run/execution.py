@@ -40,6 +40,7 @@ from quintain_runner import (
     DEFAULT_CONCURRENCY,
     DEFAULT_GRADER_CONCURRENCY,
     DatasetStats,
+    ErrorPolicy,
     Evaluation,
     GraderEnvironment,
     NoProgressDisplay,
@@ -71,6 +72,7 @@ class RunOptions:
     concurrency: int = DEFAULT_CONCURRENCY
     grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
+    error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     files: OutputFiles = field(default_factory=OutputFiles)
     as_json: bool = False
     #: Run the services in this process even if the environment names a fleet.
@@ -174,6 +176,7 @@ def _run_setup(prepared: _PreparedRun, backend: Backend, session: RunSession, se
         calls_of_earlier_sessions=session.calls_of_earlier_sessions,
         dataset_stats=prepared.dataset_stats,
         rerun_policy=options.rerun_policy,
+        error_policy=options.error_policy,
         read_session_info=backend.read_session_info,
         grader_environment=GraderEnvironment(gateway_url=backend.gateway_url),
         judge_targets={}

@@ -17,6 +17,7 @@ from quintain_runner import (
     TextTable,
     cost_line,
     exit_line,
+    parked_target_notes,
     plain_line,
     rich_table,
     run_tables,
@@ -84,7 +85,9 @@ def print_report(report: RunReport, command: str) -> None:
     """Print the result tables, the cost and the exit line; ``command`` is the command that resumes the run."""
     for table in run_tables(report):
         print_table(table)
-    for line in (cost_line(report.cost), unaccounted_calls_note(report.summary), exit_line(report.summary, command)):
+    summary = report.summary
+    notes = (cost_line(report.cost), unaccounted_calls_note(summary), *parked_target_notes(summary))
+    for line in (*notes, exit_line(summary, command)):
         if line is not None:
             stdout_console().print(line, markup=False, soft_wrap=True)
 

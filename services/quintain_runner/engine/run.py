@@ -20,6 +20,7 @@ from quintain_runner.cost.prices import Price
 from quintain_runner.cost.run_cost import run_cost
 from quintain_runner.dataset.command import open_dataset
 from quintain_runner.dataset.reader import DatasetStats, read_cases
+from quintain_runner.engine.error_limit import ErrorLimit, ErrorPolicy
 from quintain_runner.engine.scheduler import TrialScheduler
 from quintain_runner.graders.base import GraderRunner, GradingContext, ReadSessionInfo, judge_target_of
 from quintain_runner.graders.factory import open_graders
@@ -88,6 +89,7 @@ class RunSetup:
     read_current_spending: ReadSpending | None = None
     raise_budget: Callable[[int], Awaitable[None]] | None = None
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
+    error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     concurrency: int = DEFAULT_CONCURRENCY
     grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
 
@@ -116,6 +118,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         )
         await _raise_budget_if_needed(setup, info, progress_state)
         _update_budget(progress_state, info, setup.calls_of_earlier_sessions)
+        error_limit = ErrorLimit(setup.error_policy)
 
         def summary(*, spent: bool = False) -> RunSummary:
             return summarize(
@@ -124,6 +127,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
                 is_budget_spent=spent,
                 results=results.path,
                 max_calls_per_trial=max_calls_per_trial(evaluation),
+                parked_targets=error_limit.parked_targets,
             )
 
         await asyncio.to_thread(write_record, setup.output, record, summary(), ended=False)
@@ -132,6 +136,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
                 _grading_context(setup, info, progress_state, graders),
                 results,
                 progress_state,
+                error_limit,
                 concurrency=setup.concurrency,
             )
             is_budget_spent = await scheduler.run(

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from itertools import islice
 
+from quintain.errors import Fault
 from quintain.graders import Case
+from quintain_runner.engine.error_limit import ErrorLimit
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.base import GradingContext
 from quintain_runner.progress.state import ProgressState
@@ -27,17 +29,27 @@ OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
 
 
 class TrialScheduler:
-    """Executes the trials of a run and stores their rows; ``concurrency`` bounds the parallel trials per target."""
+    """Executes the trials of a run and stores their rows; ``concurrency`` bounds the parallel trials per target.
+
+    ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin.
+    """
 
     def __init__(
-        self, context: GradingContext, results: ResultFile, progress_state: ProgressState, *, concurrency: int
+        self,
+        context: GradingContext,
+        results: ResultFile,
+        progress_state: ProgressState,
+        error_limit: ErrorLimit,
+        *,
+        concurrency: int,
     ) -> None:
         self._context, self._results, self._progress_state = context, results, progress_state
-        self._concurrency = concurrency
+        self._error_limit, self._concurrency = error_limit, concurrency
         self._budget_spent = asyncio.Event()
 
     async def run(self, open_cases: OpenCases, *, repeats: int, rerun_policy: RerunPolicy) -> bool:
-        """Execute every pending trial. Returns True if the budget was spent before all of them were executed.
+        """Execute every pending trial, except those of parked targets. Returns True if the budget was spent before
+        all of them were executed.
 
         ``repeats`` is the number of repeats per case. Raises the first error that is not a `Fault`; the other trials
         are cancelled then.
@@ -61,7 +73,7 @@ class TrialScheduler:
                 while prefetched := await _prefetch(pending):
                     for trial in prefetched:
                         await slots.acquire()
-                        if self._budget_spent.is_set():
+                        if self._budget_spent.is_set() or not self._error_limit.may_begin(target):
                             return
                         task_group.create_task(self._run_trial(trial, slots))
 
@@ -71,6 +83,7 @@ class TrialScheduler:
         try:
             outcome = await run_trial(trial, self._context)
             if outcome.row is not None:
+                self._record_outcome(trial.target, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
                 self._progress_state.add_row(outcome.row, trial.previous)
             if outcome.budget_spent:
@@ -78,6 +91,10 @@ class TrialScheduler:
         finally:
             self._progress_state.trial_ended(trial.target)
             slots.release()
+
+    def _record_outcome(self, target: str, fault: Fault | None) -> None:
+        self._error_limit.record(target, fault)
+        self._progress_state.target_gauges[target].is_parked = target in self._error_limit.parked_targets
 
 
 async def _prefetch(pending: Iterable[Trial]) -> list[Trial]:

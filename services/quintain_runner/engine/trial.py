@@ -21,10 +21,14 @@ _UNKNOWN_OUTCOMES = (TimedOut, WorkerLost, Expired)
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """The result of a trial: its row, or None if the budget was spent before the target could be called."""
+    """The result of a trial: its row, or None if the budget was spent before the target could be called.
+
+    ``target_fault`` is the fault that the call of the target ended with; None if the target answered.
+    """
 
     row: Row | None
     budget_spent: bool = False
+    target_fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
-        return TrialOutcome(row=_fault_row(trial, fault))
+        return TrialOutcome(row=_fault_row(trial, fault), target_fault=fault)
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
     grader_results = await _grade_all(trial, result, context)

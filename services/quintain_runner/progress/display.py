@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from quintain_runner.progress.live_table import render_progress
-from quintain_runner.progress.state import ProgressState
+from quintain_runner.progress.state import ProgressState, TargetProgress
 from quintain_runner.progress.terminal_text import plain_text
 from quintain_runner.results.counts import RowTally
 from quintain_runner.statistics.formatting import format_score
@@ -164,7 +164,10 @@ def start_line(progress_state: ProgressState) -> str:
 
 def progress_line(progress_state: ProgressState) -> str:
     """The progress of all targets as one line."""
-    targets = "; ".join(f"{name} {_target_text(tally)}" for name, tally in progress_state.tallies.items())
+    targets = "; ".join(
+        f"{name} {_target_text(tally, progress_state.target_gauges[name])}"
+        for name, tally in progress_state.tallies.items()
+    )
     budget = (
         f" calls {progress_state.budget.calls}/{progress_state.budget.max_calls}"
         if progress_state.budget.max_calls
@@ -173,7 +176,8 @@ def progress_line(progress_state: ProgressState) -> str:
     return f"{progress_state.done}/{progress_state.trials} {targets}{budget}"
 
 
-def _target_text(tally: RowTally) -> str:
+def _target_text(tally: RowTally, progress: TargetProgress) -> str:
     """The progress of one target."""
     errors = f", {tally.errors} errors" if tally.errors else ""
-    return f"{tally.done}/{tally.trials} mean {format_score(tally.mean_score)}{errors}"
+    parked = ", parked" if progress.is_parked else ""
+    return f"{tally.done}/{tally.trials} mean {format_score(tally.mean_score)}{errors}{parked}"

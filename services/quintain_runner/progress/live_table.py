@@ -50,7 +50,7 @@ class _TargetLine:
         """The estimated seconds until the last trial ends, at the rate of this invocation; None while the rate is
         unknown.
         """
-        remaining = self.queued + self.progress.in_flight
+        remaining = self.progress.in_flight + (0 if self.progress.is_parked else self.queued)
         if not remaining:
             return 0.0
         if not self.progress.rows_written or self.elapsed_seconds < _MIN_PROJECTION_SECONDS:
@@ -128,7 +128,8 @@ def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
     for name, line in lines.items():
-        table.add_row(plain_text(name), *(column.cell(line) for column in columns))
+        shown_name = f"{name} (parked)" if line.progress.is_parked else name
+        table.add_row(plain_text(shown_name), *(column.cell(line) for column in columns))
     return table
 
 

@@ -56,6 +56,8 @@ class TargetProgress:
 
     def __init__(self) -> None:
         self.in_flight = self.rows_written = self.overload_count = 0
+        #: No more of its trials are begun: too many of them failed.
+        self.is_parked = False
         self.latencies = Latencies()
 
     def add_row(self, row: Row) -> None:

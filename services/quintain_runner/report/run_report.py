@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from pydantic import Field
+
 from quintain.contracts.message import Message
 from quintain.errors import BadRequest, ConfigError
 from quintain_runner.cost.run_cost import Cost
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import FILE_NAME, EvaluationIdentity
-from quintain_runner.report.summary import ExitCode, RunSummary, summarize
+from quintain_runner.report.summary import ExitCode, ParkedTarget, RunSummary, summarize
 from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
@@ -51,6 +53,7 @@ class RunFile(Message):
     ended_at: str | None = None
     statistics: Analysis | None = None
     cost: Cost | None = None
+    parked_targets: dict[str, ParkedTarget] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -122,6 +125,7 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
             progress_state,
             threshold=configuration.threshold,
             is_budget_spent=run.exit_code == ExitCode.BUDGET_SPENT,
+            parked_targets=run.parked_targets,
             results=folder / RESULTS_NAME,
         )
     report = RunReport(folder=folder, run=run, summary=summary, analysis=run.statistics or Analysis(), cost=run.cost)

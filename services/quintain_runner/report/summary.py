@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
 from pathlib import Path
 
+from quintain.contracts.message import Message
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.results.counts import RowTally, estimate_remaining_calls
 
@@ -24,6 +25,14 @@ class ExitCode(IntEnum):
     ERRORS = 1
     BELOW_THRESHOLD = 3
     BUDGET_SPENT = 4
+
+
+class ParkedTarget(Message):
+    """Why a target was parked (no more of its trials are begun): ``code`` and ``error`` are of the last error."""
+
+    reason: str
+    code: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +74,8 @@ class RunSummary:
     """The outcome of a run. ``calls`` and ``max_calls`` are the counters of its session in the ledger.
 
     ``calls_without_row`` of these calls are in no row, because a grader or the run was killed before its row was
-    written. ``estimated_calls_left`` is the estimate for the trials that are not graded.
+    written. ``estimated_calls_left`` is the estimate for the trials that are not graded. ``parked_targets`` are the
+    targets of which no more trials were begun because of errors, each with the reason.
     """
 
     cases: int
@@ -77,6 +87,7 @@ class RunSummary:
     estimated_calls_left: int = 0
     threshold: float | None
     is_budget_spent: bool
+    parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
     results: Path
 
     @property
@@ -84,7 +95,7 @@ class RunSummary:
         """The exit code: the first that applies of budget spent, errors, below the threshold, and passed."""
         if self.is_budget_spent:
             return ExitCode.BUDGET_SPENT
-        if self.total.errors or self.total.in_doubt:
+        if self.total.errors or self.total.in_doubt or self.parked_targets:
             return ExitCode.ERRORS
         mean = self.total.mean_score
         if self.threshold is not None and (mean is None or mean < self.threshold - _ROUNDING):
@@ -99,7 +110,9 @@ class RunSummary:
         if self.is_budget_spent:
             totals["callsLeft"] = self.estimated_calls_left
         targets = {name: {"cases": self.cases, **counts.to_wire()} for name, counts in self.per_target.items()}
-        return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets}
+        parked = {name: target.model_dump(by_alias=True) for name, target in self.parked_targets.items()}
+        optional: dict[str, object] = {"parkedTargets": parked} if parked else {}
+        return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets, **optional}
 
 
 def summarize(
@@ -109,6 +122,7 @@ def summarize(
     is_budget_spent: bool,
     results: Path,
     max_calls_per_trial: int = 1,
+    parked_targets: Mapping[str, ParkedTarget] | None = None,
 ) -> RunSummary:
     """Summarize the state of a run.
 
@@ -127,6 +141,7 @@ def summarize(
         estimated_calls_left=estimate_remaining_calls(tallies, max_calls_per_trial=max_calls_per_trial),
         threshold=threshold,
         is_budget_spent=is_budget_spent,
+        parked_targets=parked_targets or {},
         results=results,
     )
 

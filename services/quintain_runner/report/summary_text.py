@@ -40,6 +40,14 @@ def unaccounted_calls_note(summary: RunSummary) -> str | None:
     )
 
 
+def parked_target_notes(summary: RunSummary) -> list[str]:
+    """A line for each parked target: why, and its last fault's code and words."""
+    return [
+        plain_line(f"parked {name} after {target.reason}; the last: {target.code}: {target.error}", max_length=1000)
+        for name, target in summary.parked_targets.items()
+    ]
+
+
 def exit_line(summary: RunSummary, command: str) -> str:
     """The exit code, its reason, and the next useful command; ``command`` is the command line that the user gave."""
     command = _MAX_CALLS_OPTION.sub("", command) if summary.is_budget_spent else command
@@ -81,6 +89,13 @@ def _more_calls_text(summary: RunSummary) -> str:
 def _errors_text(summary: RunSummary, command: str) -> str:
     """The reason and the next command of a run with errors or rows in doubt."""
     total = summary.total
+    if summary.parked_targets:
+        names = ", ".join(summary.parked_targets)
+        verb = "is" if len(summary.parked_targets) == 1 else "are"
+        return (
+            f"{names} {verb} parked after errors, {_open_trials_text(total)} and every row so far is kept. When the "
+            f"endpoint works again, the same command goes on: {command}"
+        )
     in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt (charged, outcome unknown) and kept"
     if not total.errors:
         return f"{in_doubt_text}. To ask them once more, charged again: {command} --in-doubt retry"

@@ -49,6 +49,11 @@ def test_what_commands_print_of_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     again = ("--config", str(folder / "quintain.yaml"))
     other = str(tmp_path / "other")
     fields["run"] = fields_of_values(printed("run", str(folder / "eval.yaml"), "--output", other, *again))
+    (tmp_path / "broken.yaml").write_text("targets: {broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n")
+    (tmp_path / "eval.yaml").write_text(f"dataset: {folder}/cases.jsonl\ngraders: [{{name: same, builtin: exact}}]\n")
+    fields["run of a parked target"] = fields_of_values(
+        printed("run", "eval.yaml", "--config", "broken.yaml", "--fail-fast", code=1)
+    )
     fields["check"] = fields_of_values(printed("check", str(folder / "eval.yaml"), *again))
     results = folder / "demo-results"
     fields["report"] = fields_of_values(printed("report", str(results)))

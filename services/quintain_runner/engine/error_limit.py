@@ -1,0 +1,103 @@
+"""Decides when a target has failed so often that no more trials of it are begun. No I/O.
+
+What the end of a trial's call of its target means for the count of errors in a row (the codes are those that
+`quintain_worker.providers` gives to what it saw):
+
+========================  ====================================================================  ==============
+the call ended with       which happens at                                                      the count
+========================  ====================================================================  ==============
+``target_unavailable``    401, 402, 403, 404, a spent quota; a program that is not there        goes up by one
+``provider_error``        5xx and 529, no connection, a connection or stream that broke off,    goes up by one
+                          an unreadable answer; a program or a callable that failed
+an answer                 also where its grader failed: that is not the target's failure        is 0 again
+``rejected``              other 4xx: content filter, context overflow, a wrong request          is 0 again
+``reply_too_large``       an answer that is larger than a reply may be                          is 0 again
+any other fault           ``timeout`` (408 too), ``throttled`` (429), ``expired``,              stays
+                          ``worker_lost``, ``overloaded``, ``internal``, …: they do not say
+                          whether the endpoint works
+========================  ====================================================================  ==============
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quintain.errors import Fault, ProviderFailed, Rejected, ReplyTooLarge, TargetUnavailable
+from quintain_runner.report.summary import ParkedTarget
+
+#: The default number of errors in a row after which a target is parked.
+DEFAULT_MAX_ERRORS = 20
+
+#: A target is parked if at least this many of its trials have finished, and at least one in five of them is an error.
+_MIN_TRIALS_FOR_SHARE = 50
+_TRIALS_PER_ERROR = 5
+
+_ENDPOINT_FAULTS = (TargetUnavailable, ProviderFailed)
+_ANSWERED_FAULTS = (Rejected, ReplyTooLarge)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPolicy:
+    """When a target is parked: after ``max_errors`` errors in a row, or at 20 % errors in 50 or more finished trials.
+
+    ``max_errors=0`` switches both rules off. ``fail_fast`` begins no more trials of any target after the first error.
+    """
+
+    max_errors: int = DEFAULT_MAX_ERRORS
+    fail_fast: bool = False
+
+
+class _TargetErrors:
+    """The counts of one target in this invocation."""
+
+    def __init__(self) -> None:
+        self.finished = self.errors = self.errors_in_row = 0
+        self.last_fault: Fault | None = None
+
+
+class ErrorLimit:
+    """Counts the errors of each target in this invocation, and knows which targets are parked because of them.
+
+    Rows of earlier invocations do not count: the endpoint may have been repaired since.
+    """
+
+    def __init__(self, policy: ErrorPolicy) -> None:
+        self._policy = policy
+        self._errors: dict[str, _TargetErrors] = {}
+        self._parked: dict[str, ParkedTarget] = {}
+
+    @property
+    def parked_targets(self) -> dict[str, ParkedTarget]:
+        """The parked targets by name, in the order in which they were parked."""
+        return dict(self._parked)
+
+    def may_begin(self, target: str) -> bool:
+        """Whether another trial of this target may begin."""
+        return target not in self._parked and not (self._policy.fail_fast and self._parked)
+
+    def record(self, target: str, fault: Fault | None) -> None:
+        """Count a finished trial; ``fault`` is the fault of its call of the target, None if the target answered."""
+        counts = self._errors.setdefault(target, _TargetErrors())
+        counts.finished += 1
+        if fault is None or isinstance(fault, _ANSWERED_FAULTS):
+            counts.errors_in_row = 0
+        elif isinstance(fault, _ENDPOINT_FAULTS):
+            counts.errors += 1
+            counts.errors_in_row += 1
+            counts.last_fault = fault
+        reason = self._reason_to_park(counts)
+        if reason is not None and counts.last_fault is not None and target not in self._parked:
+            last = counts.last_fault
+            self._parked[target] = ParkedTarget(reason=reason, code=last.code, error=last.message)
+
+    def _reason_to_park(self, counts: _TargetErrors) -> str | None:
+        max_errors = self._policy.max_errors
+        if self._policy.fail_fast and counts.errors:
+            return "its first error, with --fail-fast"
+        if not max_errors:
+            return None
+        if counts.errors_in_row >= max_errors:
+            return f"{counts.errors_in_row} errors in a row"
+        if counts.finished >= _MIN_TRIALS_FOR_SHARE and counts.errors * _TRIALS_PER_ERROR >= counts.finished:
+            return f"{counts.errors} errors in {counts.finished} finished trials"
+        return None

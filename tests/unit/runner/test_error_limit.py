@@ -1,0 +1,246 @@
+"""When a target is parked because its endpoint seems dead: by faults, in a row and by share, and in a whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import FAULTS, Fault, ProviderFailed, Rejected, TargetUnavailable, TimedOut
+from quintain_runner.engine.error_limit import ErrorLimit, ErrorPolicy
+from quintain_runner.engine.run import run_evaluation
+from quintain_runner.progress.display import Lines
+from quintain_runner.report.markdown import render_markdown
+from quintain_runner.report.run_report import read_report
+from quintain_runner.report.summary import ExitCode, ParkedTarget
+from quintain_runner.report.summary_text import exit_line, parked_target_notes
+from quintain_runner.results.row import RowStatus
+from support.evaluation_folder import EXACT, EvaluationFolder, cases, write_evaluation, write_script
+from support.fake_client import FakeClient, echo
+
+REFUSED = "openai refused the credentials, the model or the quota (ModelHTTPError, HTTP 401)"
+COMMAND = "quintain run eval.yaml"
+
+#: How a trial's call of its target ended, a character each: answer, provider error, refused request, timeout.
+ENDINGS: dict[str, Fault | None] = {
+    ".": None,
+    "E": ProviderFailed("HTTP 500", charged=True),
+    "r": Rejected(),
+    "t": TimedOut(),
+}
+
+
+def parked_at(endings: str, policy: ErrorPolicy) -> int | None:
+    """After how many finished trials the target is parked; None where it is not."""
+    limit = ErrorLimit(policy)
+    for number, ending in enumerate(endings, start=1):
+        limit.record("bot", ENDINGS[ending])
+        if not limit.may_begin("bot"):
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("endings", "max_errors", "parked"),
+    [
+        ("E" * 19, 20, None),
+        ("E" * 20, 20, 20),
+        ("E" * 19 + "." + "E" * 19, 20, None),
+        ("E" * 19 + "r" + "E" * 19, 20, None),
+        ("E" * 19 + "t" + "E", 20, 21),
+        ("E." * 24, 20, None),
+        ("E." * 25, 20, 50),
+        ("....E" * 10, 20, 50),
+        ("." * 10 + "....E" * 8, 20, None),
+        ("." * 41 + "E" * 9, 20, None),
+        ("." * 41 + "E" * 12, 20, 52),
+        ("t" * 500, 20, None),
+        ("r" * 500, 20, None),
+        ("EE", 1, 1),
+        (".EE.EEE", 3, 7),
+        ("E" * 49, 1000, None),
+        ("E" * 50, 1000, 50),
+        ("E" * 500, 0, None),
+    ],
+)
+def test_a_target_is_parked_by_errors_in_a_row_or_by_their_share(
+    endings: str, max_errors: int, parked: int | None
+) -> None:
+    assert parked_at(endings, ErrorPolicy(max_errors=max_errors)) == parked
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_only_credential_connection_and_server_errors_count(code: str) -> None:
+    limit = ErrorLimit(ErrorPolicy(max_errors=1))
+    limit.record("bot", FAULTS[code]())
+    assert limit.may_begin("bot") == (code not in {"target_unavailable", "provider_error"})
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_only_what_the_endpoint_answered_starts_the_count_again(code: str) -> None:
+    limit = ErrorLimit(ErrorPolicy(max_errors=2))
+    for fault in (TargetUnavailable(), FAULTS[code](), TargetUnavailable()):
+        limit.record("bot", fault)
+    assert limit.may_begin("bot") == (code in {"rejected", "reply_too_large"})
+
+
+def test_each_target_is_counted_by_itself() -> None:
+    limit = ErrorLimit(ErrorPolicy(max_errors=2))
+    for target in ("bot", "other", "bot"):
+        limit.record(target, TargetUnavailable(REFUSED))
+    assert (limit.may_begin("bot"), limit.may_begin("other")) == (False, True)
+    reason = ParkedTarget(reason="2 errors in a row", code="target_unavailable", error=REFUSED)
+    assert limit.parked_targets == {"bot": reason}
+
+
+def test_what_was_under_way_when_a_target_was_parked_changes_nothing_of_the_reason() -> None:
+    limit = ErrorLimit(ErrorPolicy(max_errors=1))
+    for fault in (TargetUnavailable(REFUSED), None, ProviderFailed("later", charged=True)):
+        limit.record("bot", fault)
+    assert limit.parked_targets["bot"].error == REFUSED
+
+
+@pytest.mark.parametrize("max_errors", [0, 20])
+def test_fail_fast_stops_every_target_at_the_first_error(max_errors: int) -> None:
+    limit = ErrorLimit(ErrorPolicy(max_errors=max_errors, fail_fast=True))
+    limit.record("bot", Rejected())
+    assert limit.may_begin("bot")
+    limit.record("bot", TargetUnavailable(REFUSED))
+    assert (limit.may_begin("bot"), limit.may_begin("other")) == (False, False)
+    assert limit.parked_targets["bot"].reason == "its first error, with --fail-fast"
+
+
+def refusing(*targets: str) -> FakeClient:
+    """A session in which these targets refuse every call."""
+
+    async def answer(request: InvokeRequest) -> str:
+        await asyncio.sleep(0)
+        if request.target in targets:
+            raise TargetUnavailable(REFUSED)
+        return request.question or ""
+
+    return FakeClient(answer, targets=("bot", "other"))
+
+
+def prepared(folder: Path, count: int, client: FakeClient, *targets: str) -> EvaluationFolder:
+    write_evaluation(folder, cases(count), [EXACT])
+    return EvaluationFolder(folder, client, targets=targets or ("bot",))
+
+
+async def test_a_dead_endpoint_is_asked_no_further_and_the_same_command_asks_the_rest(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, 500, refusing("bot"))
+    parked = await run_evaluation(folder.setup())
+    asked = len(folder.client.requests)
+    assert 20 <= asked <= 20 + folder.concurrency
+    assert (parked.exit_code, parked.total.errors, parked.total.waiting) == (ExitCode.ERRORS, asked, 500 - asked)
+    assert {row.status for row in folder.rows()} == {RowStatus.ERROR}
+    assert len(folder.rows()) == asked
+
+    folder.client.answer = echo
+    finished = await run_evaluation(folder.setup())
+    assert (finished.exit_code, finished.total.passed, finished.parked_targets) == (ExitCode.PASSED, 500, {})
+    assert len(folder.client.requests) == asked + 500
+    assert "parkedTargets" not in json.loads((folder.output / "run.json").read_text())
+
+
+async def test_what_was_graded_before_the_endpoint_died_is_kept(tmp_path: Path) -> None:
+    numbers = itertools.count(1)
+
+    async def dying(request: InvokeRequest) -> str:
+        if next(numbers) > 150:
+            raise ProviderFailed("openai failed at the request (ModelHTTPError, HTTP 500)", charged=True)
+        return request.question or ""
+
+    folder = prepared(tmp_path, 500, FakeClient(dying))
+    parked = await run_evaluation(folder.setup())
+    assert (parked.total.graded, parked.total.errors < 30) == (150, True)
+    folder.client.answer, before = echo, len(folder.client.requests)
+    finished = await run_evaluation(folder.setup())
+    assert (finished.total.passed, len(folder.client.requests) - before) == (500, 350)
+
+
+async def test_the_other_target_finishes(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    folder = prepared(tmp_path, 100, refusing("bot"), "bot", "other")
+    folder.progress = Lines(Console(file=screen, width=200))
+    summary = await run_evaluation(folder.setup())
+    assert (summary.per_target["other"].passed, summary.per_target["other"].waiting) == (100, 0)
+    assert summary.per_target["bot"].waiting >= 100 - 20 - folder.concurrency
+    assert (list(summary.parked_targets), summary.exit_code) == (["bot"], ExitCode.ERRORS)
+    assert "errors, parked; other 100/100" in screen.getvalue()
+
+
+async def test_an_endpoint_that_fails_now_and_then_is_not_parked(tmp_path: Path) -> None:
+    numbers = itertools.count()
+
+    async def flaky(request: InvokeRequest) -> str:
+        if next(numbers) % 6 == 5:
+            raise ProviderFailed("HTTP 500", charged=True)
+        return request.question or ""
+
+    summary = await run_evaluation(prepared(tmp_path, 120, FakeClient(flaky)).setup())
+    assert (summary.total.errors, summary.total.waiting, summary.parked_targets) == (20, 0, {})
+
+
+async def test_one_in_five_parks_it_after_fifty(tmp_path: Path) -> None:
+    numbers = itertools.count()
+
+    async def poor(request: InvokeRequest) -> str:
+        if next(numbers) % 4 == 3:
+            raise ProviderFailed("HTTP 500", charged=True)
+        return request.question or ""
+
+    folder = prepared(tmp_path, 500, FakeClient(poor))
+    summary = await run_evaluation(folder.setup())
+    assert 50 <= len(folder.client.requests) <= 50 + folder.concurrency
+    assert summary.parked_targets["bot"].reason == "12 errors in 50 finished trials"
+
+
+async def test_graders_that_fail_park_nobody(tmp_path: Path) -> None:
+    argv = write_script(tmp_path, "judge.py", "raise SystemExit('bug')")
+    write_evaluation(tmp_path, cases(6), [{"name": "judge", "command": argv}])
+    folder = EvaluationFolder(tmp_path, FakeClient(), error_policy=ErrorPolicy(max_errors=1, fail_fast=True))
+    summary = await run_evaluation(folder.setup())
+    assert (summary.total.errors, summary.parked_targets) == (6, {})
+
+
+async def test_the_first_error_stops_the_run_where_that_is_asked(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, 200, refusing("bot"), "bot", "other")
+    folder.error_policy = ErrorPolicy(fail_fast=True)
+    summary = await run_evaluation(folder.setup())
+    assert len(folder.client.requests) <= 2 * folder.concurrency + 1
+    assert summary.per_target["other"].waiting > 0
+    assert (list(summary.parked_targets), summary.exit_code) == (["bot"], ExitCode.ERRORS)
+
+
+async def test_the_record_the_report_and_the_last_lines_say_why(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, 100, refusing("bot"))
+    summary = await run_evaluation(folder.setup())
+    wire = {"bot": {"reason": "20 errors in a row", "code": "target_unavailable", "error": REFUSED}}
+    assert json.loads((folder.output / "run.json").read_text())["parkedTargets"] == wire
+    assert summary.to_wire()["parkedTargets"] == wire
+    from_folder = read_report(folder.output)
+    assert from_folder.summary.parked_targets == summary.parked_targets
+    note = f"parked bot after 20 errors in a row; the last: target_unavailable: {REFUSED}"
+    assert parked_target_notes(from_folder.summary) == [note]
+    assert note in render_markdown(from_folder, COMMAND)
+    total = summary.total
+    assert exit_line(summary, COMMAND) == (
+        f"exit 1: bot is parked after errors, {total.waiting} trials wait and {total.errors} erred, and every row so "
+        f"far is kept. When the endpoint works again, the same command goes on: {COMMAND}"
+    )
+
+
+async def test_what_a_provider_says_steers_no_terminal(tmp_path: Path) -> None:
+    async def hostile(request: InvokeRequest) -> str:
+        raise TargetUnavailable("\x1b]8;;https://evil.example\x07\x1b[2Jno\r\nkey \u202eevil")
+
+    summary = await run_evaluation(prepared(tmp_path, 30, FakeClient(hostile)).setup())
+    (note,) = parked_target_notes(summary)
+    assert note.endswith("target_unavailable: no key evil")
