@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from quintain_runner.engine.error_limit import DEFAULT_MAX_ERRORS, ErrorPolicy
     from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
     from quintain_runner.engine.run import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunSetup, run_evaluation
-    from quintain_runner.graders.base import GraderRunner, judge_target_of
+    from quintain_runner.graders.base import judge_target_of
     from quintain_runner.graders.factory import open_graders
-    from quintain_runner.graders.program import ProgramGraderRunner
+    from quintain_runner.graders.requirements import case_requirements, graders_without_session
     from quintain_runner.progress.display import NoProgressDisplay, progress_display
     from quintain_runner.progress.terminal_text import plain_line
     from quintain_runner.report.comparison import Comparison, compare_runs
@@ -41,10 +41,15 @@ if TYPE_CHECKING:
         GraderSpec,
         JudgeGrader,
         grader_kind,
-        max_calls_of,
     )
     from quintain_runner.spec.json_schema import evaluation_schema
-    from quintain_runner.spec.plan import RerunPolicy, check_targets_available, choose_targets, max_calls_per_trial
+    from quintain_runner.spec.plan import (
+        RerunPolicy,
+        check_targets_available,
+        choose_targets,
+        estimate_calls,
+        max_grader_calls,
+    )
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -61,9 +66,9 @@ else:
                 "RunSetup",
                 "run_evaluation",
             ),
-            "quintain_runner.graders.base": ("GraderRunner", "judge_target_of"),
+            "quintain_runner.graders.base": ("judge_target_of",),
             "quintain_runner.graders.factory": ("open_graders",),
-            "quintain_runner.graders.program": ("ProgramGraderRunner",),
+            "quintain_runner.graders.requirements": ("case_requirements", "graders_without_session"),
             "quintain_runner.progress.display": ("NoProgressDisplay", "progress_display"),
             "quintain_runner.progress.terminal_text": ("plain_line",),
             "quintain_runner.report.comparison": ("Comparison", "compare_runs"),
@@ -91,14 +96,14 @@ else:
                 "GraderSpec",
                 "JudgeGrader",
                 "grader_kind",
-                "max_calls_of",
             ),
             "quintain_runner.spec.json_schema": ("evaluation_schema",),
             "quintain_runner.spec.plan": (
                 "RerunPolicy",
                 "check_targets_available",
                 "choose_targets",
-                "max_calls_per_trial",
+                "estimate_calls",
+                "max_grader_calls",
             ),
         },
     )
@@ -115,19 +120,18 @@ __all__ = [
     "Evaluation",
     "FunctionGrader",
     "GraderEnvironment",
-    "GraderRunner",
     "GraderSpec",
     "JudgeGrader",
     "NoProgressDisplay",
     "Origin",
     "Price",
-    "ProgramGraderRunner",
     "RerunPolicy",
     "RunEstimate",
     "RunReport",
     "RunSetup",
     "TextTable",
     "atomic_write",
+    "case_requirements",
     "charged_calls",
     "check_targets_available",
     "choose_targets",
@@ -137,16 +141,17 @@ __all__ = [
     "conclusion",
     "cost_line",
     "dollars",
+    "estimate_calls",
     "estimate_run",
     "evaluation_schema",
     "exclusive_lock",
     "exit_line",
     "grader_kind",
+    "graders_without_session",
     "judge_target_of",
     "known_prices",
     "load_evaluation",
-    "max_calls_of",
-    "max_calls_per_trial",
+    "max_grader_calls",
     "open_dataset",
     "open_graders",
     "parked_target_notes",

@@ -7,6 +7,7 @@ from quintain.lazy import lazy_exports
 if TYPE_CHECKING:
     from quintain_worker.delivery.delivery_handler import WorkerTarget
     from quintain_worker.metrics import WorkerMetrics
+    from quintain_worker.providers.checks import check_program, check_provider
     from quintain_worker.providers.factory import ProviderContext, build_provider
     from quintain_worker.service.worker import Worker
 else:
@@ -15,6 +16,7 @@ else:
         {
             "quintain_worker.delivery.delivery_handler": ("WorkerTarget",),
             "quintain_worker.metrics": ("WorkerMetrics",),
+            "quintain_worker.providers.checks": ("check_program", "check_provider"),
             "quintain_worker.providers.factory": ("ProviderContext", "build_provider"),
             "quintain_worker.service.worker": ("Worker",),
         },
@@ -26,4 +28,6 @@ __all__ = [
     "WorkerMetrics",
     "WorkerTarget",
     "build_provider",
+    "check_program",
+    "check_provider",
 ]

@@ -28,6 +28,12 @@ STDERR_BYTES = 4096
 #: the group can still hold the pipe open.
 DRAIN_SECONDS = 1.0
 
+#: Interpreters, without version numbers; their first argument with one of the suffixes is the script to run.
+_INTERPRETERS = frozenset(
+    {"python", "pypy", "uv", "node", "deno", "bun", "tsx", "ts-node", "sh", "bash", "dash", "zsh", "ruby", "perl"}
+)
+_SCRIPT_SUFFIXES = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb", ".pl")
+
 #: A standard stream of a program: a file, a pipe's end, a file descriptor, `asyncio.subprocess.DEVNULL` or the like;
 #: None inherits this process's own.
 Stream = IO[bytes] | int | None
@@ -177,6 +183,42 @@ def executable_of(program: str, env: Mapping[str, str]) -> str:
     if program == "python" and shutil.which(program, path=env.get("PATH", os.defpath)) is None:
         return sys.executable
     return program
+
+
+def start_problem(program: Program) -> str | None:
+    """Why a program cannot be started, as far as that can be found out without starting it; None if nothing is found.
+
+    It checks that the program is executable, and that the script of an interpreter exists.
+    """
+    name, *arguments = program.argv
+    folder = program.cwd or Path.cwd()
+    if not folder.is_dir():
+        return f"its working directory {folder} does not exist"
+    executable = executable_of(name, program.env)
+    if os.sep in executable:
+        path = folder / executable
+        if not path.is_file():
+            return f"its command {name!r}: there is no program {path}; check the path"
+        if not os.access(path, os.X_OK):
+            return f"its command {name!r}: {path} is not executable; chmod +x it, or name its interpreter first"
+    elif shutil.which(executable, path=program.env.get("PATH", os.defpath)) is None:
+        return f"its command {name!r} is not on PATH; install it, or give its path"
+    script = _script_of(name, arguments)
+    if script is not None and not (folder / script).exists():
+        return f"its command: there is no file {folder / script}"
+    return None
+
+
+def _script_of(program: str, arguments: Sequence[str]) -> str | None:
+    """The script that an interpreter runs; None if the program is not an interpreter, or runs code or a module."""
+    if Path(program).name.rstrip(".0123456789") not in _INTERPRETERS:
+        return None
+    for argument in arguments:
+        if argument in {"-c", "-e", "-m"}:
+            return None
+        if not argument.startswith("-") and argument.endswith(_SCRIPT_SUFFIXES):
+            return argument
+    return None
 
 
 class LimitedOutput(asyncio.Protocol):

@@ -51,6 +51,20 @@ def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(evaluation
     )  # type: ignore[attr-defined]
 
 
+def test_a_check_and_a_run_plan_the_same_calls_where_a_function_takes_no_session(evaluation_shell: CommandLine) -> None:
+    (evaluation_shell.folder / "judges.py").write_text(
+        "import quintain\n\n@quintain.grader\ndef short(output):\n    return len(output) < 9\n"
+    )
+    with (evaluation_shell.folder / "eval.yaml").open("a") as file:
+        file.write("  - {name: short, function: 'judges:short'}\n")
+    checked = evaluation_shell.run("check", "eval.yaml", "--json").json["estimate"]
+    assert isinstance(checked, dict)
+    assert checked["calls"] == {"answers": 3, "most": 6, "typical": 6}
+    ended = evaluation_shell.run("run", "eval.yaml", "--max-calls", "0", code=4)
+    assert "calls    3 to 6\n" in ended.stderr
+    assert "It takes 6 calls more" in ended.stdout
+
+
 def test_a_check_calls_nothing_and_leaves_nothing(evaluation_shell: CommandLine) -> None:
     before = sorted(evaluation_shell.folder.iterdir())
     evaluation_shell.run("check", "eval.yaml")
@@ -102,11 +116,11 @@ def test_every_mistake_of_every_file_is_told_at_once(evaluation_shell: CommandLi
     errors = [line.removeprefix("error     ") for line in told.stdout.splitlines() if line.startswith("error")]
     says = [
         "quintain.yaml: targets.bot.response: the environment variable NOT_SET is not set",
-        "eval.yaml: graders[1].judge_target: unknown target 'juge'; did you mean 'judge'?",
-        "cases.jsonl: line 1: give one of question",
         "eval.yaml: graders[1] (judged): ",
         "eval.yaml: graders[2] (polite): function judges:polite: judges:polite is not a grader",
         "eval.yaml: graders[3] (gone): its command: there is no file ",
+        "eval.yaml: graders[1].judge_target: unknown target 'juge'; did you mean 'judge'?",
+        "cases.jsonl: line 1: give one of question",
     ]
     assert len(errors) == len(says), errors
     for error, sentence in zip(errors, says, strict=True):
@@ -115,6 +129,9 @@ def test_every_mistake_of_every_file_is_told_at_once(evaluation_shell: CommandLi
     assert "probe" not in told.stdout
     problems = evaluation_shell.run("check", "eval.yaml", "--json", code=2).json["problems"]
     assert problems == errors
+    # A run refuses the same before it begins.
+    assert evaluation_shell.run("run", "eval.yaml", code=2).stderr.removeprefix("error  ").splitlines() == errors
+    assert not (evaluation_shell.folder / "runs").exists()
 
 
 @pytest.mark.parametrize(

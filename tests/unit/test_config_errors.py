@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from quintain.config import Config, load_config
 from quintain.errors import ConfigError
+from quintain_runner.spec.evaluation import load_evaluation
 
 KNOWN = "anthropic, command, mock, openai, python, target"
 
@@ -184,7 +186,7 @@ def test_what_is_not_yaml_is_refused_with_file_line_and_column(file: Path) -> No
     ("text", "says"),
     [
         ("targets: !!python/object/apply:os.system [ls]", "line 1, column 10: not YAML: could not determine a con"),
-        ("targets: &a [*a]", "an anchor holds itself"),
+        ("targets: &a [*a]", "an anchor contains itself"),
         ("targets: 2024-13-45", "not YAML: month must be in 1..12"),
         ("targets: {a: 1}\n---\nb: 1", "line 2, column 1: not YAML: but found another document"),
         ("targets: \x07", "not YAML: unacceptable character"),
@@ -192,6 +194,43 @@ def test_what_is_not_yaml_is_refused_with_file_line_and_column(file: Path) -> No
 )
 def test_only_one_plain_document_is_read(file: Path, text: str, says: str) -> None:
     assert says in "\n".join(config_errors(file, text))
+
+
+def test_aliases_that_stand_for_more_than_a_file_may_hold_are_refused_while_they_are_counted(file: Path) -> None:
+    levels = [f"{name}: &{name} [{','.join(['*' + before] * 9)}]" for before, name in pairwise("abcdefghij")]
+    text = "\n".join(["a: &a [x,x,x,x,x,x,x,x,x]", *levels])
+    assert len(text) < 500
+    assert config_error(file, text) == (
+        "quintain.yaml: line 6, column 8: with aliases expanded it has more than 100,000 values; use fewer or "
+        "smaller aliases"
+    )
+    with pytest.raises(ConfigError, match=r"eval\.yaml: line 6, column 8: .* more than 100,000 values"):
+        load_evaluation(file.rename(file.with_name("eval.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 101 + "]" * 101, "line 1, column 101: nested too deeply: more than 100 levels"),
+        (
+            "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 101))]),
+            "line 99, column 12: nested too deeply",
+        ),
+        ("a: &a {b: [*a]}", "line 1, column 12: an anchor contains itself; write the value out"),
+    ],
+    ids=["written out", "by aliases", "without end"],
+)
+def test_what_is_nested_too_deeply_is_refused_with_the_place_and_the_bound(file: Path, text: str, says: str) -> None:
+    assert says in config_error(file, text)
+
+
+def test_aliases_within_the_bounds_are_read(file: Path) -> None:
+    config = load(file, "targets:\n  a: &a {provider: mock, response: x}\n  b: *a\n  c: {<<: *a, response: y}\n")
+    assert {name: target.model_dump()["response"] for name, target in config.targets.items()} == {
+        "a": "x",
+        "b": "x",
+        "c": "y",
+    }
 
 
 def test_a_key_given_twice_is_refused_at_any_depth(file: Path) -> None:

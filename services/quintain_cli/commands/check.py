@@ -75,6 +75,8 @@ def report_lines(report: CheckReport) -> Iterator[str]:
         yield f"probe     {_probe_text(probe)}"
     if report.estimate is not None:
         yield from _estimate_lines(report, report.estimate)
+    if report.not_checked:
+        yield f"unchecked {'; '.join(report.not_checked)}"
     for problem in report.problems:
         yield f"error     {problem}"
 

@@ -30,9 +30,8 @@ from quintain_cli.run.backend import (
     connect_backend,
     embedded_fleet_plan,
     is_on_fleet,
-    load_evaluation_config,
-    select_targets,
 )
+from quintain_cli.run.inspection import InspectionOptions, inspect_evaluation
 from quintain_cli.run.output import OutputFiles, print_report, report_to_json
 from quintain_cli.run.session import RunBudget, RunSession, open_run_session
 from quintain_cli.run.usage import CALLS_FILE_NAME, fleet_calls_note, read_current_usage, read_final_usage, write_calls
@@ -49,11 +48,9 @@ from quintain_runner import (
     RunReport,
     RunSetup,
     charged_calls,
+    estimate_calls,
     exclusive_lock,
     known_prices,
-    load_evaluation,
-    max_calls_per_trial,
-    open_dataset,
     progress_display,
     read_report,
     run_evaluation,
@@ -117,15 +114,23 @@ class _PreparedRun:
     fleet_plan: FleetPlan | None
 
 
-def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
+async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
+    """Read and check everything. Raises `ConfigError` with every mistake, a line each."""
     options.files.check_writable()
     if not options.path.is_file():
         raise ConfigError(f"{options.path}: there is no such file; `quintain demo` writes an example to start from")
-    evaluation = load_evaluation(options.path)
     on_fleet = is_on_fleet(settings) and not options.is_embedded
-    config = load_evaluation_config(settings, options.config, evaluation.folder, on_fleet=on_fleet)
-    targets = select_targets(evaluation, config, options.targets, on_fleet=on_fleet)
-    dataset_stats = open_dataset(evaluation, options.folder, environment())
+    inspection = InspectionOptions(
+        path=options.path,
+        targets=options.targets,
+        config=options.config,
+        on_fleet=on_fleet,
+        results_folder=options.folder,
+    )
+    found = await inspect_evaluation(inspection, settings)
+    evaluation, config, targets, dataset_stats = found.evaluation, found.config, found.targets, found.dataset_stats
+    if found.problems or evaluation is None or dataset_stats is None:
+        raise ConfigError("\n".join(found.problems))
     trial_count = dataset_stats.cases * len(targets) * evaluation.spec.repeats
     budget = RunBudget(
         default_target=targets[0],
@@ -149,7 +154,7 @@ def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
 
 async def _run_prepared(options: RunOptions, command: str) -> RunReport:
     settings = read_settings(environment())
-    prepared = _prepare_run(settings, options)
+    prepared = await _prepare_run(settings, options)
     with exclusive_lock(options.folder, options.folder / ".lock"):
         async with (
             connect_backend(settings, prepared.fleet_plan) as backend,
@@ -210,7 +215,7 @@ def _max_calls(options: RunOptions, evaluation: Evaluation, trial_count: int) ->
     spec = evaluation.spec
     if spec.max_calls is not None:
         return spec.max_calls
-    return trial_count * max_calls_per_trial(evaluation)
+    return estimate_calls(evaluation, trials=trial_count).most
 
 
 def _embedded_fleet_plan(settings: Settings, options: RunOptions, config: Config, trial_count: int) -> FleetPlan:
@@ -233,14 +238,15 @@ def _print_plan(prepared: _PreparedRun, location: str) -> None:
     size_text = " × ".join(
         (format_count(cases, "case"), format_count(targets, "target"), format_count(repeats, "repeat"))
     )
-    trials, max_per_trial = prepared.trial_count, max_calls_per_trial(evaluation)
+    trials = prepared.trial_count
+    most_calls = estimate_calls(evaluation, trials=trials).most
     print_stderr(
         escape_for_terminal(
             f"run      {evaluation.name}: {size_text} = {format_count(trials, 'trial')}, graders {names}"
         )
     )
     budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "not set, so all of these"
-    print_stderr(f"calls    {trials:,} to {trials * max_per_trial:,}" if max_per_trial > 1 else f"calls    {trials:,}")
+    print_stderr(f"calls    {trials:,} to {most_calls:,}" if most_calls > trials else f"calls    {trials:,}")
     print_stderr(f"budget   {budget_text}, graders included")
     print_stderr(
         f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"

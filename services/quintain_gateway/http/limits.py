@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quintain.contracts.invoke import MAX_REQUEST_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
     """The limits of a gateway. With the defaults, one process holds at most about 1 GiB of request bodies in memory."""
 
     #: Maximum size of a request body, in bytes; workers accept no larger request (``protocol.md`` §2).
-    max_body_bytes: int = 1024 * 1024
+    max_body_bytes: int = MAX_REQUEST_BYTES
     #: Maximum size of the request line and headers together, in bytes.
     max_header_bytes: int = 16 * 1024
     #: Maximum number of open connections; a further one is answered with 503 and closed.

@@ -15,8 +15,9 @@ from typing import IO
 
 from quintain.contracts.token import mask_tokens
 from quintain.errors import ConfigError
-from quintain.process import executable_of
+from quintain.process import Program, executable_of, start_problem
 from quintain_runner.dataset.reader import DatasetStats, check_dataset
+from quintain_runner.dataset.requirements import CaseRequirement
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.spec.environment import without_secret_variables
 from quintain_runner.spec.evaluation import Evaluation
@@ -25,28 +26,37 @@ from quintain_runner.spec.evaluation import Evaluation
 _MAX_STDERR_CHARACTERS = 300
 
 
-def open_dataset(evaluation: Evaluation, results_folder: Path, env: Mapping[str, str]) -> DatasetStats:
-    """Check every row of an evaluation's dataset; if it is a command without stored output, run the command first.
+def open_dataset(
+    evaluation: Evaluation,
+    results_folder: Path,
+    env: Mapping[str, str],
+    requirements: Sequence[CaseRequirement] = (),
+) -> DatasetStats:
+    """Check every row of an evaluation's dataset, and every selected case against ``requirements``; if the dataset is
+    a command without stored output, run the command first.
 
     ``results_folder`` is where the output is stored, and ``env`` the environment of the command, from which secrets are
     removed. Raises `ConfigError` with all errors of the dataset, or if the command fails.
     """
     spec = evaluation.spec.dataset
     if spec.command is None:
-        return check_dataset(spec, evaluation.folder / (spec.file or ""))
+        return check_dataset(spec, evaluation.folder / (spec.file or ""), requirements)
     argv = json.dumps([spec.command, spec.is_csv])
     name = f"dataset-{hashlib.sha256(argv.encode()).hexdigest()[:12]}.{'csv' if spec.is_csv else 'jsonl'}"
     path = results_folder / name
     if path.exists():
-        return check_dataset(spec, path)
+        return check_dataset(spec, path, requirements)
     try:
         results_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{results_folder}: cannot be written to ({error.strerror}); give another --output") from None
     program_env = without_secret_variables(env, ())
+    problem = start_problem(Program(argv=spec.command, env=program_env, cwd=evaluation.folder))
+    if problem is not None:
+        raise ConfigError(f"{evaluation.path}: dataset: {problem}")
     _run_command_into(path, spec.command, evaluation.folder, program_env)
     try:
-        return check_dataset(spec, path)
+        return check_dataset(spec, path, requirements)
     except ConfigError:
         # Invalid output is not kept, so that the command runs again once it is fixed.
         path.unlink()

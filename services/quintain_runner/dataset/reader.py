@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain_runner.dataset.requirements import CaseRequirement, UnmetRequirements
 from quintain_runner.dataset.sampling import ALL_CASES, CaseSelection, HashSampler
 from quintain_runner.dataset.tool_calls import read_message
 from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
@@ -183,15 +184,15 @@ def read_cases(source: CaseSource) -> Generator[Case, None, None]:
         yield from source.selection.filter_cases(_valid_cases(source, rows))
 
 
-def check_dataset(spec: DatasetSpec, path: Path) -> DatasetStats:
+def check_dataset(spec: DatasetSpec, path: Path, requirements: Sequence[CaseRequirement] = ()) -> DatasetStats:
     """Read every row once, up to the last one that can be selected, and draw the sample.
 
     ``path`` is the dataset file, or the stored output of the dataset command. Raises `ConfigError` with one line for
-    each error, with its line number.
+    each invalid row, with its line number, or one line for each requirement that selected cases do not meet.
     """
     source = CaseSource(path=path, is_csv=spec.is_csv)
     sampler, ids, digest = HashSampler(spec), FingerprintSet(), hashlib.sha256()
-    errors: list[str] = []
+    unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
     for number, row in _parsed_rows(source, digest.update):
         rows += 1
@@ -201,6 +202,7 @@ def check_dataset(spec: DatasetSpec, path: Path) -> DatasetStats:
             if error_count <= MAX_REPORTED_ERRORS:
                 errors.append(f"line {number}: {error}")
         elif isinstance(row, Case) and sampler.offer(row):
+            unmet.add(row)
             input_characters += _length(row)
             expected_characters += len(expected_text(row) or "")
             if sampler.is_complete:
@@ -208,9 +210,11 @@ def check_dataset(spec: DatasetSpec, path: Path) -> DatasetStats:
     if error_count:
         raise config_error(path, errors, more=error_count - len(errors))
     _require_cases(path, spec, rows, sampler)
+    source = replace(source, selection=sampler.final_selection())
+    _require_met(unmet, source, sampler)
     share = sampler.case_count / sampler.matching_count
     return DatasetStats(
-        source=replace(source, selection=sampler.final_selection()),
+        source=source,
         cases=sampler.case_count,
         sha256=_dataset_hash(digest.hexdigest(), spec),
         input_characters=round(input_characters * share),
@@ -225,6 +229,14 @@ def _require_cases(path: Path, spec: DatasetSpec, rows: int, sampler: HashSample
     if not sampler.matching_count:
         fields = ", ".join(spec.where)
         raise config_error(path, [f"where selects none of its {rows:,} rows; check {fields}"])
+
+
+def _require_met(unmet: UnmetRequirements, source: CaseSource, sampler: HashSampler) -> None:
+    if unmet and sampler.case_count < sampler.matching_count:
+        # All rows that the sample was drawn from were counted; only the drawn ones matter.
+        unmet = unmet.recounted(read_cases(source))
+    if unmet:
+        raise config_error(source.path, list(unmet.messages(sampler.case_count)))
 
 
 def _row_error(row: Case | InvalidLine, seen_ids: FingerprintSet) -> str | None:

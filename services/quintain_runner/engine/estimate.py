@@ -14,26 +14,15 @@ from quintain.contracts.message import Message
 from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import DatasetStats
 from quintain_runner.graders.base import judge_target_of
-from quintain_runner.spec.evaluation import EvaluationSpec
-from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader, ProgramGrader, max_calls_of
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import JudgeGrader
+from quintain_runner.spec.plan import CallsEstimate, calling_graders, estimate_calls
 
 #: Characters per token: the usual average for English text.
 CHARACTERS_PER_TOKEN = 4
 
 #: Approximate tokens of the rules that are added to a judge's prompt, and of its verdict.
 _JUDGE_RULES_TOKENS, _VERDICT_TOKENS = 150, 60
-
-
-class CallsEstimate(Message):
-    """The number of calls of a whole run.
-
-    ``answers`` are the calls of the targets themselves, ``most`` is the total if every grader uses its limit, and
-    ``typical`` is the expected total, or None if a grader's own code decides how often it calls.
-    """
-
-    answers: int
-    most: int
-    typical: int | None = None
 
 
 class TokensEstimate(Message):
@@ -66,17 +55,16 @@ class RunEstimate(Message):
 class EstimateInput:
     """The data that an estimate is computed from.
 
-    ``judge_prompts`` are the judges' instructions by grader name, ``probed_usage`` the tokens of one probe call by
-    target, and ``sessionless_graders`` the function graders that take no session and therefore make no calls.
+    ``judge_prompts`` are the judges' instructions by grader name, and ``probed_usage`` the tokens of one probe call by
+    target.
     """
 
-    spec: EvaluationSpec
+    evaluation: Evaluation
     dataset: DatasetStats
     targets: Sequence[str]
     judge_targets: Mapping[str, str | None] = field(default_factory=dict)
     judge_prompts: Mapping[str, str] = field(default_factory=dict)
     probed_usage: Mapping[str, TokenUsage] = field(default_factory=dict)
-    sessionless_graders: frozenset[str] = frozenset()
     prices: Mapping[str, Price] = field(default_factory=dict)
 
 
@@ -89,6 +77,7 @@ def estimate_run(inputs: EstimateInput) -> RunEstimate:
         print(estimate.calls.most, estimate.usd)
     """
     tokens = _estimate_tokens(inputs)
+    trials = inputs.dataset.cases * len(inputs.targets) * inputs.evaluation.spec.repeats
     known_prices = {
         name: inputs.prices[name] for name in tokens if name in inputs.prices and tokens[name].output is not None
     }
@@ -97,27 +86,12 @@ def estimate_run(inputs: EstimateInput) -> RunEstimate:
         for name, price in known_prices.items()
     ]
     return RunEstimate(
-        calls=_estimate_calls(inputs),
+        calls=estimate_calls(inputs.evaluation, trials=trials),
         tokens=tokens,
         usd=float(sum(costs, Decimal(0))) if costs else None,
         usd_of=sorted(known_prices),
-        left_out=[grader.name for grader in _calling_graders(inputs)],
+        left_out=[grader.name for grader in calling_graders(inputs.evaluation)],
     )
-
-
-def _estimate_calls(inputs: EstimateInput) -> CallsEstimate:
-    """The number of calls of the run."""
-    answers = inputs.dataset.cases * len(inputs.targets) * inputs.spec.repeats
-    most = sum(max_calls_of(grader) for grader in inputs.spec.graders if grader.name not in inputs.sessionless_graders)
-    # A grader that may call once is assumed to do so; a higher limit does not say how often it calls.
-    known = all(grader.target.max_calls <= 1 for grader in _calling_graders(inputs))
-    return CallsEstimate(answers=answers, most=answers * (1 + most), typical=answers * (1 + most) if known else None)
-
-
-def _calling_graders(inputs: EstimateInput) -> list[ProgramGrader]:
-    """The graders whose own code may call targets."""
-    programs = [grader for grader in inputs.spec.graders if isinstance(grader, CommandGrader | FunctionGrader)]
-    return [grader for grader in programs if grader.name not in inputs.sessionless_graders and grader.target.max_calls]
 
 
 def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
@@ -126,7 +100,7 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
     for target in inputs.targets:
         answers = _estimate_answers(inputs, target)
         _add_tokens(totals, target, answers)
-        for grader in inputs.spec.graders:
+        for grader in inputs.evaluation.spec.graders:
             if isinstance(grader, JudgeGrader):
                 judge = judge_target_of(grader, target, inputs.judge_targets)
                 _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
@@ -135,7 +109,7 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
 
 def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
     """The tokens of a target's answers; their length comes from the probe, else from the expected answers."""
-    dataset, repeats = inputs.dataset, inputs.spec.repeats
+    dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     probed_usage = inputs.probed_usage.get(target)
     input_tokens = _token_count(dataset.input_characters * repeats)
     if probed_usage is not None:
@@ -149,7 +123,7 @@ def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
 
 def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_tokens: int | None) -> TokensEstimate:
     """The tokens of a judge for all answers of one target."""
-    dataset, repeats = inputs.dataset, inputs.spec.repeats
+    dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     count = dataset.cases * repeats
     shown = _token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
     prompt_tokens = _token_count(len(inputs.judge_prompts.get(grader.name, ""))) + _JUDGE_RULES_TOKENS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jsonschema_rs
-from jsonschema_rs import FancyRegexOptions, ValidationError, Validator
+from jsonschema_rs import FancyRegexOptions, ValidationError, ValidationErrorKind, Validator
 from pydantic import JsonValue
 
 from quintain.contracts.invoke import NO_TOKENS, Result
@@ -29,7 +29,7 @@ from quintain_runner.spec.graders import (
     NumericGrader,
     RegexGrader,
 )
-from quintain_runner.spec.patterns import BACKTRACK_LIMIT, BacktrackLimitExceeded, compile_pattern
+from quintain_runner.spec.patterns import BACKTRACK_LIMIT, BacktrackLimitExceeded, compile_pattern, pattern_problem
 from quintain_runner.spec.plan import Trial
 from quintain_runner.spec.strict_json import InvalidJson, extract_fenced_json, read_json
 
@@ -82,7 +82,10 @@ def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Vali
         )
     except ValidationError as error:
         place = ".".join(str(part) for part in error.instance_path)
-        raise ConfigError(f"{where}: it is not a JSON schema: {f'{place}: ' if place else ''}{error.message}") from None
+        reason = error.message
+        if isinstance(error.kind, ValidationErrorKind.Format) and error.kind.format == "regex":
+            reason = pattern_problem(str(error.instance))
+        raise ConfigError(f"{where}: it is not a JSON schema: {f'{place}: ' if place else ''}{reason}") from None
 
 
 #: Compares an answer with the case. Raises `GraderError` if the case has no usable expected answer.

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.errors import ConfigError
+from quintain.process import start_problem
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest
 from quintain_runner.graders.judge import JudgeGraderRunner
-from quintain_runner.graders.process import GraderCommand, command_error
+from quintain_runner.graders.process import GraderCommand
 from quintain_runner.graders.process_pool import GraderProcessPool
 from quintain_runner.graders.program import (
     ProgramGraderRunner,
@@ -79,7 +80,7 @@ class _GraderFactory:
         if spec.cwd is not None and not (self.folder / spec.cwd).is_dir():
             raise ConfigError(f"cwd: there is no folder {self.folder / spec.cwd}")
         command = grader_command(spec, self.folder, self.env)
-        error = command_error(command)
+        error = start_problem(command.program)
         if error is not None:
             raise ConfigError(error)
         if spec.batch is None:

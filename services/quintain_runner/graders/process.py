@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.contracts.token import mask_tokens
-from quintain.process import CannotStart, Program, ProgramTimedOut, TooMuchOutput, executable_of, run_program
+from quintain.process import CannotStart, Program, ProgramTimedOut, TooMuchOutput, run_program
 from quintain_runner.graders.verdict_parser import GraderError
 
 #: The most bytes that a grader may print on stdout.
@@ -17,9 +15,6 @@ STDOUT_LIMIT = 8 * 1024 * 1024
 
 #: The most characters of a crashed grader's stderr that its error shows.
 MAX_STDERR_CHARACTERS = 300
-
-#: File suffixes of scripts that an interpreter runs.
-_SCRIPT_SUFFIXES = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb", ".pl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +76,3 @@ def crash_message(exit_code: int, stderr: bytes) -> str:
     how = f"exit code {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
     last = mask_tokens(stderr.decode(errors="replace")).strip()[-MAX_STDERR_CHARACTERS:]
     return f"It crashed ({how}): {last}" if last else f"It crashed ({how}) and wrote nothing on stderr"
-
-
-def command_error(command: GraderCommand) -> str | None:
-    """Why a command cannot be started, as far as that can be found out without starting it; None if no problem is
-    found.
-
-    It checks that the program is executable, and that the script of an interpreter exists.
-    """
-    program, *rest = command.argv
-    resolved = executable_of(program, command.env)
-    if os.sep in resolved:
-        path = command.folder / resolved
-        if not path.is_file() or not os.access(path, os.X_OK):
-            return f"its command {program!r}: there is no program {path} that may be executed"
-    elif shutil.which(resolved, path=command.env.get("PATH", os.defpath)) is None:
-        return f"its command {program!r} is not on the PATH; install it, or give its path"
-    script = next((word for word in rest if word.endswith(_SCRIPT_SUFFIXES) and not word.startswith("-")), None)
-    if script is not None and not (command.folder / script).exists():
-        return f"its command: there is no file {command.folder / script}"
-    return None

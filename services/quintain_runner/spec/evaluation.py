@@ -48,11 +48,16 @@ class EvaluationSpec(SpecModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """An evaluation file after it was read: its path, its text and its validated content."""
+    """An evaluation file after it was read: its path, its text and its validated content.
+
+    ``graders_without_session`` names the function graders that are known to take no session, and so make no calls; it
+    is empty until the functions were imported (`graders_without_session`).
+    """
 
     path: Path
     text: str
     spec: EvaluationSpec
+    graders_without_session: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import RowKey, RowStats, RowStatus
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import max_calls_of
+from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
 from quintain_runner.spec.validation_errors import suggestion
 
 
@@ -120,9 +121,41 @@ def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequ
     return tuple(dict.fromkeys(chosen))
 
 
+class CallsEstimate(Message):
+    """The number of calls of a whole run.
+
+    ``answers`` are the calls of the targets themselves, ``most`` is the total if every grader uses its limit, and
+    ``typical`` is the expected total, or None if a grader's own code decides how often it calls.
+    """
+
+    answers: int
+    most: int
+    typical: int | None = None
+
+
+def estimate_calls(evaluation: Evaluation, *, trials: int) -> CallsEstimate:
+    """The calls of this many trials: the estimate that `quintain check` and `quintain run` show, and the default
+    budget of a run."""
+    most = trials * max_calls_per_trial(evaluation)
+    # A grader that may call once is assumed to do so; a higher limit does not say how often it calls.
+    is_known = all(grader.target.max_calls <= 1 for grader in calling_graders(evaluation))
+    return CallsEstimate(answers=trials, most=most, typical=most if is_known else None)
+
+
 def max_calls_per_trial(evaluation: Evaluation) -> int:
     """The most calls that one trial can make: one to the target, and each grader's limit."""
-    return 1 + sum(max_calls_of(grader) for grader in evaluation.spec.graders)
+    return 1 + sum(max_grader_calls(evaluation, grader) for grader in evaluation.spec.graders)
+
+
+def max_grader_calls(evaluation: Evaluation, grader: GraderSpec) -> int:
+    """The most calls that one execution of a grader can make; 0 if it is known to take no session."""
+    return 0 if grader.name in evaluation.graders_without_session else max_calls_of(grader)
+
+
+def calling_graders(evaluation: Evaluation) -> list[ProgramGrader]:
+    """The graders whose own code may call targets."""
+    programs = [grader for grader in evaluation.spec.graders if isinstance(grader, CommandGrader | FunctionGrader)]
+    return [grader for grader in programs if max_grader_calls(evaluation, grader)]
 
 
 def check_targets_available(target_references: Iterable[tuple[str, str]], available: Sequence[str]) -> None:

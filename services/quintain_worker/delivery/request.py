@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quintain.bus.base import Delivery
-from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.invoke import MAX_REQUEST_BYTES, InvokeRequest
 from quintain.contracts.strings import sanitize_request_id, shorten
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
@@ -22,10 +22,6 @@ from quintain.routes import (
     TOKEN_HEADER,
 )
 from quintain.rpc.server import request_id_of
-
-#: The largest request body, in bytes (``protocol.md`` §2).
-MAX_BODY_BYTES = 1024 * 1024
-
 
 #: An integer in a header may be sent as text of at most this many digits.
 MAX_DIGITS = 18
@@ -87,8 +83,8 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
         raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
     if request_id != request_id_of(delivery):
         raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
-    if len(delivery.body) > MAX_BODY_BYTES:
-        raise PayloadTooLarge(f"The body has {len(delivery.body)} bytes; the limit is {MAX_BODY_BYTES}")
+    if len(delivery.body) > MAX_REQUEST_BYTES:
+        raise PayloadTooLarge(f"The body has {len(delivery.body)} bytes; the limit is {MAX_REQUEST_BYTES}")
     request = InvokeRequest.from_wire(delivery.body)
     if request.requested_target is not None and request.requested_target != target:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")

@@ -52,12 +52,19 @@ def build_provider(name: str, target: TargetConfig, context: ProviderContext) ->
 
     Raises `ConfigError` where its extra is missing or its configuration is wrong.
     """
+    return load_provider_factory(name, target)(name, target, context)
+
+
+def load_provider_factory(name: str, target: TargetConfig) -> ProviderFactory:
+    """Import the function that creates the provider of a target.
+
+    Raises `ConfigError` if the extra of its provider kind is not installed.
+    """
     module, _, function = _FACTORIES[target.provider].partition(":")
     try:
-        factory = cast("ProviderFactory", getattr(importlib.import_module(module), function))
+        return cast("ProviderFactory", getattr(importlib.import_module(module), function))
     except ImportError as error:
         if target.provider not in _WITH_EXTRA:
             raise
         hint = f"pip install 'quintain[{target.provider}]'"
         raise ConfigError(f"targets.{name}: provider {target.provider} needs: {hint}") from error
-    return factory(name, target, context)

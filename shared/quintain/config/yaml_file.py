@@ -1,19 +1,27 @@
-"""Reads a YAML file strictly: plain data only, no duplicate keys, errors with line numbers."""
+"""Reads a YAML file strictly: plain data, no duplicate keys, bounded size and depth, errors with line numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from quintain.errors import ConfigError
 
+#: The most values that a file may contain, keys included; an alias counts as all values that it stands for.
+MAX_NODES = 100_000
+
+#: The most levels of nesting; an alias is as deep as the value that it stands for.
+MAX_DEPTH = 100
+
 
 def read_yaml(path: Path) -> tuple[object, list[str]]:
     """Read a YAML file; returns its tree and an error message for every duplicate key.
 
-    Raises `ConfigError` with file, line and column if it is not valid YAML.
+    Raises `ConfigError` with file, line and column if it is not valid YAML, or if it has more than `MAX_NODES` nodes or
+    `MAX_DEPTH` levels once its aliases are expanded.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -22,30 +30,100 @@ def read_yaml(path: Path) -> tuple[object, list[str]]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        key_errors = [] if node is None else list(_duplicate_key_errors(node, ()))
-        return yaml.safe_load(text), key_errors
+        return _parse(text)
+    except _TooLarge as error:
+        raise ConfigError(f"{path}: {_mark_position(error.mark)}{error.reason}") from None
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{path}: {_error_position(error)}not YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:
         # The loader raises ValueError for a date that does not exist.
         raise ConfigError(f"{path}: not YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply, or an anchor holds itself") from None
+
+
+def _parse(text: str) -> tuple[object, list[str]]:
+    loader = _BoundedLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, []
+        # Before the values are constructed, because that resolves merge keys and changes the nodes.
+        key_errors = list(_duplicate_key_errors(node, set()))
+        return loader.construct_document(node), key_errors
+    finally:
+        loader.dispose()
+
+
+class _TooLarge(Exception):
+    """The file has more nodes or levels than allowed."""
+
+    def __init__(self, mark: yaml.Mark, reason: str) -> None:
+        super().__init__(reason)
+        self.mark, self.reason = mark, reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """The number of nodes and levels of a node, itself included, with aliases expanded."""
+
+    nodes: int
+    depth: int
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """A loader that counts nodes while it composes them, because aliases let a short text stand for any number."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._extents: dict[int, _Extent] = {}
+        self._nodes = self._depth = self._deepest = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        nodes_before, deepest_before = self._nodes, self._deepest
+        self._depth += 1
+        self._deepest = self._depth
+        # Before the nodes below it are composed, which recurses.
+        self._count(mark, nodes=1, depth=self._depth)
+        node = super().compose_node(parent, index)
+        if is_alias:
+            extent = self._extents.get(id(node))
+            if extent is None:
+                raise _TooLarge(mark, "an anchor contains itself; write the value out")
+            self._count(mark, nodes=extent.nodes - 1, depth=self._depth + extent.depth - 1)
+        else:
+            self._extents[id(node)] = _Extent(self._nodes - nodes_before, self._deepest - self._depth + 1)
+        self._deepest = max(self._deepest, deepest_before)
+        self._depth -= 1
+        return node
+
+    def _count(self, mark: yaml.Mark, *, nodes: int, depth: int) -> None:
+        self._nodes += nodes
+        self._deepest = max(self._deepest, depth)
+        if self._nodes > MAX_NODES:
+            raise _TooLarge(
+                mark, f"with aliases expanded it has more than {MAX_NODES:,} values; use fewer or smaller aliases"
+            )
+        if self._deepest > MAX_DEPTH:
+            raise _TooLarge(mark, f"nested too deeply: more than {MAX_DEPTH} levels, aliases expanded")
 
 
 def _error_position(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
-    return "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+    return "" if mark is None else _mark_position(mark)
 
 
-def _duplicate_key_errors(node: yaml.Node, ancestors: tuple[int, ...]) -> Iterator[str]:
-    if id(node) in ancestors:
-        raise RecursionError
-    path_ids = (*ancestors, id(node))
+def _mark_position(mark: yaml.Mark) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}: "
+
+
+def _duplicate_key_errors(node: yaml.Node, visited: set[int]) -> Iterator[str]:
+    if id(node) in visited:
+        return
+    visited.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _duplicate_key_errors(item, path_ids)
+            yield from _duplicate_key_errors(item, visited)
     elif isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -53,4 +131,4 @@ def _duplicate_key_errors(node: yaml.Node, ancestors: tuple[int, ...]) -> Iterat
                 if key.value in seen:
                     yield f"line {key.start_mark.line + 1}: the key {key.value!r} is given twice"
                 seen.add(key.value)
-            yield from _duplicate_key_errors(value, path_ids)
+            yield from _duplicate_key_errors(value, visited)

@@ -9,6 +9,9 @@ from pydantic import Field, JsonValue, StrictStr, model_validator
 from quintain import errors
 from quintain.contracts.message import Message
 
+#: The largest body of a request, in bytes (``protocol.md`` §2).
+MAX_REQUEST_BYTES = 1024 * 1024
+
 #: A JSON object whose keys are defined by the provider, such as a JSON schema.
 JsonObject = dict[str, JsonValue]
 

@@ -92,5 +92,5 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     missing = evaluation(tmp_path)
     path = missing.path
     path.write_text(json.dumps({"dataset": {"command": ["no-such-program"]}, "graders": [EXACT]}))
-    with pytest.raises(ConfigError, match="dataset: its command 'no-such-program' cannot be started"):
+    with pytest.raises(ConfigError, match="eval.yaml: dataset: its command 'no-such-program' is not on PATH"):
         open_dataset(load_evaluation(path), tmp_path / "out", {})

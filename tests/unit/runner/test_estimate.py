@@ -9,7 +9,9 @@ from quintain.contracts.invoke import TokenUsage
 from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import CaseSource, DatasetStats
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, TokensEstimate, estimate_run
-from quintain_runner.spec.evaluation import EvaluationSpec
+from quintain_runner.results.counts import RowTally, estimate_remaining_calls
+from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
+from quintain_runner.spec.plan import estimate_calls, max_calls_per_trial
 
 FACTS = DatasetStats(
     source=CaseSource(path=Path("c")), cases=100, sha256="", input_characters=8000, expected_characters=800
@@ -20,10 +22,19 @@ JUDGE = {"name": "judge", "builtin": "llm-judge", "prompt": "p.md"}
 
 
 def estimate_for(
-    *graders: dict[str, object], facts: DatasetStats = FACTS, repeats: int = 1, **plan: object
+    *graders: dict[str, object],
+    facts: DatasetStats = FACTS,
+    repeats: int = 1,
+    sessionless: frozenset[str] = frozenset(),
+    **plan: object,
 ) -> RunEstimate:
+    evaluated = evaluation(*graders, repeats=repeats, sessionless=sessionless)
+    return estimate_run(EstimateInput(evaluation=evaluated, dataset=facts, targets=("a", "b"), **plan))  # type: ignore[arg-type]
+
+
+def evaluation(*graders: dict[str, object], repeats: int = 1, sessionless: frozenset[str] = frozenset()) -> Evaluation:
     spec = EvaluationSpec.model_validate({"dataset": "c", "repeats": repeats, "graders": list(graders)})
-    return estimate_run(EstimateInput(spec=spec, dataset=facts, targets=("a", "b"), **plan))  # type: ignore[arg-type]
+    return Evaluation(path=Path("eval.yaml"), text="", spec=spec, graders_without_session=sessionless)
 
 
 def test_answers_are_cases_by_targets_by_repeats() -> None:
@@ -41,8 +52,20 @@ def test_a_judge_asks_once_and_a_program_up_to_its_limit() -> None:
 
 def test_a_function_that_asks_for_no_session_calls_nobody() -> None:
     function: dict[str, object] = {"name": "f", "function": "judges:polite"}
-    assert estimate_for(function, sessionless_graders=frozenset({"f"})).calls.most == 200
+    assert estimate_for(function, sessionless=frozenset({"f"})).calls.most == 200
+    assert estimate_for(function, sessionless=frozenset({"f"})).left_out == []
     assert estimate_for(function).left_out == ["f"]
+
+
+def test_a_check_a_run_and_the_forecast_of_a_spent_budget_count_the_same_calls() -> None:
+    function: dict[str, object] = {"name": "f", "function": "judges:polite"}
+    for sessionless, most in ((frozenset({"f"}), 400), (frozenset[str](), 200 * 52)):
+        evaluated = evaluation(function, JUDGE, sessionless=sessionless)
+        checked = estimate_for(function, JUDGE, sessionless=sessionless).calls
+        assert estimate_calls(evaluated, trials=200) == checked
+        tally = RowTally(200)
+        forecast = estimate_remaining_calls([tally], max_calls_per_trial=max_calls_per_trial(evaluated))
+        assert checked.most == forecast == most
 
 
 def test_tokens_follow_from_the_dataset() -> None:

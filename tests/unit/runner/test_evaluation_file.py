@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
+from quintain_runner.graders.builtin import build_validator
 from quintain_runner.spec.dataset import DatasetSpec
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_runner.spec.graders import CommandGrader, ExactGrader
+from quintain_runner.spec.patterns import compile_pattern, pattern_problem
 
 WHOLE = """
 dataset: cases.jsonl
@@ -112,8 +114,8 @@ def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> Non
         ("dataset: c\ngraders: [{name: a, builtin: exact, pattern: x}]", "graders[0]: unknown key 'pattern'; known:"),
         ("dataset: c\ngraders: [{name: a, builtin: regex}]", "graders[0]: missing key 'pattern'"),
         (
-            "dataset: c\ngraders: [{name: a, builtin: regex, pattern: (}]",
-            "graders[0]: it is not a valid regular expression",
+            "dataset: c\ngraders: [{name: a, builtin: regex, pattern: a(b}]",
+            "graders[0]: 'a(b' is not a valid regular expression",
         ),
         ("dataset: c\ngraders: [{name: a, builtin: numeric, tolerence: 1}]", "did you mean 'tolerance'?"),
         ("dataset: c\ngraders: [{name: a, builtin: numeric, take: any}]", "graders[0].take: it must be 'first',"),
@@ -146,3 +148,36 @@ def test_what_is_not_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read"):
         load_evaluation(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "character", "rest"),
+    [
+        ("a(b", 2, "(b"),
+        ("(a)(b(c)", 4, "(b(c)"),
+        ("[z-a]", 1, "[z-a]"),
+        ("*a", 1, "*a"),
+        ("\\p{L}(", 6, "("),
+        ("(?<n>a))", 8, ")"),
+        ("caf\u00e9[", 5, "["),
+    ],
+)
+def test_a_broken_pattern_is_refused_with_the_character_from_which_it_cannot_be_read(
+    pattern: str, character: int, rest: str
+) -> None:
+    assert pattern_problem(pattern) == (
+        f"{pattern!r} is not a valid regular expression of JSON Schema (ECMA 262): it cannot be read from character "
+        f"{character} on ({rest!r})"
+    )
+    for ignore_case in (False, True):
+        with pytest.raises(ValueError, match=f"from character {character} on"):
+            compile_pattern(pattern, ignore_case=ignore_case)
+
+
+def test_a_broken_pattern_in_a_json_schema_is_refused_with_its_place_and_character() -> None:
+    with pytest.raises(ConfigError, match=r"properties\.a\.pattern: 'a\(b' .* from character 2 on \('\(b'\)"):
+        build_validator({"properties": {"a": {"pattern": "a(b"}}}, Path())
+
+
+def test_a_broken_pattern_that_is_long_is_refused_without_a_search_for_the_character() -> None:
+    assert pattern_problem("a" * 1000 + "(").endswith("a…' is not a valid regular expression of JSON Schema (ECMA 262)")

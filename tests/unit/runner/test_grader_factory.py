@@ -210,8 +210,8 @@ async def test_every_grader_that_cannot_be_had_is_told_before_the_run(tmp_path: 
         "empty.md: it is empty",
         "nowhere.json: cannot be read",
         "cwd: there is no folder",
-        "its command 'no-such-program' is not on the PATH",
-        "its command './judges.py': there is no program",
+        "its command 'no-such-program' is not on PATH",
+        "its command './judges.py': ",
         "its command: there is no file",
         "its command: there is no file",
     ]

@@ -1,0 +1,164 @@
+"""Checks everything that an evaluation names, without making calls, and collects all errors.
+
+`quintain check` prints them, and `quintain run` does not start if there are any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from quintain.config import Config
+from quintain.errors import ConfigError
+from quintain.settings import Settings, environment
+from quintain_cli.run.backend import load_evaluation_config, select_targets
+from quintain_runner import (
+    CommandGrader,
+    DatasetStats,
+    Evaluation,
+    FunctionGrader,
+    GraderSpec,
+    JudgeGrader,
+    case_requirements,
+    check_targets_available,
+    graders_without_session,
+    judge_target_of,
+    load_evaluation,
+    open_dataset,
+    open_graders,
+    without_secret_variables,
+)
+from quintain_worker import ProviderContext, check_program, check_provider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectionOptions:
+    """The options of an inspection.
+
+    ``on_fleet`` means that workers elsewhere make the calls, with their own configuration. ``results_folder`` is where
+    the output of a dataset command is stored; if None, it is read and deleted.
+    """
+
+    path: Path
+    targets: tuple[str, ...] = ()
+    config: Path | None = None
+    on_fleet: bool = False
+    results_folder: Path | None = None
+
+
+@dataclass(slots=True)
+class Inspection:
+    """The result of an inspection; a part stays None or empty if an error prevented it from being read."""
+
+    on_fleet: bool
+    problems: list[str] = field(default_factory=list)
+    evaluation: Evaluation | None = None
+    config: Config | None = None
+    targets: tuple[str, ...] = ()
+    dataset_stats: DatasetStats | None = None
+
+    @contextlib.contextmanager
+    def collect_errors(self) -> Iterator[None]:
+        """Add a `ConfigError` raised inside to the problems, and continue after the block."""
+        try:
+            yield
+        except ConfigError as error:
+            self.problems.extend(line for line in error.message.splitlines() if line not in self.problems)
+
+    @property
+    def judge_targets(self) -> Mapping[str, str | None]:
+        """The configuration's ``judge_target`` by target."""
+        return {} if self.config is None else {name: each.judge_target for name, each in self.config.targets.items()}
+
+    @property
+    def graders(self) -> list[GraderSpec]:
+        """The graders of the evaluation file."""
+        return [] if self.evaluation is None else self.evaluation.spec.graders
+
+    @property
+    def called_targets(self) -> tuple[str, ...]:
+        """The targets under test, then those that graders call by default."""
+        judges = [judge for grader in self.graders for judge in self.targets_called_by(grader)]
+        return tuple(dict.fromkeys([*self.targets, *judges]))
+
+    def targets_called_by(self, grader: GraderSpec) -> list[str]:
+        """The default targets of a grader, for all targets under test; empty if it makes no calls."""
+        if self.evaluation is None or grader.name in self.evaluation.graders_without_session:
+            return []
+        if not isinstance(grader, CommandGrader | FunctionGrader | JudgeGrader):
+            return []
+        return list(dict.fromkeys(judge_target_of(grader, target, self.judge_targets) for target in self.targets))
+
+
+async def inspect_evaluation(options: InspectionOptions, settings: Settings) -> Inspection:
+    """Read the files, then check the targets, the graders and every case; errors are collected in ``problems``."""
+    found = Inspection(on_fleet=options.on_fleet)
+    with found.collect_errors():
+        found.evaluation = load_evaluation(options.path)
+    folder = options.path.absolute().parent
+    with found.collect_errors():
+        found.config = load_evaluation_config(settings, options.config, folder, on_fleet=options.on_fleet)
+    resolved: Config | None = None
+    with found.collect_errors():
+        if found.config is not None and not options.on_fleet:
+            resolved = found.config.resolve(environment())
+    if found.evaluation is not None:
+        with found.collect_errors():
+            if found.config is not None or options.on_fleet:
+                found.targets = select_targets(
+                    found.evaluation, found.config, options.targets, on_fleet=options.on_fleet
+                )
+        await _inspect_graders(found, found.evaluation)
+    if resolved is not None:
+        _inspect_providers(found, resolved)
+    if found.evaluation is not None:
+        _inspect_dataset(found, found.evaluation, options.results_folder)
+    return found
+
+
+async def _inspect_graders(found: Inspection, evaluation: Evaluation) -> None:
+    hidden_variables = frozenset(() if found.config is None else found.config.variable_names)
+    with found.collect_errors():
+        async with open_graders(evaluation, without_secret_variables(environment(), hidden_variables)) as graders:
+            found.evaluation = replace(evaluation, graders_without_session=graders_without_session(graders))
+    if found.targets and found.config is not None and not found.on_fleet:
+        with found.collect_errors():
+            check_targets_available(_named_judge_targets(found, evaluation.path), list(found.config.targets))
+
+
+def _named_judge_targets(found: Inspection, path: Path) -> Iterable[tuple[str, str]]:
+    for index, grader in enumerate(found.graders):
+        for judge_target in found.targets_called_by(grader):
+            yield f"{path}: graders[{index}].judge_target", judge_target
+
+
+def _inspect_providers(found: Inspection, config: Config) -> None:
+    """Check the providers of all targets, as a worker in this process serves all, and the programs of those targets
+    that are called."""
+    context = ProviderContext(folder=config.folder, env=environment())
+    for name, target in config.targets.items():
+        with found.collect_errors(), _with_path(config.path):
+            check_provider(name, target, context)
+            if name in found.called_targets:
+                check_program(name, target, context)
+
+
+def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:
+    if results_folder is not None and evaluation.spec.dataset.command is not None and found.problems:
+        # The command may take long, and its output would be stored: the other errors are to be fixed first.
+        return
+    requirements = case_requirements(evaluation.spec, found.targets)
+    with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
+        folder = Path(temporary_folder) if results_folder is None else results_folder
+        found.dataset_stats = open_dataset(evaluation, folder, environment(), requirements)
+
+
+@contextlib.contextmanager
+def _with_path(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}") from error

@@ -1,0 +1,99 @@
+"""The requirements of an evaluation on its cases: fields that graders need, and the size of the request. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from quintain.contracts.invoke import MAX_REQUEST_BYTES
+from quintain.errors import BadRequest
+from quintain.graders import Case
+from quintain_runner.dataset.reader import expected_text
+from quintain_runner.dataset.requirements import CaseRequirement
+from quintain_runner.graders.base import GraderRunner
+from quintain_runner.graders.builtin import parse_number
+from quintain_runner.graders.program import ProgramGraderRunner
+from quintain_runner.spec.evaluation import EvaluationSpec
+from quintain_runner.spec.graders import (
+    ContainsGrader,
+    ExactGrader,
+    GraderSpec,
+    JudgeGrader,
+    NumericGrader,
+    grader_kind,
+)
+from quintain_runner.spec.plan import Trial
+
+#: The most bytes of JSON that one character of a text takes (``\u0001``).
+_MAX_BYTES_PER_CHARACTER = 6
+
+#: An upper bound of what a request contains besides the texts of its case, in bytes.
+_ENVELOPE_BYTES = 2000
+
+
+def case_requirements(spec: EvaluationSpec, targets: Collection[str]) -> tuple[CaseRequirement, ...]:
+    """The requirements on every case: its request can be sent, and its answer can be graded.
+
+    ``targets`` are the names of the targets under test; a request contains its target's name.
+    """
+    return (*_grading_requirements(spec), _size_requirement(targets, spec.repeats))
+
+
+def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
+    """The names of the function graders that take no session, and so make no calls."""
+    return frozenset(
+        grader.name for grader in graders if isinstance(grader, ProgramGraderRunner) and not grader.needs_session
+    )
+
+
+def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
+    comparing = [grader for grader in spec.graders if _needs_expected(grader)]
+    if comparing:
+        yield CaseRequirement(
+            is_met=lambda case: case.expected is not None,
+            problem="no expected",
+            reason=f"needed by {_grader_names(comparing)}",
+            fix="add it to them, leave them out with where, or take another grader",
+        )
+    numeric = [grader for grader in spec.graders if isinstance(grader, NumericGrader)]
+    if numeric:
+        yield CaseRequirement(
+            is_met=lambda case: case.expected is None or parse_number(expected_text(case) or "") is not None,
+            problem="an expected that is not a number",
+            reason=f"needed by {_grader_names(numeric)}",
+            fix="write a number, leave them out with where, or take another grader",
+        )
+
+
+def _needs_expected(grader: GraderSpec) -> bool:
+    """Whether a grader fails without ``expected``. A judge does only if the file lists it in ``show``."""
+    if isinstance(grader, JudgeGrader):
+        return "show" in grader.model_fields_set and "expected" in grader.show
+    return isinstance(grader, ExactGrader | ContainsGrader | NumericGrader)
+
+
+def _grader_names(graders: Iterable[GraderSpec]) -> str:
+    return ", ".join(f"{grader.name} ({grader_kind(grader)})" for grader in graders)
+
+
+def _size_requirement(targets: Collection[str], repeats: int) -> CaseRequirement:
+    # The longest name makes the largest request.
+    target = max(targets, key=len, default="")
+
+    def fits(case: Case) -> bool:
+        texts = (case.id, case.question, case.system_prompt)
+        characters = sum(len(text) for text in texts if text is not None)
+        if case.messages is None and characters * _MAX_BYTES_PER_CHARACTER + _ENVELOPE_BYTES < MAX_REQUEST_BYTES:
+            return True
+        try:
+            body = Trial(case=case, target=target, repeat=repeats).request.to_wire()
+        except BadRequest:
+            # The text is not valid Unicode, which is another error.
+            return True
+        return len(body) <= MAX_REQUEST_BYTES
+
+    return CaseRequirement(
+        is_met=fits,
+        problem=f"a request of more than {MAX_REQUEST_BYTES:,} bytes",
+        reason="no message may be larger",
+        fix="shorten them, or leave them out with where",
+    )

@@ -1,0 +1,37 @@
+"""Checks without a call whether the provider of a target can work on this machine."""
+
+from __future__ import annotations
+
+from quintain.config import CommandTarget, PythonTarget, TargetConfig
+from quintain.config.targets import PLACEHOLDERS
+from quintain.errors import ConfigError
+from quintain.process import Program, start_problem
+from quintain_worker.providers.factory import ProviderContext, build_provider, load_provider_factory
+
+
+def check_provider(name: str, target: TargetConfig, context: ProviderContext) -> None:
+    """Check that the provider of a resolved target can be created.
+
+    Raises `ConfigError` if its extra is not installed, or if the function of a python target cannot be imported.
+    """
+    if isinstance(target, PythonTarget):
+        # This imports the function and starts nothing: threads start with the first call.
+        build_provider(name, target, context)
+    else:
+        load_provider_factory(name, target)
+
+
+def check_program(name: str, target: TargetConfig, context: ProviderContext) -> None:
+    """Check that the program of a command target can be started; for other targets there is nothing to check.
+
+    Raises `ConfigError` with the reason.
+    """
+    if not isinstance(target, CommandTarget):
+        return
+    argv = [word for word in target.command if not any(f"{{{placeholder}}}" in word for placeholder in PLACEHOLDERS)]
+    if argv[:1] != target.command[:1]:
+        return
+    cwd = context.folder / (target.cwd or ".")
+    problem = start_problem(Program(argv=argv, env={**context.env, **target.env}, cwd=cwd))
+    if problem is not None:
+        raise ConfigError(f"targets.{name}: {problem}")
