@@ -126,7 +126,7 @@ def test_every_mistake_of_every_file_is_told_at_once(evaluation_shell: CommandLi
     for error, sentence in zip(errors, says, strict=True):
         assert sentence in error
     assert told.stdout.splitlines()[-1] == "exit 2: 6 errors to fix. Then: quintain check eval.yaml"
-    assert "probe" not in told.stdout
+    assert "probe     " not in told.stdout
     problems = evaluation_shell.run("check", "eval.yaml", "--json", code=2).json["problems"]
     assert problems == errors
     # A run refuses the same before it begins.

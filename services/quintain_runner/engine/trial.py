@@ -11,6 +11,7 @@ from quintain.errors import BudgetExhausted, Expired, Fault, TimedOut, WorkerLos
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
 from quintain_runner.graders.base import GradingContext
+from quintain_runner.graders.requirements import makes_no_calls
 from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.results.row import BUDGET_EXHAUSTED, GraderRow, Row, RowError, RowStatus
 from quintain_runner.spec.plan import Trial
@@ -78,7 +79,11 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
     grader_results = await _grade_all(trial, result, context)
-    if grader_results.error is not None and await _is_budget_spent(context):
+    if (
+        grader_results.error is not None
+        and _may_lack_budget(grader_results, context)
+        and await _is_budget_spent(context)
+    ):
         grader_results = replace(
             grader_results, budget_spent=True, error=_budget_error(grader_results.error, context.max_calls)
         )
@@ -113,6 +118,12 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
             message = f"grader {grader.name}: {grading.row.error}"
             return _GraderResults(rows, usage, RowError(code=grading.error_code, error=message))
     return _GraderResults(rows, usage)
+
+
+def _may_lack_budget(grader_results: _GraderResults, context: GradingContext) -> bool:
+    """Whether a spent budget can be the reason of a grader's failure: not if that grader makes no calls."""
+    failed = {name for name, row in grader_results.rows.items() if row.error is not None}
+    return not any(makes_no_calls(grader) for grader in context.graders if grader.name in failed)
 
 
 async def _is_budget_spent(context: GradingContext) -> bool:

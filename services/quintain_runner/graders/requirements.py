@@ -10,7 +10,7 @@ from quintain.graders import Case
 from quintain_runner.dataset.reader import expected_text
 from quintain_runner.dataset.requirements import CaseRequirement
 from quintain_runner.graders.base import GraderRunner
-from quintain_runner.graders.builtin import parse_number
+from quintain_runner.graders.builtin import BuiltinGraderRunner, parse_number
 from quintain_runner.graders.program import ProgramGraderRunner
 from quintain_runner.spec.evaluation import EvaluationSpec
 from quintain_runner.spec.graders import (
@@ -39,10 +39,15 @@ def case_requirements(spec: EvaluationSpec, targets: Collection[str]) -> tuple[C
 
 
 def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
-    """The names of the function graders that take no session, and so make no calls."""
-    return frozenset(
-        grader.name for grader in graders if isinstance(grader, ProgramGraderRunner) and not grader.needs_session
-    )
+    """The names of the graders that make no calls: built-in ones except judges, and functions that take no session."""
+    return frozenset(grader.name for grader in graders if makes_no_calls(grader))
+
+
+def makes_no_calls(grader: GraderRunner) -> bool:
+    """Whether a grader makes no calls, so that it cannot fail for lack of budget."""
+    if isinstance(grader, ProgramGraderRunner):
+        return not grader.needs_session
+    return isinstance(grader, BuiltinGraderRunner)
 
 
 def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:

@@ -50,8 +50,8 @@ class EvaluationSpec(SpecModel):
 class Evaluation:
     """An evaluation file after it was read: its path, its text and its validated content.
 
-    ``graders_without_session`` names the function graders that are known to take no session, and so make no calls; it
-    is empty until the functions were imported (`graders_without_session`).
+    ``graders_without_session`` names the graders that are known to make no calls; it is empty until the functions among
+    them were imported.
     """
 
     path: Path

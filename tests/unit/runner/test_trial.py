@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -164,6 +165,16 @@ async def test_a_fault_is_an_error_or_in_doubt_with_its_code(
 async def test_a_spent_budget_leaves_no_row_of_a_case_that_was_not_asked(tmp_path: Path) -> None:
     outcome = await run_trial(TRIAL, grading_context_of(FakeClient(max_calls=0)))
     assert (outcome.row, outcome.budget_spent) == (None, True)
+
+
+async def test_a_grader_that_makes_no_calls_does_not_fail_for_a_spent_budget(tmp_path: Path) -> None:
+    without_session = replace(script_grader(tmp_path, "raise SystemExit(3)"), needs_session=False)
+    without_expected = Trial(case=Case(id="c1", question="Paris"), target="bot", repeat=1)
+    for grader, trial in ((without_session, TRIAL), (SAME, without_expected)):
+        outcome = await run_trial(trial, grading_context_of(FakeClient(max_calls=1), grader))
+        assert outcome.row is not None
+        assert outcome.row.error is not None
+        assert (outcome.row.error.code, outcome.budget_spent) == ("grader_failed", False)
 
 
 async def test_a_grader_that_fails_when_the_budget_is_spent_is_told_as_that(tmp_path: Path) -> None:
