@@ -235,7 +235,7 @@ async def test_who_may_not_declare_an_exchange_says_who_does(
 ) -> None:
     monkeypatch.setattr("quintain.bus.rabbit_declarations.EXCHANGE_WAIT_SECONDS", 1.0)
     async with open_user_bus(empty_vhost_users, "evaluator") as bus:
-        with pytest.raises(BrokerRefused, match=r"quintain.unrouted is not there.*quintain serve metadata"):
+        with pytest.raises(BrokerRefused, match=r"quintain.unrouted.*quintain serve metadata"):
             await RpcClient(bus).start()
 
 
