@@ -61,6 +61,12 @@ def run(
     graders: Annotated[
         int, typer.Option(min=1, help="The number of concurrent grader processes.")
     ] = DEFAULT_GRADER_CONCURRENCY,
+    keep_stale: Annotated[
+        bool, typer.Option("--keep-stale", help="Keep rows although what made them changed, marked as stale.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
+    ] = False,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
@@ -79,9 +85,12 @@ def run(
         config=config,
         concurrency=concurrency,
         grader_concurrency=graders,
-        rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),
+        rerun_policy=RerunPolicy(
+            rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY, keep_stale=keep_stale
+        ),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         files=OutputFiles(junit=junit, markdown=markdown, csv=csv),
         as_json=as_json,
+        is_fresh=fresh,
     )
     raise typer.Exit(run_and_report(options, shlex.join(["quintain", *sys.argv[1:]])))
