@@ -126,7 +126,7 @@ class RunRecord:
     def with_command(self, command: str, fingerprints: RunFingerprints, plan: Mapping[str, int]) -> RunRecord:
         """The record, with one command more, and what that does with the rows of before."""
         entry = {
-            "command": command,
+            "command": redact_secrets(command),
             "startedAt": _now(),
             "evaluationSha256": self.evaluation.sha256,
             "identity": asdict(self.identity),
