@@ -28,6 +28,14 @@ class InDoubtPolicy(StrEnum):
     RETRY = "retry"
 
 
+KeepStaleOption = Annotated[
+    bool, typer.Option("--keep-stale", help="Keep rows although what made them changed, marked as stale.")
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
+]
+
+
 def run(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
     target: Annotated[list[str] | None, typer.Option(help="A target to test, one of the file's; repeatable.")] = None,
@@ -61,12 +69,8 @@ def run(
     graders: Annotated[
         int, typer.Option(min=1, help="The number of concurrent grader processes.")
     ] = DEFAULT_GRADER_CONCURRENCY,
-    keep_stale: Annotated[
-        bool, typer.Option("--keep-stale", help="Keep rows although what made them changed, marked as stale.")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
-    ] = False,
+    keep_stale: KeepStaleOption = False,
+    fresh: FreshOption = False,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
