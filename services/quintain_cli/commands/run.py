@@ -28,6 +28,9 @@ class InDoubtPolicy(StrEnum):
     RETRY = "retry"
 
 
+FailFastOption = Annotated[
+    bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
+]
 KeepStaleOption = Annotated[
     bool, typer.Option("--keep-stale", help="Keep rows although what made them changed, marked as stale.")
 ]
@@ -60,9 +63,7 @@ def run(
             "or at 20 % errors in 50 or more trials; 0: no limit.",
         ),
     ] = DEFAULT_MAX_ERRORS,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
-    ] = False,
+    fail_fast: FailFastOption = False,
     concurrency: Annotated[
         int, typer.Option(min=1, help="The number of concurrent trials per target.")
     ] = DEFAULT_CONCURRENCY,
