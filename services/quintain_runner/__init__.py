@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quintain_runner.dataset.reader import DatasetStats, read_cases
     from quintain_runner.engine.error_limit import DEFAULT_MAX_ERRORS, ErrorPolicy
     from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
+    from quintain_runner.engine.rerun_plan import RerunPlan
     from quintain_runner.engine.run import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunSetup, run_evaluation
     from quintain_runner.graders.base import judge_target_of
     from quintain_runner.graders.factory import open_graders
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from quintain_runner.report.tables import TextTable, cost_line, run_tables
     from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
     from quintain_runner.results.store import charged_calls
+    from quintain_runner.spec.changes import RerunPolicy
     from quintain_runner.spec.environment import GraderEnvironment, without_secret_variables
     from quintain_runner.spec.evaluation import Evaluation, load_evaluation
     from quintain_runner.spec.files import read_text_file
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     )
     from quintain_runner.spec.json_schema import evaluation_schema
     from quintain_runner.spec.plan import (
-        RerunPolicy,
         check_targets_available,
         choose_targets,
         estimate_calls,
@@ -60,6 +61,7 @@ else:
             "quintain_runner.dataset.reader": ("DatasetStats", "read_cases"),
             "quintain_runner.engine.error_limit": ("DEFAULT_MAX_ERRORS", "ErrorPolicy"),
             "quintain_runner.engine.estimate": ("EstimateInput", "RunEstimate", "estimate_run"),
+            "quintain_runner.engine.rerun_plan": ("RerunPlan",),
             "quintain_runner.engine.run": (
                 "DEFAULT_CONCURRENCY",
                 "DEFAULT_GRADER_CONCURRENCY",
@@ -87,6 +89,7 @@ else:
             "quintain_runner.report.tables": ("TextTable", "cost_line", "run_tables"),
             "quintain_runner.results.atomic_file": ("atomic_write", "exclusive_lock"),
             "quintain_runner.results.store": ("charged_calls",),
+            "quintain_runner.spec.changes": ("RerunPolicy",),
             "quintain_runner.spec.environment": ("GraderEnvironment", "without_secret_variables"),
             "quintain_runner.spec.evaluation": ("Evaluation", "load_evaluation"),
             "quintain_runner.spec.files": ("read_text_file",),
@@ -99,7 +102,6 @@ else:
             ),
             "quintain_runner.spec.json_schema": ("evaluation_schema",),
             "quintain_runner.spec.plan": (
-                "RerunPolicy",
                 "check_targets_available",
                 "choose_targets",
                 "estimate_calls",
@@ -125,6 +127,7 @@ __all__ = [
     "NoProgressDisplay",
     "Origin",
     "Price",
+    "RerunPlan",
     "RerunPolicy",
     "RunEstimate",
     "RunReport",

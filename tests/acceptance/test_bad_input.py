@@ -142,13 +142,14 @@ def test_what_is_not_there_is_named(
     assert says in usage_error(evaluation_shell, *command.split())[0]
 
 
-def test_results_of_another_evaluation_are_not_written_over(evaluation_shell: CommandLine) -> None:
+def test_with_another_grader_the_answers_are_kept_and_graded_again(evaluation_shell: CommandLine) -> None:
     evaluation_shell.run("run", "eval.yaml")
-    rows = rows_of(evaluation_shell.folder / "runs" / "eval")
+    output = evaluation_shell.folder / "runs" / "eval"
+    answers = {str(row["caseId"]): (row["output"], row["calls"]) for row in rows_of(output)}
     replace(evaluation_shell.folder / "eval.yaml", "exact", "contains")
-    refused = evaluation_shell.run("run", "eval.yaml", code=2)
-    assert "--output" in refused.stderr
-    assert rows_of(evaluation_shell.folder / "runs" / "eval") == rows
+    ended = evaluation_shell.run("run", "eval.yaml")
+    assert f"plan     0 rows kept · {len(answers)} graded again (grader same changed)" in ended.stderr
+    assert {str(row["caseId"]): (row["output"], row["calls"]) for row in rows_of(output)} == answers
 
 
 def test_a_grader_that_misbehaves_costs_its_own_cases_alone(evaluation_shell: CommandLine) -> None:
@@ -177,11 +178,9 @@ def test_a_grader_that_misbehaves_costs_its_own_cases_alone(evaluation_shell: Co
     assert "\x1b" not in ended.stdout + ended.stderr
     assert ended.stdout.splitlines()[-1].startswith("exit 1: 3 of 5 trials erred. The same command again")
 
-    kept = [row for row in rows_of(output) if row["status"] == "graded"]
     (evaluation_shell.folder / "grader.py").write_text(FIXED_GRADER)
     evaluation_shell.run("run", "eval.yaml")
     assert {row["status"] for row in rows_of(output)} == {"graded"}
-    assert all(row in rows_of(output) for row in kept)
     # The target had answered: what is graded again is not asked again.
     assert totals_of(output)["calls"] == len(questions)
 

@@ -197,7 +197,7 @@ def test_a_dataset_is_a_file_or_what_a_program_prints_and_a_part_of_it(
     assert (again["calls"], again["graded"]) == (len(asked), len(asked))
 
 
-def test_another_part_of_a_dataset_is_another_evaluation(shell: CommandLine) -> None:
+def test_a_larger_part_of_a_dataset_keeps_the_rows_of_the_smaller_one(shell: CommandLine) -> None:
     write(
         shell.folder,
         evaluation="dataset: {file: cases.jsonl, sample: 2}\ngraders: [{name: s, builtin: exact}]\ntargets: [bot]\n",
@@ -205,6 +205,5 @@ def test_another_part_of_a_dataset_is_another_evaluation(shell: CommandLine) -> 
     shell.run("run", "eval.yaml")
     path = shell.folder / "eval.yaml"
     path.write_text(path.read_text().replace("sample: 2", "sample: 3"))
-    refused = shell.run("run", "eval.yaml", code=2)
-    assert "holds the results of another evaluation" in refused.stderr
-    assert json.loads((shell.folder / "runs" / "eval" / "run.json").read_text())["totals"]["cases"] == 2
+    assert "plan     2 rows kept · 1 new" in shell.run("run", "eval.yaml", code=None).stderr
+    assert json.loads((shell.folder / "runs" / "eval" / "run.json").read_text())["totals"]["cases"] == 3

@@ -88,12 +88,12 @@ def test_every_row_is_what_the_protocol_says(undisturbed: tuple[CommandResult, P
     rows = rows_of(undisturbed[1])
     assert Counter(row["target"] for row in rows) == {"scholar": 12, "guesser": 12}
     for row in rows:
-        assert row.keys() == ROW | {"durationMs"}
-        assert (row["schemaVersion"], row["repeat"], row["status"], row["calls"]) == (1, 1, "graded", 2)
+        assert row.keys() == ROW | {"durationMs", "fingerprints", "answer"}
+        assert (row["schemaVersion"], row["repeat"], row["status"], row["calls"]) == (2, 1, "graded", 2)
         assert isinstance(row["graders"], dict)
         assert row["graders"].keys() == {"same", "judged"}
         for verdict in row["graders"].values():
-            assert verdict.keys() == {"score", "pass", "reason", "checks", "calls"}
+            assert verdict.keys() == {"score", "pass", "reason", "checks", "calls", "fingerprint"}
     italy = rows_by_trial(undisturbed[1])["it", "guesser"]
     assert (italy["output"], italy["score"]) == ("I think it is Rome.", 0.5)
 

@@ -33,6 +33,10 @@ class FakeClient(Client):
     def __init__(self, answer: Answer = echo, *, max_calls: int = 1000, targets: tuple[str, ...] = ("bot",)) -> None:
         self.answer, self.max_calls, self.targets = answer, max_calls, targets
         self.used = 0
+        #: The fingerprints that workers registered; and those with which they answer, where these are others.
+        self.fingerprints = {name: f"fingerprint-of-{name}" for name in targets}
+        self.answered_fingerprints: dict[str, str | None] = {}
+        self.request_ids: list[str] = []
         self.requests: list[InvokeRequest] = []
         self.in_flight = self.max_in_flight = 0
         self.children: dict[str, ChildSession] = {}
@@ -73,6 +77,7 @@ class FakeClient(Client):
             raise BudgetExhausted(f"Max calls exceeded (limit: {self.max_calls})")
         self.used += 1
         self.requests.append(request)
+        self.request_ids.append(request_id)
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
@@ -91,6 +96,9 @@ class FakeClient(Client):
             raw_text=text,
             token_usage=TokenUsage(input=10, output=2),
             target=request.target or self.targets[0],
+            target_fingerprint={**self.fingerprints, **self.answered_fingerprints}.get(
+                request.target or self.targets[0]
+            ),
             duration_ms=5.0,
             call_count=self.used,
             max_calls=self.max_calls,
@@ -104,6 +112,7 @@ class FakeClient(Client):
             call_count=used,
             available_targets=sorted(self.targets),
             token_usage=TokenUsage(input=tokens),
+            target_fingerprints=dict(self.fingerprints),
             state=SessionState.OPEN,
             now=0,
         )

@@ -224,5 +224,6 @@ def test_a_card_says_what_the_fleet_may_know(file: Path) -> None:
         "model": "gpt-4o",
         "judge_target": "claude_base",
         "max_concurrency": 64,
+        "fingerprint": None,
     }
     assert card_of("local", config.targets["local"]).model is None

@@ -28,6 +28,17 @@ class InDoubtPolicy(StrEnum):
     RETRY = "retry"
 
 
+FailFastOption = Annotated[
+    bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
+]
+KeepStaleOption = Annotated[
+    bool, typer.Option("--keep-stale", help="Keep rows although what made them changed, marked as stale.")
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
+]
+
+
 def run(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
     target: Annotated[list[str] | None, typer.Option(help="A target to test, one of the file's; repeatable.")] = None,
@@ -52,15 +63,15 @@ def run(
             "or at 20 % errors in 50 or more trials; 0: no limit.",
         ),
     ] = DEFAULT_MAX_ERRORS,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
-    ] = False,
+    fail_fast: FailFastOption = False,
     concurrency: Annotated[
         int, typer.Option(min=1, help="The number of concurrent trials per target.")
     ] = DEFAULT_CONCURRENCY,
     graders: Annotated[
         int, typer.Option(min=1, help="The number of concurrent grader processes.")
     ] = DEFAULT_GRADER_CONCURRENCY,
+    keep_stale: KeepStaleOption = False,
+    fresh: FreshOption = False,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
@@ -79,9 +90,12 @@ def run(
         config=config,
         concurrency=concurrency,
         grader_concurrency=graders,
-        rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),
+        rerun_policy=RerunPolicy(
+            rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY, keep_stale=keep_stale
+        ),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         files=OutputFiles(junit=junit, markdown=markdown, csv=csv),
         as_json=as_json,
+        is_fresh=fresh,
     )
     raise typer.Exit(run_and_report(options, shlex.join(["quintain", *sys.argv[1:]])))

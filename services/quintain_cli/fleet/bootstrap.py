@@ -13,7 +13,7 @@ from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
-from quintain.config import Config, card_of
+from quintain.config import Config, card_of, target_fingerprints
 from quintain.contracts.discovery import ServiceCard
 from quintain.discovery.announce import ServiceIdentity, announce
 from quintain.errors import BudgetUnavailable
@@ -95,7 +95,8 @@ async def run_worker(
     # Commands of the configuration get the worker's environment, without what gives access to the ledger.
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     provider_context = quintain_worker.ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
-    cards = {name: card_of(name, resolved.targets[name]) for name in names}
+    fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
+    cards = {name: card_of(name, resolved.targets[name], fingerprints[name]()) for name in names}
     trace_content = read_trace_settings(env).include_content
     served_targets = {
         name: quintain_worker.WorkerTarget(
@@ -104,6 +105,7 @@ async def run_worker(
             max_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
             trace_content=trace_content,
+            read_fingerprint=fingerprints[name],
         )
         for name in names
     }

@@ -44,6 +44,7 @@ from quintain_runner import (
     GraderEnvironment,
     NoProgressDisplay,
     Origin,
+    RerunPlan,
     RerunPolicy,
     RunReport,
     RunSetup,
@@ -72,6 +73,8 @@ class RunOptions:
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     files: OutputFiles = field(default_factory=OutputFiles)
     as_json: bool = False
+    #: Rename the results of earlier commands, and start without any.
+    is_fresh: bool = False
     #: Run the services in this process even if the environment names a fleet.
     is_embedded: bool = False
 
@@ -120,6 +123,9 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
     if not options.path.is_file():
         raise ConfigError(f"{options.path}: there is no such file; `quintain demo` writes an example to start from")
     on_fleet = is_on_fleet(settings) and not options.is_embedded
+    if options.is_fresh:
+        # Before the dataset's command stores its output in the folder.
+        _set_aside(options.folder)
     inspection = InspectionOptions(
         path=options.path,
         targets=options.targets,
@@ -163,7 +169,7 @@ async def _run_prepared(options: RunOptions, command: str) -> RunReport:
             _print_plan(prepared, backend.location)
             session_id = (await session.client.get_info()).session_id
             with span(semconv.run_span(prepared.evaluation.name, session_id)), logs.log_context(run_id=session_id):
-                summary = await run_evaluation(_run_setup(prepared, backend, session, session_id))
+                summary = await run_evaluation(_run_setup(prepared, backend, session, session_id, command))
             if prepared.fleet_plan is not None:
                 await write_calls(options.folder, prepared.fleet_plan.ledger_url, session_id)
         report = await asyncio.to_thread(read_report, options.folder, summary)
@@ -171,7 +177,21 @@ async def _run_prepared(options: RunOptions, command: str) -> RunReport:
         return report
 
 
-def _run_setup(prepared: _PreparedRun, backend: Backend, session: RunSession, session_id: str) -> RunSetup:
+def _set_aside(folder: Path) -> None:
+    """Rename the results of before to NAME.previous-N, so that the run begins with none."""
+    if not folder.exists():
+        return
+    with exclusive_lock(folder, folder / ".lock"), exclusive_lock(folder, folder):
+        number = 1
+        while (previous := folder.with_name(f"{folder.name}.previous-{number}")).exists():
+            number += 1
+        folder.rename(previous)
+    print_stderr(f"fresh    the results of before are in {previous}")
+
+
+def _run_setup(
+    prepared: _PreparedRun, backend: Backend, session: RunSession, session_id: str, command: str
+) -> RunSetup:
     options, config = prepared.options, prepared.config
     return RunSetup(
         evaluation=prepared.evaluation,
@@ -197,7 +217,25 @@ def _run_setup(prepared: _PreparedRun, backend: Backend, session: RunSession, se
         read_final_spending=partial(read_final_usage, session.client),
         read_current_spending=partial(read_current_usage, session.client),
         raise_budget=None if prepared.budget.is_explicit else session.raise_budget,
+        target_models={}
+        if config is None or prepared.fleet_plan is None
+        else {
+            name: card.model
+            for name, target in config.resolve(environment()).targets.items()
+            if (card := card_of(name, target)).model is not None
+        },
+        command=command,
+        on_plan=_ignore_plan if options.as_json else _print_rerun_plan,
     )
+
+
+def _ignore_plan(_: RerunPlan) -> None:
+    """What only JSON is wanted of."""
+
+
+def _print_rerun_plan(plan: RerunPlan) -> None:
+    for line in plan.lines():
+        print_stderr(escape_for_terminal(f"plan     {line}"))
 
 
 def _run_origin(config: Config | None, session_id: str, *, is_embedded: bool) -> Origin:

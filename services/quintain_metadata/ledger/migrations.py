@@ -99,6 +99,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "DROP INDEX call_running",
         "CREATE INDEX call_running ON call (target, incarnation) WHERE state = 'running'",
     ),
+    (
+        # Of the configuration of the worker that registered it last; null where that computes none.
+        "ALTER TABLE target ADD COLUMN fingerprint text",
+    ),
 )
 
 SCHEMA_VERSION: Final = len(MIGRATIONS)

@@ -100,11 +100,13 @@ def register_worker(
     """
     for target in registration.targets:
         yield from execute(
-            "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at)"
-            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET provider = excluded.provider,"
+            "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at, fingerprint)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET provider = excluded.provider,"
             " model = excluded.model, judge_target = excluded.judge_target,"
-            " max_concurrency = excluded.max_concurrency, registered_at = excluded.registered_at",
+            " max_concurrency = excluded.max_concurrency, registered_at = excluded.registered_at,"
+            " fingerprint = excluded.fingerprint",
             *(target.name, target.provider, target.model, target.judge_target, target.max_concurrency, now),
+            target.fingerprint,
         )
     if registration.sole:
         # 0 counts as lapsed even while the expiry of leases is suspended.

@@ -246,13 +246,16 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         session.id,
     )
     by_state = {row[0]: row[1] for row in counts}
-    targets = yield from execute("SELECT name FROM target ORDER BY name")
+    targets = yield from execute("SELECT name, fingerprint FROM target ORDER BY name")
+    allowed = {name: fingerprint for name, fingerprint in targets if session.allows(name)}
+    fingerprints = {name: fingerprint for name, fingerprint in allowed.items() if fingerprint is not None}
     return Info(
         session_id=session.id,
         target_name=session.default_target,
         max_calls=session.max_calls,
         call_count=session.used,
-        available_targets=[row[0] for row in targets if session.allows(row[0])],
+        available_targets=list(allowed),
+        target_fingerprints=fingerprints or None,
         reserved=by_state.get(CallState.RESERVED, 0),
         running=by_state.get(CallState.RUNNING, 0),
         committed=by_state.get(CallState.COMMITTED, 0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,24 +16,27 @@ from pathlib import Path
 from quintain.client.client import Client
 from quintain.contracts.session import Info, TargetUsage
 from quintain.errors import BusError, Fault
+from quintain.graders import Case
 from quintain_runner.cost.prices import Price
 from quintain_runner.cost.run_cost import run_cost
 from quintain_runner.dataset.command import open_dataset
 from quintain_runner.dataset.reader import DatasetStats, read_cases
 from quintain_runner.engine.error_limit import ErrorLimit, ErrorPolicy
+from quintain_runner.engine.rerun_plan import OpenCases, Planner, RerunPlan
 from quintain_runner.engine.scheduler import TrialScheduler
 from quintain_runner.graders.base import GraderRunner, GradingContext, ReadSessionInfo, judge_target_of
 from quintain_runner.graders.factory import open_graders
+from quintain_runner.graders.fingerprint import grader_fingerprints
 from quintain_runner.progress.display import TICK_SECONDS, ProgressDisplay
 from quintain_runner.progress.state import ProgressState
-from quintain_runner.report.run_record import Origin, RunFindings, identity_of, open_record, write_record
+from quintain_runner.report.run_record import Origin, RunFindings, RunRecord, identity_of, open_record, write_record
 from quintain_runner.report.summary import RunSummary, summarize
-from quintain_runner.results.resume_state import ResumeState
-from quintain_runner.results.store import current_rows, open_results
+from quintain_runner.results.store import ResultFile, current_rows, open_results
+from quintain_runner.spec.changes import RerunPolicy, RunFingerprints
 from quintain_runner.spec.environment import GraderEnvironment, with_proxy_bypass, without_secret_variables
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
-from quintain_runner.spec.plan import RerunPolicy, check_targets_available, max_calls_per_trial
+from quintain_runner.spec.plan import check_targets_available, max_calls_per_trial
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_frames
 
@@ -69,6 +72,9 @@ class RunSetup:
     and ``read_current_spending`` during it; without them the cost is unknown. ``raise_budget`` raises the session's
     limit to a number of calls; it is None if the user named a budget. ``concurrency`` is the number of trials per
     target, and ``grader_concurrency`` the number of grader processes, that run at the same time.
+
+    ``target_models`` are the models of the targets if the configuration here is that of the workers. ``command`` is the
+    command line, for the record. ``on_plan`` is called with the plan of this command before the first call.
     """
 
     evaluation: Evaluation
@@ -88,6 +94,9 @@ class RunSetup:
     read_final_spending: ReadSpending | None = None
     read_current_spending: ReadSpending | None = None
     raise_budget: Callable[[int], Awaitable[None]] | None = None
+    target_models: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    on_plan: Callable[[RerunPlan], None] = lambda _: None
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     concurrency: int = DEFAULT_CONCURRENCY
@@ -109,6 +118,14 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
     async with open_graders(evaluation, _grader_env(setup)) as graders, open_results(setup.output) as results:
         identity = identity_of(evaluation, dataset_stats.sha256)
         record = await asyncio.to_thread(open_record, setup.output, evaluation, setup.targets, identity, setup.origin)
+        fingerprints = await _run_fingerprints(setup, info, graders, record)
+
+        def open_cases() -> closing[Generator[Case, None, None]]:
+            return closing(read_cases(dataset_stats.source))
+
+        plan = await _planner(setup, results, open_cases, fingerprints).plan()
+        record = record.with_command(setup.command, fingerprints, plan.to_wire())
+        setup.on_plan(plan)
         progress_state = ProgressState(
             setup.targets,
             cases=dataset_stats.cases,
@@ -133,16 +150,13 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         await asyncio.to_thread(write_record, setup.output, record, summary(), ended=False)
         async with _displayed_progress(setup, progress_state):
             scheduler = TrialScheduler(
-                _grading_context(setup, info, progress_state, graders),
+                _grading_context(setup, info, progress_state, graders, fingerprints),
                 results,
                 progress_state,
                 error_limit,
                 concurrency=setup.concurrency,
             )
-            is_budget_spent = await scheduler.run(
-                lambda: closing(read_cases(dataset_stats.source)), repeats=spec.repeats, rerun_policy=setup.rerun_policy
-            )
-        results.resume_state.clear()
+            is_budget_spent = await scheduler.run(open_cases, repeats=spec.repeats, rerun_policy=setup.rerun_policy)
         _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
         final_summary = summary(spent=is_budget_spent)
         findings = await _collect_findings(setup)
@@ -150,12 +164,22 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
     return final_summary
 
 
+def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, fingerprints: RunFingerprints) -> Planner:
+    return Planner(
+        results=results,
+        open_cases=open_cases,
+        targets=setup.targets,
+        repeats=setup.evaluation.spec.repeats,
+        fingerprints=fingerprints,
+        policy=setup.rerun_policy,
+    )
+
+
 async def _collect_findings(setup: RunSetup) -> RunFindings:
     """Compute the statistics and the cost of the stored rows."""
 
     def analyse_rows() -> Analysis:
-        # An empty resume state: rows that are superseded are dropped when the frames are built.
-        rows = current_rows(setup.output, ResumeState())
+        rows = current_rows(setup.output)
         return analyse(build_frames(rows, setup.targets, repeats=setup.evaluation.spec.repeats))
 
     analysis = await asyncio.to_thread(analyse_rows)
@@ -169,8 +193,23 @@ def _grader_env(setup: RunSetup) -> dict[str, str]:
     return with_proxy_bypass(without_secret_variables(setup.env, setup.hidden_variables), setup.grader_environment)
 
 
+async def _run_fingerprints(
+    setup: RunSetup, info: Info, graders: tuple[GraderRunner, ...], record: RunRecord
+) -> RunFingerprints:
+    """The fingerprints of everybody who is asked in this run, as workers registered them, and of the graders."""
+    names = dict.fromkeys(name for _, name in _target_references(setup))
+    known: dict[str, str | None] = {name: (info.target_fingerprints or {}).get(name) for name in names}
+    models = {one: setup.target_models[name] for name, one in known.items() if one and name in setup.target_models}
+    by_target = await grader_fingerprints(setup.evaluation, graders, setup.judge_targets, known, _grader_env(setup))
+    return RunFingerprints(targets=known, graders=by_target, models={**record.models, **models})
+
+
 def _grading_context(
-    setup: RunSetup, info: Info, progress_state: ProgressState, graders: tuple[GraderRunner, ...]
+    setup: RunSetup,
+    info: Info,
+    progress_state: ProgressState,
+    graders: tuple[GraderRunner, ...],
+    fingerprints: RunFingerprints,
 ) -> GradingContext:
     """The context that the graders of the run share."""
     return GradingContext(
@@ -184,6 +223,7 @@ def _grading_context(
         process_slots=asyncio.Semaphore(setup.grader_concurrency),
         on_retry=lambda target, error: progress_state.target_gauges[target].record_retry(error),
         prices=setup.prices,
+        fingerprints=fingerprints,
     )
 
 

@@ -7,25 +7,22 @@ released only after its row is on disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from itertools import islice
 
 from quintain.errors import Fault
-from quintain.graders import Case
 from quintain_runner.engine.error_limit import ErrorLimit
+from quintain_runner.engine.rerun_plan import OpenCases
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.base import GradingContext
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.results.store import ResultFile
-from quintain_runner.spec.plan import RerunPolicy, Trial, pending_trials
+from quintain_runner.spec.changes import RerunPolicy
+from quintain_runner.spec.plan import Trial, pending_trials
 
 #: How many trials of a target are read ahead in one step. They are read in a thread, so that skipping a million graded
 #: trials, or a slow disk, does not block the event loop.
 _PREFETCHED_TRIALS = 128
-
-#: Opens the dataset for one pass over its cases; called once for each target.
-OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
 
 
 class TrialScheduler:
@@ -67,7 +64,12 @@ class TrialScheduler:
         slots = asyncio.Semaphore(self._concurrency)
         with open_cases() as cases:
             pending = pending_trials(
-                cases, target, repeats=repeats, resume_state=self._results.resume_state, rerun_policy=rerun_policy
+                cases,
+                target,
+                repeats=repeats,
+                find_row=self._results.find,
+                rerun_policy=rerun_policy,
+                fingerprints=self._context.fingerprints,
             )
             async with asyncio.TaskGroup() as task_group:
                 while prefetched := await _prefetch(pending):

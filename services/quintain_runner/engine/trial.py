@@ -13,7 +13,17 @@ from quintain.telemetry.spans import span
 from quintain_runner.graders.base import GradingContext
 from quintain_runner.graders.requirements import makes_no_calls
 from quintain_runner.graders.retry import call_with_retry
-from quintain_runner.results.row import BUDGET_EXHAUSTED, GraderRow, Row, RowError, RowStatus
+from quintain_runner.results.row import (
+    BUDGET_EXHAUSTED,
+    TARGET_CHANGED,
+    Answer,
+    GraderRow,
+    Row,
+    RowError,
+    RowStatus,
+    target_changed_text,
+)
+from quintain_runner.spec.changes import reusable_grader_row
 from quintain_runner.spec.plan import Trial
 
 #: Faults after which the outcome of a charged call is unknown.
@@ -36,19 +46,16 @@ class TrialOutcome:
 class _GraderResults:
     """The results of a trial's graders.
 
-    ``rows`` are by grader name. ``error`` is the error of the grader after which grading stopped, or None.
+    ``rows`` are by grader name. ``token_usage`` and ``calls`` are those of the graders that ran now.
+    ``error`` is the error of the grader after which grading stopped, or None.
     ``budget_spent`` says whether that was for lack of budget.
     """
 
     rows: dict[str, GraderRow]
     token_usage: TokenUsage
+    calls: int
     error: RowError | None = None
     budget_spent: bool = False
-
-    @property
-    def calls(self) -> int:
-        """The number of calls of all graders together."""
-        return sum(row.calls for row in self.rows.values())
 
 
 async def run_trial(trial: Trial, context: GradingContext) -> TrialOutcome:
@@ -71,11 +78,17 @@ async def run_trial(trial: Trial, context: GradingContext) -> TrialOutcome:
 async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcome:
     """Call the target, run the graders, and build the row."""
     try:
-        result = await _call_target(trial, context)
+        kept = None if trial.kept is None else trial.kept.result
+        result = kept or await _call_target(trial, context)
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
-        return TrialOutcome(row=_fault_row(trial, fault), target_fault=fault)
+        return TrialOutcome(
+            row=_fault_row(trial, RowError(code=fault.code, error=fault.message), fault), target_fault=fault
+        )
+    if trial.target_fingerprint is not None and result.target_fingerprint != trial.target_fingerprint:
+        error = RowError(code=TARGET_CHANGED, error=target_changed_text(trial.target))
+        return TrialOutcome(row=_fault_row(trial, error, result))
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
     grader_results = await _grade_all(trial, result, context)
@@ -101,23 +114,29 @@ async def _call_target(trial: Trial, context: GradingContext) -> Result:
 
 async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _GraderResults:
     """Run the graders in order up to the first that fails: the row is an error then, so the calls of the others are
-    saved.
+    saved. A verdict of the kept row is reused if nothing that made it has changed.
     """
     rows: dict[str, GraderRow] = {}
-    usage = NO_TOKENS
+    usage, calls = NO_TOKENS, 0
+    fingerprints = context.fingerprints.graders_of(trial.target)
     for grader in context.graders:
+        kept = reusable_grader_row(trial.kept, grader.name, trial.fingerprints, fingerprints.get(grader.name))
+        if kept is not None:
+            rows[grader.name] = kept
+            continue
         try:
             grading = await grader.grade(trial, result, context)
         except Fault as fault:
             return _GraderResults(
-                rows, usage, RowError(code=fault.code, error=f"grader {grader.name}: {fault.message}")
+                rows, usage, calls, RowError(code=fault.code, error=f"grader {grader.name}: {fault.message}")
             )
-        rows[grader.name] = grading.row
+        rows[grader.name] = grading.row.model_copy(update={"fingerprint": fingerprints.get(grader.name)})
         usage += grading.token_usage
+        calls += grading.row.calls
         if grading.row.error is not None:
             message = f"grader {grader.name}: {grading.row.error}"
-            return _GraderResults(rows, usage, RowError(code=grading.error_code, error=message))
-    return _GraderResults(rows, usage)
+            return _GraderResults(rows, usage, calls, RowError(code=grading.error_code, error=message))
+    return _GraderResults(rows, usage, calls)
 
 
 def _may_lack_budget(grader_results: _GraderResults, context: GradingContext) -> bool:
@@ -142,19 +161,21 @@ def _budget_error(error: RowError, max_calls: int) -> RowError:
     return RowError(code=BUDGET_EXHAUSTED, error=message)
 
 
-def _fault_row(trial: Trial, fault: Fault) -> Row:
-    """The row of a trial whose call to the target failed."""
-    in_doubt = fault.charged and isinstance(fault, _UNKNOWN_OUTCOMES)
+def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
+    """The row of a trial without a usable answer: a fault, or a result of a different configuration."""
+    in_doubt = isinstance(answer, _UNKNOWN_OUTCOMES) and answer.charged
     earlier = _earlier_spending(trial)
+    usage = (answer.token_usage if isinstance(answer, Result) else None) or NO_TOKENS
     return Row(
         case_id=trial.case.id,
         target=trial.target,
         repeat=trial.repeat,
         tries=trial.tries,
         status=RowStatus.IN_DOUBT if in_doubt else RowStatus.ERROR,
-        error=RowError(code=fault.code, error=fault.message),
-        calls=earlier.calls + (0 if earlier.includes_this_call else int(fault.charged)),
-        token_usage=earlier.token_usage,
+        error=error,
+        calls=earlier.calls + int(isinstance(answer, Result) or answer.charged),
+        token_usage=earlier.token_usage + usage,
+        fingerprints=trial.fingerprints,
     )
 
 
@@ -176,6 +197,8 @@ def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) ->
         calls=earlier.calls + (0 if earlier.includes_this_call else 1) + grader_results.calls,
         token_usage=earlier.token_usage + call_usage + grader_results.token_usage,
         duration_ms=result.duration_ms,
+        fingerprints=trial.fingerprints,
+        answer=(trial.kept and trial.kept.answer) or Answer.of(result, trial.request_id),
     )
 
 
@@ -197,4 +220,4 @@ def _earlier_spending(trial: Trial) -> _EarlierSpending:
     if previous is None:
         return _EarlierSpending(0, NO_TOKENS, includes_this_call=False)
     usage = TokenUsage(input=previous.input_tokens, output=previous.output_tokens)
-    return _EarlierSpending(previous.calls, usage, includes_this_call=previous.answered)
+    return _EarlierSpending(previous.calls, usage, includes_this_call=trial.kept is not None)

@@ -13,6 +13,7 @@ from quintain.contracts.session import Info
 from quintain.errors import QuintainError
 from quintain_runner.cost.prices import Price
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
+from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.graders import JudgeGrader, ProgramGrader
 from quintain_runner.spec.plan import Trial
@@ -29,7 +30,7 @@ class GradingContext:
     session. ``judge_targets`` is the configured ``judge_target`` of each target. ``max_calls`` is the run's limit,
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
     ``on_retry`` is called with the target's name and the error before each retry of a call. ``prices`` are the known
-    token prices by target.
+    token prices by target. ``fingerprints`` are those of the run's targets and graders.
     """
 
     run_name: str
@@ -42,6 +43,7 @@ class GradingContext:
     process_slots: asyncio.Semaphore
     on_retry: Callable[[str, QuintainError], None]
     prices: Mapping[str, Price] = field(default_factory=dict)
+    fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from quintain_runner.dataset.reader import expected_text
 from quintain_runner.graders.base import GradingContext, GradingResult, judge_target_of
 from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.graders.verdict_parser import GraderError, verdict_from_fields
-from quintain_runner.results.row import GraderRow
+from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
 from quintain_runner.results.verdict import Verdict
 from quintain_runner.spec.graders import JudgeGrader
 from quintain_runner.spec.plan import Trial
@@ -139,7 +139,9 @@ class JudgeGraderRunner:
             target=judge_target_of(self.spec, trial.target, context.judge_targets),
             structured=self.spec.structured,
         )
-        request_id, timeout_seconds = _request_id(trial, self.name), self.spec.timeout_seconds
+        grader_fingerprint = context.fingerprints.graders_of(trial.target).get(self.name)
+        request_id = _request_id(trial, self.name, request, result.raw_text, grader_fingerprint)
+        timeout_seconds = self.spec.timeout_seconds
         try:
             reply = await call_with_retry(
                 lambda: context.session.send(request, request_id=request_id, deadline_seconds=timeout_seconds)
@@ -148,6 +150,10 @@ class JudgeGraderRunner:
             return GradingResult(
                 GraderRow(error=fault.message, calls=int(fault.charged)), NO_TOKENS, error_code=fault.code
             )
+        expected_fingerprint = context.fingerprints.targets.get(request.target or "")
+        if expected_fingerprint is not None and reply.target_fingerprint != expected_fingerprint:
+            row = GraderRow(error=target_changed_text(request.target or ""), calls=1)
+            return GradingResult(row, reply.token_usage or NO_TOKENS, error_code=TARGET_CHANGED)
         try:
             row = GraderRow.of(parse_judgement(reply.raw_text), calls=1)
         except GraderError as error:
@@ -155,11 +161,13 @@ class JudgeGraderRunner:
         return GradingResult(row, reply.token_usage or NO_TOKENS)
 
 
-def _request_id(trial: Trial, grader: str) -> str:
+def _request_id(trial: Trial, grader: str, request: InvokeRequest, answer: str, fingerprint: str | None) -> str:
     """The request id of the judge's call: the same after a crash, so that the call is charged once.
 
+    It is made of the whole request, the answer, and the grader's fingerprint, which contains the judge target's.
     It contains the calls of the previous row, so that a repeat after a row without a verdict is a new call.
     """
     spent_calls = 0 if trial.previous is None else trial.previous.calls
-    name = json.dumps([*trial.key, trial.tries, grader, spent_calls], ensure_ascii=True)
+    contents = [hashlib.sha256(content).hexdigest() for content in (request.to_wire(), answer.encode())]
+    name = json.dumps([*trial.key, trial.tries, grader, spent_calls, *contents, fingerprint], ensure_ascii=True)
     return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"

@@ -15,7 +15,7 @@ from quintain_runner.cost.run_cost import Cost
 from quintain_runner.results.counts import RowTally, estimate_remaining_calls
 from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowStats, RowStatus
-from quintain_runner.spec.plan import RerunPolicy
+from quintain_runner.spec.changes import RerunPolicy
 
 #: The codes of faults that mean that a service is overloaded.
 _OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
@@ -152,7 +152,7 @@ class ProgressState:
             for tally in tallies
         )
         #: The calls in all rows of the folder, also rows of targets and repeats that this run does not include.
-        self.calls_in_rows = sum(tally.calls for tally in resume_state.tallies.values())
+        self.calls_in_rows = resume_state.calls_in_rows
         self.target_gauges = {target: TargetProgress() for target in targets}
         self.grader_gauges: dict[str, GraderProgress] = {}
         self.budget = BudgetProgress()
@@ -176,7 +176,7 @@ class ProgressState:
     def add_row(self, row: Row, superseded: RowStats | None = None) -> None:
         """Count a row of this run; ``superseded`` are the statistics of the row that it supersedes, if any."""
         tally = self.tallies[row.target]
-        if superseded is not None:
+        if superseded is not None and superseded.counts:
             tally.add(superseded, times=-1)
         tally.add(RowStats.of(row))
         self.calls_in_rows += row.calls - (0 if superseded is None else superseded.calls)

@@ -30,9 +30,14 @@ def write_csv(path: Path, report: RunReport) -> None:
         file.write(codecs.BOM_UTF8)
         writer = csv.writer(codecs.getwriter("utf-8")(file))
         grader_columns = [f"{name} {what}" for name in graders for what in ("score", "pass")]
-        writer.writerow([csv_cell(name) for name in (*_LEADING_COLUMNS, *grader_columns, *_TRAILING_COLUMNS)])
+        stale_column = ("stale",) if report.stale_rows else ()
+        columns = (*_LEADING_COLUMNS, *grader_columns, *_TRAILING_COLUMNS, *stale_column)
+        writer.writerow([csv_cell(name) for name in columns])
         for row in report.rows():
-            writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in _cells(row, graders)])
+            stale = ["; ".join(row.stale or ())] if stale_column else []
+            writer.writerow(
+                [csv_cell(cell) if isinstance(cell, str) else cell for cell in (*_cells(row, graders), *stale)]
+            )
 
 
 def _cells(row: Row, graders: Sequence[str]) -> list[Cell]:

@@ -60,6 +60,8 @@ def _write_case(out: _XmlWriter, suite: str, row: Row) -> None:
         out.write_element(
             "failure", "\n".join(_verdict_lines(row)), type="failed", message=f"not passed: {', '.join(failed)}"
         )
+    if row.stale is not None:
+        out.write_element("system-out", f"stale: {'; '.join(row.stale)}")
     out.end("testcase")
 
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,7 @@ from quintain_runner.cost.run_cost import Cost
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
+from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.statistics.analysis import Analysis
 
@@ -59,9 +60,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 FILE_NAME = "run.json"
-
-#: The number of characters of a hash that an error shows.
-_SHOWN_HASH_CHARACTERS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +117,29 @@ class RunRecord:
     started_at: str
     revision: Revision | None = None
     origin: Origin = Origin()
+    #: The models of targets by their fingerprints, of this command and of earlier ones.
+    models: Mapping[str, str] = field(default_factory=dict)
+    fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
+    #: What each command did, the first one first.
+    history: tuple[Mapping[str, object], ...] = ()
+
+    def with_command(self, command: str, fingerprints: RunFingerprints, plan: Mapping[str, int]) -> RunRecord:
+        """The record, with one command more, and what that does with the rows of before."""
+        entry = {
+            "command": redact_secrets(command),
+            "startedAt": _now(),
+            "evaluationSha256": self.evaluation.sha256,
+            "identity": asdict(self.identity),
+            "targets": {name: fingerprints.targets.get(name) for name in self.targets},
+            "plan": dict(plan),
+        }
+        return replace(self, models=fingerprints.models, fingerprints=fingerprints, history=(*self.history, entry))
 
 
 def identity_of(evaluation: Evaluation, dataset_sha256: str) -> EvaluationIdentity:
     """The identity of an evaluation, with the SHA-256 of its dataset."""
     graders = [
-        grader.model_dump(by_alias=True, exclude_none=True, exclude={"target", "timeout_seconds"})
+        grader.model_dump(by_alias=True, exclude_none=True, exclude={"target", "timeout_seconds", "depends_on"})
         for grader in evaluation.spec.graders
     ]
     return EvaluationIdentity(dataset=dataset_sha256, graders=_sha256(graders))
@@ -139,11 +154,9 @@ def open_record(
 ) -> RunRecord:
     """The record of a results folder: a new one, or the existing one continued, with its start time.
 
-    Raises `ConfigError` if the folder holds the results of a different evaluation.
+    Raises `ConfigError` where the folder holds rows and no record, or one that cannot be read.
     """
     existing = _read_existing(folder)
-    if existing is not None:
-        _require_same_evaluation(folder, existing, evaluation, identity)
     return RunRecord(
         evaluation=evaluation,
         targets=tuple(targets),
@@ -151,6 +164,8 @@ def open_record(
         started_at=str(existing.get("startedAt")) if existing else _now(),
         revision=revision_of(evaluation.folder),
         origin=origin or Origin(),
+        models=_models(existing),
+        history=_history(existing),
     )
 
 
@@ -182,6 +197,12 @@ def write_record(
         },
         "revision": None if record.revision is None else record.revision.to_wire(),
         **record.origin.to_wire(),
+        "fingerprints": {
+            "targets": dict(record.fingerprints.targets),
+            "graders": {name: dict(graders) for name, graders in record.fingerprints.graders.items()},
+            "models": dict(record.models),
+        },
+        "history": [dict(entry) for entry in record.history],
         "startedAt": record.started_at,
         "endedAt": _now() if ended else None,
         **summary.to_wire(),
@@ -213,24 +234,15 @@ def _read_existing(folder: Path) -> dict[str, object] | None:
     return existing if isinstance(existing, dict) else {}
 
 
-def _require_same_evaluation(
-    folder: Path, existing: dict[str, object], evaluation: Evaluation, identity: EvaluationIdentity
-) -> None:
-    """Raise `ConfigError` if the existing record has a different identity."""
-    configuration = existing.get("configuration")
-    existing_config = configuration if isinstance(configuration, dict) else {}
-    existing_identity = existing_config.get("identity")
-    existing_identity = existing_identity if isinstance(existing_identity, dict) else {}
-    differing = [what for what, value in asdict(identity).items() if existing_identity.get(what) != value]
-    if differing:
-        previous = ", ".join(
-            f"{what} {str(existing_identity.get(what))[:_SHOWN_HASH_CHARACTERS]}" for what in differing
-        )
-        current = ", ".join(f"{what} {asdict(identity)[what][:_SHOWN_HASH_CHARACTERS]}" for what in differing)
-        raise ConfigError(
-            f"{folder} holds the results of another evaluation: {existing_config.get('evaluation')} ({previous}), "
-            f"and this is {evaluation.path} ({current}); give another folder with --output, or remove that one"
-        )
+def _models(existing: Mapping[str, object] | None) -> dict[str, str]:
+    fingerprints = (existing or {}).get("fingerprints")
+    models = fingerprints.get("models") if isinstance(fingerprints, dict) else None
+    return {str(key): str(model) for key, model in models.items()} if isinstance(models, dict) else {}
+
+
+def _history(existing: Mapping[str, object] | None) -> tuple[Mapping[str, object], ...]:
+    history = (existing or {}).get("history")
+    return tuple(entry for entry in history if isinstance(entry, dict)) if isinstance(history, list) else ()
 
 
 def _sha256(content: object) -> str:

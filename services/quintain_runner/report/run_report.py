@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from pydantic import Field
@@ -15,7 +14,6 @@ from quintain_runner.cost.run_cost import Cost
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import FILE_NAME, EvaluationIdentity
 from quintain_runner.report.summary import ExitCode, ParkedTarget, RunSummary, summarize
-from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
 from quintain_runner.results.store import current_rows, read_resume_state
@@ -42,6 +40,14 @@ class _Totals(Message):
     calls_left: int = 0
 
 
+class _Plan(Message):
+    stale: int = 0
+
+
+class _Command(Message):
+    plan: _Plan = _Plan()
+
+
 class RunFile(Message):
     """The content of ``run.json``, as far as reports use it."""
 
@@ -54,6 +60,7 @@ class RunFile(Message):
     statistics: Analysis | None = None
     cost: Cost | None = None
     parked_targets: dict[str, ParkedTarget] = Field(default_factory=dict)
+    history: list[_Command] = Field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -70,16 +77,13 @@ class RunReport:
     summary: RunSummary
     analysis: Analysis
     cost: Cost | None
-
-    @cached_property
-    def resume_state(self) -> ResumeState:
-        """The state of the stored rows, which tells current rows from superseded ones."""
-        return read_resume_state(self.folder)
+    #: How many rows were kept although what made them had changed.
+    stale_rows: int = 0
 
     def rows(self) -> Iterator[Row]:
         """Iterate over the current rows of the targets and repeats that the run was configured for."""
         targets = self.run.configuration.targets
-        for row in current_rows(self.folder, self.resume_state):
+        for row in current_rows(self.folder):
             if row.target in targets and row.repeat <= self.run.configuration.repeats:
                 yield row
 
@@ -113,12 +117,15 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
     """
     run = read_run(folder)
     configuration = run.configuration
+    stale_rows = run.history[-1].plan.stale if run.history else 0
     if summary is None:
+        resume_state = read_resume_state(folder)
+        stale_rows = resume_state.stale_rows
         progress_state = ProgressState(
             configuration.targets,
             cases=run.totals.cases,
             repeats=configuration.repeats,
-            resume_state=read_resume_state(folder),
+            resume_state=resume_state,
         )
         progress_state.budget.update(run.totals.calls, run.totals.max_calls)
         summary = summarize(
@@ -128,7 +135,14 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
             parked_targets=run.parked_targets,
             results=folder / RESULTS_NAME,
         )
-    report = RunReport(folder=folder, run=run, summary=summary, analysis=run.statistics or Analysis(), cost=run.cost)
+    report = RunReport(
+        folder=folder,
+        run=run,
+        summary=summary,
+        analysis=run.statistics or Analysis(),
+        cost=run.cost,
+        stale_rows=stale_rows,
+    )
     if run.statistics is not None:
         return report
     return replace(report, analysis=analyse(build_frames(report.rows(), configuration.targets)))

@@ -91,7 +91,12 @@ def _targets_table(report: RunReport) -> TextTable:
         columns=("target", "passed", "95 %", "mean score", "95 %", "errors", "calls", *shown),
         rows=rows,
         total=total,
+        notes=[_stale_note(report.stale_rows)] if report.stale_rows else [],
     )
+
+
+def _stale_note(count: int) -> str:
+    return f"{count:,} of these rows are stale: what made them changed since, and --keep-stale kept them"
 
 
 def _title(summary: RunSummary) -> str:

@@ -8,12 +8,24 @@ from typing import Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, JsonValue, field_serializer
 
-from quintain.contracts.invoke import NO_TOKENS, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.results.verdict import Check, Verdict
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
 GRADER_FAILED = "grader_failed"
+
+#: The error's code where a worker answered with another configuration than the one that was asked for.
+TARGET_CHANGED = "target_changed"
+
+
+def target_changed_text(target: str) -> str:
+    """The error of an answer that another configuration gave than the one that was asked for."""
+    return (
+        f"The worker that answered serves {target} with another configuration than the one this run began with; the "
+        "next run asks again. Where this repeats, start every worker of it with the same files"
+    )
+
 
 #: The error code of a row whose grader failed when the run's call budget was spent.
 BUDGET_EXHAUSTED = "budget_exhausted"
@@ -72,7 +84,10 @@ class CheckRow(Message):
 
 
 class GraderRow(Message):
-    """The result of one grader, as stored in a row: a verdict, or an error. ``calls`` counts the calls that it made."""
+    """The result of one grader, as stored in a row: a verdict, or an error. ``calls`` counts the calls that it made.
+
+    ``fingerprint`` is the grader's fingerprint, or None if it is not known.
+    """
 
     score: float | None = None
     passed: bool | None = Field(default=None, validation_alias=_PASS, serialization_alias="pass")
@@ -81,6 +96,7 @@ class GraderRow(Message):
     details: dict[str, JsonValue] | None = Field(default=None, exclude_if=_is_none)
     error: str | None = Field(default=None, exclude_if=_is_none)
     calls: int = 0
+    fingerprint: str | None = Field(default=None, exclude_if=_is_none)
 
     @classmethod
     def of(cls, verdict: Verdict, *, calls: int = 0) -> GraderRow:
@@ -102,14 +118,48 @@ class RowError(Message):
     error: str
 
 
-class Row(Message):
-    """The result of one trial.
+class RowFingerprints(Message):
+    """What made a row: of its case what was asked (``input``) and what graders compare with (``grading``), and the
+    target's configuration; None where its worker reported none. Each grader has its own in its `GraderRow`."""
 
-    ``calls`` and ``token_usage`` include graders and earlier tries. ``duration_ms`` is the time the target took in its
-    provider. ``tries`` is the number of the try and is omitted from the JSON if it is 1.
+    input: str
+    grading: str
+    target: str | None = None
+
+
+class Answer(Message):
+    """What a target answered, beside its text and its duration: with them the answer can be graded again.
+
+    ``messages`` is absent where the answer is one message, and the text is all of it.
     """
 
-    schema_version: Literal[1] = 1
+    request_id: str | None = Field(default=None, exclude_if=_is_none)
+    messages: list[OutputMessage] | None = Field(default=None, exclude_if=_is_none)
+    model: str | None = Field(default=None, exclude_if=_is_none)
+    finish_reason: str | None = Field(default=None, exclude_if=_is_none)
+    token_usage: TokenUsage | None = Field(default=None, exclude_if=_is_none)
+
+    @classmethod
+    def of(cls, result: Result, request_id: str) -> Answer:
+        """The answer of this result."""
+        is_text = result.output == [OutputMessage(content=result.raw_text)]
+        return cls(
+            request_id=request_id,
+            messages=None if is_text else result.output,
+            model=result.model,
+            finish_reason=result.finish_reason,
+            token_usage=result.token_usage,
+        )
+
+
+class Row(Message):
+    """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1.
+
+    ``stale`` says what changed since the row was made: such a row counts only where it was kept on purpose
+    (``staleKept``). Rows of schema 1 have neither fingerprints nor an answer that can be graded again.
+    """
+
+    schema_version: Literal[1, 2] = 2
     case_id: str
     target: str
     repeat: int
@@ -122,6 +172,10 @@ class Row(Message):
     token_usage: TokenUsage = NO_TOKENS
     duration_ms: float = 0
     tries: int = Field(default=1, exclude_if=lambda tries: tries == 1)
+    fingerprints: RowFingerprints | None = Field(default=None, exclude_if=_is_none)
+    answer: Answer | None = Field(default=None, exclude_if=_is_none)
+    stale: list[str] | None = Field(default=None, exclude_if=_is_none)
+    stale_kept: bool = Field(default=False, exclude_if=lambda kept: not kept)
 
     @field_serializer("token_usage")
     def _serialize_token_usage(self, usage: TokenUsage) -> dict[str, int]:
@@ -138,6 +192,31 @@ class Row(Message):
         return RowKey(self.case_id, self.target, self.repeat)
 
     @property
+    def counts(self) -> bool:
+        """Whether it is in the counts and tables: a stale row is not, but where it was kept on purpose."""
+        return self.stale is None or self.stale_kept
+
+    @property
+    def result(self) -> Result | None:
+        """The target's result, as graders are given it; None where there is none, or the row has no more than text."""
+        if self.output is None or self.answer is None:
+            return None
+        answer = self.answer
+        return Result(
+            output=answer.messages or [OutputMessage(content=self.output)],
+            raw_text=self.output,
+            token_usage=answer.token_usage,
+            target=self.target,
+            model=answer.model,
+            finish_reason=answer.finish_reason,
+            replayed=True,
+            duration_ms=self.duration_ms,
+            call_count=0,
+            max_calls=0,
+            target_fingerprint=None if self.fingerprints is None else self.fingerprints.target,
+        )
+
+    @property
     def passed(self) -> bool:
         """Whether the row is graded and every grader passed it."""
         return self.status is RowStatus.GRADED and all(grader.passed for grader in self.graders.values())
@@ -145,7 +224,7 @@ class Row(Message):
 
 @dataclass(frozen=True, slots=True)
 class RowStats:
-    """The part of a row that the counts need, which is all that is kept of it in memory.
+    """The part of a row that the counts need, without its texts.
 
     ``answered`` says whether the target answered.
     """
@@ -158,6 +237,7 @@ class RowStats:
     output_tokens: int
     tries: int
     answered: bool
+    counts: bool = True
 
     @classmethod
     def of(cls, row: Row) -> RowStats:
@@ -171,4 +251,5 @@ class RowStats:
             output_tokens=row.token_usage.output,
             tries=row.tries,
             answered=row.output is not None,
+            counts=row.counts,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from io import FileIO
 from pathlib import Path
@@ -18,61 +19,83 @@ from quintain.errors import ConfigError, QuintainError
 from quintain.runtime.batching import Batcher
 from quintain_runner.results.atomic_file import atomic_write, exclusive_lock, sync_folder
 from quintain_runner.results.resume_state import ResumeState
-from quintain_runner.results.row import Row, RowKey, RowStatus
+from quintain_runner.results.row import Row, RowKey
+from quintain_runner.results.row_index import RowIndex
 
 FILE_NAME = "results.jsonl"
 
-#: The most rows written with one fsync.
+#: How many rows travel to the disk together at most.
 _MAX_BATCH_ROWS = 1024
 
 
 class _ResultLine(NamedTuple):
-    """A row, its line as bytes, and the file offset of the end of the line."""
+    """A row, the bytes of its line, and the offset at which that begins."""
 
     row: Row
     line: bytes
-    end: int
+    offset: int
 
 
 class ResultFile:
-    """The open ``results.jsonl`` of a results folder. Created by `open_results`, which holds the folder's lock."""
+    """The rows of one output folder. Made by `open_results`, which holds the folder's lock."""
 
-    def __init__(self, path: Path, resume_state: ResumeState) -> None:
+    def __init__(self, path: Path, index: RowIndex, resume_state: ResumeState) -> None:
         self.path = path
-        #: The state of the rows that the file contained when it was opened.
+        #: What the file held when it was opened, and what became of that by `replace`.
         self.resume_state = resume_state
-        self._file = FileIO(path, "ab")
+        self._index, self._has_superseded = index, index.has_superseded
+        self._file, self._reader = FileIO(path, "ab"), path.open("rb")
+        self._reading = threading.Lock()
         self._size = path.stat().st_size
         self._batcher = Batcher(self._write_batch, max_batch=_MAX_BATCH_ROWS)
 
-    async def append(self, row: Row, *, supersedes: bool = False) -> None:
-        """Append a row; returns when it is on disk. ``supersedes`` says that the file already has a row of the same
-        key.
+    def find(self, key: RowKey) -> Row | None:
+        """The row of this key that the file had when it was opened; None where it had none. From any thread."""
+        offset = self._index.offset_of(key)
+        if offset is None:
+            return None
+        with self._reading:
+            self._reader.seek(offset)
+            return Row.model_validate_json(self._reader.readline())
 
-        Raises `QuintainError` if the row cannot be written.
+    def rows_at_opening(self) -> Iterator[Row]:
+        """The rows that the file had when it was opened, without the superseded ones."""
+        for row, _, offset in _valid_lines(self.path):
+            if self._index.offset_of(row.key) == offset:
+                yield row
+
+    async def append(self, row: Row, *, supersedes: bool = False) -> None:
+        """Write a row; returns when it is on the disk. ``supersedes``: the file has one of its key already.
+
+        Raises `QuintainError` where the disk refuses it.
         """
-        if supersedes:
-            self.resume_state.mark_superseded(row.key)
+        self._has_superseded = self._has_superseded or supersedes
         await self._batcher.add(row.to_line())
 
-    async def close(self, *, compact: bool = False) -> None:
-        """Wait until all appended rows are on disk, and close the file.
+    async def replace(self, replacements: Sequence[tuple[Row, Row]]) -> None:
+        """Write the second row of each pair over the first, in the counts too; returns when all are on the disk."""
+        for old, new in replacements:
+            self.resume_state.add_row(old, times=-1)
+            self.resume_state.add_row(new)
+        await asyncio.gather(*(self.append(new, supersedes=True) for _, new in replacements))
 
-        ``compact`` removes superseded rows first.
+    async def close(self, *, compact: bool = False) -> None:
+        """Wait until everything appended is on the disk, also what its owner no longer waits for.
+
+        ``compact`` takes out the rows that a newer one has superseded.
         """
         try:
             await self._batcher.add(b"")
-            if compact and self.resume_state.has_superseded:
-                await asyncio.to_thread(_compact, self.path, self.resume_state)
+            if compact and self._has_superseded:
+                await asyncio.to_thread(_compact, self.path)
         finally:
             self._file.close()
+            self._reader.close()
 
     async def _write_batch(self, lines: list[bytes]) -> None:
-        """Write a batch of lines in a thread."""
         await asyncio.to_thread(self._write, b"".join(lines))
 
     def _write(self, lines: bytes) -> None:
-        """Append the lines and sync them to disk; on an error, truncate the file to the complete rows."""
         remaining = memoryview(lines)
         try:
             while remaining:
@@ -81,88 +104,90 @@ class ResultFile:
         except OSError as error:
             self._file.truncate(self._size)
             raise QuintainError(
-                f"{self.path}: a row cannot be written ({error.strerror}). The rows before it are kept: free disk "
-                "space, and give the same command again"
+                f"{self.path}: a row cannot be written ({error.strerror}). The rows before it are kept: make room, "
+                "and give the same command again"
             ) from None
         self._size += len(lines)
 
 
 @asynccontextmanager
 async def open_results(folder: Path) -> AsyncIterator[ResultFile]:
-    """Open the results of a folder for appending, and remove superseded rows at the end if no error occurred.
+    """The rows of this folder, made where it is not there; compacted at the end, where all went well.
 
-    The folder is created if it does not exist. Raises `ConfigError` if another run is writing to the folder, or if the
-    file contains an invalid row.
+    Raises `ConfigError` where another run is writing there, or where the file holds what is no row.
     """
     with exclusive_lock(folder, folder):
         results = await asyncio.to_thread(_open_file, folder / FILE_NAME)
         try:
             yield results
         except BaseException:
-            # Also on an interrupt: appended rows are written to disk first.
+            # An interrupt too: what was appended goes to the disk before anything else.
             await results.close()
             raise
         await results.close(compact=True)
 
 
 def charged_calls(folder: Path) -> int:
-    """The number of charged calls in the rows of a results folder."""
-    return sum(tally.calls for tally in read_resume_state(folder).tallies.values())
+    """What the rows of this folder say that was charged for them."""
+    return read_resume_state(folder).calls_in_rows
 
 
 def read_resume_state(folder: Path) -> ResumeState:
-    """Read the resume state of a results folder; it is empty if there are no results yet.
-
-    Raises `ConfigError` if the file contains an invalid row.
-    """
+    """The counts of the rows of this folder; nothing where there are none yet."""
     resume_state = ResumeState()
-    path = folder / FILE_NAME
-    if path.is_file():
-        for row, _, _ in _valid_lines(path):
-            resume_state.add_row(row)
+    for row in all_current_rows(folder):
+        resume_state.add_row(row)
     return resume_state
 
 
-def current_rows(folder: Path, resume_state: ResumeState) -> Iterator[Row]:
-    """Iterate over the rows of a results folder without the superseded ones, in the order of the file.
+def current_rows(folder: Path) -> Iterator[Row]:
+    """The rows of this folder that count, in their order: without those that a newer one has superseded, and without
+    stale ones that were not kept on purpose.
 
-    ``resume_state`` is the result of `read_resume_state`. Raises `ConfigError` if the file contains an invalid row.
+    Raises `ConfigError` where the file holds what is no row.
     """
-    return (line.row for line in _current_lines(folder / FILE_NAME, resume_state))
+    return (row for row in all_current_rows(folder) if row.counts)
+
+
+def all_current_rows(folder: Path) -> Iterator[Row]:
+    """The latest row of each key, in the file's order."""
+    path = folder / FILE_NAME
+    return (line.row for line in _current_lines(path)) if path.is_file() else iter(())
 
 
 def _open_file(path: Path) -> ResultFile:
-    """Open the file for appending, after truncating an incomplete last line."""
-    resume_state, valid_length = ResumeState(), 0
+    index, resume_state, valid_length = RowIndex(), ResumeState(), 0
     path.touch()
-    for row, _, end in _valid_lines(path):
-        resume_state.add_row(row)
-        valid_length = end
+    for row, line, offset in _valid_lines(path):
+        index.add(row.key, offset)
+        valid_length = offset + len(line)
     os.truncate(path, valid_length)
     sync_folder(path.parent)
-    return ResultFile(path, resume_state)
+    results = ResultFile(path, index, resume_state)
+    for row in results.rows_at_opening():
+        resume_state.add_row(row)
+    return results
 
 
 def _valid_lines(path: Path) -> Iterator[_ResultLine]:
-    """Iterate over the complete rows; an incomplete last line, as a crash leaves it, is skipped."""
+    """Every whole row; a torn last line is no row."""
     offset = 0
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         for number, line in enumerate(file, start=1):
-            offset += len(line)
+            start, offset = offset, offset + len(line)
             row = _parse_line(line, f"{path}: line {number}", last=offset == size) if line.strip() else None
             if row is not None:
-                yield _ResultLine(row, line, offset)
+                yield _ResultLine(row, line, start)
 
 
 def _parse_line(line: bytes, where: str, *, last: bool) -> Row | None:
-    """Parse a line; None for an incomplete last line. Raises `ConfigError` if it is not a valid row."""
     if last and not line.endswith(b"\n"):
         return None
     try:
         return Row.model_validate_json(line)
     except ValidationError as error:
-        fix = "fix or remove the line, or give another --output"
+        fix = "mend or remove the line, or give another --output"
         if _is_json(line):
             raise ConfigError(
                 f"{where} is not a row of this version ({describe_validation_error(error)}); {fix}"
@@ -173,7 +198,6 @@ def _parse_line(line: bytes, where: str, *, last: bool) -> Row | None:
 
 
 def _is_json(line: bytes) -> bool:
-    """Whether the line is valid JSON."""
     try:
         json.loads(line)
     except ValueError:
@@ -181,24 +205,18 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _compact(path: Path, resume_state: ResumeState) -> None:
-    """Rewrite the file without superseded rows."""
+def _compact(path: Path) -> None:
+    """Leave out what was superseded."""
     with atomic_write(path) as new:
-        for current in _current_lines(path, resume_state):
+        for current in _current_lines(path):
             new.write(current.line)
 
 
-def _current_lines(path: Path, resume_state: ResumeState) -> Iterator[_ResultLine]:
-    """Iterate over the lines of current rows: of a key with several rows the first graded one, or else the last."""
-    if not path.is_file():
-        return
-    current_ends: dict[RowKey, int] = {}
-    graded: set[RowKey] = set()
-    for row, _, end in _valid_lines(path) if resume_state.has_superseded else ():
-        if resume_state.has_several_rows(row.key) and row.key not in graded:
-            current_ends[row.key] = end
-            if row.status is RowStatus.GRADED:
-                graded.add(row.key)
+def _current_lines(path: Path) -> Iterator[_ResultLine]:
+    """The latest row of each key."""
+    index = RowIndex()
+    for row, _, offset in _valid_lines(path):
+        index.add(row.key, offset)
     for line in _valid_lines(path):
-        if current_ends.get(line.row.key, line.end) == line.end:
+        if index.offset_of(line.row.key) == line.offset:
             yield line

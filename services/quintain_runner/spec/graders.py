@@ -56,6 +56,8 @@ class _GraderSpec(SpecModel):
 
     name: GraderName
     """The name of the grader in the results."""
+    depends_on: list[NonEmptyString] = Field(default_factory=list)
+    """Files, from the evaluation file's folder, whose bytes are part of the grader's fingerprint."""
 
 
 class _ProgramSpec(_GraderSpec):

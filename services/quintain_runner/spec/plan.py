@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,8 +12,9 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.results.resume_state import ResumeState
-from quintain_runner.results.row import RowKey, RowStats, RowStatus
+from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
+from quintain_runner.results.row import Row, RowFingerprints, RowKey, RowStats
+from quintain_runner.spec.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
 from quintain_runner.spec.validation_errors import suggestion
@@ -24,6 +25,9 @@ class Trial:
     """One repeat of one case on one target.
 
     ``repeat`` counts from 1. ``previous`` holds the statistics of the trial's latest stored row, or None.
+    ``kept`` is that row if its answer is graded again without a call. ``target_fingerprint`` is the target's
+    fingerprint, or None if it is not known.
+
     ``answered_at`` is the time at which the answer arrived; it is None before that, and for an answer that was stored
     or cached.
     """
@@ -32,6 +36,8 @@ class Trial:
     target: str
     repeat: int
     previous: RowStats | None = None
+    kept: Row | None = None
+    target_fingerprint: str | None = None
     answered_at: datetime | None = None
 
     @property
@@ -41,22 +47,26 @@ class Trial:
 
     @property
     def tries(self) -> int:
-        """The number of this try, from 1; each try has a request id of its own.
-
-        If the target answered before and only a grader failed, the number stays: the call has the same request id, and
-        the ledger returns the stored answer without a charge.
-        """
+        """The number of this try, from 1. Grading an answer again is no new try."""
         if self.previous is None:
             return 1
-        return self.previous.tries if self.previous.answered else self.previous.tries + 1
+        return self.previous.tries if self.kept is not None else self.previous.tries + 1
+
+    @property
+    def fingerprints(self) -> RowFingerprints:
+        """What its row is made of."""
+        return RowFingerprints(
+            input=input_fingerprint(self.case),
+            grading=grading_fingerprint(self.case),
+            target=self.target_fingerprint,
+        )
 
     @property
     def request_id(self) -> str:
-        """The request id of the call, derived from the trial's key and try: a repeated call after a crash is charged
-        once.
-        """
-        name = json.dumps([*self.key, self.tries], ensure_ascii=True)
-        return f"run-{hashlib.sha256(name.encode()).hexdigest()}"
+        """The call's id, made of what it asks and of the target's fingerprint: after a crash it is the same call, and
+        charged once; of a changed question or target it is another."""
+        parts = [*self.key, self.tries, input_fingerprint(self.case), self.target_fingerprint]
+        return f"run-{hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()}"
 
     @property
     def request(self) -> InvokeRequest:
@@ -71,34 +81,39 @@ class Trial:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerunPolicy:
-    """Which ungraded rows a resumed run executes again, under a new request id and with a new charge."""
-
-    rerun_errors: bool = True
-    rerun_in_doubt: bool = False
-
-    def should_rerun(self, previous: RowStats) -> bool:
-        """Whether to repeat the trial whose latest, ungraded row had these statistics."""
-        return self.rerun_errors if previous.status is RowStatus.ERROR else self.rerun_in_doubt
+#: Gives the stored row of a key, or None.
+FindRow = Callable[[RowKey], Row | None]
 
 
 def pending_trials(
-    cases: Iterable[Case], target: str, *, repeats: int, resume_state: ResumeState, rerun_policy: RerunPolicy
+    cases: Iterable[Case],
+    target: str,
+    *,
+    repeats: int,
+    find_row: FindRow,
+    rerun_policy: RerunPolicy,
+    fingerprints: RunFingerprints | None = None,
 ) -> Iterator[Trial]:
     """Iterate over the trials of a target that still have to be executed, in the order of the dataset.
 
-    ``repeats`` is the number of repeats per case, ``resume_state`` says which rows are stored, and ``rerun_policy``
-    says which ungraded ones are executed again.
+    ``repeats`` is the number of repeats per case, ``find_row`` returns the stored row of a key, and ``rerun_policy``
+    says which rows are executed again. ``fingerprints`` are those of the run's targets and graders.
     """
+    fingerprints = fingerprints or RunFingerprints()
     for case in cases:
         for repeat in range(1, repeats + 1):
-            key = RowKey(case.id, target, repeat)
-            if resume_state.is_graded(key):
+            row = find_row(RowKey(case.id, target, repeat))
+            decision = decide(row, case, target, fingerprints, rerun_policy)
+            if decision.action is Action.KEEP:
                 continue
-            previous = resume_state.ungraded_row(key)
-            if previous is None or rerun_policy.should_rerun(previous):
-                yield Trial(case=case, target=target, repeat=repeat, previous=previous)
+            yield Trial(
+                case=case,
+                target=target,
+                repeat=repeat,
+                previous=None if row is None else RowStats.of(decision.updated_row(row)),
+                kept=row if decision.action is Action.GRADE else None,
+                target_fingerprint=fingerprints.targets.get(target),
+            )
 
 
 def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequence[str] = ()) -> tuple[str, ...]:

@@ -58,7 +58,10 @@ _REPLY_SPAN = reply_span(REPLY.name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTarget:
-    """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans."""
+    """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans.
+
+    ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
+    """
 
     name: str
     provider: Provider
@@ -66,6 +69,7 @@ class WorkerTarget:
     timeout_seconds: float | None = None
     progress_seconds: float = PROGRESS_SECONDS
     trace_content: bool = False
+    read_fingerprint: Callable[[], str | None] = lambda: None
 
 
 def make_handler(
@@ -205,7 +209,7 @@ class _DeliveryHandler:
 
     async def _run_attempt(self, run: InflightCall, grant: Admission) -> None:
         run.is_granted = True
-        started_at = time.perf_counter()
+        started_at, fingerprint = time.perf_counter(), self._target.read_fingerprint()
         attempt_result = await self._attempt_with_streaming(run, grant)
         if attempt_result.is_returned:
             await self._return_to_queue(run, attempt_result.outcome)
@@ -213,7 +217,13 @@ class _DeliveryHandler:
         duration_ms = (time.perf_counter() - started_at) * 1000
         if self._request.published_at is not None:
             self._context.metrics.observe_queue_wait(self._target.name, self._queued_ms / 1000)
-        timing = CallTiming(target=self._target.name, duration_ms=duration_ms, queued_ms=self._queued_ms)
+        timing = CallTiming(
+            target=self._target.name,
+            duration_ms=duration_ms,
+            queued_ms=self._queued_ms,
+            # Where a file of it changed meanwhile, nobody knows which of the two answered.
+            fingerprint=fingerprint if fingerprint == self._target.read_fingerprint() else None,
+        )
         response = response_of(attempt_result, grant, timing)
         # Settle before replying: if the worker died between the reply and the settle, a second attempt would run and
         # produce another reply.

@@ -38,11 +38,12 @@ class CallResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTiming:
-    """The target of a call and its timing: milliseconds spent in the provider and in the queue."""
+    """The target of a call, its fingerprint, and its timing: milliseconds spent in the provider and in the queue."""
 
     target: str
     duration_ms: float
     queued_ms: float
+    fingerprint: str | None = None
 
 
 def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTiming) -> CallResponse:
@@ -87,4 +88,5 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         queued_ms=timing.queued_ms,
         call_count=grant.call_count,
         max_calls=grant.max_calls,
+        target_fingerprint=timing.fingerprint,
     )

@@ -5,6 +5,7 @@ Loading a file does not read the environment; `Config.resolve` substitutes envir
 
 from __future__ import annotations
 
+from quintain.config.fingerprint import target_fingerprints
 from quintain.config.loader import Config, find_config, load_config
 from quintain.config.targets import (
     AnthropicTarget,
@@ -33,4 +34,5 @@ __all__ = [
     "card_of",
     "find_config",
     "load_config",
+    "target_fingerprints",
 ]

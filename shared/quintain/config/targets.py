@@ -61,7 +61,8 @@ class _Target(_Strict):
     """Fields of every target.
 
     ``timeout_seconds`` bounds one try at the provider, ``max_tries`` is the number of tries per attempt,
-    ``max_concurrency`` the maximum number of concurrent calls over all workers.
+    ``max_concurrency`` the maximum number of concurrent calls over all workers. ``depends_on`` are
+    files, from the configuration's folder, whose bytes are part of the target's fingerprint.
     """
 
     judge_target: TargetName | None = None
@@ -69,6 +70,7 @@ class _Target(_Strict):
     timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
     price: TargetPrice | None = None
+    depends_on: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
 
     _raw: dict[str, object] | None = PrivateAttr(default=None)
 
@@ -244,7 +246,7 @@ NESTED_MODELS: dict[str, type[BaseModel]] = {
 }
 
 
-def card_of(name: str, target: TargetConfig) -> TargetCard:
+def card_of(name: str, target: TargetConfig, fingerprint: str | None = None) -> TargetCard:
     """Return the target's public description, which never contains a key."""
     return TargetCard(
         name=name,
@@ -252,4 +254,5 @@ def card_of(name: str, target: TargetConfig) -> TargetCard:
         model=target.model if isinstance(target, _ModelTarget) else None,
         judge_target=target.judge_target,
         max_concurrency=target.max_concurrency,
+        fingerprint=fingerprint,
     )

@@ -165,6 +165,7 @@ class Result(Message):
 
     ``raw_text`` is the text of the whole answer. ``call_count`` and ``max_calls`` are the session's budget after the
     call. ``replayed``: the stored reply of an earlier request with the same id.
+    ``target_fingerprint`` is the fingerprint of the configuration that the worker answered with, if it has one.
     """
 
     output: list[OutputMessage]
@@ -180,6 +181,7 @@ class Result(Message):
     queued_ms: float = 0
     call_count: int
     max_calls: int
+    target_fingerprint: str | None = None
 
 
 class FaultReply(Message):

@@ -28,13 +28,17 @@ Milliseconds = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class TargetCard(Message):
-    """The public description of a target; it never contains a key."""
+    """The public description of a target; it never contains a key.
+
+    ``fingerprint`` is a hash of everything in the target's configuration that can change an answer, or None.
+    """
 
     name: TargetName
     provider: Text
     model: Text | None = None
     judge_target: TargetName | None = None
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
+    fingerprint: Text | None = None
 
 
 class DrainState(StrEnum):

@@ -44,6 +44,7 @@ class Info(Message):
 
     ``call_count`` = reserved + running + committed + in doubt. ``now`` and ``expires_at`` are milliseconds since the
     epoch on the metadata service's clock. ``per_target`` is set if it was requested.
+    ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
     """
 
     session_id: str
@@ -62,6 +63,7 @@ class Info(Message):
     label: str | None = None
     parent_id: str | None = None
     per_target: dict[str, TargetUsage] | None = None
+    target_fingerprints: dict[str, str] | None = None
     now: int
 
 

@@ -160,7 +160,7 @@ async def test_a_reply_that_is_no_verdict_is_an_error_and_the_next_try_asks_anew
     assert (first.row.status, first.row.score, first.row.calls) == (RowStatus.ERROR, None, 2)
     assert first.row.error is not None
     assert first.row.error.error.startswith("grader judge: The judge gave no verdict")
-    again = Trial(case=CASE, target="bot", repeat=1, previous=row_stats(first.row.calls))
+    again = Trial(case=CASE, target="bot", repeat=1, previous=row_stats(first.row.calls), kept=first.row)
     second = await run_trial(again, grading_context(client, JUDGE))
     assert second.row is not None
     assert (second.row.status, second.row.score) == (RowStatus.GRADED, 1.0)

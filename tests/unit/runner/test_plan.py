@@ -8,24 +8,32 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.results.resume_state import ResumeState
-from quintain_runner.results.row import Row, RowError, RowStats, RowStatus
+from quintain_runner.results.row import Row, RowError, RowKey, RowStats, RowStatus
+from quintain_runner.spec.changes import RerunPolicy, RunFingerprints
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.spec.plan import RerunPolicy, Trial, check_targets_available, choose_targets, pending_trials
+from quintain_runner.spec.plan import FindRow, Trial, check_targets_available, choose_targets, pending_trials
 
 CASES = [Case(id="a", question="qa"), Case(id="b", question="qb")]
 
 
 def row(status: RowStatus, *, case_id: str = "a", repeat: int = 1, output: str | None = None, tries: int = 1) -> Row:
     error = None if status is RowStatus.GRADED else RowError(code="x", error="x")
-    return Row(case_id=case_id, target="t", repeat=repeat, status=status, output=output, error=error, tries=tries)
+    (case,) = (one for one in CASES if one.id == case_id)
+    return Row(
+        case_id=case_id,
+        target="t",
+        repeat=repeat,
+        status=status,
+        output=output,
+        error=error,
+        tries=tries,
+        fingerprints=RunFingerprints().row_fingerprints(case, "t"),
+    )
 
 
-def resume_state(*rows: Row) -> ResumeState:
-    kept = ResumeState()
-    for one in rows:
-        kept.add_row(one)
-    return kept
+def stored(*rows: Row) -> FindRow:
+    by_key: dict[RowKey, Row] = {one.key: one for one in rows}
+    return by_key.get
 
 
 def evaluation(targets: list[str] | None) -> Evaluation:
@@ -37,8 +45,7 @@ def evaluation(targets: list[str] | None) -> Evaluation:
 
 def test_every_case_is_asked_of_a_target_as_often_as_said() -> None:
     planned = [
-        trial.key
-        for trial in pending_trials(CASES, "t", repeats=2, resume_state=ResumeState(), rerun_policy=RerunPolicy())
+        trial.key for trial in pending_trials(CASES, "t", repeats=2, find_row=stored(), rerun_policy=RerunPolicy())
     ]
     assert planned == [("a", "t", 1), ("a", "t", 2), ("b", "t", 1), ("b", "t", 2)]
 
@@ -63,25 +70,29 @@ KEPT = (
 def test_graded_rows_are_kept_and_errored_or_doubtful_ones_asked_again_as_told(
     again: RerunPolicy, asked: list[tuple[str, int, int]]
 ) -> None:
-    planned = pending_trials(CASES, "t", repeats=2, resume_state=resume_state(*KEPT), rerun_policy=again)
+    planned = pending_trials(CASES, "t", repeats=2, find_row=stored(*KEPT), rerun_policy=again)
     assert [(trial.case.id, trial.repeat, trial.tries) for trial in planned] == asked
 
 
-def test_where_the_target_answered_and_a_grader_failed_it_is_the_same_call_again() -> None:
-    mark = RowStats.of(row(RowStatus.ERROR, output="the answer", tries=3))
-    assert Trial(case=CASES[0], target="t", repeat=1, previous=mark).tries == 3
+def test_an_answer_that_is_graded_again_is_no_new_try() -> None:
+    kept = row(RowStatus.ERROR, output="the answer", tries=3)
+    assert Trial(case=CASES[0], target="t", repeat=1, previous=RowStats.of(kept), kept=kept).tries == 3
 
 
 def test_a_request_id_is_made_of_what_is_asked_and_of_nothing_else() -> None:
-    def request_id(case: Case, target: str, repeat: int, tries: int) -> str:
+    def request_id(case: Case, target: str, repeat: int, tries: int, fingerprint: str | None = None) -> str:
         before = None if tries == 1 else RowStats.of(row(RowStatus.ERROR, tries=tries - 1))
-        return Trial(case=case, target=target, repeat=repeat, previous=before).request_id
+        return Trial(
+            case=case, target=target, repeat=repeat, previous=before, target_fingerprint=fingerprint
+        ).request_id
 
     first = request_id(CASES[0], "t", 1, 1)
     assert first == request_id(Case(id="a", question="qa"), "t", 1, 1)
     assert len(first) <= 128
     others = {request_id(CASES[1], "t", 1, 1), request_id(CASES[0], "u", 1, 1), request_id(CASES[0], "t", 2, 1)}
-    assert len({first, *others, request_id(CASES[0], "t", 1, 2)}) == 5
+    changed = {request_id(Case(id="a", question="other"), "t", 1, 1), request_id(CASES[0], "t", 1, 1, "new")}
+    assert request_id(Case(id="a", question="qa", expected="x"), "t", 1, 1) == first
+    assert len({first, *others, *changed, request_id(CASES[0], "t", 1, 2)}) == 7
 
 
 def test_an_ids_parts_cannot_be_shifted_into_one_another() -> None:

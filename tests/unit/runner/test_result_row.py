@@ -25,7 +25,7 @@ def test_a_graded_row_has_the_protocols_fields_and_no_other() -> None:
         duration_ms=2.5,
     )
     assert json.loads(row.to_line()) == {
-        "schemaVersion": 1,
+        "schemaVersion": 2,
         "caseId": "1",
         "target": "bot",
         "repeat": 1,

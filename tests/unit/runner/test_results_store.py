@@ -30,18 +30,12 @@ async def write_rows(folder: Path, *rows: Row) -> None:
         await asyncio.gather(*(results.append(one) for one in rows))
 
 
-async def resume_statuses(folder: Path, *case_ids: str) -> dict[str, tuple[RowStatus, int] | RowStatus]:
-    """What is kept of these cases: of an ungraded one its tries too. That there are no others is checked."""
+async def resume_statuses(folder: Path, *case_ids: str) -> dict[str, tuple[RowStatus, int]]:
+    """What is kept of these cases, and its tries. That there are no others is checked."""
     async with open_results(folder) as results:
-        found: dict[str, tuple[RowStatus, int] | RowStatus] = {}
-        for case_id in case_ids:
-            key = RowKey(case_id, "bot", 1)
-            if (mark := results.resume_state.ungraded_row(key)) is not None:
-                found[case_id] = (mark.status, mark.tries)
-            elif results.resume_state.is_graded(key):
-                found[case_id] = RowStatus.GRADED
-        assert len(results.resume_state) == len(found)
-        return found
+        found = {name: one for name in case_ids if (one := results.find(RowKey(name, "bot", 1))) is not None}
+        assert len(list(results.rows_at_opening())) == len(found)
+        return {name: (one.status, one.tries) for name, one in found.items()}
 
 
 async def test_what_was_appended_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
@@ -75,13 +69,13 @@ async def test_after_a_torn_line_new_rows_stand_on_lines_of_their_own(tmp_path: 
 async def test_the_latest_row_of_a_key_wins_and_the_others_are_compacted_away(tmp_path: Path) -> None:
     await write_rows(tmp_path, row("1", status=RowStatus.ERROR), row("2"))
     async with open_results(tmp_path) as results:
-        mark = results.resume_state.ungraded_row(RowKey("1", "bot", 1))
-        assert mark is not None
-        assert mark.status is RowStatus.ERROR
+        before = results.find(RowKey("1", "bot", 1))
+        assert before is not None
+        assert before.status is RowStatus.ERROR
         await results.append(row("1", tries=2), supersedes=True)
         assert [one.case_id for one in read_rows(tmp_path)] == ["1", "2", "1"]
     assert [(one.case_id, one.tries) for one in read_rows(tmp_path)] == [("2", 1), ("1", 2)]
-    assert await resume_statuses(tmp_path, "1", "2") == {"1": RowStatus.GRADED, "2": RowStatus.GRADED}
+    assert await resume_statuses(tmp_path, "1", "2") == {"1": (RowStatus.GRADED, 2), "2": (RowStatus.GRADED, 1)}
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
 
 
@@ -89,17 +83,17 @@ async def test_superseded_rows_of_a_run_that_was_killed_are_read_past(tmp_path: 
     lines = [row("1", status=RowStatus.ERROR), row("1", status=RowStatus.ERROR, tries=2), row("1", tries=3)]
     text = "".join(one.model_dump_json(by_alias=True) + "\n" for one in lines)
     (tmp_path / "results.jsonl").write_text(text)
-    assert await resume_statuses(tmp_path, "1") == {"1": RowStatus.GRADED}
+    assert await resume_statuses(tmp_path, "1") == {"1": (RowStatus.GRADED, 3)}
     assert [one.tries for one in read_rows(tmp_path)] == [3]
 
 
-async def test_after_a_graded_row_no_later_one_counts(tmp_path: Path) -> None:
-    lines = [row("1"), row("2", status=RowStatus.ERROR), row("1", status=RowStatus.ERROR, tries=2)]
+async def test_a_later_row_takes_the_place_of_a_graded_one_too(tmp_path: Path) -> None:
+    lines = [row("1"), row("2"), row("1", status=RowStatus.ERROR, tries=2)]
     (tmp_path / "results.jsonl").write_text("".join(one.model_dump_json(by_alias=True) + "\n" for one in lines))
-    assert await resume_statuses(tmp_path, "1", "2") == {"1": RowStatus.GRADED, "2": (RowStatus.ERROR, 1)}
+    assert await resume_statuses(tmp_path, "1", "2") == {"1": (RowStatus.ERROR, 2), "2": (RowStatus.GRADED, 1)}
     assert [(one.case_id, one.status) for one in read_rows(tmp_path)] == [
-        ("1", RowStatus.GRADED),
-        ("2", RowStatus.ERROR),
+        ("2", RowStatus.GRADED),
+        ("1", RowStatus.ERROR),
     ]
 
 
@@ -139,10 +133,10 @@ async def test_a_line_that_is_no_row_is_named_and_nothing_is_thrown_away(tmp_pat
 
 async def test_a_row_of_another_version_is_refused_even_as_the_last(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_text('{"schemaVersion":2,"caseId":"1"}\n')
+    path.write_text('{"schemaVersion":3,"caseId":"1"}\n')
     with pytest.raises(ConfigError, match="not a row of this version"):
         await resume_statuses(tmp_path)
-    assert path.read_text() == '{"schemaVersion":2,"caseId":"1"}\n'
+    assert path.read_text() == '{"schemaVersion":3,"caseId":"1"}\n'
 
 
 async def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:

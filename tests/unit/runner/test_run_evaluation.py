@@ -214,15 +214,6 @@ async def test_a_bad_dataset_and_an_unknown_target_are_refused_before_any_call(t
     assert not folder.output.exists()
 
 
-async def test_another_evaluations_results_are_not_written_over(tmp_path: Path) -> None:
-    folder = prepared(tmp_path)
-    await run_evaluation(folder.setup())
-    write_evaluation(tmp_path, cases(3), [EXACT])
-    with pytest.raises(ConfigError, match="holds the results of another evaluation"):
-        await run_evaluation(folder.setup())
-    assert len(folder.rows()) == 10
-
-
 async def test_a_grader_inherits_no_secret(tmp_path: Path) -> None:
     source = "import json, os; print(json.dumps({'pass': True, 'reason': json.dumps(dict(os.environ))}))"
     write_evaluation(tmp_path, cases(1), [{"name": "judge", "command": write_script(tmp_path, "j.py", source)}])

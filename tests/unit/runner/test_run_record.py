@@ -89,24 +89,6 @@ def test_a_run_taken_up_again_keeps_when_it_was_first_started(tmp_path: Path) ->
     assert second["endedAt"] is not None
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"dataset": "e" * 64}, "dataset"),
-        ({"graders": [{"name": "same", "builtin": "contains"}]}, "graders"),
-    ],
-)
-def test_the_results_of_another_evaluation_are_not_mixed_in(
-    tmp_path: Path, change: dict[str, object], what: str
-) -> None:
-    write(tmp_path)
-    with pytest.raises(ConfigError) as error:
-        write(tmp_path, **change)
-    assert "holds the results of another evaluation" in error.value.message
-    assert f"({what} " in error.value.message
-    assert "--output" in error.value.message
-
-
 def test_what_a_person_changes_to_get_a_run_through_is_no_other_evaluation(tmp_path: Path) -> None:
     graders = [{"name": "j", "command": ["x"], "timeout_seconds": 1, "target": {"max_calls": 1}}]
     again = [{"name": "j", "command": ["x"], "timeout_seconds": 9, "target": {"max_calls": 9}}]

@@ -91,7 +91,7 @@ def test_a_row_that_supersedes_an_errored_one_takes_its_place_in_the_counts() ->
     kept = resume_state(errored("1"))
     board = ProgressState(["bot"], cases=1, repeats=1, resume_state=kept)
     assert (board.tallies["bot"].errors, board.done) == (1, 1)
-    board.add_row(row("1", 1.0), kept.ungraded_row(errored("1").key))
+    board.add_row(row("1", 1.0), RowStats.of(errored("1")))
     tally = board.tallies["bot"]
     assert (tally.errors, tally.graded, tally.calls, board.done) == (0, 1, 2, 1)
     assert board.calls_in_rows == 2

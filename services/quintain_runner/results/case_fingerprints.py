@@ -1,0 +1,16 @@
+"""Fingerprints of a case: of what a target is asked, and of what graders compare the answer with. No I/O."""
+
+from __future__ import annotations
+
+from quintain.config.fingerprint import fingerprint_of
+from quintain.graders import Case
+
+
+def input_fingerprint(case: Case) -> str:
+    """The fingerprint of what decides the answer: the question or the messages, and the system prompt."""
+    return fingerprint_of(case.model_dump(mode="json", include={"question", "messages", "system_prompt"}))
+
+
+def grading_fingerprint(case: Case) -> str:
+    """The fingerprint of what only graders see: ``expected``, and the fields that have no meaning of their own."""
+    return fingerprint_of(case.model_dump(mode="json", include={"expected", "metadata"}))

@@ -1,0 +1,155 @@
+"""Fingerprints of targets: hashes of everything in a target's configuration that can change an answer.
+
+The configuration counts with its ``${{ }}`` resolved, programs and modules by their bytes, whatever their paths, and
+secrets not at all. Not seen: what a program or module imports or reads, unless ``depends_on`` names it, what a hosted
+target's factory does, and what a model's provider changes behind an unchanged name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, SecretStr
+
+from quintain.config.targets import CommandTarget, PythonTarget, TargetConfig, TargetTarget
+from quintain.errors import ConfigError
+from quintain.process import executable_of
+
+#: The keys of a target that change no answer: who judges it, its limits, its price, and a mock's pace.
+KEYS_WITHOUT_EFFECT = frozenset(
+    {"judge_target", "max_concurrency", "timeout_seconds", "max_tries", "price", "delay_ms", "chunk_delay_ms"}
+)
+
+#: A fingerprint is this many hexadecimal characters of a SHA-256.
+_LENGTH = 32
+
+#: Gives a target's fingerprint as its files are now; None where one of them cannot be read any more.
+ReadFingerprint = Callable[[], str | None]
+
+
+def fingerprint_of(value: object) -> str:
+    """The fingerprint of a value that JSON can hold. The order of an object's keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_LENGTH]
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal. Raises `ConfigError` where it cannot be read."""
+    try:
+        status = path.stat()
+        return _cached_digest(str(path), (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    except OSError as error:
+        raise ConfigError(f"{path}: it cannot be read ({error.strerror})") from None
+
+
+def dependency_digests(paths: Iterable[str], folder: Path) -> dict[str, str]:
+    """The digests of the files that ``depends_on`` names. Raises `ConfigError` where one cannot be read."""
+    try:
+        return {name: file_digest(folder / name) for name in paths}
+    except ConfigError as error:
+        raise ConfigError(f"depends_on: {error.message}") from None
+
+
+def command_digests(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> list[str]:
+    """A command as a fingerprint counts it: its program, and each argument that is a file's path, by the bytes of that
+    file. ``folder`` is where it runs."""
+    program, *arguments = command
+    path = env.get("PATH", os.defpath)
+    executable = executable_of(program, env)
+    found = shutil.which(executable, path=path) if os.sep not in executable else str(folder / executable)
+    return [_word(program, Path(found or program)), *(_word(argument, folder / argument) for argument in arguments)]
+
+
+def module_digest(reference: str, folder: Path) -> str | None:
+    """The digest of the file of ``module:name``, looked for in this folder first; None where it has no file."""
+    *parents, last = reference.partition(":")[0].split(".")
+    for base in [folder, *(Path(entry or ".") for entry in sys.path)]:
+        place = base.joinpath(*parents)
+        for suffix in importlib.machinery.all_suffixes():
+            for file in (place / last / f"__init__{suffix}", place / f"{last}{suffix}"):
+                if file.is_file():
+                    return file_digest(file)
+    return None
+
+
+def target_fingerprints(
+    targets: Mapping[str, TargetConfig], folder: Path, env: Mapping[str, str]
+) -> dict[str, ReadFingerprint]:
+    """The fingerprint of each of these resolved targets, as a function: the program of a command, and what
+    ``depends_on`` names, may change while it is served.
+
+    ``folder`` is the configuration's. Raises `ConfigError` where a file that ``depends_on`` names cannot be read.
+    """
+    return {name: _reader(name, targets, folder, env) for name in targets}
+
+
+def _reader(name: str, targets: Mapping[str, TargetConfig], folder: Path, env: Mapping[str, str]) -> ReadFingerprint:
+    try:
+        first = _target_fingerprint(targets, name, folder, env)
+    except ConfigError as error:
+        raise ConfigError(f"targets.{name}.{error.message}") from None
+
+    def read() -> str | None:
+        try:
+            return _target_fingerprint(targets, name, folder, env)
+        except ConfigError:
+            return None
+
+    callees = _with_callees(targets, name)
+    return read if any(isinstance(one, CommandTarget) or one.depends_on for one in callees) else lambda: first
+
+
+def _with_callees(targets: Mapping[str, TargetConfig], name: str) -> Iterator[TargetConfig]:
+    target = targets[name]
+    yield target
+    if isinstance(target, TargetTarget) and target.child_session is not None:
+        yield from (targets[callee] for callee in target.child_session.targets if callee in targets)
+
+
+def _target_fingerprint(targets: Mapping[str, TargetConfig], name: str, folder: Path, env: Mapping[str, str]) -> str:
+    """The target's own fingerprint, and those of the targets that it may call as far as they are configured here."""
+    return fingerprint_of([_own_values(target, folder, env) for target in _with_callees(targets, name)])
+
+
+def _own_values(target: TargetConfig, folder: Path, env: Mapping[str, str]) -> dict[str, object]:
+    values = {
+        key: _plain(getattr(target, key))
+        for key in type(target).model_fields
+        if key not in KEYS_WITHOUT_EFFECT and not isinstance(getattr(target, key), SecretStr)
+    }
+    values["depends_on"] = dependency_digests(target.depends_on, folder)
+    if isinstance(target, CommandTarget):
+        cwd = folder / (target.cwd or ".")
+        values["command"] = command_digests(target.command, cwd, {**env, **target.env})
+        # Where it runs is a path; what it finds there is not seen.
+        values.pop("cwd")
+    if isinstance(target, PythonTarget):
+        values["module"] = module_digest(target.callable, folder)
+    return values
+
+
+def _plain(value: object) -> object:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+
+def _word(word: str, path: Path) -> str:
+    try:
+        return f"sha256:{file_digest(path)}" if path.is_file() else word
+    except (ConfigError, OSError, ValueError):
+        # What no file's path can be, or nobody may read, is a word.
+        return word
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached_digest(path: str, status: tuple[int, ...]) -> str:
+    """The digest of a file in this state: a file of a program is read again only where it has changed."""
+    del status
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,95 @@
+"""The scene that this is about: a run, another model and other graders, and the same command again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+from support.command_line import CommandLine
+from support.evaluations import rows_of, write_files
+from support.model_server import ModelServer, ReceivedRequest, ScriptedResponse, model_server
+from support.model_wires import chat_answer
+
+CONFIG = """
+targets:
+  good: {{provider: openai, model: {model}, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}", judge_target: judge}}
+  judge: {{provider: openai, model: judge-model, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}"}}
+"""
+
+EVALUATION = """
+dataset: cases.jsonl
+targets: [good]
+graders:
+  - {name: polite, function: "graders:polite"}
+  - {name: judged, builtin: llm-judge, prompt: prompt.md}
+  - {name: same, builtin: exact}
+"""
+
+GRADER = """
+import quintain
+
+@quintain.grader
+def polite(output):
+    return {score}
+"""
+
+
+def answered_by_model(request: ReceivedRequest) -> ScriptedResponse:
+    """The judge's verdict is in its instructions; every other model answers with its own name."""
+    model = str(request.body["model"])
+    text = '{"pass": true}' if b"lenient" in request.raw else '{"pass": false}'
+    return ScriptedResponse(body=chat_answer(text if model == "judge-model" else model))
+
+
+async def asked(
+    server: ModelServer, shell: CommandLine, *words: str, code: int = 0, key: str = "k"
+) -> tuple[Counter[str], str]:
+    """What one command asked of the provider, by model, and what it printed on stderr."""
+    server.requests.clear()
+    ended = await asyncio.to_thread(shell.run, "run", "eval.yaml", *words, code=code, env={"KEY": key})
+    return Counter(str(request.body["model"]) for request in server.requests), ended.stderr
+
+
+def write(folder: Path, url: str, *, model: str, score: float, prompt: str) -> None:
+    write_files(
+        folder,
+        cases=5,
+        quintain_yaml=CONFIG.format(url=url, model=model),
+        eval_yaml=EVALUATION,
+        graders_py=GRADER.format(score=score),
+        prompt_md=prompt,
+    )
+
+
+async def test_a_changed_model_and_changed_graders_give_new_answers_and_new_scores(shell: CommandLine) -> None:
+    output = shell.folder / "runs" / "eval"
+    async with model_server() as server:
+        server.response_for = answered_by_model
+        write(shell.folder, server.url, model="model-a", score=1.0, prompt="be lenient")
+        first, _ = await asked(server, shell)
+        assert first == {"model-a": 5, "judge-model": 5}
+        write(shell.folder, server.url, model="model-b", score=0.25, prompt="be strict")
+        second, said = await asked(server, shell)
+        assert second == {"model-b": 5, "judge-model": 5}
+        assert "plan     0 rows kept · 5 asked again (target good: model model-a → model-b)" in said
+        for row in rows_of(output):
+            graders = row["graders"]
+            assert isinstance(graders, dict)
+            assert row["output"] == "model-b"
+            assert [graders[name]["score"] for name in ("polite", "judged", "same")] == [0.25, 0.0, 0.0]
+        assert (await asked(server, shell, key="another key"))[0] == {}
+        write(shell.folder, server.url, model="model-b", score=0.75, prompt="be lenient")
+        third, said = await asked(server, shell)
+        assert third == {"judge-model": 5}
+        assert "plan     0 rows kept · 5 graded again (grader polite changed, grader judged changed)" in said
+        write(shell.folder, server.url, model="model-a", score=0.75, prompt="be lenient")
+        kept, said = await asked(server, shell, "--keep-stale")
+        assert kept == {}
+        assert "plan     5 rows kept · 5 of them stale (target good: model model-b → model-a)" in said
+        fresh, said = await asked(server, shell, "--fresh")
+        assert fresh == {"model-a": 5, "judge-model": 5}
+        assert (shell.folder / "runs" / "eval.previous-1" / "results.jsonl").is_file()
+        history = json.loads((output / "run.json").read_text())["history"]
+        assert [entry["plan"]["new"] for entry in history] == [5]

@@ -1,0 +1,355 @@
+"""The same command again: it asks and grades exactly what changed, by the count of a stub in the provider's place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from quintain.contracts.invoke import InvokeRequest
+from quintain_runner.engine.rerun_plan import RerunPlan
+from quintain_runner.engine.run import run_evaluation
+from quintain_runner.report.csv_file import write_csv
+from quintain_runner.report.junit import write_junit
+from quintain_runner.report.run_report import read_report
+from quintain_runner.report.summary import RunSummary
+from quintain_runner.report.tables import run_tables
+from quintain_runner.results.row import Row, RowStatus
+from quintain_runner.spec.changes import RerunPolicy
+from quintain_runner.statistics.analysis import analyse
+from quintain_runner.statistics.frame import build_frames
+from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation, write_script
+from support.fake_client import FakeClient
+
+TARGETS = ("bot", "judge")
+
+JUDGED: Json = {"name": "judged", "builtin": "llm-judge", "prompt": "prompt.md", "judge_target": "judge"}
+
+PASSES = "import json, pathlib; print(json.dumps({'pass': True, 'reason': pathlib.Path('rules.txt').read_text()}))"
+
+
+async def answer(request: InvokeRequest) -> str:
+    """The judge passes everything; the target under test repeats the question."""
+    return '{"pass": true}' if request.target == "judge" else request.question or ""
+
+
+@dataclass
+class World:
+    """An evaluation of four cases, a judge and a script, which a test changes and runs again."""
+
+    folder: EvaluationFolder
+    rows: list[Json]
+    graders: list[Json]
+    plan: RerunPlan | None = None
+
+    def write(self, **settings: object) -> None:
+        write_evaluation(self.folder.path, self.rows, self.graders, **settings)
+
+    async def run(self, policy: RerunPolicy | None = None) -> RunSummary:
+        """Run it; what became of the rows of before is in ``plan``."""
+
+        def keep(plan: RerunPlan) -> None:
+            self.plan = plan
+
+        self.folder.client.requests.clear()
+        setup = replace(self.folder.setup(), on_plan=keep, rerun_policy=policy or RerunPolicy())
+        return await run_evaluation(setup)
+
+    @property
+    def asked(self) -> int:
+        """How often the target under test was asked by the last command."""
+        return sum(request.target == "bot" for request in self.folder.client.requests)
+
+    @property
+    def judged(self) -> int:
+        """How often the judge was asked by the last command."""
+        return sum(request.target == "judge" for request in self.folder.client.requests)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    (tmp_path / "prompt.md").write_text("Is it right?")
+    (tmp_path / "rules.txt").write_text("first rules")
+    script: Json = {
+        "name": "script",
+        "command": write_script(tmp_path, "script.py", PASSES),
+        "judge_target": "judge",
+        "depends_on": ["rules.txt"],
+    }
+    folder = EvaluationFolder(tmp_path, FakeClient(answer, targets=TARGETS))
+    world = World(folder, cases(4), [EXACT, JUDGED, script])
+    world.write()
+    return world
+
+
+def change_target(world: World) -> None:
+    world.folder.client.fingerprints["bot"] = "another"
+
+
+def change_judge_model(world: World) -> None:
+    world.folder.client.fingerprints["judge"] = "another"
+
+
+def change_expected(world: World) -> None:
+    world.rows[0]["expected"] = "something else"
+
+
+def change_metadata(world: World) -> None:
+    world.rows[1]["topic"] = "new"
+
+
+def change_question(world: World) -> None:
+    world.rows[2]["question"] = "another question"
+
+
+def change_system_prompt(world: World) -> None:
+    world.rows[2]["system_prompt"] = "be brief"
+
+
+def reorder(world: World) -> None:
+    world.rows.reverse()
+
+
+def add_case(world: World) -> None:
+    world.rows.append({"id": "new", "question": "q", "expected": "q"})
+
+
+def remove_case(world: World) -> None:
+    world.rows.pop()
+
+
+def change_exact(world: World) -> None:
+    world.graders[0] = {**EXACT, "ignore_case": True}
+
+
+def add_grader(world: World) -> None:
+    world.graders.append({**EXACT, "name": "more"})
+
+
+def remove_grader(world: World) -> None:
+    world.graders.pop(1)
+
+
+def rewrite_prompt(world: World) -> None:
+    (world.folder.path / "prompt.md").write_text("Is it polite?")
+
+
+def rewrite_script(world: World) -> None:
+    write_script(world.folder.path, "script.py", PASSES + "  # changed")
+
+
+def rewrite_dependency(world: World) -> None:
+    (world.folder.path / "rules.txt").write_text("second rules")
+
+
+def change_timeout(world: World) -> None:
+    world.graders[1] = {**JUDGED, "timeout_seconds": 30}
+
+
+def change_nothing(world: World) -> None:
+    pass
+
+
+#: What is changed, and then: rows kept, graded again, asked again, new, left out; calls of the target and of the judge.
+CHANGES: list[tuple[Callable[[World], None], tuple[int, int, int, int, int], tuple[int, int]]] = [
+    (change_nothing, (4, 0, 0, 0, 0), (0, 0)),
+    (change_timeout, (4, 0, 0, 0, 0), (0, 0)),
+    (reorder, (4, 0, 0, 0, 0), (0, 0)),
+    (change_target, (0, 0, 4, 0, 0), (4, 4)),
+    (change_question, (3, 0, 1, 0, 0), (1, 1)),
+    (change_system_prompt, (3, 0, 1, 0, 0), (1, 1)),
+    (change_expected, (3, 1, 0, 0, 0), (0, 1)),
+    (change_metadata, (3, 1, 0, 0, 0), (0, 1)),
+    (add_case, (4, 0, 0, 1, 0), (1, 1)),
+    (remove_case, (3, 0, 0, 0, 1), (0, 0)),
+    (change_exact, (0, 4, 0, 0, 0), (0, 0)),
+    (add_grader, (0, 4, 0, 0, 0), (0, 0)),
+    (remove_grader, (0, 4, 0, 0, 0), (0, 0)),
+    (rewrite_prompt, (0, 4, 0, 0, 0), (0, 4)),
+    (change_judge_model, (0, 4, 0, 0, 0), (0, 4)),
+    (rewrite_script, (0, 4, 0, 0, 0), (0, 0)),
+    (rewrite_dependency, (0, 4, 0, 0, 0), (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("change", "planned", "calls"), CHANGES, ids=[change.__name__ for change, _, _ in CHANGES])
+async def test_the_same_command_again_does_exactly_what_changed(
+    world: World,
+    change: Callable[[World], None],
+    planned: tuple[int, int, int, int, int],
+    calls: tuple[int, int],
+) -> None:
+    await world.run()
+    assert (world.asked, world.judged) == (4, 4)
+    change(world)
+    world.write()
+    summary = await world.run()
+    plan = world.plan
+    assert plan is not None
+    assert (plan.kept, plan.graded_again, plan.asked_again, plan.new, plan.left_out) == planned
+    assert (world.asked, world.judged) == calls
+    assert (summary.total.graded, summary.total.trials) == (len(world.rows), len(world.rows))
+    assert summary.calls_without_row == 0
+    report = read_report(world.folder.output)
+    names = [str(grader["name"]) for grader in world.graders]
+    assert {row.case_id: list(row.graders) for row in report.rows()} == {str(row["id"]): names for row in world.rows}
+    await world.run()
+    assert world.folder.client.requests == []
+
+
+async def test_the_new_answers_and_verdicts_replace_the_old_ones(world: World) -> None:
+    await world.run()
+    change_target(world)
+    rewrite_dependency(world)
+
+    async def new_model(request: InvokeRequest) -> str:
+        return '{"pass": false}' if request.target == "judge" else "new answer"
+
+    world.folder.client.answer = new_model
+    await world.run()
+    for row in world.folder.rows():
+        assert (row.output, row.graders["judged"].passed, row.graders["script"].reason) == (
+            "new answer",
+            False,
+            "second rules",
+        )
+        assert (row.tries, row.calls) == (2, 4)
+
+
+async def test_a_case_that_comes_back_counts_again_without_a_call(world: World) -> None:
+    await world.run()
+    gone = world.rows.pop(0)
+    world.write()
+    summary = await world.run()
+    assert (summary.total.graded, len(world.folder.rows())) == (3, 4)
+    world.rows.append(gone)
+    world.write()
+    summary = await world.run()
+    assert (summary.total.graded, world.folder.client.requests) == (4, [])
+
+
+async def test_rows_whose_target_changed_are_in_no_table_before_they_are_asked_again(world: World) -> None:
+    await world.run()
+    change_target(world)
+    world.folder.client.max_calls = world.folder.client.used + 2
+    world.folder.concurrency = 1
+    summary = await world.run()
+    assert (summary.total.graded, summary.total.waiting + summary.total.errors) == (1, 3)
+    counted = [row for row in read_report(world.folder.output).rows() if row.status is RowStatus.GRADED]
+    assert {row.fingerprints.target for row in counted if row.fingerprints} == {"another"}
+    report = read_report(world.folder.output)
+    assert report.analysis == analyse(build_frames(counted, ["bot"]))
+
+
+async def test_keep_stale_keeps_the_rows_and_marks_them(world: World) -> None:
+    await world.run()
+    change_target(world)
+    rewrite_prompt(world)
+    summary = await world.run(RerunPolicy(keep_stale=True))
+    assert (world.folder.client.requests, summary.total.graded) == ([], 4)
+    assert {tuple(row.stale or ()) for row in read_report(world.folder.output).rows()} == {
+        ("target bot changed", "grader judged changed")
+    }
+    for report in (read_report(world.folder.output), read_report(world.folder.output, summary)):
+        assert report.stale_rows == 4
+        assert run_tables(report)[0].notes[0].startswith("4 of these rows are stale")
+        write_csv(world.folder.path / "rows.csv", report)
+        write_junit(world.folder.path / "junit.xml", report)
+        assert (world.folder.path / "rows.csv").read_text().count("target bot changed; grader judged changed") == 4
+        assert (world.folder.path / "junit.xml").read_text().count("stale: target bot changed") == 4
+    await world.run()
+    assert read_report(world.folder.output).stale_rows == 0
+    assert (world.asked, world.judged) == (4, 4)
+    assert [row.stale for row in world.folder.rows()] == [None] * 4
+
+
+async def test_a_change_that_is_taken_back_keeps_the_rows_as_they_were(world: World) -> None:
+    await world.run()
+    before = world.folder.rows()
+    change_target(world)
+    await world.run(RerunPolicy(keep_stale=True))
+    world.folder.client.fingerprints["bot"] = "fingerprint-of-bot"
+    await world.run()
+    assert (world.folder.client.requests, sorted(world.folder.rows(), key=by_key)) == ([], sorted(before, key=by_key))
+
+
+def by_key(row: Row) -> tuple[str, str, int]:
+    return row.key
+
+
+async def test_an_answer_of_another_configuration_is_never_that_rows_answer(world: World) -> None:
+    world.folder.client.answered_fingerprints["bot"] = "another"
+    summary = await world.run()
+    assert (summary.total.graded, summary.total.errors, world.judged) == (0, 4, 0)
+    assert {(row.error.code, row.output, row.calls) for row in world.folder.rows() if row.error} == {
+        ("target_changed", None, 1)
+    }
+    del world.folder.client.answered_fingerprints["bot"]
+    summary = await world.run()
+    assert (summary.total.graded, world.asked) == (4, 4)
+
+
+async def test_a_verdict_of_another_configuration_is_none(world: World) -> None:
+    world.folder.client.answered_fingerprints["judge"] = None
+    await world.run()
+    assert {row.error.code for row in world.folder.rows() if row.error} == {"target_changed"}
+    world.folder.client.answered_fingerprints.clear()
+    summary = await world.run()
+    assert (summary.total.graded, world.asked, world.judged) == (4, 0, 4)
+
+
+async def test_rows_of_schema_1_are_asked_again_or_kept_as_stale(world: World) -> None:
+    await world.run()
+    lines = [json.loads(row.to_line()) for row in world.folder.rows()]
+    for line in lines:
+        del line["fingerprints"], line["answer"]
+        line["schemaVersion"] = 1
+    (world.folder.output / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    await world.run(RerunPolicy(keep_stale=True))
+    assert world.folder.client.requests == []
+    await world.run()
+    assert world.asked == 4
+    assert world.plan is not None
+    assert list(world.plan.lines()) == ["0 rows kept · 4 asked again (rows of an earlier version hold no fingerprints)"]
+
+
+async def test_a_target_whose_workers_report_no_fingerprint_is_named(world: World) -> None:
+    world.folder.client.fingerprints.clear()
+    await world.run()
+    await world.run()
+    assert world.plan is not None
+    assert list(world.plan.lines()) == [
+        "4 rows kept",
+        "no worker reports a fingerprint of bot, judge: whether that changed is not known; --fresh asks everything",
+    ]
+    world.folder.client.fingerprints["bot"] = "known now"
+    await world.run()
+    assert world.asked == 4
+
+
+async def test_the_plan_is_told_in_words(world: World) -> None:
+    await world.run()
+    change_expected(world)
+    change_question(world)
+    add_case(world)
+    world.rows.pop(1)
+    world.write()
+    await world.run()
+    assert world.plan is not None
+    assert " | ".join(world.plan.lines()) == (
+        "1 rows kept · 1 graded again (expected changed) · 1 asked again (question changed) · 1 new · "
+        "1 left out (the case is not in the dataset)"
+    )
+
+
+async def test_the_record_keeps_what_each_command_did(world: World) -> None:
+    await world.run()
+    change_target(world)
+    await world.run()
+    record = json.loads((world.folder.output / "run.json").read_text())
+    assert [entry["plan"]["new"] for entry in record["history"]] == [4, 0]
+    assert [entry["targets"]["bot"] for entry in record["history"]] == ["fingerprint-of-bot", "another"]
+    assert record["fingerprints"]["targets"] == {"bot": "another", "judge": "fingerprint-of-judge"}

@@ -1,0 +1,109 @@
+"""The fingerprint of a target: whatever can change an answer changes it, and nothing else does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quintain.config import load_config, target_fingerprints
+from quintain.errors import ConfigError
+
+OPENAI = "provider: openai, model: a, base_url: 'http://h/v1', api_key: '${{ KEY }}'"
+COMMAND = f"provider: command, command: ['{sys.executable}', bot.py, '--brief']"
+PYTHON = "provider: python, callable: 'bot:answer'"
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text("def answer(request): return 'a'")
+    (tmp_path / "prompt.md").write_text("be brief")
+
+
+def fingerprint(folder: Path, target: str, name: str = "bot", **env: str) -> str | None:
+    """The fingerprint of a target of this configuration, in a folder with these files."""
+    path = folder / "quintain.yaml"
+    path.write_text(f"targets: {{{name}: {{{target}}}}}\n")
+    environment = {"KEY": "k", "MODEL": "a", **env}
+    config = load_config(path).resolve(environment)
+    return target_fingerprints(config.targets, folder, environment)[name]()
+
+
+@pytest.mark.parametrize(
+    ("target", "other"),
+    [
+        (OPENAI, OPENAI.replace("model: a", "model: b")),
+        (OPENAI, f"{OPENAI}, temperature: 0.5"),
+        (OPENAI, f"{OPENAI}, max_tokens: 5"),
+        (OPENAI, f"{OPENAI}, api: responses"),
+        (OPENAI, OPENAI.replace("//h/", "//other/")),
+        (OPENAI, f"{OPENAI}, depends_on: [prompt.md]"),
+        (COMMAND, COMMAND.replace("--brief", "--long")),
+        (COMMAND, f"{COMMAND}, env: {{STYLE: brief}}"),
+        (PYTHON, PYTHON.replace("answer", "reply")),
+        ("provider: target, config: {a: '1'}", "provider: target, config: {a: '2'}"),
+        ("provider: mock", "provider: mock, response: nothing"),
+    ],
+)
+def test_what_can_change_an_answer_is_another_target(tmp_path: Path, target: str, other: str) -> None:
+    assert fingerprint(tmp_path, target) != fingerprint(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    "more", ["max_concurrency: 2", "timeout_seconds: 3", "max_tries: 1", "judge_target: bot", "depends_on: []"]
+)
+def test_what_cannot_change_an_answer_is_the_same_target(tmp_path: Path, more: str) -> None:
+    assert fingerprint(tmp_path, OPENAI) == fingerprint(tmp_path, f"{OPENAI}, {more}")
+
+
+def test_a_secret_and_a_name_change_nothing_and_a_reference_counts_by_its_value(tmp_path: Path) -> None:
+    assert fingerprint(tmp_path, OPENAI) == fingerprint(tmp_path, OPENAI, name="other", KEY="another")
+    by_reference = OPENAI.replace("model: a", "model: '${{ MODEL }}'")
+    assert fingerprint(tmp_path, OPENAI) == fingerprint(tmp_path, by_reference)
+    assert fingerprint(tmp_path, OPENAI) != fingerprint(tmp_path, by_reference, MODEL="b")
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (COMMAND, "bot.py"),
+        (PYTHON, "bot.py"),
+        (f"{PYTHON}, depends_on: [prompt.md]", "prompt.md"),
+        (f"{OPENAI}, depends_on: [prompt.md]", "prompt.md"),
+    ],
+)
+def test_the_bytes_of_a_program_a_module_and_a_dependency_count(tmp_path: Path, target: str, name: str) -> None:
+    before = fingerprint(tmp_path, target)
+    text = (tmp_path / name).read_text()
+    (tmp_path / name).write_text(f"{text}\n")
+    assert fingerprint(tmp_path, target) != before
+    (tmp_path / name).write_text(text)
+    assert fingerprint(tmp_path, target) == before
+
+
+def test_a_program_counts_by_its_bytes_wherever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "moved.py").write_bytes((tmp_path / "bot.py").read_bytes())
+    assert fingerprint(tmp_path, COMMAND) == fingerprint(tmp_path, COMMAND.replace("bot.py", "elsewhere/moved.py"))
+
+
+def test_a_program_that_changes_while_it_is_served_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "quintain.yaml"
+    path.write_text(f"targets: {{bot: {{{COMMAND}, depends_on: [prompt.md]}}}}\n")
+    read = target_fingerprints(load_config(path).targets, tmp_path, {})["bot"]
+    before = read()
+    (tmp_path / "bot.py").write_text("print('another')")
+    assert read() != before
+    (tmp_path / "prompt.md").unlink()
+    assert read() is None
+
+
+def refused(folder: Path) -> Callable[[], object]:
+    return lambda: fingerprint(folder, f"{OPENAI}, depends_on: [missing.md]")
+
+
+def test_a_dependency_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"targets\.bot\.depends_on: .*missing\.md: it cannot be read"):
+        refused(tmp_path)()
