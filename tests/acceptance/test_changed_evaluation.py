@@ -93,3 +93,21 @@ async def test_a_changed_model_and_changed_graders_give_new_answers_and_new_scor
         assert (shell.folder / "runs" / "eval.previous-1" / "results.jsonl").is_file()
         history = json.loads((output / "run.json").read_text())["history"]
         assert [entry["plan"]["new"] for entry in history] == [5]
+
+
+def test_a_fresh_run_that_is_refused_leaves_the_earlier_results_where_they_are(shell: CommandLine) -> None:
+    command = "dataset: {command: [python, cases.py]}\ntargets: [bot]\ngraders: [{name: same, builtin: exact}]\n"
+    row = json.dumps({"id": "c1", "question": "hi", "expected": "hi"})
+    write_files(
+        shell.folder,
+        quintain_yaml="targets: {bot: {provider: mock}}\n",
+        eval_yaml=command,
+        cases_py=f"print({row!r})\n",
+    )
+    shell.run("run", "eval.yaml")
+    results = shell.folder / "runs" / "eval"
+    before = {path.name: path.read_bytes() for path in results.iterdir() if path.is_file()}
+    write_files(shell.folder, cases_py="print('not a case')\n")
+    shell.run("run", "eval.yaml", "--fresh", code=2)
+    assert {path.name: path.read_bytes() for path in results.iterdir() if path.is_file()} == before
+    assert [path.name for path in results.parent.iterdir()] == ["eval"]

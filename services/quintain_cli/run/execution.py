@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -123,9 +126,6 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
     if not options.path.is_file():
         raise ConfigError(f"{options.path}: there is no such file; `quintain demo` writes an example to start from")
     on_fleet = is_on_fleet(settings) and not options.is_embedded
-    if options.is_fresh:
-        # Before the dataset's command stores its output in the folder.
-        _set_aside(options.folder)
     inspection = InspectionOptions(
         path=options.path,
         targets=options.targets,
@@ -133,10 +133,12 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
         on_fleet=on_fleet,
         results_folder=options.folder,
     )
-    found = await inspect_evaluation(inspection, settings)
+    # The earlier results are renamed first, because the dataset's command stores its output in the folder.
+    with _set_aside(options.folder) if options.is_fresh else contextlib.nullcontext():
+        found = await inspect_evaluation(inspection, settings)
+        if found.problems or found.evaluation is None or found.dataset_stats is None:
+            raise ConfigError("\n".join(found.problems))
     evaluation, config, targets, dataset_stats = found.evaluation, found.config, found.targets, found.dataset_stats
-    if found.problems or evaluation is None or dataset_stats is None:
-        raise ConfigError("\n".join(found.problems))
     trial_count = dataset_stats.cases * len(targets) * evaluation.spec.repeats
     budget = RunBudget(
         default_target=targets[0],
@@ -177,16 +179,29 @@ async def _run_prepared(options: RunOptions, command: str) -> RunReport:
         return report
 
 
-def _set_aside(folder: Path) -> None:
-    """Rename the results of before to NAME.previous-N, so that the run begins with none."""
+@contextlib.contextmanager
+def _set_aside(folder: Path) -> Iterator[None]:
+    """Rename the earlier results to NAME.previous-N, so that the run starts without any.
+
+    If the block raises, the new folder is removed and the earlier results get their name back: a refused run changes
+    nothing.
+    """
     if not folder.exists():
+        yield
         return
     with exclusive_lock(folder, folder / ".lock"), exclusive_lock(folder, folder):
         number = 1
         while (previous := folder.with_name(f"{folder.name}.previous-{number}")).exists():
             number += 1
         folder.rename(previous)
-    print_stderr(f"fresh    the results of before are in {previous}")
+    try:
+        yield
+    except BaseException:
+        if folder.exists():
+            shutil.rmtree(folder)
+        previous.rename(folder)
+        raise
+    print_stderr(f"fresh    the earlier results are in {previous}")
 
 
 def _run_setup(
