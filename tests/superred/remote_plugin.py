@@ -24,6 +24,7 @@ from quintain.remote.connection_thread import ConnectionThread, open_connection_
 from quintain.remote.factory import RemoteFactory
 from quintain.rpc.server import delete_queues
 from quintain.superred import HostedTarget, RemoteTargetFactory
+from quintain.target.tag_registry import TagRegistry
 from quintain.target.type_registry import superred_types
 from quintain.topology import host_topology
 from quintain_host.host import Host
@@ -162,12 +163,12 @@ def all_subclasses(kind: type) -> list[type]:
     return [each for child in kind.__subclasses__() for each in (child, *all_subclasses(child))]
 
 
-def with_learned_tags(resolver: Callable[[Any], Any], tag_registry: Any) -> Callable[[Any], Any]:
+def with_learned_tags(resolver: Callable[[Any], Any], tag_registry: TagRegistry) -> Callable[[Any], Any]:
     """A scope's resolver, whose tags are those that the remote side hands out."""
 
     def resolve(task: Any) -> Any:
         scope = resolver(task)
-        tag_registry.learn(scope)
+        tag_registry.register(scope)
         return scope
 
     return resolve
