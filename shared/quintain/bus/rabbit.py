@@ -26,7 +26,7 @@ from quintain.bus.rabbit_connection import RETRY_SECONDS, RabbitConnection, tran
 from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
 from quintain.bus.rabbit_message import to_amqp_properties
-from quintain.errors import BrokerUnavailable, BusError, Unroutable
+from quintain.errors import BrokerUnavailable, Unroutable
 from quintain.topology import Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class RabbitBus:
         try:
             await self._publish_connection.wait_connection(timeout_seconds)
             await self._consume_connection.wait_connection(timeout_seconds)
-        except BusError:
+        except BaseException:
             await self.close()
             raise
 

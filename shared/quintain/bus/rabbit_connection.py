@@ -113,12 +113,22 @@ def translate_errors(action: str) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if is_current_task_cancelled():
             raise
         raise BrokerUnavailable(f"{action}: the connection was lost") from None
     except CONNECTION_ERRORS as error:
+        if is_current_task_cancelled():
+            raise asyncio.CancelledError from None
         raise to_bus_error(error, action) from None
+
+
+def is_current_task_cancelled() -> bool:
+    """Return whether the current task's cancellation was requested.
+
+    aio-pika may raise another error, or return normally, in a task that was cancelled while it waited.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def to_bus_error(error: BaseException, action: str) -> BusError:
@@ -211,6 +221,8 @@ class RabbitConnection:
                     client_properties={"connection_name": f"quintain {self._purpose}"},
                 )
             except (amqp.AMQPError, OSError, TimeoutError, RuntimeError, ValueError) as error:
+                if is_current_task_cancelled():
+                    raise asyncio.CancelledError from None
                 refusal = connection_error(error, without_password(node_url))
                 self._last_error = mask_tokens(str(error)) or type(error).__name__
                 if isinstance(refusal, BrokerRefused):
@@ -222,6 +234,9 @@ class RabbitConnection:
                 failures += 1
                 await asyncio.sleep(random.uniform(0, max_delay_seconds))  # noqa: S311 -- jitter, not a secret
                 continue
+            if is_current_task_cancelled():
+                await connection.close()
+                raise asyncio.CancelledError
             failures = 0
             self.reconnects += self._current_connection is not None
             self._current_connection = connection
