@@ -37,15 +37,16 @@ _LEDGER_URL_VARIABLE, _ADMIN_TOKEN_VARIABLE = "QUINTAIN_LEDGER_URL", "QUINTAIN_A
 
 @dataclass(frozen=True, slots=True)
 class _ServedProcess:
-    """A metadata process, and the task that connects its socket to the in-memory broker."""
+    """A metadata process, its connection to the in-memory broker, and the task that serves the connection."""
 
     process: Process
+    pipe_broker: SocketpairBroker
     pipe_task: asyncio.Task[None]
 
     async def stop(self) -> None:
         """Close the socket, on which the process finishes its work and exits; kill it after `STOP_TIMEOUT_SECONDS`."""
-        self.pipe_task.cancel()
-        await asyncio.gather(self.pipe_task, return_exceptions=True)
+        self.pipe_broker.disconnect()
+        await self.pipe_task
         await end_process(self.process, STOP_TIMEOUT_SECONDS)
 
 
@@ -122,7 +123,8 @@ async def _start_served_process(broker: MemoryBroker, env: Mapping[str, str]) ->
             writer.close()
             raise
     pipe_broker = SocketpairBroker(broker.connect(), reader, writer)
-    served = _ServedProcess(process, asyncio.get_running_loop().create_task(pipe_broker.serve(), name="metadata-pipe"))
+    pipe_task = asyncio.get_running_loop().create_task(pipe_broker.serve(), name="metadata-pipe")
+    served = _ServedProcess(process, pipe_broker, pipe_task)
     try:
         await _wait_until_ready(process)
     except BaseException:

@@ -292,6 +292,14 @@ class SocketpairBroker:
             self._writer.close()
             await self._bus.close()
 
+    def disconnect(self) -> None:
+        """Close the connection, on which `serve` closes the bus and ends.
+
+        A cancellation of `serve` could interrupt the closing of the bus: the consumers that are left would take
+        messages for a process that is gone.
+        """
+        self._writer.transport.abort()
+
     async def _handle_frame(self, frame: Frame) -> None:
         number = frame.fields.get("number")
         try:

@@ -127,3 +127,27 @@ async def test_half_a_frame_is_none() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(whole)
     assert await read_frame(reader) == Frame(FrameKind.PUBLISH, {"number": 1}, b"body")
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_when_the_process_is_killed_no_consumer_of_it_is_left(turns: int) -> None:
+    memory, got = MemoryBroker(), asyncio.Queue[Delivery]()
+    near, far = socket.socketpair()
+    broker = SocketpairBroker(memory.connect(), *await asyncio.open_connection(sock=near))
+    serving = asyncio.create_task(broker.serve())
+    bus = await SocketpairBus.from_socket(far)
+    await bus.declare(TOPOLOGY)
+    for _ in range(3):
+        await bus.consume(QUEUE, queueing_handler(got, settle=False), prefetch=2)
+    for body in (b"1", b"2", b"3"):
+        memory.publish(EXCHANGE.name, "words", Envelope(body=body, type="word"))
+    far.shutdown(socket.SHUT_RDWR)  # as the end of its process does
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    broker.disconnect()
+    async with asyncio.timeout(5):
+        await serving
+    assert not memory.queue(QUEUE.name).consumers
+    assert sorted(message.envelope.body for message in memory.queue(QUEUE.name).ready) == [b"1", b"2", b"3"]
+    await bus.close()
+    memory.close()
