@@ -1,6 +1,6 @@
 """The promise of ``quintain run``: whatever is killed, the same command ends where an undisturbed run ends.
 
-500 cases × 3 targets × 2 graders over RabbitMQ, one of them a program that calls a judge. The worker, the metadata
+60 cases × 3 targets × 2 graders over RabbitMQ, one of them a program that calls a judge. The worker, the metadata
 service and the run itself are each killed once with SIGKILL, at moments drawn from a seed.
 """
 
@@ -21,7 +21,7 @@ from support.evaluations import Json, rows_of
 from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
 from support.quick import lease_variable
 
-CASES = 150
+CASES = 60
 TARGETS = ("alpha", "beta", "gamma")
 TRIALS = CASES * len(TARGETS)
 
