@@ -16,6 +16,7 @@ passed over and analysed, and the last thousand asked. What counts is the larges
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -27,7 +28,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from quintain.contracts.invoke import TokenUsage
 from quintain.settings import environment
+from quintain_runner.dataset.reader import parse_case
+from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
+from quintain_runner.results.row import Answer, GraderRow, Row, RowCase, RowFingerprints, RowStatus
 
 HERE = Path(__file__).parent
 DELAY_MS, IN_FLIGHT = 100, 200
@@ -108,30 +113,41 @@ def memory(rows: int) -> dict[str, object]:
         folder = Path(name)
         write_folder(folder, rows, 0)
         parked = run(folder, "--max-calls", "0")
-        with (folder / "runs" / "eval" / "results.jsonl").open("w") as file:
-            file.writelines(answered_rows(rows - LAST_ROWS))
+        results = folder / "runs" / "eval"
+        with (results / "results.jsonl").open("wb") as file:
+            file.writelines(answered_rows(results / "run.json", folder / "cases.jsonl", rows - LAST_ROWS))
         taken_up = run(folder, "--max-calls", str(rows))
+        asked = json.loads((results / "run.json").read_bytes())["history"][-1]["plan"]
+        if asked["new"] != LAST_ROWS:
+            raise SystemExit(f"{LAST_ROWS} rows were to be asked, and the plan was {asked}")
     return {"rows": rows, "mib": max(parked.mib, taken_up.mib), "first": asdict(parked), "takenUp": asdict(taken_up)}
 
 
-def answered_rows(count: int) -> Iterator[str]:
-    """Rows as the run would have written them."""
-    verdict: dict[str, object] = {"score": 1.0, "pass": True, "reason": None, "checks": [], "calls": 0}
-    for number in range(count):
-        row = {
-            "schemaVersion": 1,
-            "caseId": f"case-{number}",
-            "target": "bench",
-            "repeat": 1,
-            "status": "graded",
-            "output": f"What is the {number}th of the things that nobody asked for?",
-            "score": 1.0,
-            "graders": {"same": verdict},
-            "calls": 1,
-            "tokenUsage": {"input": 11, "output": 11},
-            "durationMs": 0.1,
-        }
-        yield json.dumps(row) + "\n"
+def answered_rows(record: Path, dataset: Path, count: int) -> Iterator[bytes]:
+    """Rows as the run would have written them, with the fingerprints of the run's record."""
+    fingerprints = json.loads(record.read_bytes())["fingerprints"]
+    target, grader = fingerprints["targets"]["bench"], fingerprints["graders"]["bench"]["same"]
+    with dataset.open("rb") as file:
+        for case in map(parse_case, itertools.islice(file, count)):
+            usage = TokenUsage(input=11, output=11)
+            row = Row(
+                case_id=case.id,
+                target="bench",
+                repeat=1,
+                status=RowStatus.GRADED,
+                case=RowCase.of(case),
+                output=case.question,
+                score=1.0,
+                graders={"same": GraderRow(score=1.0, passed=True, fingerprint=grader)},
+                calls=1,
+                token_usage=usage,
+                duration_ms=0.1,
+                fingerprints=RowFingerprints(
+                    input=input_fingerprint(case), grading=grading_fingerprint(case), target=target
+                ),
+                answer=Answer(request_id=f"run-{case.id:0>64}", model="mock", token_usage=usage),
+            )
+            yield row.to_line()
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from quintain_runner.results.row import (
     Answer,
     GraderRow,
     Row,
+    RowCase,
     RowError,
     RowStatus,
     target_changed_text,
@@ -84,10 +85,11 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
         return TrialOutcome(
-            row=_fault_row(trial, RowError(code=fault.code, error=fault.message), fault), target_fault=fault
+            row=_fault_row(trial, RowError(code=fault.code, error=fault.message, request_id=trial.request_id), fault),
+            target_fault=fault,
         )
     if trial.target_fingerprint is not None and result.target_fingerprint != trial.target_fingerprint:
-        error = RowError(code=TARGET_CHANGED, error=target_changed_text(trial.target))
+        error = RowError(code=TARGET_CHANGED, error=target_changed_text(trial.target), request_id=trial.request_id)
         return TrialOutcome(row=_fault_row(trial, error, result))
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
@@ -172,6 +174,7 @@ def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
         repeat=trial.repeat,
         tries=trial.tries,
         status=RowStatus.IN_DOUBT if in_doubt else RowStatus.ERROR,
+        case=RowCase.of(trial.case),
         error=error,
         calls=earlier.calls + int(isinstance(answer, Result) or answer.charged),
         token_usage=earlier.token_usage + usage,
@@ -190,6 +193,7 @@ def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) ->
         repeat=trial.repeat,
         tries=trial.tries,
         status=RowStatus.ERROR if grader_results.error else RowStatus.GRADED,
+        case=RowCase.of(trial.case),
         output=result.raw_text,
         score=None if grader_results.error else sum(scores) / len(scores),
         graders=grader_results.rows,

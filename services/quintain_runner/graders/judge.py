@@ -147,18 +147,17 @@ class JudgeGraderRunner:
                 lambda: context.session.send(request, request_id=request_id, deadline_seconds=timeout_seconds)
             )
         except Fault as fault:
-            return GradingResult(
-                GraderRow(error=fault.message, calls=int(fault.charged)), NO_TOKENS, error_code=fault.code
-            )
+            row = GraderRow(error=fault.message, calls=int(fault.charged), request_id=request_id)
+            return GradingResult(row, NO_TOKENS, error_code=fault.code)
         expected_fingerprint = context.fingerprints.targets.get(request.target or "")
         if expected_fingerprint is not None and reply.target_fingerprint != expected_fingerprint:
-            row = GraderRow(error=target_changed_text(request.target or ""), calls=1)
+            row = GraderRow(error=target_changed_text(request.target or ""), calls=1, request_id=request_id)
             return GradingResult(row, reply.token_usage or NO_TOKENS, error_code=TARGET_CHANGED)
         try:
             row = GraderRow.of(parse_judgement(reply.raw_text), calls=1)
         except GraderError as error:
             row = GraderRow(error=error.message, calls=1)
-        return GradingResult(row, reply.token_usage or NO_TOKENS)
+        return GradingResult(row.model_copy(update={"request_id": request_id}), reply.token_usage or NO_TOKENS)
 
 
 def _request_id(trial: Trial, grader: str, request: InvokeRequest, answer: str, fingerprint: str | None) -> str:

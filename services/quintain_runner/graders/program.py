@@ -113,7 +113,8 @@ class ProgramGraderRunner:
         token = session.token
         # Counters that cannot be read are an error, never zero: this may raise.
         session_info = await call_with_retry(lambda: context.read_session_info(token))
-        return GradingResult(row.model_copy(update={"calls": session_info.call_count}), session_info.token_usage)
+        row = row.model_copy(update={"calls": session_info.call_count, "session_id": session.session_id})
+        return GradingResult(row, session_info.token_usage)
 
     async def _open_session(self, trial: Trial, context: GradingContext) -> SessionOpened:
         """Open the child session of one execution, with the grader's limit of calls."""

@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, JsonValue, field_serializer
 
-from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, ChatMessage, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.graders import Case
 from quintain_runner.results.verdict import Check, Verdict
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
@@ -60,6 +61,16 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
+def _is_zero(value: object) -> bool:
+    """Whether a value is 0 or False: such fields are omitted from the JSON."""
+    return value == 0
+
+
+def _is_one(value: object) -> bool:
+    """Whether a value is 1: such fields are omitted from the JSON."""
+    return value == 1
+
+
 class CheckRow(Message):
     """One check of a grader's verdict, as stored in a row."""
 
@@ -86,7 +97,9 @@ class CheckRow(Message):
 class GraderRow(Message):
     """The result of one grader, as stored in a row: a verdict, or an error. ``calls`` counts the calls that it made.
 
-    ``fingerprint`` is the grader's fingerprint, or None if it is not known.
+    ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``generation`` counts the times that the
+    run was graded again on purpose. ``request_id`` is that of a judge's call, and ``session_id`` the session of a
+    program's calls.
     """
 
     score: float | None = None
@@ -97,6 +110,9 @@ class GraderRow(Message):
     error: str | None = Field(default=None, exclude_if=_is_none)
     calls: int = 0
     fingerprint: str | None = Field(default=None, exclude_if=_is_none)
+    generation: int = Field(default=0, exclude_if=_is_zero)
+    request_id: str | None = Field(default=None, exclude_if=_is_none)
+    session_id: str | None = Field(default=None, exclude_if=_is_none)
 
     @classmethod
     def of(cls, verdict: Verdict, *, calls: int = 0) -> GraderRow:
@@ -112,10 +128,30 @@ class GraderRow(Message):
 
 
 class RowError(Message):
-    """Why a row has no score: the code of a fault, or `GRADER_FAILED` or `BUDGET_EXHAUSTED`, and a sentence."""
+    """Why a row has no score: the code of a fault, or `GRADER_FAILED` or `BUDGET_EXHAUSTED`, and a sentence.
+
+    ``request_id`` is that of the target's call, if that call ended with the fault.
+    """
 
     code: str
     error: str
+    request_id: str | None = Field(default=None, exclude_if=_is_none)
+
+
+class RowCase(Message):
+    """What was asked, and what the answer was compared with."""
+
+    question: str | None = Field(default=None, exclude_if=_is_none)
+    messages: list[ChatMessage] | None = Field(default=None, exclude_if=_is_none)
+    system_prompt: str | None = Field(default=None, exclude_if=_is_none)
+    expected: JsonValue = Field(default=None, exclude_if=_is_none)
+
+    @classmethod
+    def of(cls, case: Case) -> RowCase:
+        """The stored form of a case."""
+        return cls(
+            question=case.question, messages=case.messages, system_prompt=case.system_prompt, expected=case.expected
+        )
 
 
 class RowFingerprints(Message):
@@ -130,7 +166,8 @@ class RowFingerprints(Message):
 class Answer(Message):
     """What a target answered, beside its text and its duration: with them the answer can be graded again.
 
-    ``messages`` is absent where the answer is one message, and the text is all of it.
+    ``messages`` is absent where the answer is one message, and the text is all of it. ``attempts`` is absent where it
+    is 1.
     """
 
     request_id: str | None = Field(default=None, exclude_if=_is_none)
@@ -138,6 +175,7 @@ class Answer(Message):
     model: str | None = Field(default=None, exclude_if=_is_none)
     finish_reason: str | None = Field(default=None, exclude_if=_is_none)
     token_usage: TokenUsage | None = Field(default=None, exclude_if=_is_none)
+    attempts: int = Field(default=1, exclude_if=_is_one)
 
     @classmethod
     def of(cls, result: Result, request_id: str) -> Answer:
@@ -149,6 +187,7 @@ class Answer(Message):
             model=result.model,
             finish_reason=result.finish_reason,
             token_usage=result.token_usage,
+            attempts=result.attempts,
         )
 
 
@@ -156,7 +195,8 @@ class Row(Message):
     """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1.
 
     ``stale`` says what changed since the row was made: such a row counts only where it was kept on purpose
-    (``staleKept``). Rows of schema 1 have neither fingerprints nor an answer that can be graded again.
+    (``staleKept``). Rows of schema 1 have neither fingerprints nor an answer that can be graded again; rows with
+    ``contentOmitted`` have fingerprints, scores and counts, and no texts.
     """
 
     schema_version: Literal[1, 2] = 2
@@ -164,6 +204,7 @@ class Row(Message):
     target: str
     repeat: int
     status: RowStatus
+    case: RowCase | None = Field(default=None, exclude_if=_is_none)
     output: str | None = None
     score: float | None = None
     graders: dict[str, GraderRow] = Field(default_factory=dict)
@@ -171,11 +212,12 @@ class Row(Message):
     calls: int = 0
     token_usage: TokenUsage = NO_TOKENS
     duration_ms: float = 0
-    tries: int = Field(default=1, exclude_if=lambda tries: tries == 1)
+    tries: int = Field(default=1, exclude_if=_is_one)
     fingerprints: RowFingerprints | None = Field(default=None, exclude_if=_is_none)
     answer: Answer | None = Field(default=None, exclude_if=_is_none)
     stale: list[str] | None = Field(default=None, exclude_if=_is_none)
-    stale_kept: bool = Field(default=False, exclude_if=lambda kept: not kept)
+    stale_kept: bool = Field(default=False, exclude_if=_is_zero)
+    content_omitted: bool = Field(default=False, exclude_if=_is_zero)
 
     @field_serializer("token_usage")
     def _serialize_token_usage(self, usage: TokenUsage) -> dict[str, int]:
@@ -186,6 +228,14 @@ class Row(Message):
         """The row as a line of the file: JSON with a newline. None is written as null, unless the field omits it."""
         return self.__pydantic_serializer__.to_json(self, by_alias=True) + b"\n"
 
+    def without_content(self) -> Row:
+        """The row without what was asked, answered and said of the answer."""
+        empty: dict[str, object] = {"reason": None, "checks": [], "details": None}
+        graders = {name: grader.model_copy(update=empty) for name, grader in self.graders.items()}
+        answer = None if self.answer is None else self.answer.model_copy(update={"messages": None})
+        left: dict[str, object] = {"case": None, "output": None, "graders": graders, "answer": answer}
+        return self.model_copy(update={**left, "content_omitted": self.content_omitted or self.has_answer})
+
     @property
     def key(self) -> RowKey:
         """The case, target and repeat of the row."""
@@ -195,6 +245,11 @@ class Row(Message):
     def counts(self) -> bool:
         """Whether it is in the counts and tables: a stale row is not, but where it was kept on purpose."""
         return self.stale is None or self.stale_kept
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the target answered, even if the row does not hold the answer."""
+        return self.output is not None or self.content_omitted
 
     @property
     def result(self) -> Result | None:
@@ -209,6 +264,7 @@ class Row(Message):
             target=self.target,
             model=answer.model,
             finish_reason=answer.finish_reason,
+            attempts=answer.attempts,
             replayed=True,
             duration_ms=self.duration_ms,
             call_count=0,
@@ -224,10 +280,7 @@ class Row(Message):
 
 @dataclass(frozen=True, slots=True)
 class RowStats:
-    """The part of a row that the counts need, without its texts.
-
-    ``answered`` says whether the target answered.
-    """
+    """The part of a row that the counts need, without its texts."""
 
     status: RowStatus
     score: float
@@ -236,7 +289,6 @@ class RowStats:
     input_tokens: int
     output_tokens: int
     tries: int
-    answered: bool
     counts: bool = True
 
     @classmethod
@@ -250,6 +302,5 @@ class RowStats:
             input_tokens=row.token_usage.input,
             output_tokens=row.token_usage.output,
             tries=row.tries,
-            answered=row.output is not None,
             counts=row.counts,
         )

@@ -116,7 +116,7 @@ def _changes(
         asking.append(_target_change(target, was.target, now.target, fingerprints))
     if was.input != now.input:
         asking.append("question changed")
-    if row.output is None:
+    if not row.has_answer:
         # There is no answer that anything could be graded of.
         return tuple(asking), ()
     grading = [] if was.grading == now.grading else ["expected changed"]

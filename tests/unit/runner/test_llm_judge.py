@@ -148,9 +148,7 @@ async def test_after_a_crash_the_same_judgement_is_the_same_call() -> None:
 
 
 def row_stats(calls: int) -> RowStats:
-    return RowStats(
-        RowStatus.ERROR, score=0, passed=False, calls=calls, input_tokens=0, output_tokens=0, tries=1, answered=True
-    )
+    return RowStats(RowStatus.ERROR, score=0, passed=False, calls=calls, input_tokens=0, output_tokens=0, tries=1)
 
 
 async def test_a_reply_that_is_no_verdict_is_an_error_and_the_next_try_asks_anew() -> None:
