@@ -60,6 +60,7 @@ RUN_BY = {
     "quintain demo": "tests/acceptance/test_demo.py",
     "quintain check": "tests/acceptance/test_check.py",
     "quintain run": "tests/acceptance/test_run.py",
+    "quintain rescore": "tests/acceptance/test_changed_evaluation.py",
     "quintain report": "tests/acceptance/test_run_output.py",
     "quintain compare": "tests/acceptance/test_run_output.py",
     "quintain schema eval": "tests/acceptance/test_check.py",

@@ -17,6 +17,7 @@ COMMANDS: CommandTable = {
     "demo": ("quintain_cli.commands.demo:demo", "Run an example evaluation, without an API key or a broker."),
     "check": ("quintain_cli.commands.check:check", "Check an evaluation for errors, and estimate its cost."),
     "run": ("quintain_cli.commands.run:run", "Run an evaluation."),
+    "rescore": ("quintain_cli.commands.rescore:rescore", "Grade the kept answers of a run again."),
     "report": ("quintain_cli.commands.report:report", "Show the results of a run, also as JUnit, Markdown or CSV."),
     "compare": ("quintain_cli.commands.compare:compare", "Compare two runs case by case, with significance tests."),
     "up": ("quintain_cli.commands.up:up", "Run all services in this process."),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from quintain_runner.report.csv_file import write_csv
     from quintain_runner.report.junit import write_junit
     from quintain_runner.report.markdown import write_markdown
-    from quintain_runner.report.run_record import Origin
-    from quintain_runner.report.run_report import RunReport, read_report
+    from quintain_runner.report.run_record import Origin, planned_targets
+    from quintain_runner.report.run_report import RunReport, read_report, read_run
     from quintain_runner.report.summary_text import exit_line, parked_target_notes, rich_table, unaccounted_calls_note
     from quintain_runner.report.tables import TextTable, cost_line, run_tables
     from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
@@ -46,11 +46,13 @@ if TYPE_CHECKING:
     )
     from quintain_runner.spec.json_schema import evaluation_schema
     from quintain_runner.spec.plan import (
+        CallsEstimate,
         check_targets_available,
         choose_targets,
         estimate_calls,
         max_grader_calls,
     )
+    from quintain_runner.spec.selection import TrialSelection
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -78,8 +80,8 @@ else:
             "quintain_runner.report.csv_file": ("write_csv",),
             "quintain_runner.report.junit": ("write_junit",),
             "quintain_runner.report.markdown": ("write_markdown",),
-            "quintain_runner.report.run_record": ("Origin",),
-            "quintain_runner.report.run_report": ("RunReport", "read_report"),
+            "quintain_runner.report.run_record": ("Origin", "planned_targets"),
+            "quintain_runner.report.run_report": ("RunReport", "read_report", "read_run"),
             "quintain_runner.report.summary_text": (
                 "exit_line",
                 "parked_target_notes",
@@ -102,11 +104,13 @@ else:
             ),
             "quintain_runner.spec.json_schema": ("evaluation_schema",),
             "quintain_runner.spec.plan": (
+                "CallsEstimate",
                 "check_targets_available",
                 "choose_targets",
                 "estimate_calls",
                 "max_grader_calls",
             ),
+            "quintain_runner.spec.selection": ("TrialSelection",),
         },
     )
 
@@ -114,6 +118,7 @@ __all__ = [
     "DEFAULT_CONCURRENCY",
     "DEFAULT_GRADER_CONCURRENCY",
     "DEFAULT_MAX_ERRORS",
+    "CallsEstimate",
     "CommandGrader",
     "Comparison",
     "DatasetStats",
@@ -133,6 +138,7 @@ __all__ = [
     "RunReport",
     "RunSetup",
     "TextTable",
+    "TrialSelection",
     "atomic_write",
     "case_requirements",
     "charged_calls",
@@ -159,9 +165,11 @@ __all__ = [
     "open_graders",
     "parked_target_notes",
     "plain_line",
+    "planned_targets",
     "progress_display",
     "read_cases",
     "read_report",
+    "read_run",
     "read_text_file",
     "rich_table",
     "run_evaluation",

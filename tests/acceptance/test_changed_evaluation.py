@@ -44,11 +44,15 @@ def answered_by_model(request: ReceivedRequest) -> ScriptedResponse:
 
 
 async def asked(
-    server: ModelServer, shell: CommandLine, *words: str, code: int = 0, key: str = "k"
+    server: ModelServer,
+    shell: CommandLine,
+    *words: str,
+    key: str = "k",
+    command: tuple[str, ...] = ("run", "eval.yaml"),
 ) -> tuple[Counter[str], str]:
     """What one command asked of the provider, by model, and what it printed on stderr."""
     server.requests.clear()
-    ended = await asyncio.to_thread(shell.run, "run", "eval.yaml", *words, code=code, env={"KEY": key})
+    ended = await asyncio.to_thread(shell.run, *command, *words, env={"KEY": key})
     return Counter(str(request.body["model"]) for request in server.requests), ended.stderr
 
 
@@ -88,9 +92,26 @@ async def test_a_changed_model_and_changed_graders_give_new_answers_and_new_scor
         kept, said = await asked(server, shell, "--keep-stale")
         assert kept == {}
         assert "plan     5 rows kept · 5 of them stale (target good: model model-b → model-a)" in said
+        regraded, said = await asked(server, shell, command=("rescore", "runs/eval"))
+        assert regraded == {"judge-model": 5}
+        assert "calls    0 to 5" in said
+        assert "of a new session" in said
+        assert "plan     0 rows kept · 5 graded again (rescored)" in said
+        assert [row["stale"] for row in rows_of(output)] == [["target good: model model-b → model-a"]] * 5
+        write_files(shell.folder, cases=5, other_yaml=EVALUATION.replace("builtin: exact", "builtin: contains"))
+        regraded, said = await asked(server, shell, command=("rescore", "runs/eval", "other.yaml"))
+        assert regraded == {"judge-model": 5}
+        assert json.loads((output / "run.json").read_text())["generation"] == 2
+        one, said = await asked(server, shell, "--case", "case-1", "--target", "good")
+        assert one == {"model-a": 1, "judge-model": 1}
+        assert "4 not selected" in said
+        one, _ = await asked(server, shell, "--limit", "1", "--no-content", "--fresh")
+        assert one == {"model-a": 1, "judge-model": 1}
+        assert [row["output"] for row in rows_of(output)] == [None]
+        shell.run("run", "eval.yaml", "--case", "none", code=2)
         fresh, said = await asked(server, shell, "--fresh")
         assert fresh == {"model-a": 5, "judge-model": 5}
-        assert (shell.folder / "runs" / "eval.previous-1" / "results.jsonl").is_file()
+        assert (shell.folder / "runs" / "eval.previous-2" / "results.jsonl").is_file()
         history = json.loads((output / "run.json").read_text())["history"]
         assert [entry["plan"]["new"] for entry in history] == [5]
 

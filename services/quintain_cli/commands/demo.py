@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from quintain_cli.console import print_stderr
-from quintain_cli.run.execution import RunOptions, run_and_report
+from quintain_cli.run.execution import run_and_report
+from quintain_cli.run.options import RunOptions
 
 #: The example that ships with the package; ``examples/capitals`` of the repository is the same folder.
 EXAMPLE_NAME = "capitals"

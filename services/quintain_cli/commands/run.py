@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli.run.execution import RunOptions, run_and_report
+from quintain_cli.run.execution import run_and_report
+from quintain_cli.run.options import RunOptions
 from quintain_cli.run.output import CsvOption, JunitOption, MarkdownOption, OutputFiles
 from quintain_runner import (
     DEFAULT_CONCURRENCY,
@@ -28,6 +29,17 @@ class InDoubtPolicy(StrEnum):
     RETRY = "retry"
 
 
+CaseOption = Annotated[
+    list[str] | None,
+    typer.Option("--case", help="Execute only the case of this id; repeatable. Other rows stay as they are."),
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help="Execute only this many first cases. Other rows stay as they are.")
+]
+NoContentOption = Annotated[
+    bool,
+    typer.Option("--no-content", help="Write rows without questions, answers and reasons; they cannot be regraded."),
+]
 FailFastOption = Annotated[
     bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
 ]
@@ -41,7 +53,12 @@ FreshOption = Annotated[
 
 def run(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
-    target: Annotated[list[str] | None, typer.Option(help="A target to test, one of the file's; repeatable.")] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Execute only trials of this target, one of the file's; repeatable. Other rows stay."),
+    ] = None,
+    case: CaseOption = None,
+    limit: LimitOption = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the run, graders included.")] = None,
     output: Annotated[Path | None, typer.Option(help="The results folder; by default runs/<name of the file>.")] = None,
     config: Annotated[
@@ -72,6 +89,7 @@ def run(
     ] = DEFAULT_GRADER_CONCURRENCY,
     keep_stale: KeepStaleOption = False,
     fresh: FreshOption = False,
+    no_content: NoContentOption = False,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
@@ -85,6 +103,9 @@ def run(
     options = RunOptions(
         path=path,
         targets=tuple(target or ()),
+        case_ids=tuple(case or ()),
+        limit=limit,
+        keeps_content=not no_content,
         max_calls=max_calls,
         output=output,
         config=config,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,71 +35,47 @@ from quintain_cli.run.backend import (
     is_on_fleet,
 )
 from quintain_cli.run.inspection import InspectionOptions, inspect_evaluation
-from quintain_cli.run.output import OutputFiles, print_report, report_to_json
+from quintain_cli.run.options import RunOptions
+from quintain_cli.run.output import print_report, report_to_json
 from quintain_cli.run.session import RunBudget, RunSession, open_run_session
 from quintain_cli.run.usage import CALLS_FILE_NAME, fleet_calls_note, read_current_usage, read_final_usage, write_calls
 from quintain_runner import (
-    DEFAULT_CONCURRENCY,
-    DEFAULT_GRADER_CONCURRENCY,
+    CallsEstimate,
     DatasetStats,
-    ErrorPolicy,
     Evaluation,
     GraderEnvironment,
     NoProgressDisplay,
     Origin,
     RerunPlan,
-    RerunPolicy,
     RunReport,
     RunSetup,
+    TrialSelection,
     charged_calls,
     estimate_calls,
     exclusive_lock,
     known_prices,
+    planned_targets,
     progress_display,
+    read_cases,
     read_report,
     run_evaluation,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The options of a run from the command line."""
-
-    path: Path
-    targets: tuple[str, ...] = ()
-    max_calls: int | None = None
-    output: Path | None = None
-    config: Path | None = None
-    concurrency: int = DEFAULT_CONCURRENCY
-    grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
-    rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
-    error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
-    files: OutputFiles = field(default_factory=OutputFiles)
-    as_json: bool = False
-    #: Rename the results of earlier commands, and start without any.
-    is_fresh: bool = False
-    #: Run the services in this process even if the environment names a fleet.
-    is_embedded: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """The results folder: ``--output``, or ``runs/<name of the file>`` in the working folder."""
-        return self.output or Path("runs") / self.path.stem
-
-
 def run_and_report(options: RunOptions, command: str) -> int:
-    """Run an evaluation, print its results and return the exit code. ``command`` is the one that resumes the run."""
+    """Run an evaluation, print its results and return the exit code. ``command`` is the given command line."""
     reduce_gc_frequency()
+    resume_command = options.resume_command or command
     try:
         report = run_command(_run_prepared(options, command), as_json=options.as_json, service="run")
     except typer.Exit as exit_request:
         if exit_request.exit_code == INTERRUPTED_EXIT_CODE:
-            print_stderr(f"next   the rows written are kept; the same command resumes: {command}")
+            print_stderr(f"next   the rows written are kept; this command goes on: {resume_command}")
         raise
     if options.as_json:
         print_json(report_to_json(report))
     else:
-        print_report(report, command)
+        print_report(report, resume_command)
     return int(report.summary.exit_code)
 
 
@@ -113,9 +89,15 @@ class _PreparedRun:
     options: RunOptions
     evaluation: Evaluation
     config: Config | None
+    #: The targets that this command calls, and those of the whole run.
     targets: tuple[str, ...]
+    planned_targets: tuple[str, ...]
+    selection: TrialSelection
     dataset_stats: DatasetStats
+    #: The number of cases and of trials that this command may execute, and their calls.
+    case_count: int
     trial_count: int
+    calls: CallsEstimate
     budget: RunBudget
     fleet_plan: FleetPlan | None
 
@@ -139,10 +121,18 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
         if found.problems or found.evaluation is None or found.dataset_stats is None:
             raise ConfigError("\n".join(found.problems))
     evaluation, config, targets, dataset_stats = found.evaluation, found.config, found.targets, found.dataset_stats
-    trial_count = dataset_stats.cases * len(targets) * evaluation.spec.repeats
+    selection = _selection(options, dataset_stats)
+    case_count = min(
+        size for size in (dataset_stats.cases, len(options.case_ids) or None, options.limit) if size is not None
+    )
+    trial_count = case_count * len(targets) * evaluation.spec.repeats
+    calls = estimate_calls(evaluation, trials=trial_count)
+    if options.regrades:
+        calls = calls.without_answers()
     budget = RunBudget(
         default_target=targets[0],
-        max_calls=_max_calls(options, evaluation, trial_count),
+        max_calls=_max_calls(options, evaluation, calls),
+        is_new_session=options.regrades,
         is_explicit=options.max_calls is not None or evaluation.spec.max_calls is not None,
         label=f"run {evaluation.name}",
         token_path=options.folder / "session-token",
@@ -153,11 +143,33 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
         evaluation=evaluation,
         config=config,
         targets=targets,
+        planned_targets=planned_targets(options.folder, evaluation, targets) if options.targets else targets,
+        selection=selection,
         dataset_stats=dataset_stats,
+        case_count=case_count,
         trial_count=trial_count,
+        calls=calls,
         budget=budget,
         fleet_plan=None if config is None or on_fleet else _embedded_fleet_plan(settings, options, config, trial_count),
     )
+
+
+def _selection(options: RunOptions, dataset_stats: DatasetStats) -> TrialSelection:
+    """What the command is narrowed to. Raises `ConfigError` if the dataset does not have a case that it names."""
+    selection = TrialSelection(
+        case_ids=frozenset(options.case_ids) or None,
+        limit=options.limit,
+        targets=frozenset(options.targets) or None,
+    )
+    if options.case_ids:
+        with contextlib.closing(read_cases(dataset_stats.source)) as cases:
+            unknown = selection.unknown_case_ids(cases)
+        if unknown:
+            raise ConfigError(
+                f"{dataset_stats.source.path}: --case {', '.join(map(repr, unknown))}: none of the selected cases of "
+                "the dataset has this id; check its spelling"
+            )
+    return selection
 
 
 async def _run_prepared(options: RunOptions, command: str) -> RunReport:
@@ -175,7 +187,7 @@ async def _run_prepared(options: RunOptions, command: str) -> RunReport:
             if prepared.fleet_plan is not None:
                 await write_calls(options.folder, prepared.fleet_plan.ledger_url, session_id)
         report = await asyncio.to_thread(read_report, options.folder, summary)
-        await asyncio.to_thread(options.files.write, report, command, environment())
+        await asyncio.to_thread(options.files.write, report, options.resume_command or command, environment())
         return report
 
 
@@ -210,7 +222,10 @@ def _run_setup(
     options, config = prepared.options, prepared.config
     return RunSetup(
         evaluation=prepared.evaluation,
-        targets=prepared.targets,
+        targets=prepared.planned_targets,
+        selection=prepared.selection,
+        regrades=options.regrades,
+        keeps_content=options.keeps_content,
         output=options.folder,
         client=session.client,
         calls_of_earlier_sessions=session.calls_of_earlier_sessions,
@@ -261,14 +276,11 @@ def _run_origin(config: Config | None, session_id: str, *, is_embedded: bool) ->
     )
 
 
-def _max_calls(options: RunOptions, evaluation: Evaluation, trial_count: int) -> int:
+def _max_calls(options: RunOptions, evaluation: Evaluation, calls: CallsEstimate) -> int:
     """Return the budget of the run: the one that was set, else the maximum that all answers and graders can need."""
     if options.max_calls is not None:
         return options.max_calls
-    spec = evaluation.spec
-    if spec.max_calls is not None:
-        return spec.max_calls
-    return estimate_calls(evaluation, trials=trial_count).most
+    return calls.most if evaluation.spec.max_calls is None else evaluation.spec.max_calls
 
 
 def _embedded_fleet_plan(settings: Settings, options: RunOptions, config: Config, trial_count: int) -> FleetPlan:
@@ -286,21 +298,21 @@ def _print_plan(prepared: _PreparedRun, location: str) -> None:
     options, evaluation, budget = prepared.options, prepared.evaluation, prepared.budget
     if options.as_json:
         return
-    cases, targets, repeats = prepared.dataset_stats.cases, len(prepared.targets), evaluation.spec.repeats
+    cases, targets, repeats = prepared.case_count, len(prepared.targets), evaluation.spec.repeats
     names = ", ".join(grader.name for grader in evaluation.spec.graders)
     size_text = " × ".join(
         (format_count(cases, "case"), format_count(targets, "target"), format_count(repeats, "repeat"))
     )
-    trials = prepared.trial_count
-    most_calls = estimate_calls(evaluation, trials=trials).most
+    trials, calls = prepared.trial_count, prepared.calls
     print_stderr(
         escape_for_terminal(
             f"run      {evaluation.name}: {size_text} = {format_count(trials, 'trial')}, graders {names}"
         )
     )
     budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "not set, so all of these"
-    print_stderr(f"calls    {trials:,} to {most_calls:,}" if most_calls > trials else f"calls    {trials:,}")
-    print_stderr(f"budget   {budget_text}, graders included")
+    print_stderr(f"calls    {calls.answers:,}" + (f" to {calls.most:,}" if calls.most > calls.answers else ""))
+    session_text = ", of a new session" if budget.is_new_session else ""
+    print_stderr(f"budget   {budget_text}, graders included{session_text}")
     print_stderr(
         f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"
     )

@@ -21,6 +21,7 @@ class RunBudget:
     """The call budget of a run and how to open its session.
 
     ``is_explicit`` means that the user set ``max_calls``; otherwise the limit is raised when more calls are needed.
+    ``is_new_session`` opens a session with all of ``max_calls``, even if the earlier one is valid.
     ``token_path`` is the file with the session's token. ``count_spent_calls`` counts the calls charged for the
     existing results, for the case that their session has ended.
     """
@@ -28,6 +29,7 @@ class RunBudget:
     default_target: str
     max_calls: int
     is_explicit: bool
+    is_new_session: bool = False
     label: str
     token_path: Path
     count_spent_calls: Callable[[], int]
@@ -61,11 +63,12 @@ async def open_run_session(backend: Backend, budget: RunBudget) -> AsyncIterator
     """Open the session of a run: the stored one if it is still valid, else a new one with the rest of the budget."""
     async with contextlib.AsyncExitStack() as stack:
         stored, client = _read_stored_session(budget.token_path), None
-        if stored is not None:
+        if stored is not None and not budget.is_new_session:
             client = await _resume_session(backend, budget, stored, stack)
         if stored is None or client is None:
             spent_calls = 0 if stored is None else budget.count_spent_calls()
-            opened = await _open_session(backend, budget, max(0, budget.max_calls - spent_calls))
+            left = budget.max_calls if budget.is_new_session else max(0, budget.max_calls - spent_calls)
+            opened = await _open_session(backend, budget, left)
             stored = _StoredSession(opened.token, spent_calls)
             _write_stored_session(budget.token_path, stored)
             client = await stack.enter_async_context(backend.connect_session(stored.token))

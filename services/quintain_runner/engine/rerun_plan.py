@@ -9,14 +9,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 
+from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
 from quintain_runner.results.row import Row, RowKey
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import NOT_IN_DATASET, Action, Decision, RerunPolicy, RunFingerprints, decide
+from quintain_runner.spec.selection import TrialSelection
 
 #: So many changed rows are written at once.
 _BATCH_ROWS = 500
+
+#: So many rows that cannot be graded again are named.
+_NAMED_ROWS = 5
 
 #: Opens the dataset, as often as it is asked.
 OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
@@ -27,8 +32,9 @@ class RerunPlan:
     """How many trials are kept, graded again, asked again and asked for the first time, and why.
 
     ``stale`` of the kept rows are kept although something changed. ``left_out`` rows are of cases that the dataset
-    does not have any more. ``unknown`` are the targets whose workers report no fingerprint: whether they changed,
-    nobody knows.
+    does not have any more, and ``not_selected`` trials wait for a command that selects them. ``refused`` rows had to
+    be graded again and do not hold their answer; ``refused_keys`` are the first of them. ``unknown`` are the targets
+    whose workers report no fingerprint: whether they changed, nobody knows.
     """
 
     kept: int = 0
@@ -37,20 +43,42 @@ class RerunPlan:
     asked_again: int = 0
     new: int = 0
     left_out: int = 0
+    not_selected: int = 0
+    refused: int = 0
+    refused_keys: list[RowKey] = field(default_factory=list)
+    #: The number of trials that this command executes, by target.
+    pending: Counter[str] = field(default_factory=Counter)
     stale_reasons: Counter[str] = field(default_factory=Counter)
     grading_reasons: Counter[str] = field(default_factory=Counter)
     asking_reasons: Counter[str] = field(default_factory=Counter)
     unknown: tuple[str, ...] = ()
+    _pending_cases: FingerprintSet = field(default_factory=FingerprintSet)
 
     @property
     def has_rows(self) -> bool:
         """Whether there are rows of earlier commands."""
         return bool(self.kept or self.graded_again or self.asked_again or self.left_out)
 
-    def add(self, row: Row | None, decision: Decision) -> None:
+    def is_pending(self, case_id: str, target: str) -> bool:
+        """Whether this command executes any trial of this case and target."""
+        return fingerprint(case_id, target) in self._pending_cases
+
+    def most_calls(self, max_calls_per_trial: int) -> int:
+        """The most calls that this command can need: no call to the target where a kept answer is graded."""
+        return (self.asked_again + self.new) * max_calls_per_trial + self.graded_again * (max_calls_per_trial - 1)
+
+    def add(self, key: RowKey, row: Row | None, decision: Decision) -> None:
         """Count a trial, and the row that it has."""
         changes = decision.changes
-        if row is None:
+        if decision.action in (Action.ASK, Action.GRADE):
+            self.pending[key.target] += 1
+            self._pending_cases.add(fingerprint(key.case_id, key.target))
+        if decision.action is Action.WAIT:
+            self.not_selected += 1
+        elif decision.action is Action.REFUSE:
+            self.refused += 1
+            self.refused_keys += [key] if len(self.refused_keys) < _NAMED_ROWS else []
+        elif row is None:
             self.new += 1
         elif decision.action is Action.KEEP:
             self.kept += 1
@@ -72,11 +100,12 @@ class RerunPlan:
             "askedAgain": self.asked_again,
             "new": self.new,
             "leftOut": self.left_out,
+            "notSelected": self.not_selected,
         }
 
     def lines(self) -> Iterator[str]:
         """The plan in words, a line, and one more for what is not known; nothing where no row is of before."""
-        if not self.has_rows:
+        if not self.has_rows and not self.not_selected:
             return
         parts = [f"{self.kept} rows kept"]
         if self.stale:
@@ -89,6 +118,8 @@ class RerunPlan:
             parts.append(f"{self.new} new")
         if self.left_out:
             parts.append(f"{self.left_out} left out ({NOT_IN_DATASET})")
+        if self.not_selected:
+            parts.append(f"{self.not_selected} not selected")
         yield " · ".join(parts)
         if self.unknown and self.kept:
             yield (
@@ -99,7 +130,10 @@ class RerunPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Decides on every trial of a run, from the rows that there are."""
+    """Decides on every trial of a run, from the rows that there are.
+
+    Rows of targets without a known place in ``fingerprints`` are not looked at: they cannot be called now.
+    """
 
     results: ResultFile
     open_cases: OpenCases
@@ -107,12 +141,17 @@ class Planner:
     repeats: int
     fingerprints: RunFingerprints
     policy: RerunPolicy
+    selection: TrialSelection
+    max_calls_per_trial: int
 
     async def plan(self) -> RerunPlan:
         """Decide, and write on each row what changed since, so that no table has it as what it is not.
 
-        Returns when that is on the disk: nothing may be asked before.
+        Returns when that is on the disk: nothing may be asked before. Raises `ConfigError`, and changes nothing, if
+        selected rows have to be graded again that do not hold their answers.
         """
+        if self.results.resume_state.rows_without_content:
+            await asyncio.to_thread(self._refuse_ungradable)
         unknown = tuple(name for name, one in self.fingerprints.targets.items() if one is None)
         plan = RerunPlan(unknown=unknown)
         replacements = self._replacements(plan)
@@ -120,19 +159,52 @@ class Planner:
             await self.results.replace(batch)
         return plan
 
+    def _refuse_ungradable(self) -> None:
+        plan = RerunPlan()
+        for _ in self._replacements(plan):
+            # What changed is written when nothing is refused.
+            pass
+        if plan.refused:
+            names = ", ".join(f"{key.case_id} · {key.target}" for key in plan.refused_keys)
+            more = f" and {plan.refused - len(plan.refused_keys)} more" if plan.refused > len(plan.refused_keys) else ""
+            most = plan.refused * self.max_calls_per_trial
+            calls = f"{plan.refused} to {most}" if most > plan.refused else str(most)
+            raise ConfigError(
+                f"{self.results.path}: {plan.refused} rows have to be graded again and do not hold their answers "
+                f"(written with --no-content, or by an earlier version): {names}{more}. To ask for these answers again "
+                f"costs {calls} calls: `quintain run --fresh` asks for all; `quintain run --keep-stale` keeps the rows"
+            )
+
     def _replacements(self, plan: RerunPlan) -> Iterator[tuple[Row, Row]]:
         """Rows, and what they are to be from now on."""
-        case_ids = FingerprintSet()
+        case_ids, found = FingerprintSet(), 0
         with self.open_cases() as cases:
-            for case in cases:
+            for case, is_selected in self.selection.mark_cases(cases):
                 case_ids.add(fingerprint(case.id))
-                for target in self.targets:
-                    for repeat in range(1, self.repeats + 1):
-                        row = self.results.find(RowKey(case.id, target, repeat))
-                        decision = decide(row, case, target, self.fingerprints, self.policy)
-                        plan.add(row, decision)
-                        if row is not None and (updated := decision.updated_row(row)) != row:
-                            yield row, updated
+                for row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
+                    found += 1
+                    if (updated := decision.updated_row(row)) != row:
+                        yield row, updated
+        if found < self.results.rows_at_opening_count:
+            yield from self._left_out_replacements(plan, case_ids)
+
+    def _decide_on_case(self, plan: RerunPlan, case: Case, *, is_selected: bool) -> Iterator[tuple[Row, Decision]]:
+        """Decide on the trials of a case; the rows that there are, each with the decision."""
+        for target in self.targets:
+            if target not in self.fingerprints.targets:
+                continue
+            may_execute = is_selected and self.selection.has_target(target)
+            for repeat in range(1, self.repeats + 1):
+                key = RowKey(case.id, target, repeat)
+                row = self.results.find(key)
+                decision = decide(row, case, target, self.fingerprints, self.policy)
+                decision = decision if may_execute else decision.waiting()
+                plan.add(key, row, decision)
+                if row is not None:
+                    yield row, decision
+
+    def _left_out_replacements(self, plan: RerunPlan, case_ids: FingerprintSet) -> Iterator[tuple[Row, Row]]:
+        """The rows of cases that the dataset does not have any more."""
         for row in self.results.rows_at_opening():
             if fingerprint(row.case_id) not in case_ids:
                 plan.left_out += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +31,13 @@ from quintain_runner.progress.display import TICK_SECONDS, ProgressDisplay
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import Origin, RunFindings, RunRecord, identity_of, open_record, write_record
 from quintain_runner.report.summary import RunSummary, summarize
-from quintain_runner.results.store import ResultFile, current_rows, open_results
+from quintain_runner.results.store import ResultFile, open_results
 from quintain_runner.spec.changes import RerunPolicy, RunFingerprints
 from quintain_runner.spec.environment import GraderEnvironment, with_proxy_bypass, without_secret_variables
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
 from quintain_runner.spec.plan import check_targets_available, max_calls_per_trial
+from quintain_runner.spec.selection import TrialSelection
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_frames
 
@@ -73,6 +74,9 @@ class RunSetup:
     limit to a number of calls; it is None if the user named a budget. ``concurrency`` is the number of trials per
     target, and ``grader_concurrency`` the number of grader processes, that run at the same time.
 
+    ``selection`` narrows this command to some trials; ``targets`` are those of the whole run. ``regrades`` begins a new
+    generation: every verdict is given again. ``keeps_content`` says whether rows hold questions, answers and reasons.
+
     ``target_models`` are the models of the targets if the configuration here is that of the workers. ``command`` is the
     command line, for the record. ``on_plan`` is called with the plan of this command before the first call.
     """
@@ -98,6 +102,9 @@ class RunSetup:
     command: str = ""
     on_plan: Callable[[RerunPlan], None] = lambda _: None
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
+    selection: TrialSelection = field(default_factory=TrialSelection)
+    regrades: bool = False
+    keeps_content: bool = True
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     concurrency: int = DEFAULT_CONCURRENCY
     grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
@@ -114,8 +121,11 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
     if dataset_stats is None:
         dataset_stats = await asyncio.to_thread(open_dataset, evaluation, setup.output, setup.env)
     info = await setup.client.get_info()
-    check_targets_available(_target_references(setup), info.available_targets)
-    async with open_graders(evaluation, _grader_env(setup)) as graders, open_results(setup.output) as results:
+    check_targets_available(_target_references(setup, _called_targets(setup)), info.available_targets)
+    async with (
+        open_graders(evaluation, _grader_env(setup)) as graders,
+        open_results(setup.output, keeps_content=setup.keeps_content) as results,
+    ):
         identity = identity_of(evaluation, dataset_stats.sha256)
         record = await asyncio.to_thread(open_record, setup.output, evaluation, setup.targets, identity, setup.origin)
         fingerprints = await _run_fingerprints(setup, info, graders, record)
@@ -124,16 +134,17 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
             return closing(read_cases(dataset_stats.source))
 
         plan = await _planner(setup, results, open_cases, fingerprints).plan()
-        record = record.with_command(setup.command, fingerprints, plan.to_wire())
+        record = record.with_command(setup.command, fingerprints, plan.to_wire(), setup.selection.to_wire())
         setup.on_plan(plan)
         progress_state = ProgressState(
             setup.targets,
             cases=dataset_stats.cases,
             repeats=spec.repeats,
             resume_state=results.resume_state,
-            rerun_policy=setup.rerun_policy,
+            pending=plan.pending,
+            max_calls_per_trial=max_calls_per_trial(evaluation),
         )
-        await _raise_budget_if_needed(setup, info, progress_state)
+        await _raise_budget_if_needed(setup, info, plan)
         _update_budget(progress_state, info, setup.calls_of_earlier_sessions)
         error_limit = ErrorLimit(setup.error_policy)
 
@@ -143,7 +154,6 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
                 threshold=spec.threshold,
                 is_budget_spent=spent,
                 results=results.path,
-                max_calls_per_trial=max_calls_per_trial(evaluation),
                 parked_targets=error_limit.parked_targets,
             )
 
@@ -156,10 +166,12 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
                 error_limit,
                 concurrency=setup.concurrency,
             )
-            is_budget_spent = await scheduler.run(open_cases, repeats=spec.repeats, rerun_policy=setup.rerun_policy)
+            is_budget_spent = await scheduler.run(
+                open_cases, plan, repeats=spec.repeats, rerun_policy=setup.rerun_policy
+            )
         _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
         final_summary = summary(spent=is_budget_spent)
-        findings = await _collect_findings(setup)
+        findings = await _collect_findings(setup, results)
         await asyncio.to_thread(write_record, setup.output, record, final_summary, ended=True, findings=findings)
     return final_summary
 
@@ -172,15 +184,16 @@ def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, finger
         repeats=setup.evaluation.spec.repeats,
         fingerprints=fingerprints,
         policy=setup.rerun_policy,
+        selection=setup.selection,
+        max_calls_per_trial=max_calls_per_trial(setup.evaluation),
     )
 
 
-async def _collect_findings(setup: RunSetup) -> RunFindings:
+async def _collect_findings(setup: RunSetup, results: ResultFile) -> RunFindings:
     """Compute the statistics and the cost of the stored rows."""
 
     def analyse_rows() -> Analysis:
-        rows = current_rows(setup.output)
-        return analyse(build_frames(rows, setup.targets, repeats=setup.evaluation.spec.repeats))
+        return analyse(build_frames(results.current_rows(), setup.targets, repeats=setup.evaluation.spec.repeats))
 
     analysis = await asyncio.to_thread(analyse_rows)
     spending = None if setup.read_final_spending is None else await setup.read_final_spending()
@@ -196,12 +209,22 @@ def _grader_env(setup: RunSetup) -> dict[str, str]:
 async def _run_fingerprints(
     setup: RunSetup, info: Info, graders: tuple[GraderRunner, ...], record: RunRecord
 ) -> RunFingerprints:
-    """The fingerprints of everybody who is asked in this run, as workers registered them, and of the graders."""
-    names = dict.fromkeys(name for _, name in _target_references(setup))
+    """The fingerprints of everybody who is asked in this run, as workers registered them, and of the graders.
+
+    Targets that this command does not call are in it if they are served now.
+    """
+    called = _called_targets(setup)
+    served = [name for name in setup.targets if name in called or name in info.available_targets]
+    names = dict.fromkeys(name for _, name in _target_references(setup, served))
     known: dict[str, str | None] = {name: (info.target_fingerprints or {}).get(name) for name in names}
     models = {one: setup.target_models[name] for name, one in known.items() if one and name in setup.target_models}
     by_target = await grader_fingerprints(setup.evaluation, graders, setup.judge_targets, known, _grader_env(setup))
-    return RunFingerprints(targets=known, graders=by_target, models={**record.models, **models})
+    return RunFingerprints(
+        targets=known,
+        graders=by_target,
+        models={**record.models, **models},
+        generation=record.generation + setup.regrades,
+    )
 
 
 def _grading_context(
@@ -227,23 +250,28 @@ def _grading_context(
     )
 
 
-def _target_references(setup: RunSetup) -> Iterator[tuple[str, str]]:
-    """Each target that the evaluation calls, with the place that names it."""
+def _called_targets(setup: RunSetup) -> list[str]:
+    """The targets under test that this command may call, or whose answers it grades."""
+    return [target for target in setup.targets if setup.selection.has_target(target)]
+
+
+def _target_references(setup: RunSetup, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each of these targets and of their judges, with the place that names it."""
     path = setup.evaluation.path
-    for target in setup.targets:
+    for target in targets:
         yield f"{path}: targets", target
     for index, grader in enumerate(setup.evaluation.spec.graders):
         if isinstance(grader, CommandGrader | FunctionGrader | JudgeGrader):
-            for target in setup.targets:
+            for target in targets:
                 yield f"{path}: graders[{index}].judge_target", judge_target_of(grader, target, setup.judge_targets)
 
 
-async def _raise_budget_if_needed(setup: RunSetup, info: Info, progress_state: ProgressState) -> None:
+async def _raise_budget_if_needed(setup: RunSetup, info: Info, plan: RerunPlan) -> None:
     """If the user named no budget, raise the session's limit to the most calls that the pending trials can make.
 
     Calls that were charged already, also for earlier tries, are added to it.
     """
-    needed_calls = info.call_count + progress_state.pending_trials * max_calls_per_trial(setup.evaluation)
+    needed_calls = info.call_count + plan.most_calls(max_calls_per_trial(setup.evaluation))
     if setup.raise_budget is not None and needed_calls > info.max_calls:
         await setup.raise_budget(needed_calls)
 

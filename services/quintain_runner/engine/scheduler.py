@@ -12,7 +12,7 @@ from itertools import islice
 
 from quintain.errors import Fault
 from quintain_runner.engine.error_limit import ErrorLimit
-from quintain_runner.engine.rerun_plan import OpenCases
+from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.base import GradingContext
 from quintain_runner.progress.state import ProgressState
@@ -44,27 +44,29 @@ class TrialScheduler:
         self._error_limit, self._concurrency = error_limit, concurrency
         self._budget_spent = asyncio.Event()
 
-    async def run(self, open_cases: OpenCases, *, repeats: int, rerun_policy: RerunPolicy) -> bool:
-        """Execute every pending trial, except those of parked targets. Returns True if the budget was spent before
-        all of them were executed.
+    async def run(self, open_cases: OpenCases, plan: RerunPlan, *, repeats: int, rerun_policy: RerunPolicy) -> bool:
+        """Execute every pending trial of the plan, except those of parked targets. Returns True if the budget was
+        spent before all of them were executed.
 
         ``repeats`` is the number of repeats per case. Raises the first error that is not a `Fault`; the other trials
         are cancelled then.
         """
         try:
             async with asyncio.TaskGroup() as task_group:
-                for target in self._progress_state.tallies:
-                    task_group.create_task(self._run_target(open_cases, target, repeats, rerun_policy))
+                for target in plan.pending:
+                    task_group.create_task(self._run_target(open_cases, plan, target, repeats, rerun_policy))
         except BaseExceptionGroup as failures:
             raise _root_failure(failures) from None
         return self._budget_spent.is_set()
 
-    async def _run_target(self, open_cases: OpenCases, target: str, repeats: int, rerun_policy: RerunPolicy) -> None:
+    async def _run_target(
+        self, open_cases: OpenCases, plan: RerunPlan, target: str, repeats: int, rerun_policy: RerunPolicy
+    ) -> None:
         """Execute the pending trials of one target, until there are none left or the budget is spent."""
         slots = asyncio.Semaphore(self._concurrency)
         with open_cases() as cases:
             pending = pending_trials(
-                cases,
+                (case for case in cases if plan.is_pending(case.id, target)),
                 target,
                 repeats=repeats,
                 find_row=self._results.find,

@@ -120,9 +120,11 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
     """
     rows: dict[str, GraderRow] = {}
     usage, calls = NO_TOKENS, 0
-    fingerprints = context.fingerprints.graders_of(trial.target)
+    fingerprints, generation = context.fingerprints.graders_of(trial.target), context.fingerprints.generation
     for grader in context.graders:
-        kept = reusable_grader_row(trial.kept, grader.name, trial.fingerprints, fingerprints.get(grader.name))
+        kept = reusable_grader_row(
+            trial.kept, grader.name, trial.fingerprints, fingerprints.get(grader.name), generation
+        )
         if kept is not None:
             rows[grader.name] = kept
             continue
@@ -132,7 +134,9 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
             return _GraderResults(
                 rows, usage, calls, RowError(code=fault.code, error=f"grader {grader.name}: {fault.message}")
             )
-        rows[grader.name] = grading.row.model_copy(update={"fingerprint": fingerprints.get(grader.name)})
+        rows[grader.name] = grading.row.model_copy(
+            update={"fingerprint": fingerprints.get(grader.name), "generation": generation}
+        )
         usage += grading.token_usage
         calls += grading.row.calls
         if grading.row.error is not None:
@@ -203,6 +207,8 @@ def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) ->
         duration_ms=result.duration_ms,
         fingerprints=trial.fingerprints,
         answer=(trial.kept and trial.kept.answer) or Answer.of(result, trial.request_id),
+        stale=list(trial.stale) or None,
+        stale_kept=bool(trial.stale),
     )
 
 

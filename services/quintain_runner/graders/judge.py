@@ -140,7 +140,8 @@ class JudgeGraderRunner:
             structured=self.spec.structured,
         )
         grader_fingerprint = context.fingerprints.graders_of(trial.target).get(self.name)
-        request_id = _request_id(trial, self.name, request, result.raw_text, grader_fingerprint)
+        grader_version = (grader_fingerprint, context.fingerprints.generation)
+        request_id = _request_id(trial, self.name, request, result.raw_text, grader_version)
         timeout_seconds = self.spec.timeout_seconds
         try:
             reply = await call_with_retry(
@@ -160,13 +161,16 @@ class JudgeGraderRunner:
         return GradingResult(row.model_copy(update={"request_id": request_id}), reply.token_usage or NO_TOKENS)
 
 
-def _request_id(trial: Trial, grader: str, request: InvokeRequest, answer: str, fingerprint: str | None) -> str:
+def _request_id(
+    trial: Trial, grader: str, request: InvokeRequest, answer: str, grader_version: tuple[str | None, int]
+) -> str:
     """The request id of the judge's call: the same after a crash, so that the call is charged once.
 
-    It is made of the whole request, the answer, and the grader's fingerprint, which contains the judge target's.
-    It contains the calls of the previous row, so that a repeat after a row without a verdict is a new call.
+    It is made of the whole request, the answer, and of ``grader_version``: the grader's fingerprint, which contains
+    the judge target's, and how often the run was graded again on purpose. It contains
+    the calls of the previous row, so that a repeat after a row without a verdict is a new call.
     """
     spent_calls = 0 if trial.previous is None else trial.previous.calls
     contents = [hashlib.sha256(content).hexdigest() for content in (request.to_wire(), answer.encode())]
-    name = json.dumps([*trial.key, trial.tries, grader, spent_calls, *contents, fingerprint], ensure_ascii=True)
+    name = json.dumps([*trial.key, trial.tries, grader, spent_calls, *contents, *grader_version], ensure_ascii=True)
     return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"

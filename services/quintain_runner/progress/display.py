@@ -155,11 +155,11 @@ def progress_display(console: Console, env: Mapping[str, str]) -> ProgressDispla
 
 
 def start_line(progress_state: ProgressState) -> str:
-    """The number of trials, the targets, and what happens to the rows of earlier invocations."""
-    resumed = f", {progress_state.resume_note}" if progress_state.resume_note else ""
-    return (
-        f"{progress_state.trials} trials: {progress_state.cases} cases for {', '.join(progress_state.tallies)}{resumed}"
-    )
+    """The number of trials, the targets, and how many of the trials this command executes, if not all."""
+    pending = sum(progress_state.pending.values())
+    executed = "" if pending == progress_state.trials else f", {pending} to execute"
+    targets = ", ".join(progress_state.tallies)
+    return f"{progress_state.trials} trials: {progress_state.cases} cases for {targets}{executed}"
 
 
 def progress_line(progress_state: ProgressState) -> str:

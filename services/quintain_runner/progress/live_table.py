@@ -31,14 +31,15 @@ class _TargetLine:
     """The data of one target's row in the table."""
 
     tally: RowTally
+    pending: int
     progress: TargetProgress
     elapsed_seconds: float
     cost: TargetCost | None
 
     @property
     def queued(self) -> int:
-        """The number of trials that have not started."""
-        return max(0, self.tally.trials - self.tally.done - self.progress.in_flight)
+        """The number of trials of this command that have not started."""
+        return max(0, self.pending - self.progress.rows_written - self.progress.in_flight)
 
     @property
     def trials_per_minute(self) -> str:
@@ -101,7 +102,9 @@ def render_progress(
     """
     costs = {} if progress_state.cost is None else progress_state.cost.targets
     lines = {
-        name: _TargetLine(tally, progress_state.target_gauges[name], elapsed_seconds, costs.get(name))
+        name: _TargetLine(
+            tally, progress_state.pending[name], progress_state.target_gauges[name], elapsed_seconds, costs.get(name)
+        )
         for name, tally in progress_state.tallies.items()
     }
     parts: list[RenderableType] = [_targets_table(lines, wide=width >= WIDE_COLUMNS)]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.errors import Overloaded, QuintainError, Throttled
 from quintain_runner.cost.run_cost import Cost
 from quintain_runner.results.counts import RowTally, estimate_remaining_calls
 from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowStats, RowStatus
-from quintain_runner.spec.changes import RerunPolicy
 
 #: The codes of faults that mean that a service is overloaded.
 _OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
@@ -134,23 +133,19 @@ class ProgressState:
         cases: int,
         repeats: int,
         resume_state: ResumeState,
-        rerun_policy: RerunPolicy | None = None,
+        pending: Mapping[str, int] | None = None,
+        max_calls_per_trial: int = 1,
     ) -> None:
-        self.cases = cases
+        self.cases, self.max_calls_per_trial = cases, max_calls_per_trial
         self.tallies = {target: RowTally(cases * repeats) for target in targets}
         for (target, repeat), tally in resume_state.tallies.items():
             if target in self.tallies and repeat <= repeats:
                 self.tallies[target] += tally
-        tallies, rerun_policy = list(self.tallies.values()), rerun_policy or RerunPolicy()
-        self.resume_note = _resume_note(tallies, rerun_policy)
-        #: The number of trials that this invocation executes.
-        self.pending_trials = sum(
-            tally.trials
-            - tally.graded
-            - tally.errors * (not rerun_policy.rerun_errors)
-            - tally.in_doubt * (not rerun_policy.rerun_in_doubt)
-            for tally in tallies
-        )
+        #: The number of trials that this invocation executes, by target; without ``pending`` those without a row.
+        self.pending = {
+            target: tally.trials - tally.done if pending is None else pending.get(target, 0)
+            for target, tally in self.tallies.items()
+        }
         #: The calls in all rows of the folder, also rows of targets and repeats that this run does not include.
         self.calls_in_rows = resume_state.calls_in_rows
         self.target_gauges = {target: TargetProgress() for target in targets}
@@ -163,7 +158,9 @@ class ProgressState:
     @property
     def projected_calls(self) -> int:
         """The projected number of calls of the complete run, from the calls of its graded rows."""
-        return self.budget.calls + estimate_remaining_calls(self.tallies.values(), max_calls_per_trial=1)
+        return self.budget.calls + estimate_remaining_calls(
+            self.tallies.values(), max_calls_per_trial=self.max_calls_per_trial
+        )
 
     def trial_started(self, target: str) -> None:
         """Record that a trial of this target has started."""
@@ -200,16 +197,3 @@ class ProgressState:
     def done(self) -> int:
         """The number of trials with a row."""
         return sum(tally.done for tally in self.tallies.values())
-
-
-def _resume_note(tallies: Sequence[RowTally], rerun_policy: RerunPolicy) -> str | None:
-    """What happens to the rows of earlier invocations, for the start line; None if there are none."""
-    graded = sum(tally.graded for tally in tallies)
-    errors = sum(tally.errors for tally in tallies)
-    in_doubt = sum(tally.in_doubt for tally in tallies)
-    parts = [f"{graded} kept from before"] if graded else []
-    if errors:
-        parts.append(f"{errors} errors {'asked again' if rerun_policy.rerun_errors else 'kept'}")
-    if in_doubt:
-        parts.append(f"{in_doubt} in doubt {'asked again' if rerun_policy.rerun_in_doubt else 'kept'}")
-    return ", ".join(parts) or None

@@ -122,10 +122,20 @@ class RunRecord:
     fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
     #: What each command did, the first one first.
     history: tuple[Mapping[str, object], ...] = ()
+    #: How often the run was graded again on purpose.
+    generation: int = 0
 
-    def with_command(self, command: str, fingerprints: RunFingerprints, plan: Mapping[str, int]) -> RunRecord:
-        """The record, with one command more, and what that does with the rows of before."""
-        entry = {
+    def with_command(
+        self,
+        command: str,
+        fingerprints: RunFingerprints,
+        plan: Mapping[str, int],
+        selection: Mapping[str, object] | None = None,
+    ) -> RunRecord:
+        """The record, with one command more, and what that does with the rows of before; ``selection`` is what it was
+        narrowed to.
+        """
+        entry: dict[str, object] = {
             "command": redact_secrets(command),
             "startedAt": _now(),
             "evaluationSha256": self.evaluation.sha256,
@@ -133,7 +143,17 @@ class RunRecord:
             "targets": {name: fingerprints.targets.get(name) for name in self.targets},
             "plan": dict(plan),
         }
-        return replace(self, models=fingerprints.models, fingerprints=fingerprints, history=(*self.history, entry))
+        if selection is not None:
+            entry["selection"] = dict(selection)
+        if fingerprints.generation != self.generation:
+            entry["generation"] = fingerprints.generation
+        return replace(
+            self,
+            models=fingerprints.models,
+            fingerprints=fingerprints,
+            generation=fingerprints.generation,
+            history=(*self.history, entry),
+        )
 
 
 def identity_of(evaluation: Evaluation, dataset_sha256: str) -> EvaluationIdentity:
@@ -166,6 +186,7 @@ def open_record(
         origin=origin or Origin(),
         models=_models(existing),
         history=_history(existing),
+        generation=_generation(existing),
     )
 
 
@@ -202,6 +223,7 @@ def write_record(
             "graders": {name: dict(graders) for name, graders in record.fingerprints.graders.items()},
             "models": dict(record.models),
         },
+        "generation": record.generation,
         "history": [dict(entry) for entry in record.history],
         "startedAt": record.started_at,
         "endedAt": _now() if ended else None,
@@ -234,10 +256,26 @@ def _read_existing(folder: Path) -> dict[str, object] | None:
     return existing if isinstance(existing, dict) else {}
 
 
+def planned_targets(folder: Path, evaluation: Evaluation, selected: Sequence[str]) -> tuple[str, ...]:
+    """The targets of the whole run, if a command is narrowed to ``selected``: those of the evaluation file or, if it
+    names none, those of earlier commands and ``selected``.
+    """
+    if evaluation.spec.targets is not None:
+        return tuple(evaluation.spec.targets)
+    configuration = (_read_existing(folder) or {}).get("configuration")
+    earlier = configuration.get("targets") if isinstance(configuration, dict) else None
+    return tuple(dict.fromkeys([*(map(str, earlier) if isinstance(earlier, list) else ()), *selected]))
+
+
 def _models(existing: Mapping[str, object] | None) -> dict[str, str]:
     fingerprints = (existing or {}).get("fingerprints")
     models = fingerprints.get("models") if isinstance(fingerprints, dict) else None
     return {str(key): str(model) for key, model in models.items()} if isinstance(models, dict) else {}
+
+
+def _generation(existing: Mapping[str, object] | None) -> int:
+    generation = (existing or {}).get("generation")
+    return generation if isinstance(generation, int) else 0
 
 
 def _history(existing: Mapping[str, object] | None) -> tuple[Mapping[str, object], ...]:

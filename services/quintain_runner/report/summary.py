@@ -121,14 +121,12 @@ def summarize(
     threshold: float | None,
     is_budget_spent: bool,
     results: Path,
-    max_calls_per_trial: int = 1,
     parked_targets: Mapping[str, ParkedTarget] | None = None,
 ) -> RunSummary:
     """Summarize the state of a run.
 
     ``threshold`` is the lowest mean score that passes, ``is_budget_spent`` says whether the run stopped for lack of
-    budget, ``results`` is the path of the rows, and ``max_calls_per_trial`` the most calls of one trial, for the
-    estimate.
+    budget, and ``results`` is the path of the rows.
     """
     tallies = list(progress_state.tallies.values())
     return RunSummary(
@@ -138,7 +136,7 @@ def summarize(
         calls=progress_state.budget.calls,
         max_calls=progress_state.budget.max_calls,
         calls_without_row=max(0, progress_state.budget.calls - progress_state.calls_in_rows),
-        estimated_calls_left=estimate_remaining_calls(tallies, max_calls_per_trial=max_calls_per_trial),
+        estimated_calls_left=estimate_remaining_calls(tallies, max_calls_per_trial=progress_state.max_calls_per_trial),
         threshold=threshold,
         is_budget_spent=is_budget_spent,
         parked_targets=parked_targets or {},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AliasChoices, Field, JsonValue, field_serializer
+from pydantic import AliasChoices, Field, JsonValue, PlainSerializer
 
 from quintain.contracts.invoke import NO_TOKENS, ChatMessage, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
@@ -69,6 +69,14 @@ def _is_zero(value: object) -> bool:
 def _is_one(value: object) -> bool:
     """Whether a value is 1: such fields are omitted from the JSON."""
     return value == 1
+
+
+def _known_counts(usage: TokenUsage) -> dict[str, int]:
+    """Token usage as JSON, without counts that are unknown."""
+    return {kind: count for kind, count in usage if count is not None}
+
+
+_StoredUsage = Annotated[TokenUsage, PlainSerializer(_known_counts)]
 
 
 class CheckRow(Message):
@@ -174,7 +182,7 @@ class Answer(Message):
     messages: list[OutputMessage] | None = Field(default=None, exclude_if=_is_none)
     model: str | None = Field(default=None, exclude_if=_is_none)
     finish_reason: str | None = Field(default=None, exclude_if=_is_none)
-    token_usage: TokenUsage | None = Field(default=None, exclude_if=_is_none)
+    token_usage: _StoredUsage | None = Field(default=None, exclude_if=_is_none)
     attempts: int = Field(default=1, exclude_if=_is_one)
 
     @classmethod
@@ -210,7 +218,7 @@ class Row(Message):
     graders: dict[str, GraderRow] = Field(default_factory=dict)
     error: RowError | None = Field(default=None, exclude_if=_is_none)
     calls: int = 0
-    token_usage: TokenUsage = NO_TOKENS
+    token_usage: _StoredUsage = NO_TOKENS
     duration_ms: float = 0
     tries: int = Field(default=1, exclude_if=_is_one)
     fingerprints: RowFingerprints | None = Field(default=None, exclude_if=_is_none)
@@ -218,11 +226,6 @@ class Row(Message):
     stale: list[str] | None = Field(default=None, exclude_if=_is_none)
     stale_kept: bool = Field(default=False, exclude_if=_is_zero)
     content_omitted: bool = Field(default=False, exclude_if=_is_zero)
-
-    @field_serializer("token_usage")
-    def _serialize_token_usage(self, usage: TokenUsage) -> dict[str, int]:
-        """Omit token counts that are unknown."""
-        return {kind: count for kind, count in usage if count is not None}
 
     def to_line(self) -> bytes:
         """The row as a line of the file: JSON with a newline. None is written as null, unless the field omits it."""
@@ -247,9 +250,19 @@ class Row(Message):
         return self.stale is None or self.stale_kept
 
     @property
+    def target_fingerprint(self) -> str | None:
+        """The fingerprint of the target's configuration that made the row, if it is known."""
+        return None if self.fingerprints is None else self.fingerprints.target
+
+    @property
     def has_answer(self) -> bool:
         """Whether the target answered, even if the row does not hold the answer."""
         return self.output is not None or self.content_omitted
+
+    @property
+    def is_gradable(self) -> bool:
+        """Whether the row holds the answer, so that it can be graded again."""
+        return self.output is not None and self.answer is not None
 
     @property
     def result(self) -> Result | None:
@@ -269,7 +282,7 @@ class Row(Message):
             duration_ms=self.duration_ms,
             call_count=0,
             max_calls=0,
-            target_fingerprint=None if self.fingerprints is None else self.fingerprints.target,
+            target_fingerprint=self.target_fingerprint,
         )
 
     @property

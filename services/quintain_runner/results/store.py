@@ -37,10 +37,13 @@ class _ResultLine(NamedTuple):
 
 
 class ResultFile:
-    """The rows of one output folder. Made by `open_results`, which holds the folder's lock."""
+    """The rows of one output folder. Made by `open_results`, which holds the folder's lock.
 
-    def __init__(self, path: Path, index: RowIndex, resume_state: ResumeState) -> None:
-        self.path = path
+    Without ``keeps_content`` appended rows are written without texts.
+    """
+
+    def __init__(self, path: Path, index: RowIndex, resume_state: ResumeState, *, keeps_content: bool = True) -> None:
+        self.path, self._keeps_content = path, keeps_content
         #: What the file held when it was opened, and what became of that by `replace`.
         self.resume_state = resume_state
         self._index, self._has_superseded = index, index.has_superseded
@@ -58,11 +61,21 @@ class ResultFile:
             self._reader.seek(offset)
             return Row.model_validate_json(self._reader.readline())
 
+    @property
+    def rows_at_opening_count(self) -> int:
+        """The number of rows that the file had when it was opened, without the superseded ones."""
+        return len(self._index)
+
     def rows_at_opening(self) -> Iterator[Row]:
         """The rows that the file had when it was opened, without the superseded ones."""
         for row, _, offset in _valid_lines(self.path):
             if self._index.offset_of(row.key) == offset:
                 yield row
+
+    def current_rows(self) -> Iterator[Row]:
+        """The rows that count, as they are on the disk now; see `current_rows` of this module."""
+        lines = _current_lines(self.path) if self._has_superseded else _valid_lines(self.path)
+        return (line.row for line in lines if line.row.counts)
 
     async def append(self, row: Row, *, supersedes: bool = False) -> None:
         """Write a row; returns when it is on the disk. ``supersedes``: the file has one of its key already.
@@ -70,7 +83,7 @@ class ResultFile:
         Raises `QuintainError` where the disk refuses it.
         """
         self._has_superseded = self._has_superseded or supersedes
-        await self._batcher.add(row.to_line())
+        await self._batcher.add((row if self._keeps_content else row.without_content()).to_line())
 
     async def replace(self, replacements: Sequence[tuple[Row, Row]]) -> None:
         """Write the second row of each pair over the first, in the counts too; returns when all are on the disk."""
@@ -111,13 +124,15 @@ class ResultFile:
 
 
 @asynccontextmanager
-async def open_results(folder: Path) -> AsyncIterator[ResultFile]:
+async def open_results(folder: Path, *, keeps_content: bool = True) -> AsyncIterator[ResultFile]:
     """The rows of this folder, made where it is not there; compacted at the end, where all went well.
+
+    Without ``keeps_content`` new rows are written without texts.
 
     Raises `ConfigError` where another run is writing there, or where the file holds what is no row.
     """
     with exclusive_lock(folder, folder):
-        results = await asyncio.to_thread(_open_file, folder / FILE_NAME)
+        results = await asyncio.to_thread(_open_file, folder / FILE_NAME, keeps_content=keeps_content)
         try:
             yield results
         except BaseException:
@@ -155,17 +170,20 @@ def all_current_rows(folder: Path) -> Iterator[Row]:
     return (line.row for line in _current_lines(path)) if path.is_file() else iter(())
 
 
-def _open_file(path: Path) -> ResultFile:
+def _open_file(path: Path, *, keeps_content: bool) -> ResultFile:
     index, resume_state, valid_length = RowIndex(), ResumeState(), 0
     path.touch()
     for row, line, offset in _valid_lines(path):
         index.add(row.key, offset)
+        resume_state.add_row(row)
         valid_length = offset + len(line)
     os.truncate(path, valid_length)
     sync_folder(path.parent)
-    results = ResultFile(path, index, resume_state)
-    for row in results.rows_at_opening():
-        resume_state.add_row(row)
+    results = ResultFile(path, index, resume_state, keeps_content=keeps_content)
+    if index.has_superseded:
+        results.resume_state = ResumeState()
+        for row in results.rows_at_opening():
+            results.resume_state.add_row(row)
     return results
 
 

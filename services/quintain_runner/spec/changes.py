@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from quintain.graders import Case
 from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
 
+#: The change of a row whose case asks something else now.
+QUESTION_CHANGED = "question changed"
+
 #: The change of a row whose case the dataset does not have any more.
 NOT_IN_DATASET = "the case is not in the dataset"
+
+#: The change of a row whose verdicts are of before the last `quintain rescore`.
+RESCORED = "rescored"
 
 #: The change of a row of schema 1.
 NO_FINGERPRINTS = "rows of an earlier version hold no fingerprints"
@@ -21,12 +27,14 @@ NO_FINGERPRINTS = "rows of an earlier version hold no fingerprints"
 class RunFingerprints:
     """The fingerprints of a run's targets, and of its graders by target; None where one is not known.
 
-    ``models`` are the models of targets by their fingerprints, of earlier commands too.
+    ``models`` are the models of targets by their fingerprints, of earlier commands too. ``generation`` counts the
+    times that the run was graded again on purpose.
     """
 
     targets: Mapping[str, str | None] = field(default_factory=dict)
     graders: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
+    generation: int = 0
 
     def graders_of(self, target: str) -> Mapping[str, str | None]:
         """The graders' fingerprints by name, for answers of this target."""
@@ -48,15 +56,23 @@ class Action(Enum):
     GRADE = auto()
     #: The target is asked.
     ASK = auto()
+    #: It is not executed now: it waits for a command that selects it, or that may ask the target.
+    WAIT = auto()
+    #: Its answer had to be graded again, and the row does not hold it: nobody may be asked before the user decides.
+    REFUSE = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerunPolicy:
-    """Which rows are asked or graded again. ``keep_stale``: not those of which something changed."""
+    """Which rows are asked or graded again. ``keep_stale``: not those of which something changed.
+
+    ``answers_only``: no target is asked; kept answers are graded again, also those of a target that changed since.
+    """
 
     rerun_errors: bool = True
     rerun_in_doubt: bool = False
     keep_stale: bool = False
+    answers_only: bool = False
 
     def should_rerun(self, status: RowStatus) -> bool:
         """Whether the trial that left an ungraded row is to be tried once more."""
@@ -65,10 +81,18 @@ class RerunPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a trial, and which changes are the reason; none where there is only something left to do."""
+    """What becomes of a trial, and which changes are the reason; none where there is only something left to do.
+
+    ``remaining_changes`` are those that the new row has too, because its answer stays.
+    """
 
     action: Action
     changes: tuple[str, ...] = ()
+    remaining_changes: tuple[str, ...] = ()
+
+    def waiting(self) -> Decision:
+        """The decision for a trial that this command does not execute."""
+        return self if self.action is Action.KEEP else replace(self, action=Action.WAIT)
 
     def updated_row(self, row: Row) -> Row:
         """The row as it is to be in the file before anything is asked: what changed is written on it, so that it is
@@ -79,27 +103,41 @@ class Decision:
 
 def decide(row: Row | None, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
     """What becomes of the trial that left this row, or none yet."""
-    if row is None:
-        return Decision(Action.ASK)
+    decision = Decision(Action.ASK) if row is None else _decide_on_row(row, case, target, fingerprints, policy)
+    return decision.waiting() if policy.answers_only and decision.action is Action.ASK else decision
+
+
+def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
     asking, grading = _changes(row, case, target, fingerprints)
+    if policy.answers_only and row.has_answer and grading and QUESTION_CHANGED not in asking:
+        return _grade_again(row, grading, asking)
     is_kept = row.status is RowStatus.GRADED or not policy.should_rerun(row.status)
     if policy.keep_stale and (asking or grading) and is_kept:
         return Decision(Action.KEEP, (*asking, *grading))
     if asking or row.status is RowStatus.IN_DOUBT:
         return Decision(Action.KEEP if is_kept and not asking else Action.ASK, asking)
-    if row.status is RowStatus.ERROR and is_kept and not grading:
-        return Decision(Action.KEEP)
-    if grading or row.status is RowStatus.ERROR:
-        return Decision(Action.ASK if row.result is None else Action.GRADE, grading)
+    if grading:
+        return _grade_again(row, grading)
+    if row.status is RowStatus.ERROR and not is_kept:
+        return Decision(Action.GRADE if row.is_gradable else Action.ASK)
     return Decision(Action.KEEP)
 
 
-def reusable_grader_row(row: Row | None, name: str, current: RowFingerprints, grader: str | None) -> GraderRow | None:
+def _grade_again(row: Row, changes: tuple[str, ...], remaining_changes: tuple[str, ...] = ()) -> Decision:
+    """Grade the kept answer, or refuse to, if the row does not hold it."""
+    return Decision(Action.GRADE if row.is_gradable else Action.REFUSE, changes, remaining_changes)
+
+
+def reusable_grader_row(
+    row: Row | None, name: str, current: RowFingerprints, grader: str | None, generation: int
+) -> GraderRow | None:
     """The verdict of a row that need not be given again; None where something of it changed, or there is none."""
     if row is None or row.fingerprints is None or row.fingerprints.grading != current.grading:
         return None
     verdict = row.graders.get(name)
-    if verdict is None or verdict.error is not None or verdict.fingerprint != grader:
+    if verdict is None or verdict.error is not None:
+        return None
+    if (verdict.fingerprint, verdict.generation) != (grader, generation):
         return None
     return verdict
 
@@ -109,17 +147,18 @@ def _changes(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Why the target must be asked again, and why the answer must be graded again."""
     was, now = row.fingerprints, fingerprints.row_fingerprints(case, target)
+    rescored = (RESCORED,) if any(one.generation != fingerprints.generation for one in row.graders.values()) else ()
     if was is None:
-        return (NO_FINGERPRINTS,), ()
+        return (NO_FINGERPRINTS,), rescored
     asking: list[str] = []
     if was.target != now.target:
         asking.append(_target_change(target, was.target, now.target, fingerprints))
     if was.input != now.input:
-        asking.append("question changed")
+        asking.append(QUESTION_CHANGED)
     if not row.has_answer:
         # There is no answer that anything could be graded of.
         return tuple(asking), ()
-    grading = [] if was.grading == now.grading else ["expected changed"]
+    grading = [*rescored] if was.grading == now.grading else [*rescored, "expected changed"]
     graders = fingerprints.graders_of(target)
     for name, fingerprint in graders.items():
         verdict = row.graders.get(name)

@@ -25,7 +25,8 @@ class Trial:
     """One repeat of one case on one target.
 
     ``repeat`` counts from 1. ``previous`` holds the statistics of the trial's latest stored row, or None.
-    ``kept`` is that row if its answer is graded again without a call. ``target_fingerprint`` is the target's
+    ``kept`` is that row if its answer is graded again without a call, and ``stale`` what changed since that answer was
+    given. ``target_fingerprint`` is the target's
     fingerprint, or None if it is not known.
 
     ``answered_at`` is the time at which the answer arrived; it is None before that, and for an answer that was stored
@@ -37,6 +38,7 @@ class Trial:
     repeat: int
     previous: RowStats | None = None
     kept: Row | None = None
+    stale: tuple[str, ...] = ()
     target_fingerprint: str | None = None
     answered_at: datetime | None = None
 
@@ -104,15 +106,16 @@ def pending_trials(
         for repeat in range(1, repeats + 1):
             row = find_row(RowKey(case.id, target, repeat))
             decision = decide(row, case, target, fingerprints, rerun_policy)
-            if decision.action is Action.KEEP:
+            if decision.action not in (Action.ASK, Action.GRADE):
                 continue
             yield Trial(
                 case=case,
                 target=target,
                 repeat=repeat,
                 previous=None if row is None else RowStats.of(decision.updated_row(row)),
-                kept=row if decision.action is Action.GRADE else None,
-                target_fingerprint=fingerprints.targets.get(target),
+                kept=(kept := row if decision.action is Action.GRADE else None),
+                stale=decision.remaining_changes,
+                target_fingerprint=fingerprints.targets.get(target) if kept is None else kept.target_fingerprint,
             )
 
 
@@ -146,6 +149,11 @@ class CallsEstimate(Message):
     answers: int
     most: int
     typical: int | None = None
+
+    def without_answers(self) -> CallsEstimate:
+        """The calls of the graders alone."""
+        typical = None if self.typical is None else self.typical - self.answers
+        return CallsEstimate(answers=0, most=self.most - self.answers, typical=typical)
 
 
 def estimate_calls(evaluation: Evaluation, *, trials: int) -> CallsEstimate:

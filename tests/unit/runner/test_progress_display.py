@@ -74,7 +74,7 @@ def test_a_run_that_was_taken_up_says_what_it_kept() -> None:
     kept = ResumeState()
     kept.add_row(row("1"))
     Lines(console).start(ProgressState(["bot"], cases=3, repeats=1, resume_state=kept))
-    assert stream.getvalue() == "3 trials: 3 cases for bot, 1 kept from before\n"
+    assert stream.getvalue() == "3 trials: 3 cases for bot, 2 to execute\n"
 
 
 @pytest.mark.parametrize("kind", [Lines, LiveTable])

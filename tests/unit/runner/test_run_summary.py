@@ -14,7 +14,6 @@ from quintain_runner.report.summary_text import exit_line, unaccounted_calls_not
 from quintain_runner.results.counts import RowTally, estimate_remaining_calls
 from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStats, RowStatus
-from quintain_runner.spec.plan import RerunPolicy
 
 GOOD = TrialCounts(
     trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8
@@ -101,22 +100,6 @@ def test_kept_rows_of_targets_and_repeats_that_are_not_asked_are_counted_for_wha
     again = row("1", 1.0).model_copy(update={"repeat": 2})
     board = ProgressState(["bot"], cases=1, repeats=1, resume_state=resume_state(again, row("1", 1.0, target="other")))
     assert (board.done, board.calls_in_rows) == (0, 4)
-
-
-def test_what_becomes_of_the_rows_of_before_is_said() -> None:
-    doubtful = errored("3").model_copy(update={"status": RowStatus.IN_DOUBT})
-    kept = resume_state(row("1", 1.0), errored("2"), doubtful)
-    said = ProgressState(["bot"], cases=3, repeats=1, resume_state=kept).resume_note
-    assert said == "1 kept from before, 1 errors asked again, 1 in doubt kept"
-    otherwise = ProgressState(
-        ["bot"],
-        cases=3,
-        repeats=1,
-        resume_state=kept,
-        rerun_policy=RerunPolicy(rerun_errors=False, rerun_in_doubt=True),
-    ).resume_note
-    assert otherwise == "1 kept from before, 1 errors kept, 1 in doubt asked again"
-    assert ProgressState(["bot"], cases=3, repeats=1, resume_state=ResumeState()).resume_note is None
 
 
 def test_the_mean_does_not_depend_on_the_order_in_which_cases_end() -> None:

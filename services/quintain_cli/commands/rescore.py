@@ -1,0 +1,78 @@
+"""``quintain rescore``: grades the kept answers of a run again, without a call to its targets."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.errors import ConfigError
+from quintain_cli.console import run_command
+from quintain_cli.run.execution import run_and_report
+from quintain_cli.run.options import RunOptions
+from quintain_cli.run.output import CsvOption, JunitOption, MarkdownOption, OutputFiles
+from quintain_runner import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RerunPolicy, read_run
+
+
+def rescore(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A results folder, such as runs/eval.")],
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="[EVAL.YAML]", help="Another evaluation file; by default the one of the run."),
+    ] = None,
+    max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the graders.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the file or above.")
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="The number of concurrent trials per target.")
+    ] = DEFAULT_CONCURRENCY,
+    graders: Annotated[
+        int, typer.Option(min=1, help="The number of concurrent grader processes.")
+    ] = DEFAULT_GRADER_CONCURRENCY,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    csv: CsvOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
+) -> None:
+    """Grade every kept answer of a run again, with new calls of the judges and none of the targets.
+
+    The budget is that of a new session. Rows without an answer wait for quintain run; a row whose target changed since
+    stays marked as stale. Exit codes as of quintain run; 2 if rows do not hold their answers.
+    """
+    evaluation = path or run_command(_evaluation_of(folder), as_json=as_json)
+    resume = ["quintain", "run", str(evaluation), "--output", str(folder)]
+    resume += [] if config is None else ["--config", str(config)]
+    options = RunOptions(
+        path=evaluation,
+        output=folder,
+        max_calls=max_calls,
+        config=config,
+        concurrency=concurrency,
+        grader_concurrency=graders,
+        rerun_policy=RerunPolicy(answers_only=True),
+        regrades=True,
+        files=OutputFiles(junit=junit, markdown=markdown, csv=csv),
+        as_json=as_json,
+        resume_command=shlex.join(resume),
+    )
+    raise typer.Exit(run_and_report(options, shlex.join(["quintain", *sys.argv[1:]])))
+
+
+async def _evaluation_of(folder: Path) -> Path:
+    return await asyncio.to_thread(_find_evaluation, folder)
+
+
+def _find_evaluation(folder: Path) -> Path:
+    """The evaluation file of a results folder. Raises `ConfigError` if it is not where the run found it."""
+    evaluation = Path(read_run(folder).configuration.evaluation)
+    if not evaluation.is_file():
+        raise ConfigError(
+            f"{folder}: its evaluation file {evaluation} is not there, seen from this folder; name the file: "
+            f"quintain rescore {shlex.quote(str(folder))} EVAL.YAML"
+        )
+    return evaluation
