@@ -156,7 +156,7 @@ def progress_display(console: Console, env: Mapping[str, str]) -> ProgressDispla
 
 def start_line(progress_state: ProgressState) -> str:
     """The number of trials, the targets, and how many of the trials this command executes, if not all."""
-    pending = sum(progress_state.pending.values())
+    pending = progress_state.pending_trials
     executed = "" if pending == progress_state.trials else f", {pending} to execute"
     targets = ", ".join(progress_state.tallies)
     return f"{progress_state.trials} trials: {progress_state.cases} cases for {targets}{executed}"

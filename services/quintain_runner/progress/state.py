@@ -162,6 +162,11 @@ class ProgressState:
             self.tallies.values(), max_calls_per_trial=self.max_calls_per_trial
         )
 
+    @property
+    def pending_trials(self) -> int:
+        """The number of trials that this invocation executes."""
+        return sum(self.pending.values())
+
     def trial_started(self, target: str) -> None:
         """Record that a trial of this target has started."""
         self.target_gauges[target].in_flight += 1
