@@ -5,8 +5,9 @@ Calls without a known price or token count are left out, and the total is then m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -17,6 +18,14 @@ from quintain_runner.cost.prices import Price
 
 #: Amounts below one dollar are shown with four decimal places, larger ones with two.
 _CENT_QUANTUM, _SUBDOLLAR_QUANTUM = Decimal("0.01"), Decimal("0.0001")
+
+
+class LineUsage(NamedTuple):
+    """The calls and tokens in one line of a table; a cost in the same line is the cost of these calls."""
+
+    calls: int
+    input_tokens: int
+    output_tokens: int
 
 
 class TargetCost(Message):
@@ -32,6 +41,11 @@ class TargetCost(Message):
     usd: float | None = None
     at_least: bool = False
 
+    @property
+    def usage(self) -> LineUsage:
+        """The calls that the cost counts, and their tokens."""
+        return LineUsage(self.calls, self.token_usage.input, self.token_usage.output)
+
 
 class Cost(Message):
     """The cost of a run in US dollars, judges included, in total and by target; ``usd`` is None if no called target has
@@ -43,6 +57,20 @@ class Cost(Message):
     usd: float | None = None
     at_least: bool = False
     targets: dict[str, TargetCost] = Field(default_factory=dict)
+
+
+def total_usage(sessions: Iterable[Mapping[str, TargetUsage]]) -> dict[str, TargetUsage]:
+    """The usage of several sessions by target."""
+    total: dict[str, TargetUsage] = {}
+    for session in sessions:
+        for name, usage in session.items():
+            sum_so_far = total.get(name, TargetUsage())
+            total[name] = TargetUsage(
+                calls=sum_so_far.calls + usage.calls,
+                counted=sum_so_far.counted + usage.counted,
+                token_usage=sum_so_far.token_usage + usage.token_usage,
+            )
+    return total
 
 
 def run_cost(spending: Mapping[str, TargetUsage], prices: Mapping[str, Price], *, complete: bool = True) -> Cost:

@@ -18,7 +18,6 @@ from quintain.contracts.session import Info, TargetUsage
 from quintain.errors import BusError, Fault
 from quintain.graders import Case
 from quintain_runner.cost.prices import Price
-from quintain_runner.cost.run_cost import run_cost
 from quintain_runner.dataset.command import open_dataset
 from quintain_runner.dataset.reader import DatasetStats, read_cases
 from quintain_runner.engine.error_limit import ErrorLimit, ErrorPolicy
@@ -144,7 +143,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
             pending=plan.pending,
             max_calls_per_trial=max_calls_per_trial(evaluation),
         )
-        await _raise_budget_if_needed(setup, info, plan)
+        info = await _raise_budget_if_needed(setup, info, plan)
         _update_budget(progress_state, info, setup.calls_of_earlier_sessions)
         error_limit = ErrorLimit(setup.error_policy)
 
@@ -158,7 +157,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
             )
 
         await asyncio.to_thread(write_record, setup.output, record, summary(), ended=False)
-        async with _displayed_progress(setup, progress_state):
+        async with _displayed_progress(setup, record, progress_state):
             scheduler = TrialScheduler(
                 _grading_context(setup, info, progress_state, graders, fingerprints),
                 results,
@@ -171,7 +170,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
             )
         _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
         final_summary = summary(spent=is_budget_spent)
-        findings = await _collect_findings(setup, results)
+        record, findings = await _collect_findings(setup, record, results)
         await asyncio.to_thread(write_record, setup.output, record, final_summary, ended=True, findings=findings)
     return final_summary
 
@@ -189,16 +188,18 @@ def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, finger
     )
 
 
-async def _collect_findings(setup: RunSetup, results: ResultFile) -> RunFindings:
-    """Compute the statistics and the cost of the stored rows."""
+async def _collect_findings(setup: RunSetup, record: RunRecord, results: ResultFile) -> tuple[RunRecord, RunFindings]:
+    """The statistics of the stored rows, and the cost of the run; the record has the usage of its session then."""
 
     def analyse_rows() -> Analysis:
         return analyse(build_frames(results.current_rows(), setup.targets, repeats=setup.evaluation.spec.repeats))
 
     analysis = await asyncio.to_thread(analyse_rows)
     spending = None if setup.read_final_spending is None else await setup.read_final_spending()
-    cost = None if spending is None else run_cost(spending, setup.prices, complete=not setup.calls_of_earlier_sessions)
-    return RunFindings(analysis=analysis, cost=cost)
+    if spending is None:
+        return record, RunFindings(analysis=analysis)
+    record = record.with_session_usage(spending)
+    return record, RunFindings(analysis=analysis, cost=record.cost(setup.prices, setup.calls_of_earlier_sessions))
 
 
 def _grader_env(setup: RunSetup) -> dict[str, str]:
@@ -266,7 +267,7 @@ def _target_references(setup: RunSetup, targets: Sequence[str]) -> Iterator[tupl
                 yield f"{path}: graders[{index}].judge_target", judge_target_of(grader, target, setup.judge_targets)
 
 
-async def _raise_budget_if_needed(setup: RunSetup, info: Info, plan: RerunPlan) -> None:
+async def _raise_budget_if_needed(setup: RunSetup, info: Info, plan: RerunPlan) -> Info:
     """If the user named no budget, raise the session's limit to the most calls that the pending trials can make.
 
     Calls that were charged already, also for earlier tries, are added to it.
@@ -274,6 +275,8 @@ async def _raise_budget_if_needed(setup: RunSetup, info: Info, plan: RerunPlan) 
     needed_calls = info.call_count + plan.most_calls(max_calls_per_trial(setup.evaluation))
     if setup.raise_budget is not None and needed_calls > info.max_calls:
         await setup.raise_budget(needed_calls)
+        return await setup.client.get_info()
+    return info
 
 
 def _update_budget(progress_state: ProgressState, info: Info, calls_of_earlier_sessions: int) -> None:
@@ -283,15 +286,16 @@ def _update_budget(progress_state: ProgressState, info: Info, calls_of_earlier_s
     )
 
 
-async def _update_cost(setup: RunSetup, progress_state: ProgressState) -> None:
+async def _update_cost(setup: RunSetup, record: RunRecord, progress_state: ProgressState) -> None:
     """Read the usage so far and update the cost in the progress state, if prices and usage are available."""
     spending = await setup.read_current_spending() if setup.read_current_spending is not None and setup.prices else None
     if spending is not None:
-        progress_state.cost = run_cost(spending, setup.prices, complete=not setup.calls_of_earlier_sessions)
+        record = record.with_session_usage(spending)
+        progress_state.cost = record.cost(setup.prices, setup.calls_of_earlier_sessions)
 
 
 @asynccontextmanager
-async def _displayed_progress(setup: RunSetup, progress_state: ProgressState) -> AsyncIterator[None]:
+async def _displayed_progress(setup: RunSetup, record: RunRecord, progress_state: ProgressState) -> AsyncIterator[None]:
     """Show the progress of the run inside the ``async with`` block: redraw it, and poll the budget and the cost."""
 
     async def refresh_display() -> None:
@@ -305,7 +309,7 @@ async def _displayed_progress(setup: RunSetup, progress_state: ProgressState) ->
             try:
                 _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
                 if times % BUDGET_POLLS_PER_COST_POLL == 1:
-                    await _update_cost(setup, progress_state)
+                    await _update_cost(setup, record, progress_state)
             except (Fault, BusError):
                 # These values are only displayed, so a failed read is skipped; the next one may succeed.
                 continue

@@ -169,9 +169,7 @@ def progress_line(progress_state: ProgressState) -> str:
         for name, tally in progress_state.tallies.items()
     )
     budget = (
-        f" calls {progress_state.budget.calls}/{progress_state.budget.max_calls}"
-        if progress_state.budget.max_calls
-        else ""
+        f" calls {progress_state.calls}/{progress_state.budget.max_calls}" if progress_state.budget.max_calls else ""
     )
     return f"{progress_state.done}/{progress_state.trials} {targets}{budget}"
 

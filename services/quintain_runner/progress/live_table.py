@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from quintain_runner.cost.run_cost import TargetCost, dollars
+from quintain_runner.cost.run_cost import LineUsage, TargetCost, dollars
 from quintain_runner.progress.state import ProgressState, TargetProgress
 from quintain_runner.progress.terminal_text import plain_text
 from quintain_runner.results.counts import RowTally
@@ -35,6 +35,12 @@ class _TargetLine:
     progress: TargetProgress
     elapsed_seconds: float
     cost: TargetCost | None
+
+    @property
+    def usage(self) -> LineUsage:
+        """The calls and tokens of the line: those that its cost counts or, without a cost, those of the rows."""
+        tally = self.tally
+        return self.cost.usage if self.cost else LineUsage(tally.calls, tally.input_tokens, tally.output_tokens)
 
     @property
     def queued(self) -> int:
@@ -79,14 +85,14 @@ _COLUMNS = (
     _TableColumn("errors", lambda line: f"{line.tally.errors:,}"),
     _TableColumn("in doubt", lambda line: f"{line.tally.in_doubt:,}", shown_when_narrow=False),
     _TableColumn("throttled", lambda line: f"{line.progress.overload_count:,}", shown_when_narrow=False),
-    _TableColumn("calls", lambda line: f"{line.tally.calls:,}", shown_when_narrow=False),
+    _TableColumn("calls", lambda line: f"{line.usage.calls:,}", shown_when_narrow=False),
     _TableColumn(
         "tokens in/out",
-        lambda line: f"{format_compact(line.tally.input_tokens)}/{format_compact(line.tally.output_tokens)}",
+        lambda line: f"{format_compact(line.usage.input_tokens)}/{format_compact(line.usage.output_tokens)}",
     ),
 )
 
-#: The cost of the target's own calls; the cost of judges is included in the budget line.
+#: The cost of the target's calls, as its tokens; the cost of judges is included in the budget line.
 _COST_COLUMN = _TableColumn(
     "cost", lambda line: "-" if line.cost is None else dollars(line.cost.usd, at_least=line.cost.at_least)
 )
@@ -159,12 +165,12 @@ def _budget_lines(
     """The lines with the budget and the expected end of the run."""
     budget = progress_state.budget
     if budget.max_calls:
-        filled = min(_BAR_WIDTH, _BAR_WIDTH * budget.calls // budget.max_calls)
+        filled = min(_BAR_WIDTH, _BAR_WIDTH * progress_state.calls // budget.max_calls)
         bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
         cost = ""
         if progress_state.cost is not None and progress_state.cost.usd is not None:
             cost = f", {dollars(progress_state.cost.usd, at_least=progress_state.cost.at_least)}"
-        calls = f"{budget.calls:,}/{budget.max_calls:,} calls{cost}"
+        calls = f"{progress_state.calls:,}/{budget.max_calls:,} calls{cost}"
         yield Text(f"budget  {bar} {calls}{_budget_projection(progress_state, elapsed_seconds, now)}")
     seconds_left = {name: line.seconds_left for name, line in lines.items()}
     known = {name: left for name, left in seconds_left.items() if left is not None}
@@ -183,8 +189,9 @@ def _budget_projection(progress_state: ProgressState, elapsed_seconds: float, no
     if projected_calls <= budget.max_calls:
         return f", about {projected_calls:,} in total"
     when = ""
-    if budget.calls_made > 0 and elapsed_seconds >= _MIN_PROJECTION_SECONDS:
-        left = (budget.max_calls - budget.calls) * elapsed_seconds / budget.calls_made
+    calls_made = progress_state.calls - (budget.initial_calls or 0)
+    if calls_made > 0 and elapsed_seconds >= _MIN_PROJECTION_SECONDS:
+        left = (budget.max_calls - progress_state.calls) * elapsed_seconds / calls_made
         when = f" about {_format_end_time(now, left)}"
     return f", spent{when} before the run ends: the run needs about {projected_calls:,}"
 

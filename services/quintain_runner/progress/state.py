@@ -109,11 +109,6 @@ class BudgetProgress:
         if self.initial_calls is None:
             self.initial_calls = calls
 
-    @property
-    def calls_made(self) -> int:
-        """The calls that were charged during this invocation."""
-        return self.calls - (self.initial_calls or 0)
-
 
 #: The most errors that wait to be shown; the results contain all of them.
 _MAX_PENDING_ERRORS = 20
@@ -153,12 +148,19 @@ class ProgressState:
         self.budget = BudgetProgress()
         #: The cost when it was last read, or None.
         self.cost: Cost | None = None
+        self._calls_in_rows_before = self.calls_in_rows
         self._pending_errors: deque[str] = deque(maxlen=_MAX_PENDING_ERRORS)
+
+    @property
+    def calls(self) -> int:
+        """The calls that are known to be made: as last read from the ledger, or those of rows that ended since."""
+        made_in_rows = self.calls_in_rows - self._calls_in_rows_before
+        return max(self.budget.calls, (self.budget.initial_calls or 0) + made_in_rows)
 
     @property
     def projected_calls(self) -> int:
         """The projected number of calls of the complete run, from the calls of its graded rows."""
-        return self.budget.calls + estimate_remaining_calls(
+        return self.calls + estimate_remaining_calls(
             self.tallies.values(), max_calls_per_trial=self.max_calls_per_trial
         )
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from quintain.config.references import redact_secrets
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
-from quintain_runner.cost.run_cost import Cost
+from quintain_runner.cost.prices import Price
+from quintain_runner.cost.run_cost import Cost, run_cost, total_usage
+from quintain_runner.report.revision import Revision, revision_of
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
@@ -23,43 +27,9 @@ from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.statistics.analysis import Analysis
 
-#: The timeout of a git command, in seconds; without an answer the record has no revision.
-_GIT_TIMEOUT_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """A git commit. ``dirty`` says whether tracked files differ from it; untracked files are ignored."""
-
-    commit: str
-    dirty: bool
-
-    def to_wire(self) -> dict[str, object]:
-        """The JSON form in ``run.json``."""
-        return {"commit": self.commit, "dirty": self.dirty}
-
-
-def revision_of(folder: Path) -> Revision | None:
-    """The git revision of the repository that contains ``folder``; None without a repository or without git."""
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return None if commit is None or changed is None else Revision(commit.strip(), bool(changed.strip()))
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """The output of a git command, or None if it fails."""
-    # A repository's settings may name programs to run: these options keep git from starting them.
-    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "--no-optional-locks", *arguments]
-    try:
-        completed = subprocess.run(  # noqa: S603 -- no shell, and no untrusted argument
-            command, capture_output=True, text=True, errors="replace", timeout=_GIT_TIMEOUT_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return completed.stdout if completed.returncode == 0 else None
-
-
 FILE_NAME = "run.json"
+
+_SESSION_USAGE = TypeAdapter(dict[str, dict[str, TargetUsage]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +94,18 @@ class RunRecord:
     history: tuple[Mapping[str, object], ...] = ()
     #: How often the run was graded again on purpose.
     generation: int = 0
+    #: The usage of each session of the run by target, as it was last read.
+    usage: Mapping[str, Mapping[str, TargetUsage]] = field(default_factory=dict)
+
+    def with_session_usage(self, usage: Mapping[str, TargetUsage]) -> RunRecord:
+        """The record, with what this command's session has used by now."""
+        return replace(self, usage={**self.usage, self.origin.session_id or "": usage})
+
+    def cost(self, prices: Mapping[str, Price], calls_of_earlier_sessions: int) -> Cost:
+        """The cost of all sessions whose usage is known; a minimum, if earlier sessions made other calls too."""
+        earlier = total_usage(usage for name, usage in self.usage.items() if name != (self.origin.session_id or ""))
+        is_complete = sum(usage.calls for usage in earlier.values()) >= calls_of_earlier_sessions
+        return run_cost(total_usage(self.usage.values()), prices, complete=is_complete)
 
     def with_command(
         self,
@@ -187,6 +169,7 @@ def open_record(
         models=_models(existing),
         history=_history(existing),
         generation=_generation(existing),
+        usage=_session_usage(existing),
     )
 
 
@@ -224,6 +207,10 @@ def write_record(
             "models": dict(record.models),
         },
         "generation": record.generation,
+        "usageBySession": {
+            session: {name: usage.model_dump(by_alias=True, exclude_none=True) for name, usage in targets.items()}
+            for session, targets in record.usage.items()
+        },
         "history": [dict(entry) for entry in record.history],
         "startedAt": record.started_at,
         "endedAt": _now() if ended else None,
@@ -276,6 +263,13 @@ def _models(existing: Mapping[str, object] | None) -> dict[str, str]:
 def _generation(existing: Mapping[str, object] | None) -> int:
     generation = (existing or {}).get("generation")
     return generation if isinstance(generation, int) else 0
+
+
+def _session_usage(existing: Mapping[str, object] | None) -> dict[str, dict[str, TargetUsage]]:
+    try:
+        return _SESSION_USAGE.validate_python((existing or {}).get("usageBySession") or {})
+    except ValidationError:
+        return {}
 
 
 def _history(existing: Mapping[str, object] | None) -> tuple[Mapping[str, object], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quintain_runner.cost.run_cost import Cost, dollars
+from quintain_runner.cost.run_cost import Cost, LineUsage, dollars
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
 from quintain_runner.statistics import formatting
@@ -55,7 +55,11 @@ def cost_line(cost: Cost | None) -> str | None:
 
 
 def _targets_table(report: RunReport) -> TextTable:
-    """The table of the targets, with the optional columns that have values, and a total."""
+    """The table of the targets, with the optional columns that have values, and a total.
+
+    The calls, the tokens and the cost of a line are those of the same calls: the calls of the target, as the ledger
+    counts them. The calls of targets that only graders ask have a line of their own.
+    """
     summary, cost = report.summary, report.cost
     all_counts = [*summary.per_target.values(), summary.total]
     extra = {
@@ -65,27 +69,40 @@ def _targets_table(report: RunReport) -> TextTable:
     }
     shown = [name for name, is_shown in extra.items() if is_shown]
 
-    def row(name: str, counts: TrialCounts, statistics: TargetStatistics, usd: str) -> tuple[str, ...]:
+    def row(
+        name: str, counts: TrialCounts | None, statistics: TargetStatistics, usage: LineUsage, usd: str
+    ) -> tuple[str, ...]:
         more = {
-            "in doubt": f"{counts.in_doubt:,}",
-            "tokens in/out": f"{counts.input_tokens:,}/{counts.output_tokens:,}",
+            "in doubt": formatting.MISSING if counts is None else f"{counts.in_doubt:,}",
+            "tokens in/out": f"{usage.input_tokens:,}/{usage.output_tokens:,}",
+            "cost": usd,
         }
-        return (
-            name,
-            *_measured_cells(counts, statistics.row),
-            f"{counts.errors:,}",
-            f"{counts.calls:,}",
-            *({**more, "cost": usd}[column] for column in shown),
-        )
+        measured = (formatting.MISSING,) * 5 if counts is None else _measured_cells(counts, statistics.row)
+        return (name, *measured, f"{usage.calls:,}", *(more[column] for column in shown))
 
     no_statistics = TargetStatistics()
     rows = [
-        row(name, counts, report.analysis.targets.get(name, no_statistics), _cost_cell(cost, name))
+        row(
+            name,
+            counts,
+            report.analysis.targets.get(name, no_statistics),
+            _line_usage(counts, cost, name),
+            _cost_cell(cost, name),
+        )
         for name, counts in summary.per_target.items()
+    ]
+    called = {} if cost is None else cost.targets
+    judges = [name for name in called if name not in summary.per_target]
+    rows += [
+        row(f"{name} (graders)", None, no_statistics, called[name].usage, _cost_cell(cost, name)) for name in judges
     ]
     total = None
     if len(rows) > 1:
-        total = row("all", summary.total, no_statistics, dollars(cost.usd, at_least=cost.at_least) if cost else "")
+        usages = [_line_usage(counts, cost, name) for name, counts in summary.per_target.items()]
+        usages += [called[name].usage for name in judges]
+        usage = LineUsage(*(sum(counts) for counts in zip(*usages, strict=True)))
+        usd = dollars(cost.usd, at_least=cost.at_least) if cost else ""
+        total = row("all", summary.total, no_statistics, usage, usd)
     return TextTable(
         title=_title(summary),
         columns=("target", "passed", "95 %", "mean score", "95 %", "errors", "calls", *shown),
@@ -93,6 +110,14 @@ def _targets_table(report: RunReport) -> TextTable:
         total=total,
         notes=[_stale_note(report.stale_rows)] if report.stale_rows else [],
     )
+
+
+def _line_usage(counts: TrialCounts, cost: Cost | None, name: str) -> LineUsage:
+    """The calls of a target as the ledger counts them or, if that is unknown, the calls of its rows with graders."""
+    target_cost = None if cost is None else cost.targets.get(name)
+    if target_cost is None:
+        return LineUsage(counts.calls, counts.input_tokens, counts.output_tokens)
+    return target_cost.usage
 
 
 def _stale_note(count: int) -> str:
@@ -107,18 +132,19 @@ def _title(summary: RunSummary) -> str:
 
 
 def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple[str, ...]:
-    """The cells of pass rate and mean score, with their intervals."""
+    """The cells of pass rate and mean score, with their intervals, and of the errors."""
     passed = f"{counts.passed:,}/{counts.graded:,}"
     return (
         passed,
         formatting.format_share_interval(measured),
         formatting.format_score(counts.mean_score),
         formatting.format_score_interval(measured),
+        f"{counts.errors:,}",
     )
 
 
 def _cost_cell(cost: Cost | None, name: str) -> str:
-    """The cost of target_cost target, or a dash."""
+    """The cost of a target's calls, or a dash."""
     target_cost = None if cost is None else cost.targets.get(name)
     return (
         formatting.MISSING

@@ -18,6 +18,8 @@ class RowTally:
         self.passed = self.calls = self.input_tokens = self.output_tokens = 0
         #: The calls of the graded rows, and the sum of their squares, for the variance.
         self.graded_calls = self.graded_calls_squared = 0
+        #: The number of error rows whose target answered: only a grader has to be called again.
+        self.answered_errors = 0
         # The exact sum of the scores, so that the order in which cases end does not change it: numerators by
         # denominator (a power of two).
         self._scores: dict[int, int] = {}
@@ -29,6 +31,7 @@ class RowTally:
         self.calls += times * row.calls
         self.input_tokens += times * row.input_tokens
         self.output_tokens += times * row.output_tokens
+        self.answered_errors += times * (row.answered and row.status is RowStatus.ERROR)
         if row.status is RowStatus.GRADED:
             numerator, denominator = row.score.as_integer_ratio()
             self._scores[denominator] = self._scores.get(denominator, 0) + times * numerator
@@ -43,6 +46,7 @@ class RowTally:
         self.calls += other.calls
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
+        self.answered_errors += other.answered_errors
         self.graded_calls += other.graded_calls
         self.graded_calls_squared += other.graded_calls_squared
         for denominator, numerator in other._scores.items():
@@ -89,7 +93,7 @@ def estimate_remaining_calls(tallies: Collection[RowTally], *, max_calls_per_tri
 
     The estimate uses the mean and variance of the calls of graded rows only, because a row that failed for lack of
     budget made fewer calls than it needs. A target without graded rows uses those of all targets; if no row is graded,
-    each trial is assumed to take ``max_calls_per_trial``.
+    each trial is assumed to take ``max_calls_per_trial``. A failed trial whose target answered takes one call less.
     """
     total = RowTally(0)
     for tally in tallies:
@@ -103,7 +107,7 @@ def estimate_remaining_calls(tallies: Collection[RowTally], *, max_calls_per_tri
             cost_variance = max(0.0, sample.graded_calls_squared / sample.graded - each**2)
         else:
             each, cost_variance = float(max_calls_per_trial), 0.0
-        mean += left * each
+        mean += left * each - tally.answered_errors
         variance += left * cost_variance
     # Rounded before taking the ceiling, because a floating-point error must not add a call.
     return math.ceil(round(mean + _SAFETY_DEVIATIONS * math.sqrt(variance), 6))

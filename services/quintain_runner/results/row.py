@@ -293,7 +293,10 @@ class Row(Message):
 
 @dataclass(frozen=True, slots=True)
 class RowStats:
-    """The part of a row that the counts need, without its texts."""
+    """The part of a row that the counts need, without its texts.
+
+    ``answered`` says whether it holds an answer, so that grading it needs no call of the target.
+    """
 
     status: RowStatus
     score: float
@@ -302,6 +305,7 @@ class RowStats:
     input_tokens: int
     output_tokens: int
     tries: int
+    answered: bool = False
     counts: bool = True
 
     @classmethod
@@ -315,5 +319,6 @@ class RowStats:
             input_tokens=row.token_usage.input,
             output_tokens=row.token_usage.output,
             tries=row.tries,
+            answered=row.is_gradable,
             counts=row.counts,
         )
