@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
 from quintain_runner.results.row import Row
 from quintain_runner.statistics.analysis import Difference, paired_differences
 from quintain_runner.statistics.frame import (
@@ -23,9 +24,6 @@ from quintain_runner.statistics.frame import (
 
 #: The most flipped cases listed for each target.
 MAX_FLIPS = 1_000
-
-#: The number of characters of a hash that an error shows.
-_SHOWN_HASH_CHARACTERS = 12
 
 _PASS = AliasChoices("pass", "passed")
 
@@ -87,6 +85,13 @@ class Comparison(Message):
     before: str
     after: str
     targets: list[TargetComparison]
+    #: The rows of the earlier and of the later run that count although what made them changed.
+    stale_before: int = 0
+    stale_after: int = 0
+    #: The rows of either run whose case asks or expects something else in the other run, or is not in it.
+    changed_cases: int = 0
+    #: The graders that are not the same in both runs: their options, files or judges.
+    changed_graders: list[str] = Field(default_factory=list)
 
     @property
     def regressed_targets(self) -> list[TargetComparison]:
@@ -97,19 +102,26 @@ class Comparison(Message):
 def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) -> Comparison:
     """Compare two runs, case by case.
 
-    Raises `ConfigError` if their datasets or graders differ, unless ``force`` is True, or if they have no common target
-    and not exactly one target each.
+    Of different datasets, the cases are compared that ask and expect the same in both. Raises `ConfigError` if there
+    are none, or if the graders differ, unless ``force`` is True; and if the runs have no common target and not exactly
+    one target each.
 
     Example::
 
         comparison = compare_runs(read_report(Path("runs/old")), read_report(Path("runs/new")))
         print(conclusion(comparison))
     """
-    if not force:
-        _require_same_evaluation(before, after)
     target_pairs = _matched_targets(before, after)
+    changed_graders = _changed_graders(before, after, target_pairs)
+    if not force:
+        _require_same_graders(before, after, changed_graders)
+    same_cases = None if force or _has_same_dataset(before, after) else _SameCases(before, after)
+    rows_of = RunReport.rows if same_cases is None else same_cases.rows
     frame_pairs = [
-        (build_frames(after.rows(), [after_name])[after_name], build_frames(before.rows(), [before_name])[before_name])
+        (
+            build_frames(rows_of(after), [after_name])[after_name],
+            build_frames(rows_of(before), [before_name])[before_name],
+        )
         for before_name, after_name in target_pairs
     ]
     rows = _compare_measures(frame_pairs, None)
@@ -122,6 +134,10 @@ def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) ->
     return Comparison(
         before=str(before.folder),
         after=str(after.folder),
+        stale_before=before.stale_rows,
+        stale_after=after.stale_rows,
+        changed_cases=0 if same_cases is None else same_cases.left_out,
+        changed_graders=changed_graders,
         targets=[
             _target_comparison((before, before_name), (after, after_name), frame_pairs[number]).model_copy(
                 update={
@@ -134,17 +150,67 @@ def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) ->
     )
 
 
-def _require_same_evaluation(before: RunReport, after: RunReport) -> None:
-    """Raise `ConfigError` if the runs have different datasets or graders."""
-    before_identity, after_identity = before.run.configuration.identity, after.run.configuration.identity
-    for what in ("dataset", "graders"):
-        before_hash, after_hash = getattr(before_identity, what), getattr(after_identity, what)
-        if before_hash != after_hash:
+def _has_same_dataset(before: RunReport, after: RunReport) -> bool:
+    return before.run.configuration.identity.dataset == after.run.configuration.identity.dataset
+
+
+class _SameCases:
+    """The rows of two runs whose cases ask and expect the same in both, by their fingerprints.
+
+    Raises `ConfigError` if there are none.
+    """
+
+    def __init__(self, before: RunReport, after: RunReport) -> None:
+        hashes = {report.folder: self._hashes(report) for report in (before, after)}
+        self._common = {before.folder: hashes[after.folder], after.folder: hashes[before.folder]}
+        counts = [(sum(1 for _ in report.rows()), sum(1 for _ in self.rows(report))) for report in (before, after)]
+        #: The number of rows of either run that are not compared.
+        self.left_out = sum(rows - same for rows, same in counts)
+        if not counts[0][1]:
             raise ConfigError(
-                f"{before.folder} and {after.folder} differ in their {what} ({before_hash[:_SHOWN_HASH_CHARACTERS]} "
-                f"and {after_hash[:_SHOWN_HASH_CHARACTERS]}), so a "
-                "difference may not come from the targets; --force compares the cases with the same ids anyway"
+                f"{before.folder} and {after.folder} differ in their dataset, and no row of one is known to ask and "
+                "expect the same as a row of the other; --force compares the cases with the same ids anyway"
             )
+
+    def rows(self, report: RunReport) -> Iterator[Row]:
+        """The rows of a run whose case is the same in the other run."""
+        common = self._common[report.folder]
+        return (row for row in report.rows() if (name := self._hash(row)) is not None and name in common)
+
+    def _hashes(self, report: RunReport) -> FingerprintSet:
+        hashes = FingerprintSet()
+        for row in report.rows():
+            if (name := self._hash(row)) is not None:
+                hashes.add(name)
+        return hashes
+
+    @staticmethod
+    def _hash(row: Row) -> int | None:
+        made_of = row.fingerprints
+        return None if made_of is None else fingerprint(row.case_id, row.repeat, made_of.input, made_of.grading)
+
+
+def _changed_graders(before: RunReport, after: RunReport, target_pairs: list[tuple[str, str]]) -> list[str]:
+    """The names of the graders whose fingerprints differ, or that only one of the runs has."""
+    changed: list[str] = []
+    for before_target, after_target in target_pairs:
+        was = before.run.fingerprints.graders.get(before_target)
+        now = after.run.fingerprints.graders.get(after_target)
+        if was is not None and now is not None:
+            changed += [name for name in {**was, **now} if was.get(name, "") != now.get(name, "")]
+    return list(dict.fromkeys(changed))
+
+
+def _require_same_graders(before: RunReport, after: RunReport, changed: list[str]) -> None:
+    """Raise `ConfigError` if the runs have graders with different options."""
+    before_hash, after_hash = before.run.configuration.identity.graders, after.run.configuration.identity.graders
+    if before_hash != after_hash:
+        names = f" ({', '.join(changed)})" if changed else ""
+        raise ConfigError(
+            f"{before.folder} and {after.folder} differ in their graders{names}, so a difference may not come from the "
+            "targets; grade one of them with the other's evaluation file (quintain rescore RUN EVAL.YAML), or --force "
+            "compares anyway"
+        )
 
 
 def _matched_targets(before: RunReport, after: RunReport) -> list[tuple[str, str]]:

@@ -41,7 +41,14 @@ def comparison_tables(comparison: Comparison) -> Iterator[TextTable]:
 
 
 def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """Lines about the rows that were left out and the cases whose pass changed."""
+    """Lines about what is not the same in both runs, the rows that were left out, and the cases whose pass changed."""
+    for folder, count in ((comparison.before, comparison.stale_before), (comparison.after, comparison.stale_after)):
+        if count:
+            yield f"{folder}: {count} rows are stale: what made them changed since"
+    if comparison.changed_graders:
+        yield f"not the same in both runs: grader {', '.join(comparison.changed_graders)}"
+    if comparison.changed_cases:
+        yield f"{comparison.changed_cases} rows are left out: the other run has no case that asks and expects the same"
     for target in comparison.targets:
         if target.left_out:
             yield f"{_target_label(target)}: {target.left_out} rows have no score in both runs, and are left out"

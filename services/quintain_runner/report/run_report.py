@@ -40,12 +40,10 @@ class _Totals(Message):
     calls_left: int = 0
 
 
-class _Plan(Message):
-    stale: int = 0
+class _Fingerprints(Message):
+    """The ``fingerprints`` section of ``run.json``: those of the graders by target and name."""
 
-
-class _Command(Message):
-    plan: _Plan = _Plan()
+    graders: dict[str, dict[str, str | None]] = Field(default_factory=dict)
 
 
 class RunFile(Message):
@@ -60,7 +58,7 @@ class RunFile(Message):
     statistics: Analysis | None = None
     cost: Cost | None = None
     parked_targets: dict[str, ParkedTarget] = Field(default_factory=dict)
-    history: list[_Command] = Field(default_factory=list)
+    fingerprints: _Fingerprints = _Fingerprints()
 
     @property
     def name(self) -> str:
@@ -77,8 +75,11 @@ class RunReport:
     summary: RunSummary
     analysis: Analysis
     cost: Cost | None
-    #: How many rows were kept although what made them had changed.
-    stale_rows: int = 0
+
+    @property
+    def stale_rows(self) -> int:
+        """The number of rows that count although what made them changed."""
+        return self.summary.total.stale
 
     def rows(self) -> Iterator[Row]:
         """Iterate over the current rows of the targets and repeats that the run was configured for."""
@@ -117,10 +118,8 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
     """
     run = read_run(folder)
     configuration = run.configuration
-    stale_rows = run.history[-1].plan.stale if run.history else 0
     if summary is None:
         resume_state = read_resume_state(folder)
-        stale_rows = resume_state.stale_rows
         progress_state = ProgressState(
             configuration.targets,
             cases=run.totals.cases,
@@ -141,7 +140,6 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
         summary=summary,
         analysis=run.statistics or Analysis(),
         cost=run.cost,
-        stale_rows=stale_rows,
     )
     if run.statistics is not None:
         return report

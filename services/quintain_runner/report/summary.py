@@ -48,6 +48,8 @@ class TrialCounts:
     calls: int
     input_tokens: int
     output_tokens: int
+    #: The number of rows that count although what made them changed.
+    stale: int = 0
 
     @property
     def waiting(self) -> int:
@@ -63,6 +65,7 @@ class TrialCounts:
             "errors": self.errors,
             "inDoubt": self.in_doubt,
             "waiting": self.waiting,
+            "stale": self.stale,
             "meanScore": self.mean_score,
             "calls": self.calls,
             "tokenUsage": {"input": self.input_tokens, "output": self.output_tokens},
@@ -158,4 +161,5 @@ def _trial_counts(tallies: Sequence[RowTally]) -> TrialCounts:
         calls=sum(tally.calls for tally in tallies),
         input_tokens=sum(tally.input_tokens for tally in tallies),
         output_tokens=sum(tally.output_tokens for tally in tallies),
+        stale=sum(tally.stale for tally in tallies),
     )

@@ -20,6 +20,8 @@ class RowTally:
         self.graded_calls = self.graded_calls_squared = 0
         #: The number of error rows whose target answered: only a grader has to be called again.
         self.answered_errors = 0
+        #: The number of rows that count although what made them changed.
+        self.stale = 0
         # The exact sum of the scores, so that the order in which cases end does not change it: numerators by
         # denominator (a power of two).
         self._scores: dict[int, int] = {}
@@ -28,6 +30,7 @@ class RowTally:
         """Count a row. ``times=-1`` subtracts a row that a newer one supersedes."""
         self.by_status[row.status] += times
         self.passed += times * row.passed
+        self.stale += times * row.stale
         self.calls += times * row.calls
         self.input_tokens += times * row.input_tokens
         self.output_tokens += times * row.output_tokens
@@ -47,6 +50,7 @@ class RowTally:
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
         self.answered_errors += other.answered_errors
+        self.stale += other.stale
         self.graded_calls += other.graded_calls
         self.graded_calls_squared += other.graded_calls_squared
         for denominator, numerator in other._scores.items():

@@ -14,15 +14,12 @@ class ResumeState:
         self.tallies: dict[tuple[str, int], RowTally] = {}
         #: What all rows were charged, those too that do not count.
         self.calls_in_rows = 0
-        #: How many rows count although what made them changed.
-        self.stale_rows = 0
         #: How many rows do not hold their answer, so that they cannot be graded again.
         self.rows_without_content = 0
 
     def add_row(self, row: Row, *, times: int = 1) -> None:
         """Count a row; ``times=-1`` takes it back, when another supersedes it."""
         self.calls_in_rows += times * row.calls
-        self.stale_rows += times * row.stale_kept
         self.rows_without_content += times * (row.has_answer and not row.is_gradable)
         if row.counts:
             self.tallies.setdefault((row.target, row.repeat), RowTally(0)).add(RowStats.of(row), times=times)

@@ -307,6 +307,7 @@ class RowStats:
     tries: int
     answered: bool = False
     counts: bool = True
+    stale: bool = False
 
     @classmethod
     def of(cls, row: Row) -> RowStats:
@@ -321,4 +322,5 @@ class RowStats:
             tries=row.tries,
             answered=row.is_gradable,
             counts=row.counts,
+            stale=row.stale_kept,
         )

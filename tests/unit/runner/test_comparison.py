@@ -10,7 +10,7 @@ from quintain.errors import ConfigError
 from quintain_runner.report.comparison import Comparison, compare_runs
 from quintain_runner.report.comparison_text import comparison_lines, comparison_tables, conclusion
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.results.row import GraderRow
+from quintain_runner.results.row import GraderRow, Row, RowFingerprints
 from support.results_folder import errored_row, graded_row, write_results
 
 
@@ -144,3 +144,21 @@ def test_runs_that_share_no_graded_case_have_nothing_to_say(tmp_path: Path) -> N
     assert conclusion(comparison) == "no case has a score in both runs"
     (sheet,) = comparison_tables(comparison)
     assert sheet.rows == []
+
+
+def test_of_different_datasets_the_cases_are_compared_that_ask_and_expect_the_same(tmp_path: Path) -> None:
+    def rows(*inputs: str) -> list[Row]:
+        return [
+            graded_row(str(n), 1.0).model_copy(update={"fingerprints": RowFingerprints(input=asked, grading="g")})
+            for n, asked in enumerate(inputs)
+        ]
+
+    before = write_results(tmp_path / "a", rows("a", "b", "c"))
+    after = write_results(tmp_path / "b", rows("a", "changed", "c", "new"), dataset="e" * 64)
+    comparison = compare_runs(before, after)
+    (target,) = comparison.targets
+    assert target.row.score is not None
+    assert (target.row.score.estimate.cases, target.left_out, comparison.changed_cases) == (2, 0, 3)
+    other = write_results(tmp_path / "c", rows("x", "y"), dataset="f" * 64)
+    with pytest.raises(ConfigError, match="differ in their dataset"):
+        compare_runs(before, other)

@@ -128,6 +128,7 @@ def test_the_end_is_that_of_the_slowest_target() -> None:
 
 def test_what_it_cost_is_shown_as_far_as_it_is_known() -> None:
     board = progress_state(10, "bot", "free")
+    board.budget.update(0, 20)
     board.add_row(row("1"))
     board.budget.update(2, 20)
     spent = {"bot": TargetUsage(calls=1, counted=1, token_usage=TokenUsage(input=1_000_000, output=0))}

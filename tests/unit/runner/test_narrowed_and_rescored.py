@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation
+from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.run_record import planned_targets
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
@@ -211,6 +213,16 @@ async def test_answers_of_a_target_that_changed_since_are_graded_and_stay_marked
     assert read_report(judged.folder.output).stale_rows == 4
     await judged.run()
     assert judged.called == (4, 4)
+
+
+async def test_a_comparison_names_graders_that_changed_and_counts_stale_rows(judged: Judged) -> None:
+    await judged.run()
+    before = shutil.copytree(judged.folder.output, judged.folder.path / "before")
+    (judged.folder.path / "prompt.md").write_text("Is it polite?")
+    judged.folder.client.fingerprints["bot"] = "another"
+    await judged.rescore()
+    comparison = compare_runs(read_report(before), read_report(judged.folder.output))
+    assert (comparison.changed_graders, comparison.stale_before, comparison.stale_after) == (["judged"], 0, 4)
 
 
 async def test_a_row_holds_what_was_asked_answered_and_said(judged: Judged) -> None:

@@ -10,7 +10,7 @@ from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, T
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
 from quintain_runner.cost.prices import LISTED, Price, known_prices, target_price
-from quintain_runner.cost.run_cost import Cost, dollars, run_cost
+from quintain_runner.cost.run_cost import Cost, dollars, run_cost, total_usage
 from quintain_runner.report.tables import cost_line
 
 CHEAP = Price(input_per_million=Decimal(1), output_per_million=Decimal(4))
@@ -105,3 +105,11 @@ def test_what_is_written_is_read_again() -> None:
 )
 def test_an_amount_is_shown_as_precisely_as_it_takes(usd: float | None, shown: str) -> None:
     assert dollars(usd) == shown
+
+
+def test_the_usage_of_several_sessions_is_added_by_target() -> None:
+    one = {"bot": TargetUsage(calls=2, counted=1, token_usage=TokenUsage(input=10, output=1))}
+    other = {"bot": TargetUsage(calls=1, counted=1, token_usage=TokenUsage(input=5, output=2)), "judge": TargetUsage()}
+    total = total_usage([one, other])
+    assert (total["bot"].calls, total["bot"].counted, total["bot"].token_usage.input) == (3, 2, 15)
+    assert total["judge"] == TargetUsage()

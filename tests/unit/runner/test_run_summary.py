@@ -13,7 +13,7 @@ from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts, su
 from quintain_runner.report.summary_text import exit_line, unaccounted_calls_note
 from quintain_runner.results.counts import RowTally, estimate_remaining_calls
 from quintain_runner.results.resume_state import ResumeState
-from quintain_runner.results.row import GraderRow, Row, RowError, RowStats, RowStatus
+from quintain_runner.results.row import Answer, GraderRow, Row, RowError, RowStats, RowStatus
 
 GOOD = TrialCounts(
     trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8
@@ -100,6 +100,25 @@ def test_kept_rows_of_targets_and_repeats_that_are_not_asked_are_counted_for_wha
     again = row("1", 1.0).model_copy(update={"repeat": 2})
     board = ProgressState(["bot"], cases=1, repeats=1, resume_state=resume_state(again, row("1", 1.0, target="other")))
     assert (board.done, board.calls_in_rows) == (0, 4)
+
+
+def test_an_answer_that_only_waits_for_its_grader_is_not_forecast_to_be_asked_again() -> None:
+    answered = errored("1").model_copy(update={"output": "text", "answer": Answer()})
+    board = ProgressState(
+        ["bot"], cases=3, repeats=1, resume_state=resume_state(answered, errored("2")), max_calls_per_trial=2
+    )
+    summary = summarize(board, threshold=None, is_budget_spent=True, results=Path("r"))
+    assert summary.estimated_calls_left == 1 + 2 + 2
+
+
+def test_calls_of_rows_count_before_the_ledger_is_read_again() -> None:
+    board = ProgressState(["bot"], cases=3, repeats=1, resume_state=resume_state(row("1", 1.0)))
+    board.budget.update(10, 50)
+    assert board.calls == 10
+    board.add_row(row("2", 1.0))
+    assert board.calls == 12
+    board.budget.update(13, 50)
+    assert board.calls == 13
 
 
 def test_the_mean_does_not_depend_on_the_order_in_which_cases_end() -> None:
