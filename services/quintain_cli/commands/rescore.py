@@ -39,9 +39,9 @@ def rescore(
     csv: CsvOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
 ) -> None:
-    """Grade every kept answer of a run again, with new calls of the judges and none of the targets.
+    """Grade the kept answers of a run again.
 
-    The budget is that of a new session. Rows without an answer wait for quintain run; a row whose target changed since
+    Judges are called anew, targets are not. The budget is that of a new session. Rows without an answer wait for quintain run; a row whose target changed since
     stays marked as stale. Exit codes as of quintain run; 2 if rows do not hold their answers.
     """
     evaluation = path or run_command(_evaluation_of(folder), as_json=as_json)

@@ -66,6 +66,7 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
         "errors": 1,
         "inDoubt": 0,
         "waiting": 0,
+        "stale": 0,
         "meanScore": 1.0,
         "calls": 4,
         "maxCalls": 9,
