@@ -41,8 +41,9 @@ def rescore(
 ) -> None:
     """Grade the kept answers of a run again.
 
-    Judges are called anew, targets are not. The budget is that of a new session. Rows without an answer wait for quintain run; a row whose target changed since
-    stays marked as stale. Exit codes as of quintain run; 2 if rows do not hold their answers.
+    Judges are called anew, targets are not. The budget is that of a new session. Rows without an answer wait for
+    quintain run; a row whose target changed since stays marked as stale. Exit codes as of quintain run; 2 if rows do
+    not hold their answers.
     """
     evaluation = path or run_command(_evaluation_of(folder), as_json=as_json)
     resume = ["quintain", "run", str(evaluation), "--output", str(folder)]

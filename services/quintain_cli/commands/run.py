@@ -40,6 +40,18 @@ NoContentOption = Annotated[
     bool,
     typer.Option("--no-content", help="Write rows without questions, answers and reasons; they cannot be regraded."),
 ]
+TargetOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Execute only trials of this target, one of the file's; repeatable. Other rows stay."),
+]
+MaxErrorsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Begin no more trials of a target after this many credential, connection or server errors in a row, "
+        "or at 20 % errors in 50 or more trials; 0: no limit.",
+    ),
+]
 FailFastOption = Annotated[
     bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
 ]
@@ -53,10 +65,7 @@ FreshOption = Annotated[
 
 def run(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
-    target: Annotated[
-        list[str] | None,
-        typer.Option(help="Execute only trials of this target, one of the file's; repeatable. Other rows stay."),
-    ] = None,
+    target: TargetOption = None,
     case: CaseOption = None,
     limit: LimitOption = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the run, graders included.")] = None,
@@ -72,14 +81,7 @@ def run(
         InDoubtPolicy,
         typer.Option(help="Rows of charged calls with unknown outcome: keep them, or retry and be charged again."),
     ] = InDoubtPolicy.KEEP,
-    max_errors: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Begin no more trials of a target after this many credential, connection or server errors in a row, "
-            "or at 20 % errors in 50 or more trials; 0: no limit.",
-        ),
-    ] = DEFAULT_MAX_ERRORS,
+    max_errors: MaxErrorsOption = DEFAULT_MAX_ERRORS,
     fail_fast: FailFastOption = False,
     concurrency: Annotated[
         int, typer.Option(min=1, help="The number of concurrent trials per target.")

@@ -135,14 +135,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         plan = await _planner(setup, results, open_cases, fingerprints).plan()
         record = record.with_command(setup.command, fingerprints, plan.to_wire(), setup.selection.to_wire())
         setup.on_plan(plan)
-        progress_state = ProgressState(
-            setup.targets,
-            cases=dataset_stats.cases,
-            repeats=spec.repeats,
-            resume_state=results.resume_state,
-            pending=plan.pending,
-            max_calls_per_trial=max_calls_per_trial(evaluation),
-        )
+        progress_state = _progress_state(setup, dataset_stats.cases, results, plan)
         info = await _raise_budget_if_needed(setup, info, plan)
         _update_budget(progress_state, info, setup.calls_of_earlier_sessions)
         error_limit = ErrorLimit(setup.error_policy)
@@ -173,6 +166,17 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         record, findings = await _collect_findings(setup, record, results)
         await asyncio.to_thread(write_record, setup.output, record, final_summary, ended=True, findings=findings)
     return final_summary
+
+
+def _progress_state(setup: RunSetup, cases: int, results: ResultFile, plan: RerunPlan) -> ProgressState:
+    return ProgressState(
+        setup.targets,
+        cases=cases,
+        repeats=setup.evaluation.spec.repeats,
+        resume_state=results.resume_state,
+        pending=plan.pending,
+        max_calls_per_trial=max_calls_per_trial(setup.evaluation),
+    )
 
 
 def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, fingerprints: RunFingerprints) -> Planner:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from quintain.config.references import redact_secrets
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.message import Message
 from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
 from quintain_runner.cost.prices import Price
@@ -29,7 +30,15 @@ from quintain_runner.statistics.analysis import Analysis
 
 FILE_NAME = "run.json"
 
-_SESSION_USAGE = TypeAdapter(dict[str, dict[str, TargetUsage]])
+
+class _SessionUsage(Message):
+    """One of the ``sessions`` of ``run.json``, and its usage by target."""
+
+    session_id: str
+    targets: dict[str, TargetUsage]
+
+
+_SESSIONS = TypeAdapter(list[_SessionUsage])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +216,15 @@ def write_record(
             "models": dict(record.models),
         },
         "generation": record.generation,
-        "usageBySession": {
-            session: {name: usage.model_dump(by_alias=True, exclude_none=True) for name, usage in targets.items()}
+        "sessions": [
+            {
+                "sessionId": session,
+                "targets": {
+                    name: usage.model_dump(by_alias=True, exclude_none=True) for name, usage in targets.items()
+                },
+            }
             for session, targets in record.usage.items()
-        },
+        ],
         "history": [dict(entry) for entry in record.history],
         "startedAt": record.started_at,
         "endedAt": _now() if ended else None,
@@ -267,9 +281,10 @@ def _generation(existing: Mapping[str, object] | None) -> int:
 
 def _session_usage(existing: Mapping[str, object] | None) -> dict[str, dict[str, TargetUsage]]:
     try:
-        return _SESSION_USAGE.validate_python((existing or {}).get("usageBySession") or {})
+        sessions = _SESSIONS.validate_python((existing or {}).get("sessions") or [])
     except ValidationError:
         return {}
+    return {session.session_id: session.targets for session in sessions}
 
 
 def _history(existing: Mapping[str, object] | None) -> tuple[Mapping[str, object], ...]:
