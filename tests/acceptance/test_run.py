@@ -158,7 +158,7 @@ def test_a_run_killed_in_the_middle_resumes_and_asks_no_kept_row_again(shell: Co
     kept = [row["caseId"] for row in rows_of(output)]
     assert 4 <= len(kept) < 12
     ended = shell.run(*running.args)
-    assert f"{len(kept)} kept from before" in ended.stderr
+    assert f"plan     {len(kept)} rows kept" in ended.stderr
     asked = Counter((shell.folder / "asked.txt").read_text().split())
     assert len(asked) == 12
     assert {case: asked[str(case)] for case in kept} == dict.fromkeys(kept, 1)
