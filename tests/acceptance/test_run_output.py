@@ -169,15 +169,18 @@ def test_a_run_that_got_worse_fails_where_it_is_asked_to(shell: CommandLine) -> 
     assert same.stdout.splitlines()[-1].startswith("exit 0: no significant change.")
 
 
-def test_runs_of_other_cases_are_not_compared(mock_shell: CommandLine) -> None:
+def test_of_runs_of_other_datasets_the_same_cases_are_compared(mock_shell: CommandLine) -> None:
     mock_shell.run("run", "eval.yaml", "--output", "before", "--json")
     lines = (mock_shell.folder / "cases.jsonl").read_text().splitlines()
     (mock_shell.folder / "cases.jsonl").write_text("\n".join(lines[:2]) + "\n")
     mock_shell.run("run", "eval.yaml", "--output", "after", "--json")
-    refused = mock_shell.run("compare", "before", "after", code=2)
+    assert "2 rows are left out" in mock_shell.run("compare", "before", "after").stdout
+    (mock_shell.folder / "cases.jsonl").write_text(lines[0].replace('"question": "', '"question": "other ') + "\n")
+    mock_shell.run("run", "eval.yaml", "--output", "other", "--json", code=None)
+    refused = mock_shell.run("compare", "before", "other", code=2)
     assert "differ in their dataset" in refused.stderr
     assert "--force" in refused.stderr
-    assert "no significant change" in mock_shell.run("compare", "before", "after", "--force").stdout
+    assert "no significant change" in mock_shell.run("compare", "before", "other", "--force").stdout
 
 
 @pytest.mark.parametrize("words", [("report", "nothing"), ("compare", "nothing", "nothing")], ids=" ".join)

@@ -65,11 +65,11 @@ def test_a_case_in_doubt_is_shown_and_kept_until_it_is_to_be_asked_once_more(eva
     (evaluation_shell.folder / "hangs").unlink()
 
     kept = evaluation_shell.run("run", "eval.yaml", code=1)
-    assert "5 kept from before, 1 in doubt kept" in kept.stderr
+    assert "6 rows kept (1 without a score)" in kept.stderr
     assert new_requests(evaluation_shell) == []
 
     again = evaluation_shell.run(*next_command(kept.stdout))
-    assert "5 kept from before, 1 in doubt asked again" in again.stderr
+    assert "5 rows kept · 1 asked again" in again.stderr
     assert new_requests(evaluation_shell) == ["case-2"]
     row = next(row for row in rows_of(evaluation_shell.folder / OUTPUT) if row["caseId"] == "case-2")
     # Charged twice: for the call in doubt, and for the one after it.
@@ -89,7 +89,7 @@ def test_rows_that_erred_are_asked_again_unless_they_are_to_be_kept(evaluation_s
     assert len(new_requests(evaluation_shell)) == 6
 
     kept = evaluation_shell.run("run", "eval.yaml", "--keep-errors", code=1)
-    assert "4 kept from before, 2 errors kept" in kept.stderr
+    assert "6 rows kept (2 without a score)" in kept.stderr
     assert new_requests(evaluation_shell) == []
 
     evaluation_shell.run("run", "eval.yaml", "--retry-errors", code=1)

@@ -12,7 +12,7 @@ from itertools import islice
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
-from quintain_runner.results.row import Row, RowKey
+from quintain_runner.results.row import Row, RowKey, RowStatus
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import NOT_IN_DATASET, Action, Decision, RerunPolicy, RunFingerprints, decide
 from quintain_runner.spec.selection import TrialSelection
@@ -31,13 +31,15 @@ OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
 class RerunPlan:
     """How many trials are kept, graded again, asked again and asked for the first time, and why.
 
-    ``stale`` of the kept rows are kept although something changed. ``left_out`` rows are of cases that the dataset
-    does not have any more, and ``not_selected`` trials wait for a command that selects them. ``refused`` rows had to
-    be graded again and do not hold their answer; ``refused_keys`` are the first of them. ``unknown`` are the targets
-    whose workers report no fingerprint: whether they changed, nobody knows.
+    ``kept_without_score`` of the kept rows are errors or in doubt, and ``stale`` of them are kept although something
+    changed. ``left_out`` rows are of cases that the dataset does not have any more, and ``not_selected`` trials wait
+    for a command that selects them. ``refused`` rows had to be graded again and do not hold their answer;
+    ``refused_keys`` are the first of them. ``unknown`` are the targets whose workers report no fingerprint: whether
+    they changed, nobody knows.
     """
 
     kept: int = 0
+    kept_without_score: int = 0
     stale: int = 0
     graded_again: int = 0
     asked_again: int = 0
@@ -82,6 +84,7 @@ class RerunPlan:
             self.new += 1
         elif decision.action is Action.KEEP:
             self.kept += 1
+            self.kept_without_score += row.status is not RowStatus.GRADED
             self.stale += bool(changes)
             self.stale_reasons.update(changes)
         elif decision.action is Action.GRADE:
@@ -107,7 +110,8 @@ class RerunPlan:
         """The plan in words, a line, and one more for what is not known; nothing where no row is of before."""
         if not self.has_rows and not self.not_selected:
             return
-        parts = [f"{self.kept} rows kept"]
+        without_score = f" ({self.kept_without_score} without a score)" if self.kept_without_score else ""
+        parts = [f"{self.kept} rows kept{without_score}"]
         if self.stale:
             parts.append(f"{self.stale} of them stale{_reasons(self.stale_reasons)}")
         if self.graded_again:
