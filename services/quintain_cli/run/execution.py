@@ -35,7 +35,7 @@ from quintain_cli.run.backend import (
     is_on_fleet,
 )
 from quintain_cli.run.inspection import InspectionOptions, inspect_evaluation
-from quintain_cli.run.output import OutputFiles, print_report, report_to_json
+from quintain_cli.run.output import OutputFiles, format_size, print_report, report_to_json
 from quintain_cli.run.session import RunBudget, RunSession, open_run_session
 from quintain_cli.run.usage import CALLS_FILE_NAME, fleet_calls_note, read_current_usage, read_final_usage, write_calls
 from quintain_runner import (
@@ -139,7 +139,7 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
         if found.problems or found.evaluation is None or found.dataset_stats is None:
             raise ConfigError("\n".join(found.problems))
     evaluation, config, targets, dataset_stats = found.evaluation, found.config, found.targets, found.dataset_stats
-    trial_count = dataset_stats.cases * len(targets) * evaluation.spec.repeats
+    trial_count = evaluation.trials_of(dataset_stats.cases, targets=len(targets))
     budget = RunBudget(
         default_target=targets[0],
         max_calls=_max_calls(options, evaluation, trial_count),
@@ -286,10 +286,9 @@ def _print_plan(prepared: _PreparedRun, location: str) -> None:
     options, evaluation, budget = prepared.options, prepared.evaluation, prepared.budget
     if options.as_json:
         return
-    cases, targets, repeats = prepared.dataset_stats.cases, len(prepared.targets), evaluation.spec.repeats
     names = ", ".join(grader.name for grader in evaluation.spec.graders)
-    size_text = " × ".join(
-        (format_count(cases, "case"), format_count(targets, "target"), format_count(repeats, "repeat"))
+    size_text = format_size(
+        prepared.dataset_stats.cases, evaluation.prompt_names, prepared.targets, evaluation.spec.repeats
     )
     trials = prepared.trial_count
     most_calls = estimate_calls(evaluation, trials=trials).most

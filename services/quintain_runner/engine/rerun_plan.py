@@ -14,6 +14,8 @@ from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
 from quintain_runner.results.row import Row, RowKey
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import NOT_IN_DATASET, Action, Decision, RerunPolicy, RunFingerprints, decide
+from quintain_runner.spec.plan import planned_questions
+from quintain_runner.spec.prompts import Prompt
 
 #: So many changed rows are written at once.
 _BATCH_ROWS = 500
@@ -104,6 +106,7 @@ class Planner:
     results: ResultFile
     open_cases: OpenCases
     targets: Sequence[str]
+    prompts: Sequence[Prompt]
     repeats: int
     fingerprints: RunFingerprints
     policy: RerunPolicy
@@ -126,10 +129,10 @@ class Planner:
         with self.open_cases() as cases:
             for case in cases:
                 case_ids.add(fingerprint(case.id))
-                for target in self.targets:
-                    for repeat in range(1, self.repeats + 1):
-                        row = self.results.find(RowKey(case.id, target, repeat))
-                        decision = decide(row, case, target, self.fingerprints, self.policy)
+                for asked, prompt, repeat in planned_questions([case], self.prompts, self.repeats):
+                    for target in self.targets:
+                        row = self.results.find(RowKey(case.id, target, repeat, prompt))
+                        decision = decide(row, asked, target, self.fingerprints, self.policy)
                         plan.add(row, decision)
                         if row is not None and (updated := decision.updated_row(row)) != row:
                             yield row, updated

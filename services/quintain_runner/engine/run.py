@@ -31,6 +31,7 @@ from quintain_runner.progress.display import TICK_SECONDS, ProgressDisplay
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import Origin, RunFindings, RunRecord, identity_of, open_record, write_record
 from quintain_runner.report.summary import RunSummary, summarize
+from quintain_runner.results.row import column_names
 from quintain_runner.results.store import ResultFile, current_rows, open_results
 from quintain_runner.spec.changes import RerunPolicy, RunFingerprints
 from quintain_runner.spec.environment import GraderEnvironment, with_proxy_bypass, without_secret_variables
@@ -126,13 +127,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         plan = await _planner(setup, results, open_cases, fingerprints).plan()
         record = record.with_command(setup.command, fingerprints, plan.to_wire())
         setup.on_plan(plan)
-        progress_state = ProgressState(
-            setup.targets,
-            cases=dataset_stats.cases,
-            repeats=spec.repeats,
-            resume_state=results.resume_state,
-            rerun_policy=setup.rerun_policy,
-        )
+        progress_state = _progress_state(setup, dataset_stats, results)
         await _raise_budget_if_needed(setup, info, progress_state)
         _update_budget(progress_state, info, setup.calls_of_earlier_sessions)
         error_limit = ErrorLimit(setup.error_policy)
@@ -154,9 +149,12 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
                 results,
                 progress_state,
                 error_limit,
+                prompts=evaluation.prompts,
                 concurrency=setup.concurrency,
             )
-            is_budget_spent = await scheduler.run(open_cases, repeats=spec.repeats, rerun_policy=setup.rerun_policy)
+            is_budget_spent = await scheduler.run(
+                open_cases, setup.targets, repeats=spec.repeats, rerun_policy=setup.rerun_policy
+            )
         _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
         final_summary = summary(spent=is_budget_spent)
         findings = await _collect_findings(setup)
@@ -164,11 +162,22 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
     return final_summary
 
 
+def _progress_state(setup: RunSetup, dataset_stats: DatasetStats, results: ResultFile) -> ProgressState:
+    return ProgressState(
+        column_names(setup.targets, setup.evaluation.prompt_names),
+        cases=dataset_stats.cases,
+        repeats=setup.evaluation.spec.repeats,
+        resume_state=results.resume_state,
+        rerun_policy=setup.rerun_policy,
+    )
+
+
 def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, fingerprints: RunFingerprints) -> Planner:
     return Planner(
         results=results,
         open_cases=open_cases,
         targets=setup.targets,
+        prompts=setup.evaluation.prompts,
         repeats=setup.evaluation.spec.repeats,
         fingerprints=fingerprints,
         policy=setup.rerun_policy,
@@ -179,8 +188,9 @@ async def _collect_findings(setup: RunSetup) -> RunFindings:
     """Compute the statistics and the cost of the stored rows."""
 
     def analyse_rows() -> Analysis:
-        rows = current_rows(setup.output)
-        return analyse(build_frames(rows, setup.targets, repeats=setup.evaluation.spec.repeats))
+        evaluation, rows = setup.evaluation, current_rows(setup.output)
+        columns = column_names(setup.targets, evaluation.prompt_names)
+        return analyse(build_frames(rows, columns, repeats=evaluation.spec.repeats))
 
     analysis = await asyncio.to_thread(analyse_rows)
     spending = None if setup.read_final_spending is None else await setup.read_final_spending()
@@ -221,7 +231,7 @@ def _grading_context(
         judge_targets=setup.judge_targets,
         max_calls=info.max_calls,
         process_slots=asyncio.Semaphore(setup.grader_concurrency),
-        on_retry=lambda target, error: progress_state.target_gauges[target].record_retry(error),
+        on_retry=lambda column, error: progress_state.target_gauges[column].record_retry(error),
         prices=setup.prices,
         fingerprints=fingerprints,
     )

@@ -108,7 +108,7 @@ async def _call_target(trial: Trial, context: GradingContext) -> Result:
     request, request_id = trial.request, trial.request_id
     return await call_with_retry(
         lambda: context.session.send(request, request_id=request_id),
-        lambda error: context.on_retry(trial.target, error),
+        lambda error: context.on_retry(trial.column, error),
     )
 
 
@@ -169,6 +169,7 @@ def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
     return Row(
         case_id=trial.case.id,
         target=trial.target,
+        prompt=trial.prompt,
         repeat=trial.repeat,
         tries=trial.tries,
         status=RowStatus.IN_DOUBT if in_doubt else RowStatus.ERROR,
@@ -187,6 +188,7 @@ def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) ->
     return Row(
         case_id=trial.case.id,
         target=trial.target,
+        prompt=trial.prompt,
         repeat=trial.repeat,
         tries=trial.tries,
         status=RowStatus.ERROR if grader_results.error else RowStatus.GRADED,

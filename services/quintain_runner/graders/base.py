@@ -29,7 +29,7 @@ class GradingContext:
     ``session`` is the client of the run's session, and ``read_session_info`` reads the counters of a grader's child
     session. ``judge_targets`` is the configured ``judge_target`` of each target. ``max_calls`` is the run's limit,
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
-    ``on_retry`` is called with the target's name and the error before each retry of a call. ``prices`` are the known
+    ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
     """
 

@@ -169,5 +169,5 @@ def _request_id(trial: Trial, grader: str, request: InvokeRequest, answer: str, 
     """
     spent_calls = 0 if trial.previous is None else trial.previous.calls
     contents = [hashlib.sha256(content).hexdigest() for content in (request.to_wire(), answer.encode())]
-    name = json.dumps([*trial.key, trial.tries, grader, spent_calls, *contents, fingerprint], ensure_ascii=True)
+    name = json.dumps([*trial.key_parts, trial.tries, grader, spent_calls, *contents, fingerprint], ensure_ascii=True)
     return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"

@@ -123,7 +123,8 @@ _MAX_PENDING_ERRORS = 20
 class ProgressState:
     """The progress of a run.
 
-    ``tallies`` count the rows of all invocations, by target; ``target_gauges`` and ``grader_gauges`` count this
+    ``targets`` are the columns: each target, under each prompt. ``tallies`` count the rows of all invocations;
+    ``target_gauges`` and ``grader_gauges`` count this
     invocation only.
     """
 
@@ -138,9 +139,9 @@ class ProgressState:
     ) -> None:
         self.cases = cases
         self.tallies = {target: RowTally(cases * repeats) for target in targets}
-        for (target, repeat), tally in resume_state.tallies.items():
-            if target in self.tallies and repeat <= repeats:
-                self.tallies[target] += tally
+        for (column, repeat), tally in resume_state.tallies.items():
+            if column in self.tallies and repeat <= repeats:
+                self.tallies[column] += tally
         tallies, rerun_policy = list(self.tallies.values()), rerun_policy or RerunPolicy()
         self.resume_note = _resume_note(tallies, rerun_policy)
         #: The number of trials that this invocation executes.
@@ -175,16 +176,16 @@ class ProgressState:
 
     def add_row(self, row: Row, superseded: RowStats | None = None) -> None:
         """Count a row of this run; ``superseded`` are the statistics of the row that it supersedes, if any."""
-        tally = self.tallies[row.target]
+        tally = self.tallies[row.column]
         if superseded is not None and superseded.counts:
             tally.add(superseded, times=-1)
         tally.add(RowStats.of(row))
         self.calls_in_rows += row.calls - (0 if superseded is None else superseded.calls)
-        self.target_gauges[row.target].add_row(row)
+        self.target_gauges[row.column].add_row(row)
         for name, grader in row.graders.items():
             self.grader_gauges.setdefault(name, GraderProgress()).add_row(grader)
         if row.error is not None:
-            self._pending_errors.append(f"{row.case_id} · {row.target}: {row.error.error}")
+            self._pending_errors.append(f"{row.case_id} · {row.column}: {row.error.error}")
 
     def take_new_errors(self) -> Iterator[str]:
         """Iterate over the errors since the last call, at most the latest 20."""

@@ -186,6 +186,7 @@ def write_record(
             "content": redact_secrets(record.evaluation.text),
             "identity": asdict(record.identity),
             "targets": list(record.targets),
+            "prompts": record.evaluation.prompt_names,
             "repeats": spec.repeats,
             "threshold": spec.threshold,
             "maxCalls": summary.max_calls,

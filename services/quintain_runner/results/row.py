@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -49,6 +50,30 @@ class RowKey(NamedTuple):
     case_id: str
     target: str
     repeat: int
+    prompt: str | None = None
+
+
+_SEPARATOR = " · "
+
+
+def column_name(target: str, prompt: str | None) -> str:
+    """The name of a target, under one of several prompts, in every table: ``bot · brief``.
+
+    Targets' names have no spaces, so that no two columns have one name.
+    """
+    return target if prompt is None else f"{target}{_SEPARATOR}{prompt}"
+
+
+def split_column(name: str) -> tuple[str, str | None]:
+    """The target and the prompt of a column."""
+    target, separator, prompt = name.partition(_SEPARATOR)
+    return target, prompt if separator else None
+
+
+def column_names(targets: Iterable[str], prompts: Iterable[str]) -> list[str]:
+    """The columns of every table: each target under each prompt, or each target if there are no prompts."""
+    names: list[str | None] = [*prompts]
+    return [column_name(target, prompt) for target in targets for prompt in names or [None]]
 
 
 #: The field is ``pass`` in JSON, which is a reserved word in Python.
@@ -153,7 +178,8 @@ class Answer(Message):
 
 
 class Row(Message):
-    """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1.
+    """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1, and ``prompt``
+    where the case was asked as it is.
 
     ``stale`` says what changed since the row was made: such a row counts only where it was kept on purpose
     (``staleKept``). Rows of schema 1 have neither fingerprints nor an answer that can be graded again.
@@ -162,6 +188,7 @@ class Row(Message):
     schema_version: Literal[1, 2] = 2
     case_id: str
     target: str
+    prompt: str | None = Field(default=None, exclude_if=_is_none)
     repeat: int
     status: RowStatus
     output: str | None = None
@@ -188,8 +215,13 @@ class Row(Message):
 
     @property
     def key(self) -> RowKey:
-        """The case, target and repeat of the row."""
-        return RowKey(self.case_id, self.target, self.repeat)
+        """The case, target, repeat and prompt of the row."""
+        return RowKey(self.case_id, self.target, self.repeat, self.prompt)
+
+    @property
+    def column(self) -> str:
+        """The column of every table that it is in."""
+        return column_name(self.target, self.prompt)
 
     @property
     def counts(self) -> bool:

@@ -115,7 +115,7 @@ def _changes(
     if was.target != now.target:
         asking.append(_target_change(target, was.target, now.target, fingerprints))
     if was.input != now.input:
-        asking.append("question changed")
+        asking.append("question changed" if row.prompt is None else f"question or prompt {row.prompt} changed")
     if row.output is None:
         # There is no answer that anything could be graded of.
         return tuple(asking), ()

@@ -14,6 +14,7 @@ from quintain.contracts.session import Count
 from quintain.contracts.strings import TargetName
 from quintain_runner.spec.dataset import DatasetField, DatasetSpec
 from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, SpecModel
+from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
 from quintain_runner.spec.validation_errors import ModelsByPlace, config_error, validation_messages
 
 
@@ -24,10 +25,12 @@ class EvaluationSpec(SpecModel):
     """The cases: a file of JSON lines or CSV, or the output of a command; and which of its rows are selected."""
     targets: Annotated[list[TargetName], Field(min_length=1)] | None = None
     """The systems under test, by their names in the configuration."""
+    prompts: Annotated[list[PromptField], Field(min_length=1)] | None = None
+    """What each target is asked about each case. If absent, the question or the messages of the case."""
     max_calls: Count | None = None
     """The call budget of the whole run, graders included. If absent, the most calls that the run can need."""
     repeats: Annotated[int, Field(ge=1)] = 1
-    """How many times each target answers each case."""
+    """How many times each target answers each case, under each prompt."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """The lowest mean score that counts as success, from 0 to 1; a run below it ends with exit code 3."""
     graders: Annotated[list[GraderSpec], Field(min_length=1)]
@@ -35,9 +38,10 @@ class EvaluationSpec(SpecModel):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        """Check that no target and no grader name appears twice."""
+        """Check that no target, no prompt and no grader name appears twice."""
         for what, names in (
             ("targets", self.targets or []),
+            ("prompts", [prompt.named(number) for number, prompt in enumerate(self.prompts or [], start=1)]),
             ("graders", [grader.name for grader in self.graders]),
         ):
             duplicates = sorted({name for name in names if names.count(name) > 1})
@@ -50,6 +54,7 @@ class EvaluationSpec(SpecModel):
 class Evaluation:
     """An evaluation file after it was read: its path, its text and its validated content.
 
+    ``prompts`` are the prompts with their files read: one at least.
     ``graders_without_session`` names the graders that are known to make no calls; it is empty until the functions among
     them were imported.
     """
@@ -57,12 +62,22 @@ class Evaluation:
     path: Path
     text: str
     spec: EvaluationSpec
+    prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     graders_without_session: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
         """The run's name: the file name without its suffix."""
         return self.path.stem
+
+    @property
+    def prompt_names(self) -> list[str]:
+        """The names of the prompts; none if the cases are asked as they are."""
+        return [prompt.name for prompt in self.prompts if prompt.name is not None]
+
+    def trials_of(self, cases: int, *, targets: int) -> int:
+        """The number of trials of so many cases and targets: each case under each prompt, once for each repeat."""
+        return cases * targets * len(self.prompts) * self.spec.repeats
 
     @property
     def folder(self) -> Path:
@@ -78,12 +93,14 @@ class Evaluation:
 _MODELS: ModelsByPlace = {
     (): EvaluationSpec,
     ("dataset",): DatasetSpec,
+    ("prompts", "*"): PromptSpec,
+    ("prompts", "*", "messages", "*"): PromptMessage,
     **{("graders", "*", *place): model for place, model in GRADER_MODELS.items()},
 }
 
 
 def load_evaluation(path: Path) -> Evaluation:
-    """Read and validate an evaluation file.
+    """Read and validate an evaluation file, and read the files of its prompts.
 
     Raises `ConfigError` with one line for each error in the file, each naming the place.
 
@@ -99,4 +116,5 @@ def load_evaluation(path: Path) -> Evaluation:
         errors.extend(validation_messages(error, _MODELS))
     if errors:
         raise config_error(path, errors)
-    return Evaluation(path=path, text=path.read_text(encoding="utf-8"), spec=spec)
+    prompts = load_prompts(spec.prompts or (), path.absolute().parent)
+    return Evaluation(path=path, text=path.read_text(encoding="utf-8"), spec=spec, prompts=prompts)

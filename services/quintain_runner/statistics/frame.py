@@ -110,15 +110,15 @@ def trial_hash(case_id: str, repeat: int) -> int:
 def build_frames(
     rows: Iterable[Row], targets: Collection[str], *, repeats: int | None = None
 ) -> dict[str, TargetFrame]:
-    """Build the frame of each target.
+    """Build the frame of each column; ``targets`` are the columns' names.
 
     Of several rows of one trial, the first graded one is used, or else the last. ``repeats`` leaves out rows with a
     higher repeat.
     """
     builders = {target: _FrameBuilder() for target in targets}
     for row in rows:
-        if row.target in builders and (repeats is None or row.repeat <= repeats):
-            builders[row.target].add(row)
+        if row.column in builders and (repeats is None or row.repeat <= repeats):
+            builders[row.column].add(row)
     return {target: builder.build() for target, builder in builders.items()}
 
 
