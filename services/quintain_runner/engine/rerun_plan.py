@@ -16,6 +16,7 @@ from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import NOT_IN_DATASET, Action, Decision, RerunPolicy, RunFingerprints, decide
 from quintain_runner.spec.plan import planned_questions
 from quintain_runner.spec.prompts import Prompt
+from quintain_runner.spec.reckoning import Reckoning
 
 #: So many changed rows are written at once.
 _BATCH_ROWS = 500
@@ -28,12 +29,13 @@ OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
 class RerunPlan:
     """How many trials are kept, graded again, asked again and asked for the first time, and why.
 
-    ``stale`` of the kept rows are kept although something changed. ``left_out`` rows are of cases that the dataset
-    does not have any more. ``unknown`` are the targets whose workers report no fingerprint: whether they changed,
-    nobody knows.
+    ``reckoned_again`` of the kept rows have another score or other tags, because a weight or ``by`` changed. ``stale``
+    of the kept rows are kept although something changed. ``left_out`` rows are of cases that the dataset does not have
+    any more. ``unknown`` are the targets whose workers report no fingerprint: whether they changed, nobody knows.
     """
 
     kept: int = 0
+    reckoned_again: int = 0
     stale: int = 0
     graded_again: int = 0
     asked_again: int = 0
@@ -69,6 +71,7 @@ class RerunPlan:
         """The counts as ``run.json`` has them."""
         return {
             "kept": self.kept,
+            "reckonedAgain": self.reckoned_again,
             "stale": self.stale,
             "gradedAgain": self.graded_again,
             "askedAgain": self.asked_again,
@@ -81,6 +84,8 @@ class RerunPlan:
         if not self.has_rows:
             return
         parts = [f"{self.kept} rows kept"]
+        if self.reckoned_again:
+            parts.append(f"{self.reckoned_again} of them reckoned again (weight or by changed)")
         if self.stale:
             parts.append(f"{self.stale} of them stale{_reasons(self.stale_reasons)}")
         if self.graded_again:
@@ -110,6 +115,7 @@ class Planner:
     repeats: int
     fingerprints: RunFingerprints
     policy: RerunPolicy
+    reckoning: Reckoning
 
     async def plan(self) -> RerunPlan:
         """Decide, and write on each row what changed since, so that no table has it as what it is not.
@@ -134,7 +140,7 @@ class Planner:
                         row = self.results.find(RowKey(case.id, target, repeat, prompt))
                         decision = decide(row, asked, target, self.fingerprints, self.policy)
                         plan.add(row, decision)
-                        if row is not None and (updated := decision.updated_row(row)) != row:
+                        if row is not None and (updated := self._updated_row(row, asked, decision, plan)) != row:
                             yield row, updated
         for row in self.results.rows_at_opening():
             if fingerprint(row.case_id) not in case_ids:
@@ -142,6 +148,15 @@ class Planner:
                 updated = row.model_copy(update={"stale": [NOT_IN_DATASET], "stale_kept": False})
                 if updated != row:
                     yield row, updated
+
+    def _updated_row(self, row: Row, case: Case, decision: Decision, plan: RerunPlan) -> Row:
+        """The row with what changed written on it; one that is kept is reckoned by the weights and tags of now."""
+        updated = decision.updated_row(row)
+        if decision.action is not Action.KEEP:
+            return updated
+        reckoned = self.reckoning.applied_to(updated, case)
+        plan.reckoned_again += reckoned != updated
+        return reckoned
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

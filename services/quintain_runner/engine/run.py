@@ -38,8 +38,9 @@ from quintain_runner.spec.environment import GraderEnvironment, with_proxy_bypas
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
 from quintain_runner.spec.plan import check_targets_available, max_calls_per_trial
+from quintain_runner.spec.reckoning import Reckoning
 from quintain_runner.statistics.analysis import Analysis, analyse
-from quintain_runner.statistics.frame import build_frames
+from quintain_runner.statistics.frame import build_tagged_frames
 
 #: Default number of trials of each target that run at the same time.
 DEFAULT_CONCURRENCY = 64
@@ -181,6 +182,7 @@ def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, finger
         repeats=setup.evaluation.spec.repeats,
         fingerprints=fingerprints,
         policy=setup.rerun_policy,
+        reckoning=Reckoning.of(setup.evaluation.spec),
     )
 
 
@@ -190,7 +192,8 @@ async def _collect_findings(setup: RunSetup) -> RunFindings:
     def analyse_rows() -> Analysis:
         evaluation, rows = setup.evaluation, current_rows(setup.output)
         columns = column_names(setup.targets, evaluation.prompt_names)
-        return analyse(build_frames(rows, columns, repeats=evaluation.spec.repeats))
+        tagged = build_tagged_frames(rows, columns, repeats=evaluation.spec.repeats)
+        return analyse(tagged.columns, evaluation.spec.reducers, tagged.by_tag)
 
     analysis = await asyncio.to_thread(analyse_rows)
     spending = None if setup.read_final_spending is None else await setup.read_final_spending()
@@ -234,6 +237,7 @@ def _grading_context(
         on_retry=lambda column, error: progress_state.target_gauges[column].record_retry(error),
         prices=setup.prices,
         fingerprints=fingerprints,
+        reckoning=Reckoning.of(setup.evaluation.spec),
     )
 
 

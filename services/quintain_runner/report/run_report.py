@@ -17,8 +17,9 @@ from quintain_runner.report.summary import ExitCode, ParkedTarget, RunSummary, s
 from quintain_runner.results.row import Row, column_names
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
 from quintain_runner.results.store import current_rows, read_resume_state
+from quintain_runner.spec.reducers import Reducers
 from quintain_runner.statistics.analysis import Analysis, analyse
-from quintain_runner.statistics.frame import build_frames
+from quintain_runner.statistics.frame import build_tagged_frames
 
 
 class _Configuration(Message):
@@ -29,6 +30,7 @@ class _Configuration(Message):
     targets: list[str]
     prompts: list[str] = Field(default_factory=list)
     repeats: int
+    reduce: Reducers = Reducers()
     threshold: float | None = None
 
     @property
@@ -151,4 +153,5 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
     )
     if run.statistics is not None:
         return report
-    return replace(report, analysis=analyse(build_frames(report.rows(), configuration.columns)))
+    tagged = build_tagged_frames(report.rows(), configuration.columns, repeats=configuration.repeats)
+    return replace(report, analysis=analyse(tagged.columns, configuration.reduce, tagged.by_tag))

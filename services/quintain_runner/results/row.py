@@ -111,7 +111,8 @@ class CheckRow(Message):
 class GraderRow(Message):
     """The result of one grader, as stored in a row: a verdict, or an error. ``calls`` counts the calls that it made.
 
-    ``fingerprint`` is the grader's fingerprint, or None if it is not known.
+    ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``weight`` is that of its score in the
+    row's mean; a grader of weight 0 is reported, and counts neither in the score nor in the pass.
     """
 
     score: float | None = None
@@ -122,6 +123,7 @@ class GraderRow(Message):
     error: str | None = Field(default=None, exclude_if=_is_none)
     calls: int = 0
     fingerprint: str | None = Field(default=None, exclude_if=_is_none)
+    weight: float = Field(default=1.0, exclude_if=lambda weight: weight == 1.0)
 
     @classmethod
     def of(cls, verdict: Verdict, *, calls: int = 0) -> GraderRow:
@@ -182,7 +184,8 @@ class Row(Message):
     where the case was asked as it is.
 
     ``stale`` says what changed since the row was made: such a row counts only where it was kept on purpose
-    (``staleKept``). Rows of schema 1 have neither fingerprints nor an answer that can be graded again.
+    (``staleKept``). ``tags`` are the values of the fields that ``by`` in the evaluation file names. Rows of schema 1
+    have neither fingerprints nor an answer that can be graded again.
     """
 
     schema_version: Literal[1, 2] = 2
@@ -201,6 +204,7 @@ class Row(Message):
     tries: int = Field(default=1, exclude_if=lambda tries: tries == 1)
     fingerprints: RowFingerprints | None = Field(default=None, exclude_if=_is_none)
     answer: Answer | None = Field(default=None, exclude_if=_is_none)
+    tags: dict[str, list[str]] | None = Field(default=None, exclude_if=_is_none)
     stale: list[str] | None = Field(default=None, exclude_if=_is_none)
     stale_kept: bool = Field(default=False, exclude_if=lambda kept: not kept)
 
@@ -250,8 +254,10 @@ class Row(Message):
 
     @property
     def passed(self) -> bool:
-        """Whether the row is graded and every grader passed it."""
-        return self.status is RowStatus.GRADED and all(grader.passed for grader in self.graders.values())
+        """Whether the row is graded and every grader passed it, but those of weight 0."""
+        return self.status is RowStatus.GRADED and all(
+            grader.passed for grader in self.graders.values() if grader.weight
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from quintain.config.yaml_file import read_yaml
 from quintain.contracts.session import Count
 from quintain.contracts.strings import TargetName
 from quintain_runner.spec.dataset import DatasetField, DatasetSpec
-from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, SpecModel
+from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, NonEmptyString, SpecModel
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
+from quintain_runner.spec.reducers import Reducer, Reducers, required_repeats
 from quintain_runner.spec.validation_errors import ModelsByPlace, config_error, validation_messages
 
 
@@ -34,7 +35,13 @@ class EvaluationSpec(SpecModel):
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """The lowest mean score that counts as success, from 0 to 1; a run below it ends with exit code 3."""
     graders: Annotated[list[GraderSpec], Field(min_length=1)]
-    """The graders of every answer; the score of a row is the mean of their scores."""
+    """The graders of every answer; the score of a row is the mean of their scores, by their weights."""
+    reduce: Reducer | None = None
+    """How the repeats of a case become one value: mean, median, majority, pass@k (one of k answers passes) or pass^k
+    (all of k pass). It is shown beside the mean score.
+    """
+    by: list[NonEmptyString] = Field(default_factory=list)
+    """Fields of the case: the results are also shown for each of their values. Dots lead into nested objects."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -48,6 +55,24 @@ class EvaluationSpec(SpecModel):
             if duplicates:
                 raise ValueError(f"{what}: named twice: {', '.join(duplicates)}; give each its own name")
         return self
+
+    @model_validator(mode="after")
+    def _can_be_reckoned(self) -> Self:
+        """Check that some grader has a weight, and that no reducer needs more repeats than there are."""
+        if not any(grader.weight for grader in self.graders):
+            raise ValueError("graders: every weight is 0, so that no row has a score; give one of them a weight")
+        for reducer in (self.reduce, *(grader.reduce for grader in self.graders)):
+            if reducer is not None and required_repeats(reducer) > self.repeats:
+                raise ValueError(f"reduce: {reducer} needs {required_repeats(reducer)} repeats, not {self.repeats}")
+        return self
+
+    @property
+    def reducers(self) -> Reducers:
+        """The reducers of the rows and of each grader."""
+        graders = {grader.name: grader.reduce or self.reduce for grader in self.graders}
+        return Reducers(
+            row=self.reduce, graders={name: reducer for name, reducer in graders.items() if reducer is not None}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
         "targets": ["bot"],
         "prompts": [],
         "repeats": 1,
+        "reduce": {"graders": {}},
         "threshold": 0.5,
         "maxCalls": 9,
     }  # fmt: skip
