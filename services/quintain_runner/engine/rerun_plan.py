@@ -155,7 +155,7 @@ class Planner:
         if decision.action is not Action.KEEP:
             return updated
         reckoned = self.reckoning.applied_to(updated, case)
-        plan.reckoned_again += reckoned != updated
+        plan.reckoned_again += reckoned is not updated
         return reckoned
 
 

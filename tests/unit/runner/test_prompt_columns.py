@@ -9,7 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import TargetUnavailable
+from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.run import run_evaluation
+from quintain_runner.progress.display import NoProgressDisplay
+from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.csv_file import write_csv
 from quintain_runner.report.junit import write_junit
@@ -139,3 +143,33 @@ async def test_the_settings_of_a_case_are_sent_and_a_change_asks_it_again(tmp_pa
     settings["temperature"] = 0
     await world.run()
     assert [request.settings and request.settings.temperature for request in world.folder.client.requests] == [0] * 8
+
+
+async def test_a_parked_target_is_parked_under_every_prompt(tmp_path: Path) -> None:
+    async def broken(request: InvokeRequest) -> str:
+        if request.target == "bot":
+            raise TargetUnavailable("no such model")
+        return request.question or ""
+
+    world = World(tmp_path)
+    world.folder.client.answer = broken
+    world.folder.error_policy = ErrorPolicy(max_errors=2)
+    world.folder.concurrency = 1
+    shown = KeptState()
+    world.folder.progress = shown
+    summary = await world.run()
+    assert list(summary.parked_targets) == ["bot"]
+    assert shown.state is not None
+    assert {name: gauge.is_parked for name, gauge in shown.state.target_gauges.items()} == dict(
+        zip(COLUMNS, [True, True, False, False], strict=True)
+    )
+    assert summary.per_target["other · plain"].passed == 4
+
+
+class KeptState(NoProgressDisplay):
+    """Keeps what a display is given."""
+
+    state: ProgressState | None = None
+
+    def start(self, progress_state: ProgressState) -> None:
+        self.state = progress_state
