@@ -73,7 +73,7 @@ class OpenSession(Message):
     default_target: TargetName
     max_calls: Count | None = None
     allowed_targets: list[TargetName] | None = None
-    expires_in_seconds: Annotated[float, Field(gt=0)] | None = None
+    expires_in_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     deadline_seconds: Annotated[float, Field(gt=0, le=1500)] | None = None
     store_replies: bool | None = None
     label: Id | None = None
