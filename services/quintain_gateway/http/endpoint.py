@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
-from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.amqp_transport import AmqpTransport, AnsweredCalls
 from quintain.client.client import Client
 from quintain.clock import Clock
 from quintain.contracts.finite import non_finite_path
@@ -153,6 +153,7 @@ class FleetGateway:
         self.rpc_client, self.clock, self.limits, self.metrics = rpc_client, clock, limits, metrics
         metrics.watch_rpc_client(rpc_client)
         self._info_received_at = -math.inf
+        self._answered = AnsweredCalls()
         # One transport per request; it is garbage-collected after the request and after its last cancellation.
         self._transports: weakref.WeakSet[AmqpTransport] = weakref.WeakSet()
 
@@ -171,7 +172,7 @@ class FleetGateway:
         """
         token = SessionToken.parse(read_token(request))
         context_of(request).session_id = token.id
-        transport = AmqpTransport(self.rpc_client, token.text, self.clock)
+        transport = AmqpTransport(self.rpc_client, token.text, self.clock, self._answered)
         self._transports.add(transport)
         client = Client(InstrumentedTransport(transport, self.metrics, self._on_info))
         if asyncio.get_running_loop().time() - self._info_received_at > CLOCK_MAX_AGE_SECONDS:
@@ -250,7 +251,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def parse_json(body: bytes) -> object:
-    """Parse a JSON body. Raises `BadRequest`, also for NaN, Infinity and numbers too large for a float: `InvalidField`."""
+    """Parse a JSON body. Raises `BadRequest`, for a NaN or infinite number the `InvalidField` of its place."""
     try:
         return json.loads(body, parse_constant=_parse_finite_float, parse_float=_parse_finite_float)
     except RecursionError:

@@ -10,8 +10,15 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.strings import shorten
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BrokerUnavailable, Fault, Overloaded, QueueFull
-from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
-from quintain.rpc.server import copyable_headers, delivery_context, request_id_of, result_or_fault, send_reply
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.rpc.server import (
+    copyable_headers,
+    delivery_context,
+    integer_header,
+    request_id_of,
+    result_or_fault,
+    send_reply,
+)
 from quintain.telemetry.semconv import process_span
 from quintain.timings import Timings
 from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
@@ -95,7 +102,9 @@ class Router:
 
 
 def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[RouteRequest]:
-    """Determine the target that a request is for. Raises `BadRequest` where body and routing key differ."""
+    """Determine the target that a request is for. Raises `BadRequest`, also if body and routing key differ."""
+    # A copy of the message may not carry a value of another type: the worker would take it for absent.
+    integer_header(delivery.headers, DEADLINE_HEADER)
     request = InvokeRequest.from_wire(delivery.body)
     body_target = request.requested_target
     if delivery.routing_key and body_target is not None and body_target != delivery.routing_key:

@@ -75,7 +75,7 @@ class MetadataService:
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
         canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
-        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256)
+        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
         self._consumers: dict[str, Consumer] = {}
         self._sweep_task: asyncio.Task[None] | None = None
         self._last_active_at = 0.0

@@ -25,10 +25,19 @@ class SessionState(StrEnum):
     CLOSED = "closed"
 
 
+#: How many request ids `GetInfo` may name.
+MAX_ANSWERED_IDS = 1000
+
+
 class GetInfo(Message):
-    """Request a session's information; with ``per_target`` also its usage per target."""
+    """Request a session's information; with ``per_target`` also its usage per target.
+
+    ``answered`` are request ids of this session whose answers the asker has: the reply waits up to 1 s until none of
+    these calls counts as running.
+    """
 
     per_target: bool = False
+    answered: Annotated[list[RequestId], Field(max_length=MAX_ANSWERED_IDS)] | None = None
 
 
 class TargetUsage(Message):
