@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from quintain.client.transport import (
 from quintain.clock import Clock
 from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
 from quintain.contracts.session import MAX_ANSWERED_IDS, CancelCalls, GetInfo, ReleaseCalls, ReserveCalls
-from quintain.contracts.strings import TARGET_NAME_PATTERN, sanitize_request_id
+from quintain.contracts.strings import is_target_name, sanitize_request_id
 from quintain.contracts.token import public_id
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault, NoAnswer, Overloaded, QueueFull
 from quintain.routes import (
@@ -89,7 +88,7 @@ class AmqpTransport:
         self.clock = clock or Clock()
         self._answered = answered or AnsweredCalls()
         self._rpc_client, self._token = rpc_client, token
-        self._session_id = public_id(token)
+        self._session_id = public_id(token) or ""
         self._cancellations = CancellationQueue(self._cancel)
 
     async def close(self) -> None:
@@ -233,4 +232,4 @@ def invoke_routing_key(request: InvokeRequest) -> str:
     An invalid target name must not become a routing key; the empty key leads to `UnknownTarget` as well.
     """
     name = request.requested_target
-    return name if name is not None and re.fullmatch(TARGET_NAME_PATTERN, name) else ""
+    return name if name is not None and is_target_name(name) else ""

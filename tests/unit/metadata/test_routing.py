@@ -16,11 +16,12 @@ from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, T
 from quintain.topology import INVOKE, Binding, Topology, target_queue, target_topology
 from support.ledger_driver import admit_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+from support.quick import timings
 
 
 @pytest.fixture
 async def metadata() -> AsyncIterator[RunningMetadataService]:
-    async with run_metadata_service() as alone:
+    async with run_metadata_service(timings(unknown_target_seconds=0.05)) as alone:
         yield alone
 
 
