@@ -53,6 +53,7 @@ class Info(Message):
 
     ``call_count`` = reserved + running + committed + in doubt. ``now`` and ``expires_at`` are milliseconds since the
     epoch on the metadata service's clock. ``per_target`` is set if it was requested.
+    ``allowed_targets`` are those that the session may call, registered or not; None if it may call all.
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
     """
 
@@ -61,6 +62,7 @@ class Info(Message):
     max_calls: int
     call_count: int
     available_targets: list[str]
+    allowed_targets: list[str] | None = None
     reserved: int = 0
     running: int = 0
     committed: int = 0
