@@ -141,8 +141,9 @@ def to_bus_error(error: BaseException, action: str) -> BusError:
 class RabbitConnection:
     """One supervised connection to any node of the cluster; `wait_connection` returns the current one."""
 
-    def __init__(self, url: str, purpose: str, outage_log: OutageLog) -> None:
-        self._url, self._purpose, self._outage_log = url, purpose, outage_log
+    def __init__(self, url: str, purpose: str, outage_log: OutageLog | None = None) -> None:
+        self._url, self._purpose = url, purpose
+        self._outage_log = outage_log or OutageLog(without_password(url), purpose)
         self._current_connection: AbstractConnection | None = None
         self._fatal_error: BrokerRefused | None = None
         self._state_changed = asyncio.Event()

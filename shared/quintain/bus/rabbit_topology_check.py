@@ -10,9 +10,7 @@ from typing import Any
 
 from aiormq import exceptions as amqp
 
-from quintain.bus.broker_url import without_password
 from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, translate_errors
-from quintain.bus.rabbit_logging import OutageLog
 from quintain.contracts.token import mask_tokens
 from quintain.topology import Exchange, Queue
 
@@ -81,7 +79,7 @@ async def _declare(underlay: Any, declared: Exchange | Queue, *, passive: bool) 
 @contextlib.asynccontextmanager
 async def inspect_broker(url: str, *, timeout_seconds: float) -> AsyncIterator[BrokerInspector]:
     """Open a connection to the broker at this URL for checks. Raises `BrokerUnavailable`, `BrokerRefused`."""
-    connection = RabbitConnection(url, "doctor", OutageLog(without_password(url), "doctor"))
+    connection = RabbitConnection(url, "doctor")
     connection.start()
     try:
         await connection.wait_connection(timeout_seconds)
