@@ -32,7 +32,8 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.settings import environment
 from quintain_runner.dataset.reader import parse_case
 from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
-from quintain_runner.results.row import Answer, GraderRow, Row, RowCase, RowFingerprints, RowStatus
+from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
+from quintain_runner.results.row_content import Answer, RowCase
 
 HERE = Path(__file__).parent
 DELAY_MS, IN_FLIGHT = 100, 200

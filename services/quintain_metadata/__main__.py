@@ -47,7 +47,8 @@ async def _serve(settings: Settings) -> None:
         _write_status(StartupStatus.from_error(error))
         return
     try:
-        async with running_metadata(bus, ledger, settings.admin_token, timings=settings.timings):
+        metadata = running_metadata(bus, ledger, settings.admin_token, timings=settings.timings, start_window_seconds=0)
+        async with metadata:
             reduce_gc_frequency()
             _write_status(StartupStatus())
             await bus.wait_disconnected()

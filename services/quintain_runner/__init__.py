@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from quintain_runner.engine.error_limit import DEFAULT_MAX_ERRORS, ErrorPolicy
     from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
     from quintain_runner.engine.rerun_plan import RerunPlan
-    from quintain_runner.engine.run import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunSetup, run_evaluation
+    from quintain_runner.engine.run import run_evaluation
+    from quintain_runner.engine.run_setup import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunSetup
     from quintain_runner.graders.base import judge_target_of
     from quintain_runner.graders.factory import open_graders
     from quintain_runner.graders.requirements import case_requirements, graders_without_session
@@ -64,12 +65,8 @@ else:
             "quintain_runner.engine.error_limit": ("DEFAULT_MAX_ERRORS", "ErrorPolicy"),
             "quintain_runner.engine.estimate": ("EstimateInput", "RunEstimate", "estimate_run"),
             "quintain_runner.engine.rerun_plan": ("RerunPlan",),
-            "quintain_runner.engine.run": (
-                "DEFAULT_CONCURRENCY",
-                "DEFAULT_GRADER_CONCURRENCY",
-                "RunSetup",
-                "run_evaluation",
-            ),
+            "quintain_runner.engine.run": ("run_evaluation",),
+            "quintain_runner.engine.run_setup": ("DEFAULT_CONCURRENCY", "DEFAULT_GRADER_CONCURRENCY", "RunSetup"),
             "quintain_runner.graders.base": ("judge_target_of",),
             "quintain_runner.graders.factory": ("open_graders",),
             "quintain_runner.graders.requirements": ("case_requirements", "graders_without_session"),

@@ -19,7 +19,7 @@ from typing import Annotated, Final, Generic, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from quintain.contracts.invoke import ChatMessage, OutputMessage, TokenUsage, content_text
+from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, TokenUsage, content_text
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -30,6 +30,8 @@ SESSION_PARAMETER: Final = "session"
 
 class Case(BaseModel):
     """One row of a dataset; ``metadata`` holds all fields that have no defined meaning.
+
+    ``settings`` are those of the call of the target, such as its temperature.
 
     Example::
 
@@ -43,6 +45,7 @@ class Case(BaseModel):
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     system_prompt: str | None = None
     expected: JsonValue = None
+    settings: InvokeSettings | None = None
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
 
     @property

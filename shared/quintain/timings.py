@@ -58,6 +58,11 @@ class Timings:
     gap_seconds: float = 5.0
     #: A ledger outage is over when the ledger has refused nothing for this long.
     ledger_quiet_seconds: float = 3.0
+    #: How long the reply to ``info`` waits for calls that the asker was answered, and that the ledger has as running.
+    answered_settle_seconds: float = 1.0
+    #: How long a request waits for the registration of its target while no target is registered, or while the metadata
+    #: service has run for less than this time.
+    unknown_target_seconds: float = 30.0
     #: Pause before the metadata service routes a request again that the broker did not accept.
     route_pause_seconds: float = 0.5
     #: Pause before the metadata service asks the ledger again about a dead-lettered call.

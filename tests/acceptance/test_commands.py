@@ -15,6 +15,7 @@ import typer.main
 from quintain_cli.__main__ import app
 from support.command_line import CommandLine, CommandResult, command_line
 from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.quick import lease_variable
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -74,6 +75,7 @@ GROUPS = {(), ("session",), ("serve",), ("ledger",), ("dlq",), ("schema",), ("ta
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a fleet whose worker was started before its metadata service."""
     with process_fleet(broker_url, CONFIG, targets=TARGETS) as fleet:
+        fleet.extra_env |= lease_variable()
         worker = fleet.start("serve", "worker")
         fleet.start_service("metadata")
         worker.wait_for_output("ready  worker")

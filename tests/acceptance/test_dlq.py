@@ -17,6 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from quintain.contracts.token import SessionToken
 from support.command_line import CommandLine, command_line, quintain_command
 from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.quick import lease_variable
 
 CONFIG = r"""
 targets:
@@ -31,6 +32,7 @@ TOKEN = SessionToken.mint()
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a whole fleet, with the token of a session."""
     with process_fleet(broker_url, CONFIG, targets=["sage", "broken"]) as fleet:
+        fleet.extra_env |= lease_variable()
         worker = fleet.start("serve", "worker")
         fleet.start_service("metadata")
         worker.wait_for_output("ready  worker")

@@ -57,6 +57,14 @@ async def test_another_body_under_the_same_request_id_is_a_conflict(ledger_drive
     assert (await ledger_driver.info(session)).call_count == 1
 
 
+async def test_another_target_under_the_same_request_id_is_a_conflict(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await ledger_driver.open_session()
+    await ledger_driver.admit_granted(session, "r1")
+    with pytest.raises(RequestConflict):
+        await ledger_driver.admit(session, "r1", target="b")
+    assert (await ledger_driver.info(session)).call_count == 1
+
+
 async def test_the_limit_holds_and_a_refusal_leaves_no_trace(ledger_driver: ClockedLedgerDriver) -> None:
     session = await ledger_driver.open_session(max_calls=1)
     await ledger_driver.admit_granted(session, "r1")

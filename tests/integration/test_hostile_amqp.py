@@ -124,7 +124,7 @@ async def run_services(broker_url: str) -> AsyncIterator[tuple[SessionOpened, Cl
         bus, worker_bus = await connect_bus(broker_url), await connect_bus(broker_url)
         stack.push_async_callback(bus.close)
         stack.push_async_callback(worker_bus.close)
-        service = MetadataService(bus, ledger, digest(ADMIN_TOKEN))
+        service = MetadataService(bus, ledger, digest(ADMIN_TOKEN), start_window_seconds=0)
         await service.start()
         stack.push_async_callback(service.stop)
         worker = Worker(worker_bus, {"a": WorkerTarget(name="a", provider=StubProvider(), max_tries=1)}, [CARD])

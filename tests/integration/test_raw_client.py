@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.quick import lease_variable
 from support.raw_client import RawAmqpClient
 
 CONFIG = """
@@ -19,6 +20,7 @@ targets:
 @pytest.fixture(scope="module")
 def fleet(broker_url: str) -> Iterator[ProcessFleet]:
     with process_fleet(broker_url, CONFIG, targets=["parrot", "sage"]) as fleet:
+        fleet.extra_env |= lease_variable()
         first, *_ = [fleet.start("serve", "worker") for _ in range(2)]
         fleet.start_service("metadata")
         first.wait_for_output("ready  worker")

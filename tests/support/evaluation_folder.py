@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quintain_runner.engine.error_limit import ErrorPolicy
-from quintain_runner.engine.run import RunSetup
+from quintain_runner.engine.run_setup import RunSetup
 from quintain_runner.progress.display import NoProgressDisplay, ProgressDisplay
 from quintain_runner.results.row import Row
 from quintain_runner.spec.environment import GraderEnvironment

@@ -30,6 +30,8 @@ class RunningMetadataService:
     bus: Bus
     ledger_driver: LedgerDriver
     rpc_client: RpcClient
+    service: MetadataService
+    service_bus: Bus
     queues: dict[str, asyncio.Queue[Delivery]] = field(default_factory=dict)
 
     async def consume_queue(self, queue: Queue, *, settle: str = "ack") -> asyncio.Queue[Delivery]:
@@ -99,17 +101,21 @@ async def next_delivery(queue: asyncio.Queue[Delivery]) -> Delivery:
 
 
 @contextlib.asynccontextmanager
-async def run_metadata_service(timings: Timings = DEFAULT_TIMINGS) -> AsyncIterator[RunningMetadataService]:
-    """A running metadata service, stopped at the end."""
+async def run_metadata_service(
+    timings: Timings = DEFAULT_TIMINGS, *, start_window_seconds: float | None = 0
+) -> AsyncIterator[RunningMetadataService]:
+    """A running metadata service, stopped at the end; by default one that has run for a while."""
     memory = MemoryBroker()
     bus, client_bus = memory.connect(), memory.connect()
     async with memory_ledger_driver() as driver:
-        service = MetadataService(bus, driver.ledger, digest(ADMIN_TOKEN), timings=timings)
+        service = MetadataService(
+            bus, driver.ledger, digest(ADMIN_TOKEN), timings=timings, start_window_seconds=start_window_seconds
+        )
         await service.start()
         rpc_client = RpcClient(client_bus)
         await rpc_client.start()
         try:
-            yield RunningMetadataService(memory, client_bus, driver, rpc_client)
+            yield RunningMetadataService(memory, client_bus, driver, rpc_client, service, bus)
         finally:
             await service.stop()
             await client_bus.close()

@@ -21,6 +21,7 @@ from quintain_cli.console import (
     run_command,
     stdout_console,
 )
+from quintain_cli.run.output import format_size
 from quintain_cli.run.preflight import CheckOptions, CheckReport, check_evaluation
 from quintain_cli.run.probe import ProbeResult
 from quintain_runner import RunEstimate, dollars
@@ -61,11 +62,7 @@ def check(
 
 def report_lines(report: CheckReport) -> Iterator[str]:
     """Yield the lines of a report."""
-    if report.cases is not None:
-        yield f"dataset   {format_count(report.cases, 'case')}"
-    if report.targets:
-        fleet_note = "; --probe checks whether this fleet serves them" if report.on_fleet and not report.probes else ""
-        yield f"targets   {', '.join(report.targets)}{fleet_note}"
+    yield from _trial_lines(report)
     for grader in report.graders:
         calls_text = f", may call {', '.join(grader.calls)}: at most {format_count(grader.most_calls, 'call')} per row"
         yield f"grader    {grader.name} ({grader.kind}{calls_text if grader.calls else ''})"
@@ -81,6 +78,16 @@ def report_lines(report: CheckReport) -> Iterator[str]:
         yield f"error     {problem}"
 
 
+def _trial_lines(report: CheckReport) -> Iterator[str]:
+    if report.cases is not None:
+        yield f"dataset   {format_count(report.cases, 'case')}"
+    if report.targets:
+        fleet_note = "; --probe checks whether this fleet serves them" if report.on_fleet and not report.probes else ""
+        yield f"targets   {', '.join(report.targets)}{fleet_note}"
+    if report.prompts:
+        yield f"prompts   {', '.join(report.prompts)}"
+
+
 def _probe_text(probe: ProbeResult) -> str:
     if probe.error is not None:
         return f"{probe.target} failed{' (charged)' if probe.charged else ''}: {probe.error}"
@@ -91,13 +98,7 @@ def _probe_text(probe: ProbeResult) -> str:
 
 def _estimate_lines(report: CheckReport, run_estimate: RunEstimate) -> Iterator[str]:
     calls = run_estimate.calls
-    size_text = " × ".join(
-        (
-            format_count(report.cases or 0, "case"),
-            format_count(len(report.targets), "target"),
-            format_count(report.repeats or 1, "repeat"),
-        )
-    )
+    size_text = format_size(report.cases or 0, report.prompts, report.targets, report.repeats or 1)
     max_grader_calls = calls.most - calls.answers
     yield f"calls     {size_text} = {calls.answers:,} answers" + (
         f", and {'' if calls.typical else 'at most '}{max_grader_calls:,} by graders: {calls.most:,}"

@@ -76,7 +76,11 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         else:
             ledger = await stack.enter_async_context(bootstrap.open_ledger_or_wait(plan.ledger_url))
             metadata = running_metadata(
-                await open_named_bus("metadata"), ledger, plan.admin_token, timings=plan.timings
+                await open_named_bus("metadata"),
+                ledger,
+                plan.admin_token,
+                timings=plan.timings,
+                start_window_seconds=0,
             )
             await stack.enter_async_context(metadata)
         await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))

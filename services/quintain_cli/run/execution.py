@@ -36,7 +36,7 @@ from quintain_cli.run.backend import (
 )
 from quintain_cli.run.inspection import InspectionOptions, inspect_evaluation
 from quintain_cli.run.options import RunOptions
-from quintain_cli.run.output import print_report, report_to_json
+from quintain_cli.run.output import format_size, print_report, report_to_json
 from quintain_cli.run.session import RunBudget, RunSession, open_run_session
 from quintain_cli.run.usage import CALLS_FILE_NAME, fleet_calls_note, read_current_usage, read_final_usage, write_calls
 from quintain_runner import (
@@ -125,7 +125,7 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
     case_count = min(
         size for size in (dataset_stats.cases, len(options.case_ids) or None, options.limit) if size is not None
     )
-    trial_count = case_count * len(targets) * evaluation.spec.repeats
+    trial_count = evaluation.trials_of(case_count, targets=len(targets))
     calls = estimate_calls(evaluation, trials=trial_count)
     if options.regrades:
         calls = calls.without_answers()
@@ -298,11 +298,8 @@ def _print_plan(prepared: _PreparedRun, location: str) -> None:
     options, evaluation, budget = prepared.options, prepared.evaluation, prepared.budget
     if options.as_json:
         return
-    cases, targets, repeats = prepared.case_count, len(prepared.targets), evaluation.spec.repeats
     names = ", ".join(grader.name for grader in evaluation.spec.graders)
-    size_text = " × ".join(
-        (format_count(cases, "case"), format_count(targets, "target"), format_count(repeats, "repeat"))
-    )
+    size_text = format_size(prepared.case_count, evaluation.prompt_names, prepared.targets, evaluation.spec.repeats)
     trials, calls = prepared.trial_count, prepared.calls
     print_stderr(
         escape_for_terminal(

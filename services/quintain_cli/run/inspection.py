@@ -150,7 +150,7 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     if results_folder is not None and evaluation.spec.dataset.command is not None and found.problems:
         # The command may take long, and its output would be stored: the other errors are to be fixed first.
         return
-    requirements = case_requirements(evaluation.spec, found.targets)
+    requirements = case_requirements(evaluation, found.targets)
     with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder) if results_folder is None else results_folder
         found.dataset_stats = open_dataset(evaluation, folder, environment(), requirements)

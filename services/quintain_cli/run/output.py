@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from quintain.errors import ConfigError
-from quintain_cli.console import stdout_console
+from quintain_cli.console import format_count, stdout_console
 from quintain_runner import (
     RunReport,
     TextTable,
@@ -79,6 +79,12 @@ class OutputFiles:
         for option, path in (("junit", self.junit), ("markdown", self.markdown), ("csv", self.csv)):
             if path is not None:
                 yield option, path
+
+
+def format_size(cases: int, prompts: Sequence[str], targets: Sequence[str], repeats: int) -> str:
+    """The size of an evaluation, such as ``3 cases × 2 targets × 1 repeat``."""
+    counts = [(cases, "case"), (len(prompts), "prompt"), (len(targets), "target"), (repeats, "repeat")]
+    return " × ".join(format_count(count, what) for count, what in counts if what != "prompt" or count)
 
 
 def print_report(report: RunReport, command: str) -> None:

@@ -54,6 +54,7 @@ class CheckReport(Message):
     cases: int | None = None
     repeats: int | None = None
     targets: list[str] = Field(default_factory=list)
+    prompts: list[str] = Field(default_factory=list)
     graders: list[GraderSummary] = Field(default_factory=list)
     max_calls: int | None = None
     probes: list[ProbeResult] = Field(default_factory=list)
@@ -105,6 +106,7 @@ def _build_report(options: CheckOptions, found: Inspection, probes: list[ProbeRe
             "cases": None if found.dataset_stats is None else found.dataset_stats.cases,
             "repeats": spec.repeats,
             "targets": list(found.targets),
+            "prompts": evaluation.prompt_names,
             "graders": [_grader_summary(found, evaluation, grader) for grader in spec.graders],
             "max_calls": spec.max_calls,
             "probes": probes,

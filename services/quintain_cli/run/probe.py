@@ -40,7 +40,7 @@ class ProbeResult(Message):
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan:
-    """The targets to probe, each with the first case of the dataset."""
+    """The targets to probe, each with the first case of the dataset, under the first prompt."""
 
     evaluation: Evaluation
     config: Config | None
@@ -54,8 +54,10 @@ async def probe_targets(plan: ProbePlan, settings: Settings) -> list[ProbeResult
     Raises `ConfigError` if no session may be opened, and `BusError` if there is no fleet.
     """
     with closing(read_cases(plan.dataset_stats.source)) as cases:
-        case = next(cases)
-    request = InvokeRequest(question=case.question, messages=case.messages, system_prompt=case.system_prompt)
+        case = plan.evaluation.prompts[0].apply(next(cases))
+    request = InvokeRequest(
+        question=case.question, messages=case.messages, system_prompt=case.system_prompt, settings=case.settings
+    )
     async with _open_probe_session(plan, settings) as session:
         available_targets = (await session.get_info()).available_targets
         probes = [_probe_target(plan, session, request, target, available_targets) for target in plan.targets]

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 #: The timeout for releasing unused reservations, in seconds.
 RELEASE_TIMEOUT_SECONDS = 5.0
 
+#: How often a request whose target is not registered yet looks for its registration, in seconds.
+REGISTRATION_CHECK_SECONDS = 0.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchRequest:
@@ -78,12 +81,15 @@ class CallGroup:
     async def check_and_reserve(self) -> None:
         """Check, before headers are sent, that the unfinished calls are allowed, and reserve the budget for them.
 
-        Raises `BudgetExhausted`, `ForbiddenTarget` or `Unauthorized`.
+        Waits while the target is not registered yet. Raises `BudgetExhausted`, `ForbiddenTarget`, `UnknownTarget` or
+        `Unauthorized`.
         """
         info = await self._client.get_info()
         target = self._dispatch_request.request.requested_target or info.target_name
-        if target not in info.available_targets:
+        if info.allowed_targets is not None and target not in info.allowed_targets:
             raise ForbiddenTarget(f"This session may not call {target!r}")
+        if target not in info.available_targets:
+            await self._wait_for_registration(target)
         pending_ids = [name for name, call in zip(self._request_ids, self._calls, strict=True) if not call.done()]
         try:
             await self._reserve(pending_ids)
@@ -92,6 +98,15 @@ class CallGroup:
                 raise
             # The client made a single call, so the message must not mention a batch.
             raise BudgetExhausted(f"Max calls exceeded (limit: {info.max_calls})") from None
+
+    async def _wait_for_registration(self, target: str) -> None:
+        """Wait until the target is registered. Raises the `Fault` of a call that the fleet ends before."""
+        while target not in (await self._client.get_info()).available_targets:
+            done, _ = await asyncio.wait(
+                self._calls, timeout=REGISTRATION_CHECK_SECONDS, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for call in done:
+                call.result()
 
     async def next_event(self, timeout_seconds: float) -> CallEvent | None:
         """Return the next event of any call, or None if there is none within ``timeout_seconds``."""

@@ -14,17 +14,19 @@ import re
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
-from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.amqp_transport import AmqpTransport, AnsweredCalls
 from quintain.client.client import Client
 from quintain.clock import Clock
+from quintain.contracts.finite import non_finite_path
 from quintain.contracts.session import Info
+from quintain.contracts.strings import shorten
 from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
@@ -41,6 +43,7 @@ from quintain.rpc.server import log_defect
 from quintain_gateway.http.context import context_of
 from quintain_gateway.http.errors import MethodNotAllowed, RequestTimeout
 from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.http.schemas import InvalidField
 from quintain_gateway.metrics import GatewayMetrics, InstrumentedTransport
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -150,6 +153,7 @@ class FleetGateway:
         self.rpc_client, self.clock, self.limits, self.metrics = rpc_client, clock, limits, metrics
         metrics.watch_rpc_client(rpc_client)
         self._info_received_at = -math.inf
+        self._answered = AnsweredCalls()
         # One transport per request; it is garbage-collected after the request and after its last cancellation.
         self._transports: weakref.WeakSet[AmqpTransport] = weakref.WeakSet()
 
@@ -168,7 +172,7 @@ class FleetGateway:
         """
         token = SessionToken.parse(read_token(request))
         context_of(request).session_id = token.id
-        transport = AmqpTransport(self.rpc_client, token.text, self.clock)
+        transport = AmqpTransport(self.rpc_client, token.text, self.clock, self._answered)
         self._transports.add(transport)
         client = Client(InstrumentedTransport(transport, self.metrics, self._on_info))
         if asyncio.get_running_loop().time() - self._info_received_at > CLOCK_MAX_AGE_SECONDS:
@@ -247,22 +251,24 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def parse_json(body: bytes) -> object:
-    """Parse a JSON body. Raises `BadRequest`, also for NaN, Infinity and numbers too large for a float."""
+    """Parse a JSON body. Raises `BadRequest`, for a NaN or infinite number the `InvalidField` of its place."""
     try:
-        return json.loads(body, parse_constant=_reject_not_finite, parse_float=_parse_finite_float)
+        return json.loads(body, parse_constant=_parse_finite_float, parse_float=_parse_finite_float)
     except RecursionError:
         raise BadRequest("The body is nested too deeply") from None
+    except OverflowError:
+        # Parsed again to find the place: only this error needs it.
+        path = shorten(non_finite_path(json.loads(body)) or "The body")
+        raise InvalidField(path, f"{path}: it must be a finite number") from None
     except ValueError as error:
         raise BadRequest(f"The body is not JSON: {error}") from None
 
 
-def _reject_not_finite(literal: str) -> NoReturn:
-    raise ValueError(f"{literal} is not a finite number")
-
-
 def _parse_finite_float(literal: str) -> float:
     number = float(literal)
-    return number if math.isfinite(number) else _reject_not_finite(literal)
+    if not math.isfinite(number):
+        raise OverflowError
+    return number
 
 
 def unreachable_fault(error: BusError | NoAnswer) -> Fault:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
@@ -12,6 +10,7 @@ from quintain.clock import Clock
 from quintain.contracts.strings import RequestId
 from quintain.errors import BadRequest, Expired
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER
+from quintain.rpc.server import integer_header
 
 #: The common HTTP header for a request id.
 IDEMPOTENCY_KEY_HEADER = "idempotency-key"
@@ -37,17 +36,12 @@ def read_deadline_seconds(request: Request, clock: Clock) -> float:
     """Return the seconds until the deadline that the client set, or the default if it set none.
 
     The header holds milliseconds since the epoch, and ``clock`` is the time of the metadata service. Raises
-    `BadRequest` if it is not a number, and `Expired` if the deadline has passed.
+    `BadRequest` if it is not a whole number, and `Expired` if the deadline has passed.
     """
-    value = request.headers.get(DEADLINE_HEADER)
-    if value is None:
+    deadline = integer_header(request.headers, DEADLINE_HEADER)
+    if deadline is None:
         return DEFAULT_DEADLINE_SECONDS
-    try:
-        remaining_seconds = clock.seconds_until(float(value))
-    except ValueError:
-        remaining_seconds = math.nan
-    if not math.isfinite(remaining_seconds):
-        raise BadRequest(f"{DEADLINE_HEADER}: milliseconds since the epoch")
+    remaining_seconds = clock.seconds_until(deadline)
     if remaining_seconds <= 0:
         raise Expired("The deadline had passed before the request arrived")
     return remaining_seconds

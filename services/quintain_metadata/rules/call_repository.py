@@ -19,6 +19,16 @@ from quintain_metadata.rules.lifecycle import MAX_ATTEMPTS, CallState, Lifecycle
 from quintain_metadata.rules.sessions import SessionRow
 
 
+def is_any_running(session_id: str, request_ids: Sequence[str]) -> SqlProgram[bool]:
+    """Whether any of these calls of a session is running."""
+    row = yield from fetch_one(
+        f"SELECT 1 FROM {values_table(request_ids)} AS wanted JOIN call ON call.request_id = wanted.column1"
+        " WHERE call.session_id = ? AND call.state = 'running' LIMIT 1",
+        *(*request_ids, session_id),
+    )
+    return row is not None
+
+
 def resolved_target(session_id: str, request_id: str) -> SqlProgram[str | None]:
     """Return the target that a call was resolved to first; it never changes."""
     row = yield from fetch_one(

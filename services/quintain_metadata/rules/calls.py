@@ -143,6 +143,8 @@ def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) ->
         raise ForbiddenTarget(f"This session may not call {request.target!r}")
     if call is not None and call.body_sha256 not in {"", request.body_sha256}:
         raise RequestConflict(f"Request id {request.request_id!r} was used with another body")
+    if call is not None and call.target not in {"", request.target}:
+        raise RequestConflict(f"Request id {request.request_id!r} was used for target {call.target!r}")
 
 
 def _record_duplicate(moment: Moment, call: CallRow) -> SqlProgram[None]:

@@ -255,6 +255,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         max_calls=session.max_calls,
         call_count=session.used,
         available_targets=list(allowed),
+        allowed_targets=None if session.allowed_targets is None else json.loads(session.allowed_targets),
         target_fingerprints=fingerprints or None,
         reserved=by_state.get(CallState.RESERVED, 0),
         running=by_state.get(CallState.RUNNING, 0),

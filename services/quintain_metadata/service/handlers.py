@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
+from functools import partial
 from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery
@@ -34,13 +36,17 @@ from quintain.routes import (
 )
 from quintain.rpc.server import delivery_context, result_or_fault, send_reply
 from quintain.telemetry.semconv import process_span
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
-from quintain_metadata.rules import leases, reservations, sessions, targets, usage
+from quintain_metadata.rules import call_repository, leases, reservations, sessions, targets, usage
 from quintain_metadata.rules.sessions import SessionRow
 from quintain_metadata.service.canceller import CallCanceller
 
 Returned = TypeVar("Returned")
+
+#: How often `info` looks whether the calls that its asker was answered have ended, in seconds.
+SETTLE_CHECK_SECONDS = 0.05
 
 #: The function of an operation. Its arguments are the moment, the request, and the caller's session, or None for the
 #: administrator.
@@ -68,9 +74,16 @@ class Role(Enum):
 class MetadataRequestHandler:
     """Consumes the metadata queue and answers each request."""
 
-    def __init__(self, bus: Bus, ledger: Ledger, canceller: CallCanceller, admin_sha256: bytes | None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        ledger: Ledger,
+        canceller: CallCanceller,
+        admin_sha256: bytes | None,
+        timings: Timings = DEFAULT_TIMINGS,
+    ) -> None:
         self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
-        self.canceller = canceller
+        self.canceller, self.timings = canceller, timings
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one request and acknowledge it."""
@@ -116,10 +129,14 @@ class MetadataRequestHandler:
         return await self._ledger.transact(operation)
 
 
-def _info(
-    moment: Moment, request: session_messages.GetInfo, session: SessionRow | None
-) -> SqlProgram[session_messages.Info]:
-    info = yield from sessions.session_info(moment.now, _require_session(session))
+def _read_info(
+    moment: Moment, request: session_messages.GetInfo, session: SessionRow | None, *, waits: bool
+) -> SqlProgram[session_messages.Info | None]:
+    """Return the session's information; None if it ``waits`` for a call that the asker was answered, and that runs."""
+    session = _require_session(session)
+    if waits and request.answered and (yield from call_repository.is_any_running(session.id, request.answered)):
+        return None
+    info = yield from sessions.session_info(moment.now, session)
     if not request.per_target:
         return info
     return info.model_copy(update={"per_target": (yield from usage.usage_per_target(info.session_id))})
@@ -220,13 +237,28 @@ def _bind(route: Route[RequestT, ReplyT], role: Role, function: OperationFunctio
     return bound
 
 
+async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+    """Answer once the calls that the asker names as answered have ended: a worker replies as soon as its settle is
+    in the queue, which may be before it is in the ledger.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + request_handler.timings.answered_settle_seconds
+    info: session_messages.Info | None = None
+    while info is None:
+        read_info = partial(_read_info, waits=loop.time() < give_up_at)
+        info = await request_handler.run_operation(INFO, Role.SESSION, read_info, delivery, token)
+        if info is None:
+            await asyncio.sleep(SETTLE_CHECK_SECONDS)
+    return info
+
+
 async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
     request, session = await request_handler.run_operation(CANCEL, Role.SESSION, _return_request, delivery, token)
     return await request_handler.canceller.cancel(session, request.request_ids)
 
 
 OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
-    INFO.key: _bind(INFO, Role.SESSION, _info),
+    INFO.key: _info,
     OPEN.key: _bind(OPEN, Role.EITHER, _open),
     AMEND.key: _bind(AMEND, Role.ADMINISTRATOR, _amend),
     CLOSE.key: _bind(CLOSE, Role.SESSION, _close),

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.strings import shorten
+from quintain.contracts.strings import is_target_name, shorten
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, BrokerUnavailable, Fault, Overloaded, QueueFull
-from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
-from quintain.rpc.server import copyable_headers, delivery_context, request_id_of, result_or_fault, send_reply
+from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Fault, Overloaded, QueueFull
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.rpc.server import (
+    copyable_headers,
+    delivery_context,
+    integer_header,
+    request_id_of,
+    result_or_fault,
+    send_reply,
+)
 from quintain.telemetry.semconv import process_span
 from quintain.timings import Timings
 from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
@@ -19,8 +27,15 @@ from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import call_repository, reservations, sessions, targets
 from quintain_metadata.rules.sessions import SessionRow
 from quintain_metadata.rules.targets import RouteRequest, unknown_target
+from quintain_metadata.service.registration_wait import MAX_WAITING, RegistrationWait
 
 log = logging.getLogger(__name__)
+
+#: How many requests are routed at once; those that wait for a registration do not count.
+CONCURRENCY = 64
+
+#: Prefetch of the queue: requests that wait leave room for those that need not.
+PREFETCH = CONCURRENCY + MAX_WAITING
 
 _PROCESS_SPAN = process_span(UNROUTED.name, "", UNROUTED_QUEUE.name)
 
@@ -28,31 +43,65 @@ _PROCESS_SPAN = process_span(UNROUTED.name, "", UNROUTED_QUEUE.name)
 class Router:
     """Consumes the unrouted queue: forwards each request to its target, or answers it."""
 
-    def __init__(self, bus: Bus, ledger: Ledger, timings: Timings) -> None:
+    def __init__(self, bus: Bus, ledger: Ledger, timings: Timings, start_window_seconds: float | None = None) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
+        self._registration_wait = RegistrationWait(
+            ledger, timings.unknown_target_seconds if start_window_seconds is None else start_window_seconds
+        )
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+
+    def stop(self) -> None:
+        """Return the requests that wait for a registration to the queue, for another metadata service."""
+        self._registration_wait.stop()
 
     async def __call__(self, delivery: Delivery) -> None:
-        """Forward one request to its target's queue, or answer it with a fault."""
+        """Forward one request to its target's queue, or answer it with a fault.
+
+        A request that waits for the registration of its target stays unacknowledged: if this service dies, the broker
+        delivers it to the next one.
+        """
         with delivery_context(delivery, _PROCESS_SPAN):
-            refusal = await result_or_fault(self._route(delivery), "routing a request")
-            if refusal is not None:
-                await send_reply(self._bus, delivery, refusal, {REQUEST_ID_HEADER: request_id_of(delivery)})
+            answer = await self._route_in_slot(delivery, may_wait=True)
+            if isinstance(answer, RouteRequest):
+                await self._wait_for_registration(delivery, answer.target)
+                if self._registration_wait.is_stopped:
+                    await delivery.requeue()
+                    return
+                answer = await self._route_in_slot(delivery, may_wait=False)
+            if isinstance(answer, Fault):
+                await send_reply(self._bus, delivery, answer, {REQUEST_ID_HEADER: request_id_of(delivery)})
             await delivery.ack()
 
-    async def _route(self, delivery: Delivery) -> Fault | None:
-        """Forward the request; return the fault where it cannot be."""
-        resolved = await self._resolve(delivery)
-        if isinstance(resolved, Fault):
+    async def _wait_for_registration(self, delivery: Delivery, target: str) -> None:
+        timeout_seconds = self._timings.unknown_target_seconds
+        deadline = integer_header(delivery.headers, DEADLINE_HEADER)
+        # If the ledger cannot be reached, routing the request again says so to the caller.
+        with contextlib.suppress(BudgetUnavailable):
+            if deadline is not None:
+                timeout_seconds = min(timeout_seconds, (deadline - await self._ledger.now()) / 1000)
+            await self._registration_wait.wait(target, timeout_seconds)
+
+    async def _route_in_slot(self, delivery: Delivery, *, may_wait: bool) -> Fault | RouteRequest | None:
+        async with self._slots:
+            return await result_or_fault(self._route(delivery, may_wait=may_wait), "routing a request")
+
+    async def _route(self, delivery: Delivery, *, may_wait: bool) -> Fault | RouteRequest | None:
+        """Forward the request; otherwise return the fault, or the route of a target that may still be registered."""
+        resolved = await self._resolve(delivery, may_wait=may_wait)
+        if not isinstance(resolved, str):
             return resolved
         await self._forward(delivery, resolved)
         return None
 
-    async def _resolve(self, delivery: Delivery) -> str | Fault:
-        """Return the target to forward to, or the fault for the caller; a fault releases the call's reservation."""
+    async def _resolve(self, delivery: Delivery, *, may_wait: bool) -> str | Fault | RouteRequest:
+        """Return the target to forward to, or the fault for the caller; a fault releases the call's reservation.
+
+        With ``may_wait``, return the route of a valid and allowed target name that is not registered.
+        """
         raw_token = delivery.headers.get(TOKEN_HEADER)
         token = SessionToken.parse(raw_token if isinstance(raw_token, str) else "")
 
-        def operation(moment: Moment) -> SqlProgram[str | Fault]:
+        def operation(moment: Moment) -> SqlProgram[str | Fault | RouteRequest]:
             session = yield from sessions.authenticate(moment.now, token)
             refusal: Fault
             try:
@@ -62,6 +111,13 @@ class Router:
             else:
                 if route.is_registered and not delivery.headers.get(ROUTED_HEADER):
                     return route.target
+                if (
+                    may_wait
+                    and not route.is_registered
+                    and is_target_name(route.target)
+                    and session.allows(route.target)
+                ):
+                    return route
                 refusal = unknown_target(route)
             yield from reservations.release(moment, session, [request_id_of(delivery)])
             return refusal
@@ -95,7 +151,9 @@ class Router:
 
 
 def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[RouteRequest]:
-    """Determine the target that a request is for. Raises `BadRequest` where body and routing key differ."""
+    """Determine the target that a request is for. Raises `BadRequest`, also if body and routing key differ."""
+    # A copy of the message may not carry a value of another type: the worker would take it for absent.
+    integer_header(delivery.headers, DEADLINE_HEADER)
     request = InvokeRequest.from_wire(delivery.body)
     body_target = request.requested_target
     if delivery.routing_key and body_target is not None and body_target != delivery.routing_key:

@@ -41,6 +41,7 @@ from quintain_metadata.rules import calls, leases, targets
 from quintain_metadata.rules.call_repository import CallRow
 from quintain_metadata.rules.gauges import read_gauges
 from quintain_metadata.rules.lifecycle import Transition
+from quintain_metadata.service import routing
 from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
 from quintain_metadata.service.dead_letters import DeadLetterConsumer
@@ -69,14 +70,17 @@ class MetadataService:
         metrics: MetadataMetrics | None = None,
         *,
         timings: Timings = DEFAULT_TIMINGS,
+        start_window_seconds: float | None = None,
     ) -> None:
         self._metrics, self._timings = metrics or MetadataMetrics(), timings
         self._identity = ServiceIdentity("metadata")
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
         canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
-        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256)
+        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
         self._consumers: dict[str, Consumer] = {}
+        self._start_window_seconds = start_window_seconds
+        self._router: Router | None = None
         self._sweep_task: asyncio.Task[None] | None = None
         self._last_active_at = 0.0
         self._gauges_read_at = -math.inf
@@ -84,6 +88,7 @@ class MetadataService:
     async def start(self) -> None:
         """Declare the topology and the queues of the registered targets, then start consuming and sweeping."""
         await self._suspend_lease_expiry()
+        self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
         await self._bus.declare(METADATA_TOPOLOGY)
         for target in await self._ledger.transact(lambda _: targets.target_names()):
             await self._bus.declare(target_topology(target))
@@ -91,17 +96,20 @@ class MetadataService:
             METADATA_QUEUE: self._request_handler,
             ADMIT_QUEUE: self._on_ledger_request,
             SETTLE_QUEUE: self._on_settle,
-            UNROUTED_QUEUE: Router(self._bus, self._ledger, self._timings),
+            UNROUTED_QUEUE: self._router,
             DEAD_QUEUE: DeadLetterConsumer(self._bus, self._ledger, self._timings),
         }
         for queue, handler in handlers.items():
-            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=PREFETCH)
+            prefetch = routing.PREFETCH if queue is UNROUTED_QUEUE else PREFETCH
+            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=prefetch)
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
         """Stop consuming, wait up to ``grace_seconds`` for the handlers that run, and stop the sweep."""
         for consumer in self._consumers.values():
             await consumer.cancel()
+        if self._router is not None:
+            self._router.stop()
         await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
         if self._sweep_task is not None:
             self._sweep_task.cancel()
@@ -259,13 +267,18 @@ async def running_metadata(
     metrics: MetadataMetrics | None = None,
     *,
     timings: Timings = DEFAULT_TIMINGS,
+    start_window_seconds: float | None = None,
 ) -> AsyncIterator[MetadataService]:
     """Run a metadata service while the context is open. The caller closes the ledger.
 
-    Arguments: ``admin_token`` is the administrator's token, or None for no administrator.
+    Arguments: ``admin_token`` is the administrator's token, or None for no administrator. ``start_window_seconds`` is
+    for how long after its start calls wait for targets that are not registered, by default as ``timings`` say; 0 where
+    all workers are known to register before the first call.
     """
     admin_sha256 = None if admin_token is None else digest(admin_token)
-    service = MetadataService(bus, ledger, admin_sha256, metrics, timings=timings)
+    service = MetadataService(
+        bus, ledger, admin_sha256, metrics, timings=timings, start_window_seconds=start_window_seconds
+    )
     try:
         await service.start()
         async with announce(bus, service.card):

@@ -40,12 +40,12 @@ def open_dataset(
     """
     spec = evaluation.spec.dataset
     if spec.command is None:
-        return check_dataset(spec, evaluation.folder / (spec.file or ""), requirements)
+        return check_dataset(spec, evaluation.folder / (spec.file or ""), requirements, evaluation.prompts)
     argv = json.dumps([spec.command, spec.is_csv])
     name = f"dataset-{hashlib.sha256(argv.encode()).hexdigest()[:12]}.{'csv' if spec.is_csv else 'jsonl'}"
     path = results_folder / name
     if path.exists():
-        return check_dataset(spec, path, requirements)
+        return check_dataset(spec, path, requirements, evaluation.prompts)
     try:
         results_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -56,7 +56,7 @@ def open_dataset(
         raise ConfigError(f"{evaluation.path}: dataset: {problem}")
     _run_command_into(path, spec.command, evaluation.folder, program_env)
     try:
-        return check_dataset(spec, path, requirements)
+        return check_dataset(spec, path, requirements, evaluation.prompts)
     except ConfigError:
         # Invalid output is not kept, so that the command runs again once it is fixed.
         path.unlink()

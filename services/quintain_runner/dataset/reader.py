@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from quintain.contracts.invoke import InvokeSettings
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.dataset.requirements import CaseRequirement, UnmetRequirements
@@ -19,8 +20,9 @@ from quintain_runner.dataset.sampling import ALL_CASES, CaseSelection, HashSampl
 from quintain_runner.dataset.tool_calls import read_message
 from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
 from quintain_runner.spec.dataset import DatasetSpec
+from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt
 from quintain_runner.spec.strict_json import InvalidJson, read_json
-from quintain_runner.spec.validation_errors import MAX_REPORTED_ERRORS, config_error, validation_messages
+from quintain_runner.spec.validation_errors import MAX_REPORTED_ERRORS, config_error, suggestion, validation_messages
 
 
 def expected_text(case: Case) -> str | None:
@@ -33,7 +35,11 @@ def expected_text(case: Case) -> str | None:
 #: An example of a valid line, for error messages.
 EXAMPLE_LINE = '{"id": "1", "question": "What is the capital of France?", "expected": "Paris"}'
 
-_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected"})
+_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected", "settings"})
+
+_SETTINGS = frozenset(InvokeSettings.model_fields) | {field.alias for field in InvokeSettings.model_fields.values()}
+
+_QUESTION_OR_MESSAGES = "give one of question (text) and messages (a list of {role, content})"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -102,12 +108,16 @@ def case_from_fields(row: dict[str, object]) -> Case:
         row["id"] = str(case_id)
     elif not isinstance(case_id, str) or not case_id:
         raise InvalidLine(f"it has no id (text or a number); write {EXAMPLE_LINE}")
-    if (row.get("question") is None) == (row.get("messages") is None):
-        raise InvalidLine("give one of question (text) and messages (a list of {role, content})")
+    if row.get("question") is not None and row.get("messages") is not None:
+        raise InvalidLine(_QUESTION_OR_MESSAGES)
     own = {key: value for key, value in row.items() if key in _OWN_FIELDS}
     messages = own.get("messages")
     if isinstance(messages, list):
         own["messages"] = [read_message(message) for message in messages]
+    settings = own.get("settings")
+    unknown = sorted(str(key) for key in settings if key not in _SETTINGS) if isinstance(settings, dict) else []
+    if unknown:
+        raise InvalidLine(f"settings: unknown key {unknown[0]!r}{suggestion(unknown[0], InvokeSettings.model_fields)}")
     others = {key: value for key, value in row.items() if key not in _OWN_FIELDS}
     try:
         return Case.model_validate({**own, "metadata": others})
@@ -148,10 +158,14 @@ def _case_from_cells(header: list[str], cells: list[str]) -> Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSource:
-    """A file of cases, its format, and the selection of its rows."""
+    """A file of cases, its format, and the selection of its rows.
+
+    ``prompts`` are what is asked about each case; where they ask the case itself, it needs a question or messages.
+    """
 
     path: Path
     is_csv: bool = False
+    prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     selection: CaseSelection = ALL_CASES
 
 
@@ -161,7 +175,7 @@ class DatasetStats:
 
     ``cases`` is the number of selected cases, and ``sha256`` identifies the dataset with its selection.
     ``input_characters`` and ``expected_characters`` are the total lengths of inputs and expected answers of the
-    selected cases, extrapolated if only some of the matching rows are selected.
+    selected cases, under each prompt; extrapolated if only some of the matching rows are selected.
     """
 
     source: CaseSource
@@ -184,13 +198,19 @@ def read_cases(source: CaseSource) -> Generator[Case, None, None]:
         yield from source.selection.filter_cases(_valid_cases(source, rows))
 
 
-def check_dataset(spec: DatasetSpec, path: Path, requirements: Sequence[CaseRequirement] = ()) -> DatasetStats:
+def check_dataset(
+    spec: DatasetSpec,
+    path: Path,
+    requirements: Sequence[CaseRequirement] = (),
+    prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,),
+) -> DatasetStats:
     """Read every row once, up to the last one that can be selected, and draw the sample.
 
-    ``path`` is the dataset file, or the stored output of the dataset command. Raises `ConfigError` with one line for
+    ``path`` is the dataset file, or the stored output of the dataset command, and ``prompts`` are what is asked about
+    each case. Raises `ConfigError` with one line for
     each invalid row, with its line number, or one line for each requirement that selected cases do not meet.
     """
-    source = CaseSource(path=path, is_csv=spec.is_csv)
+    source = CaseSource(path=path, is_csv=spec.is_csv, prompts=prompts)
     sampler, ids, digest = HashSampler(spec), FingerprintSet(), hashlib.sha256()
     unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
@@ -203,8 +223,8 @@ def check_dataset(spec: DatasetSpec, path: Path, requirements: Sequence[CaseRequ
                 errors.append(f"line {number}: {error}")
         elif isinstance(row, Case) and sampler.offer(row):
             unmet.add(row)
-            input_characters += _length(row)
-            expected_characters += len(expected_text(row) or "")
+            input_characters += sum(_length(prompt.apply(row)) for prompt in prompts)
+            expected_characters += len(prompts) * len(expected_text(row) or "")
             if sampler.is_complete:
                 break
     if error_count:
@@ -277,11 +297,20 @@ def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -
     try:
         with source.path.open("rb") as file:
             lines = _observed_lines(file, on_line)
-            yield from parse_csv(lines) if source.is_csv else parse_jsonl(lines)
+            rows = parse_csv(lines) if source.is_csv else parse_jsonl(lines)
+            if any(prompt.asks_the_case for prompt in source.prompts):
+                rows = ((number, _require_question(row)) for number, row in rows)
+            yield from rows
     except OSError as error:
         raise ConfigError(
             f"{source.path}: the dataset cannot be read ({error.strerror}); its path is relative to the evaluation file"
         ) from None
+
+
+def _require_question(row: Case | InvalidLine) -> Case | InvalidLine:
+    if isinstance(row, Case) and row.question is None and row.messages is None:
+        return InvalidLine(_QUESTION_OR_MESSAGES)
+    return row
 
 
 def _observed_lines(lines: Iterable[bytes], on_line: Callable[[bytes], object]) -> Iterator[bytes]:

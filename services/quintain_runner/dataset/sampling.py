@@ -16,6 +16,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from quintain.graders import Case
+from quintain_runner.spec.case_fields import case_field
 from quintain_runner.spec.dataset import DatasetSpec, Scalar
 
 
@@ -99,24 +100,6 @@ def selection_of(spec: DatasetSpec) -> CaseSelection:
     """The selection that the evaluation file asks for, before the sample is drawn."""
     where = {field: tuple(values) if isinstance(values, list) else (values,) for field, values in spec.where.items()}
     return CaseSelection(where=where, seed=spec.seed, limit=spec.limit)
-
-
-def case_field(case: Case, name: str) -> JsonValue:
-    """The value of a field of a case, or None if it is absent.
-
-    Names are those of the dataset's row; dots lead into nested objects.
-    """
-    if name in {"id", "question", "system_prompt", "expected"}:
-        own: JsonValue = getattr(case, name)
-        return own
-    if name in case.metadata:
-        return case.metadata[name]
-    value: JsonValue = {"expected": case.expected, **case.metadata}
-    for part in name.split("."):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(part)
-    return value
 
 
 def _is_one_of(value: JsonValue, allowed: tuple[Scalar, ...]) -> bool:

@@ -77,7 +77,7 @@ def estimate_run(inputs: EstimateInput) -> RunEstimate:
         print(estimate.calls.most, estimate.usd)
     """
     tokens = _estimate_tokens(inputs)
-    trials = inputs.dataset.cases * len(inputs.targets) * inputs.evaluation.spec.repeats
+    trials = inputs.evaluation.trials_of(inputs.dataset.cases, targets=len(inputs.targets))
     known_prices = {
         name: inputs.prices[name] for name in tokens if name in inputs.prices and tokens[name].output is not None
     }
@@ -110,10 +110,11 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
 def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
     """The tokens of a target's answers; their length comes from the probe, else from the expected answers."""
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
+    count = inputs.evaluation.trials_of(dataset.cases, targets=1)
     probed_usage = inputs.probed_usage.get(target)
     input_tokens = _token_count(dataset.input_characters * repeats)
     if probed_usage is not None:
-        output = probed_usage.output * dataset.cases * repeats
+        output = probed_usage.output * count
         return TokensEstimate(input=input_tokens, output=output, basis=["answers as long as in the probe"])
     expected_tokens = _token_count(dataset.expected_characters * repeats)
     if not expected_tokens:
@@ -124,7 +125,7 @@ def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
 def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_tokens: int | None) -> TokensEstimate:
     """The tokens of a judge for all answers of one target."""
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
-    count = dataset.cases * repeats
+    count = inputs.evaluation.trials_of(dataset.cases, targets=1)
     shown = _token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
     prompt_tokens = _token_count(len(inputs.judge_prompts.get(grader.name, ""))) + _JUDGE_RULES_TOKENS
     basis = [f"verdicts of {_VERDICT_TOKENS} tokens"]

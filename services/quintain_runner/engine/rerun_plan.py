@@ -12,9 +12,12 @@ from itertools import islice
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
-from quintain_runner.results.row import Row, RowKey, RowStatus
+from quintain_runner.results.row import Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import NOT_IN_DATASET, Action, Decision, RerunPolicy, RunFingerprints, decide
+from quintain_runner.spec.plan import PlannedQuestion, planned_questions
+from quintain_runner.spec.prompts import Prompt
+from quintain_runner.spec.reckoning import Reckoning
 from quintain_runner.spec.selection import TrialSelection
 
 #: So many changed rows are written at once.
@@ -31,15 +34,17 @@ OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
 class RerunPlan:
     """How many trials are kept, graded again, asked again and asked for the first time, and why.
 
-    ``kept_without_score`` of the kept rows are errors or in doubt, and ``stale`` of them are kept although something
-    changed. ``left_out`` rows are of cases that the dataset does not have any more, and ``not_selected`` trials wait
-    for a command that selects them. ``refused`` rows had to be graded again and do not hold their answer;
-    ``refused_keys`` are the first of them. ``unknown`` are the targets whose workers report no fingerprint: whether
-    they changed, nobody knows.
+    ``kept_without_score`` of the kept rows are errors or in doubt, ``reckoned_again`` of them have another score or
+    other tags, because a weight or ``by`` changed, and ``stale`` of them are kept although something changed.
+    ``left_out`` rows are of cases that the dataset does not have any more, and ``not_selected`` trials wait for a
+    command that selects them. ``refused`` rows had to be graded again and do not hold their answer; ``refused_keys``
+    are the first of them. ``unknown`` are the targets whose workers report no fingerprint: whether they changed, nobody
+    knows.
     """
 
     kept: int = 0
     kept_without_score: int = 0
+    reckoned_again: int = 0
     stale: int = 0
     graded_again: int = 0
     asked_again: int = 0
@@ -48,7 +53,7 @@ class RerunPlan:
     not_selected: int = 0
     refused: int = 0
     refused_keys: list[RowKey] = field(default_factory=list)
-    #: The number of trials that this command executes, by target.
+    #: The number of trials that this command executes, by column.
     pending: Counter[str] = field(default_factory=Counter)
     stale_reasons: Counter[str] = field(default_factory=Counter)
     grading_reasons: Counter[str] = field(default_factory=Counter)
@@ -73,7 +78,7 @@ class RerunPlan:
         """Count a trial, and the row that it has."""
         changes = decision.changes
         if decision.action in (Action.ASK, Action.GRADE):
-            self.pending[key.target] += 1
+            self.pending[column_name(key.target, key.prompt)] += 1
             self._pending_cases.add(fingerprint(key.case_id, key.target))
         if decision.action is Action.WAIT:
             self.not_selected += 1
@@ -98,6 +103,7 @@ class RerunPlan:
         """The counts as ``run.json`` has them."""
         return {
             "kept": self.kept,
+            "reckonedAgain": self.reckoned_again,
             "stale": self.stale,
             "gradedAgain": self.graded_again,
             "askedAgain": self.asked_again,
@@ -111,19 +117,16 @@ class RerunPlan:
         if not self.has_rows and not self.not_selected:
             return
         without_score = f" ({self.kept_without_score} without a score)" if self.kept_without_score else ""
-        parts = [f"{self.kept} rows kept{without_score}"]
-        if self.stale:
-            parts.append(f"{self.stale} of them stale{_reasons(self.stale_reasons)}")
-        if self.graded_again:
-            parts.append(f"{self.graded_again} graded again{_reasons(self.grading_reasons)}")
-        if self.asked_again:
-            parts.append(f"{self.asked_again} asked again{_reasons(self.asking_reasons)}")
-        if self.new:
-            parts.append(f"{self.new} new")
-        if self.left_out:
-            parts.append(f"{self.left_out} left out ({NOT_IN_DATASET})")
-        if self.not_selected:
-            parts.append(f"{self.not_selected} not selected")
+        counted = (
+            (self.reckoned_again, "of them reckoned again (weight or by changed)"),
+            (self.stale, f"of them stale{_reasons(self.stale_reasons)}"),
+            (self.graded_again, f"graded again{_reasons(self.grading_reasons)}"),
+            (self.asked_again, f"asked again{_reasons(self.asking_reasons)}"),
+            (self.new, "new"),
+            (self.left_out, f"left out ({NOT_IN_DATASET})"),
+            (self.not_selected, "not selected"),
+        )
+        parts = [f"{self.kept} rows kept{without_score}", *(f"{count} {what}" for count, what in counted if count)]
         yield " · ".join(parts)
         if self.unknown and self.kept:
             yield (
@@ -142,9 +145,11 @@ class Planner:
     results: ResultFile
     open_cases: OpenCases
     targets: Sequence[str]
+    prompts: Sequence[Prompt]
     repeats: int
     fingerprints: RunFingerprints
     policy: RerunPolicy
+    reckoning: Reckoning
     selection: TrialSelection
     max_calls_per_trial: int
 
@@ -185,27 +190,29 @@ class Planner:
         with self.open_cases() as cases:
             for case, is_selected in self.selection.mark_cases(cases):
                 case_ids.add(fingerprint(case.id))
-                for row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
+                for question, row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
                     found += 1
-                    if (updated := decision.updated_row(row)) != row:
+                    if (updated := self._updated_row(row, question.case, decision, plan)) != row:
                         yield row, updated
         if found < self.results.rows_at_opening_count:
             yield from self._left_out_replacements(plan, case_ids)
 
-    def _decide_on_case(self, plan: RerunPlan, case: Case, *, is_selected: bool) -> Iterator[tuple[Row, Decision]]:
-        """Decide on the trials of a case; the rows that there are, each with the decision."""
-        for target in self.targets:
-            if target not in self.fingerprints.targets:
-                continue
-            may_execute = is_selected and self.selection.has_target(target)
-            for repeat in range(1, self.repeats + 1):
-                key = RowKey(case.id, target, repeat)
+    def _decide_on_case(
+        self, plan: RerunPlan, case: Case, *, is_selected: bool
+    ) -> Iterator[tuple[PlannedQuestion, Row, Decision]]:
+        """Decide on the trials of a case; the rows that there are, each with what is asked and the decision."""
+        for question in planned_questions([case], self.prompts, self.repeats):
+            for target in self.targets:
+                if target not in self.fingerprints.targets:
+                    continue
+                key = RowKey(case.id, target, question.repeat, question.prompt)
                 row = self.results.find(key)
-                decision = decide(row, case, target, self.fingerprints, self.policy)
-                decision = decision if may_execute else decision.waiting()
+                decision = decide(row, question.case, target, self.fingerprints, self.policy)
+                if not (is_selected and self.selection.has_target(target)):
+                    decision = decision.waiting()
                 plan.add(key, row, decision)
                 if row is not None:
-                    yield row, decision
+                    yield question, row, decision
 
     def _left_out_replacements(self, plan: RerunPlan, case_ids: FingerprintSet) -> Iterator[tuple[Row, Row]]:
         """The rows of cases that the dataset does not have any more."""
@@ -215,6 +222,15 @@ class Planner:
                 updated = row.model_copy(update={"stale": [NOT_IN_DATASET], "stale_kept": False})
                 if updated != row:
                     yield row, updated
+
+    def _updated_row(self, row: Row, case: Case, decision: Decision, plan: RerunPlan) -> Row:
+        """The row with what changed written on it; one that is kept is reckoned by the weights and tags of now."""
+        updated = decision.updated_row(row)
+        if decision.action is not Action.KEEP:
+            return updated
+        reckoned = self.reckoning.applied_to(updated, case)
+        plan.reckoned_again += reckoned is not updated
+        return reckoned
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

@@ -8,105 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from quintain.client.client import Client
-from quintain.contracts.session import Info, TargetUsage
+from quintain.contracts.session import Info
 from quintain.errors import BusError, Fault
 from quintain.graders import Case
-from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.command import open_dataset
-from quintain_runner.dataset.reader import DatasetStats, read_cases
-from quintain_runner.engine.error_limit import ErrorLimit, ErrorPolicy
+from quintain_runner.dataset.reader import read_cases
+from quintain_runner.engine.error_limit import ErrorLimit
 from quintain_runner.engine.rerun_plan import OpenCases, Planner, RerunPlan
+from quintain_runner.engine.run_setup import RunSetup
 from quintain_runner.engine.scheduler import TrialScheduler
-from quintain_runner.graders.base import GraderRunner, GradingContext, ReadSessionInfo, judge_target_of
+from quintain_runner.graders.base import GraderRunner, GradingContext, judge_target_of
 from quintain_runner.graders.factory import open_graders
 from quintain_runner.graders.fingerprint import grader_fingerprints
-from quintain_runner.progress.display import TICK_SECONDS, ProgressDisplay
+from quintain_runner.progress.display import TICK_SECONDS
 from quintain_runner.progress.state import ProgressState
-from quintain_runner.report.run_record import Origin, RunFindings, RunRecord, identity_of, open_record, write_record
+from quintain_runner.report.run_record import RunFindings, RunRecord, identity_of, open_record, write_record
 from quintain_runner.report.summary import RunSummary, summarize
+from quintain_runner.results.row import column_names
 from quintain_runner.results.store import ResultFile, open_results
-from quintain_runner.spec.changes import RerunPolicy, RunFingerprints
-from quintain_runner.spec.environment import GraderEnvironment, with_proxy_bypass, without_secret_variables
-from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.changes import RunFingerprints
+from quintain_runner.spec.environment import with_proxy_bypass, without_secret_variables
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
 from quintain_runner.spec.plan import check_targets_available, max_calls_per_trial
-from quintain_runner.spec.selection import TrialSelection
+from quintain_runner.spec.reckoning import Reckoning
 from quintain_runner.statistics.analysis import Analysis, analyse
-from quintain_runner.statistics.frame import build_frames
-
-#: Default number of trials of each target that run at the same time.
-DEFAULT_CONCURRENCY = 64
-
-#: Default number of grader processes that run at the same time.
-DEFAULT_GRADER_CONCURRENCY = 8
+from quintain_runner.statistics.frame import build_tagged_frames
 
 #: The interval at which the used budget is read for the progress display, in seconds.
 BUDGET_POLL_SECONDS = 2.0
 
 #: The cost is read once in this many budget polls, because the ledger sums over every call for it.
 BUDGET_POLLS_PER_COST_POLL = 10
-
-#: Reads the usage of the run's session by target; returns None if it is not available.
-ReadSpending = Callable[[], Awaitable[Mapping[str, TargetUsage] | None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSetup:
-    """Everything that `run_evaluation` needs.
-
-    ``output`` is the results folder. ``client`` is the client of the run's session, and ``calls_of_earlier_sessions``
-    the calls that earlier sessions of the same run were charged. ``read_session_info`` reads the counters of a child
-    session by its token. ``judge_targets`` is the configured ``judge_target`` of each target.
-
-    ``env`` is the environment that graders inherit, without ``hidden_variables``, the variables with the
-    configuration's secrets. ``dataset_stats`` is the result of an earlier check of the dataset; if None, the dataset is
-    checked first. ``origin`` describes the session in the run record.
-
-    ``prices`` are the known token prices by target. ``read_final_spending`` reads the usage by target after the run,
-    and ``read_current_spending`` during it; without them the cost is unknown. ``raise_budget`` raises the session's
-    limit to a number of calls; it is None if the user named a budget. ``concurrency`` is the number of trials per
-    target, and ``grader_concurrency`` the number of grader processes, that run at the same time.
-
-    ``selection`` narrows this command to some trials; ``targets`` are those of the whole run. ``regrades`` begins a new
-    generation: every verdict is given again. ``keeps_content`` says whether rows hold questions, answers and reasons.
-
-    ``target_models`` are the models of the targets if the configuration here is that of the workers. ``command`` is the
-    command line, for the record. ``on_plan`` is called with the plan of this command before the first call.
-    """
-
-    evaluation: Evaluation
-    targets: tuple[str, ...]
-    output: Path
-    client: Client
-    read_session_info: ReadSessionInfo
-    grader_environment: GraderEnvironment
-    judge_targets: Mapping[str, str | None]
-    hidden_variables: frozenset[str]
-    env: Mapping[str, str]
-    progress: ProgressDisplay
-    dataset_stats: DatasetStats | None = None
-    calls_of_earlier_sessions: int = 0
-    origin: Origin = field(default_factory=Origin)
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    read_final_spending: ReadSpending | None = None
-    read_current_spending: ReadSpending | None = None
-    raise_budget: Callable[[int], Awaitable[None]] | None = None
-    target_models: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
-    on_plan: Callable[[RerunPlan], None] = lambda _: None
-    rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
-    selection: TrialSelection = field(default_factory=TrialSelection)
-    regrades: bool = False
-    keeps_content: bool = True
-    error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
-    concurrency: int = DEFAULT_CONCURRENCY
-    grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
 
 
 async def run_evaluation(setup: RunSetup) -> RunSummary:
@@ -156,10 +91,11 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
                 results,
                 progress_state,
                 error_limit,
+                prompts=evaluation.prompts,
                 concurrency=setup.concurrency,
             )
             is_budget_spent = await scheduler.run(
-                open_cases, plan, repeats=spec.repeats, rerun_policy=setup.rerun_policy
+                open_cases, plan, _called_targets(setup), repeats=spec.repeats, rerun_policy=setup.rerun_policy
             )
         _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
         final_summary = summary(spent=is_budget_spent)
@@ -170,7 +106,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
 
 def _progress_state(setup: RunSetup, cases: int, results: ResultFile, plan: RerunPlan) -> ProgressState:
     return ProgressState(
-        setup.targets,
+        column_names(setup.targets, setup.evaluation.prompt_names),
         cases=cases,
         repeats=setup.evaluation.spec.repeats,
         resume_state=results.resume_state,
@@ -184,9 +120,11 @@ def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, finger
         results=results,
         open_cases=open_cases,
         targets=setup.targets,
+        prompts=setup.evaluation.prompts,
         repeats=setup.evaluation.spec.repeats,
         fingerprints=fingerprints,
         policy=setup.rerun_policy,
+        reckoning=Reckoning.of(setup.evaluation.spec),
         selection=setup.selection,
         max_calls_per_trial=max_calls_per_trial(setup.evaluation),
     )
@@ -196,7 +134,10 @@ async def _collect_findings(setup: RunSetup, record: RunRecord, results: ResultF
     """The statistics of the stored rows, and the cost of the run; the record has the usage of its session then."""
 
     def analyse_rows() -> Analysis:
-        return analyse(build_frames(results.current_rows(), setup.targets, repeats=setup.evaluation.spec.repeats))
+        evaluation, rows = setup.evaluation, results.current_rows()
+        columns = column_names(setup.targets, evaluation.prompt_names)
+        tagged = build_tagged_frames(rows, columns, repeats=evaluation.spec.repeats)
+        return analyse(tagged.columns, evaluation.spec.reducers, tagged.by_tag)
 
     analysis = await asyncio.to_thread(analyse_rows)
     spending = None if setup.read_final_spending is None else await setup.read_final_spending()
@@ -249,9 +190,10 @@ def _grading_context(
         judge_targets=setup.judge_targets,
         max_calls=info.max_calls,
         process_slots=asyncio.Semaphore(setup.grader_concurrency),
-        on_retry=lambda target, error: progress_state.target_gauges[target].record_retry(error),
+        on_retry=lambda column, error: progress_state.target_gauges[column].record_retry(error),
         prices=setup.prices,
         fingerprints=fingerprints,
+        reckoning=Reckoning.of(setup.evaluation.spec),
     )
 
 

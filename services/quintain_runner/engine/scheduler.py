@@ -7,7 +7,7 @@ released only after its row is on disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from quintain.errors import Fault
@@ -16,9 +16,11 @@ from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.base import GradingContext
 from quintain_runner.progress.state import ProgressState
+from quintain_runner.results.row import column_name
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import RerunPolicy
-from quintain_runner.spec.plan import Trial, pending_trials
+from quintain_runner.spec.plan import Trial, pending_trials, planned_questions
+from quintain_runner.spec.prompts import Prompt
 
 #: How many trials of a target are read ahead in one step. They are read in a thread, so that skipping a million graded
 #: trials, or a slow disk, does not block the event loop.
@@ -26,7 +28,8 @@ _PREFETCHED_TRIALS = 128
 
 
 class TrialScheduler:
-    """Executes the trials of a run and stores their rows; ``concurrency`` bounds the parallel trials per target.
+    """Executes the trials of a run and stores their rows; ``concurrency`` bounds the parallel trials per target,
+    under all ``prompts`` together.
 
     ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin.
     """
@@ -38,22 +41,25 @@ class TrialScheduler:
         progress_state: ProgressState,
         error_limit: ErrorLimit,
         *,
+        prompts: Sequence[Prompt],
         concurrency: int,
     ) -> None:
         self._context, self._results, self._progress_state = context, results, progress_state
-        self._error_limit, self._concurrency = error_limit, concurrency
+        self._error_limit, self._prompts, self._concurrency = error_limit, prompts, concurrency
         self._budget_spent = asyncio.Event()
 
-    async def run(self, open_cases: OpenCases, plan: RerunPlan, *, repeats: int, rerun_policy: RerunPolicy) -> bool:
+    async def run(
+        self, open_cases: OpenCases, plan: RerunPlan, targets: Iterable[str], *, repeats: int, rerun_policy: RerunPolicy
+    ) -> bool:
         """Execute every pending trial of the plan, except those of parked targets. Returns True if the budget was
         spent before all of them were executed.
 
-        ``repeats`` is the number of repeats per case. Raises the first error that is not a `Fault`; the other trials
-        are cancelled then.
+        ``repeats`` is the number of repeats per case and prompt. Raises the first error that is not a `Fault`; the
+        other trials are cancelled then.
         """
         try:
             async with asyncio.TaskGroup() as task_group:
-                for target in plan.pending:
+                for target in targets:
                     task_group.create_task(self._run_target(open_cases, plan, target, repeats, rerun_policy))
         except BaseExceptionGroup as failures:
             raise _root_failure(failures) from None
@@ -66,9 +72,8 @@ class TrialScheduler:
         slots = asyncio.Semaphore(self._concurrency)
         with open_cases() as cases:
             pending = pending_trials(
-                (case for case in cases if plan.is_pending(case.id, target)),
+                planned_questions((case for case in cases if plan.is_pending(case.id, target)), self._prompts, repeats),
                 target,
-                repeats=repeats,
                 find_row=self._results.find,
                 rerun_policy=rerun_policy,
                 fingerprints=self._context.fingerprints,
@@ -83,22 +88,24 @@ class TrialScheduler:
 
     async def _run_trial(self, trial: Trial, slots: asyncio.Semaphore) -> None:
         """Execute one trial, store its row, and release its slot."""
-        self._progress_state.trial_started(trial.target)
+        self._progress_state.trial_started(trial.column)
         try:
             outcome = await run_trial(trial, self._context)
             if outcome.row is not None:
-                self._record_outcome(trial.target, outcome.target_fault)
+                self._record_outcome(trial, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
                 self._progress_state.add_row(outcome.row, trial.previous)
             if outcome.budget_spent:
                 self._budget_spent.set()
         finally:
-            self._progress_state.trial_ended(trial.target)
+            self._progress_state.trial_ended(trial.column)
             slots.release()
 
-    def _record_outcome(self, target: str, fault: Fault | None) -> None:
-        self._error_limit.record(target, fault)
-        self._progress_state.target_gauges[target].is_parked = target in self._error_limit.parked_targets
+    def _record_outcome(self, trial: Trial, fault: Fault | None) -> None:
+        self._error_limit.record(trial.target, fault)
+        for prompt in self._prompts:
+            gauge = self._progress_state.target_gauges[column_name(trial.target, prompt.name)]
+            gauge.is_parked = trial.target in self._error_limit.parked_targets
 
 
 async def _prefetch(pending: Iterable[Trial]) -> list[Trial]:

@@ -16,14 +16,13 @@ from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.results.row import (
     BUDGET_EXHAUSTED,
     TARGET_CHANGED,
-    Answer,
     GraderRow,
     Row,
-    RowCase,
     RowError,
     RowStatus,
     target_changed_text,
 )
+from quintain_runner.results.row_content import Answer, RowCase
 from quintain_runner.spec.changes import reusable_grader_row
 from quintain_runner.spec.plan import Trial
 
@@ -72,7 +71,9 @@ async def run_trial(trial: Trial, context: GradingContext) -> TrialOutcome:
     with span(span_attributes, new_trace=True) as trial_span:
         outcome = await _run_trial_steps(trial, context)
         if outcome.row is not None:
-            trial_span.set_attributes({semconv.OUTCOME: outcome.row.status.value})
+            row = context.reckoning.applied_to(outcome.row, trial.case)
+            outcome = replace(outcome, row=row)
+            trial_span.set_attributes({semconv.OUTCOME: row.status.value})
         return outcome
 
 
@@ -110,7 +111,7 @@ async def _call_target(trial: Trial, context: GradingContext) -> Result:
     request, request_id = trial.request, trial.request_id
     return await call_with_retry(
         lambda: context.session.send(request, request_id=request_id),
-        lambda error: context.on_retry(trial.target, error),
+        lambda error: context.on_retry(trial.column, error),
     )
 
 
@@ -175,6 +176,7 @@ def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
     return Row(
         case_id=trial.case.id,
         target=trial.target,
+        prompt=trial.prompt,
         repeat=trial.repeat,
         tries=trial.tries,
         status=RowStatus.IN_DOUBT if in_doubt else RowStatus.ERROR,
@@ -187,19 +189,18 @@ def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
 
 
 def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) -> Row:
-    """The row of a trial whose target answered: the mean score of the graders, or the error of one."""
-    scores = [row.score for row in grader_results.rows.values() if row.score is not None]
+    """The row of a trial whose target answered, not yet with its score: the graders' verdicts, or the error of one."""
     earlier = _earlier_spending(trial)
     call_usage = NO_TOKENS if earlier.includes_this_call else result.token_usage or NO_TOKENS
     return Row(
         case_id=trial.case.id,
         target=trial.target,
+        prompt=trial.prompt,
         repeat=trial.repeat,
         tries=trial.tries,
         status=RowStatus.ERROR if grader_results.error else RowStatus.GRADED,
         case=RowCase.of(trial.case),
         output=result.raw_text,
-        score=None if grader_results.error else sum(scores) / len(scores),
         graders=grader_results.rows,
         error=grader_results.error,
         calls=earlier.calls + (0 if earlier.includes_this_call else 1) + grader_results.calls,

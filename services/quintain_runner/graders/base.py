@@ -17,6 +17,7 @@ from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.graders import JudgeGrader, ProgramGrader
 from quintain_runner.spec.plan import Trial
+from quintain_runner.spec.reckoning import Reckoning
 
 #: Reads the counters of a session by that session's token.
 ReadSessionInfo = Callable[[str], Awaitable[Info]]
@@ -29,8 +30,9 @@ class GradingContext:
     ``session`` is the client of the run's session, and ``read_session_info`` reads the counters of a grader's child
     session. ``judge_targets`` is the configured ``judge_target`` of each target. ``max_calls`` is the run's limit,
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
-    ``on_retry`` is called with the target's name and the error before each retry of a call. ``prices`` are the known
+    ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
+    ``reckoning`` makes rows of verdicts.
     """
 
     run_name: str
@@ -44,6 +46,7 @@ class GradingContext:
     on_retry: Callable[[str, QuintainError], None]
     prices: Mapping[str, Price] = field(default_factory=dict)
     fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
+    reckoning: Reckoning = field(default_factory=Reckoning)
 
 
 @dataclass(frozen=True, slots=True)

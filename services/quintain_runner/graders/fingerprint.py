@@ -30,7 +30,19 @@ from quintain_runner.spec.graders import (
 )
 
 #: The keys of a specification that change no verdict, and those that are replaced by what they name.
-_KEYS_LEFT_OUT = frozenset({"target", "timeout_seconds", "judge_target", "depends_on", "command", "function", "prompt"})
+_KEYS_LEFT_OUT = frozenset(
+    {
+        "target",
+        "timeout_seconds",
+        "judge_target",
+        "depends_on",
+        "command",
+        "function",
+        "prompt",
+        "weight",
+        "reduce",
+    }
+)
 
 
 async def grader_fingerprints(

@@ -172,5 +172,6 @@ def _request_id(
     """
     spent_calls = 0 if trial.previous is None else trial.previous.calls
     contents = [hashlib.sha256(content).hexdigest() for content in (request.to_wire(), answer.encode())]
-    name = json.dumps([*trial.key, trial.tries, grader, spent_calls, *contents, *grader_version], ensure_ascii=True)
+    parts = [*trial.key_parts, trial.tries, grader, spent_calls, *contents, *grader_version]
+    name = json.dumps(parts, ensure_ascii=True)
     return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from pydantic import ValidationError
+
 from quintain.contracts.invoke import MAX_REQUEST_BYTES
 from quintain.errors import BadRequest
 from quintain.graders import Case
@@ -12,7 +14,8 @@ from quintain_runner.dataset.requirements import CaseRequirement
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, parse_number
 from quintain_runner.graders.program import ProgramGraderRunner
-from quintain_runner.spec.evaluation import EvaluationSpec
+from quintain_runner.spec.case_fields import case_field
+from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import (
     ContainsGrader,
     ExactGrader,
@@ -22,6 +25,7 @@ from quintain_runner.spec.graders import (
     grader_kind,
 )
 from quintain_runner.spec.plan import Trial
+from quintain_runner.spec.prompts import Prompt
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).
 _MAX_BYTES_PER_CHARACTER = 6
@@ -30,12 +34,14 @@ _MAX_BYTES_PER_CHARACTER = 6
 _ENVELOPE_BYTES = 2000
 
 
-def case_requirements(spec: EvaluationSpec, targets: Collection[str]) -> tuple[CaseRequirement, ...]:
-    """The requirements on every case: its request can be sent, and its answer can be graded.
+def case_requirements(evaluation: Evaluation, targets: Collection[str]) -> tuple[CaseRequirement, ...]:
+    """The requirements on every case: it has what the prompts name, its requests can be sent, and its answers graded.
 
     ``targets`` are the names of the targets under test; a request contains its target's name.
     """
-    return (*_grading_requirements(spec), _size_requirement(targets, spec.repeats))
+    spec = evaluation.spec
+    asking = (requirement for prompt in evaluation.prompts for requirement in _prompt_requirements(prompt))
+    return (*_grading_requirements(spec), *asking, _size_requirement(evaluation, targets))
 
 
 def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
@@ -80,19 +86,48 @@ def _grader_names(graders: Iterable[GraderSpec]) -> str:
     return ", ".join(f"{grader.name} ({grader_kind(grader)})" for grader in graders)
 
 
-def _size_requirement(targets: Collection[str], repeats: int) -> CaseRequirement:
+def _prompt_requirements(prompt: Prompt) -> Iterator[CaseRequirement]:
+    for field in prompt.fields:
+        yield CaseRequirement(
+            is_met=lambda case, field=field: case_field(case, field) is not None,  # type: ignore[misc]
+            problem=f"no field {field!r}",
+            reason=f"the prompt {prompt.name} names it as {{{{ {field} }}}}",
+            fix="add it to them, leave them out with where, or change the prompt",
+        )
+    if not prompt.asks_the_case:
+        yield CaseRequirement(
+            is_met=lambda case: bool(prompt.apply(case).question_text.strip()) or _lacks_field(prompt, case),
+            problem="an empty message",
+            reason=f"the prompt {prompt.name} is nothing but white space with them",
+            fix="fill in their fields, leave them out with where, or change the prompt",
+        )
+
+
+def _lacks_field(prompt: Prompt, case: Case) -> bool:
+    """Whether the case has no value for a field of the prompt, which is an error of its own."""
+    return any(case_field(case, field) is None for field in prompt.fields)
+
+
+def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseRequirement:
     # The longest name makes the largest request.
     target = max(targets, key=len, default="")
 
     def fits(case: Case) -> bool:
+        return all(request_fits(prompt.apply(case)) for prompt in evaluation.prompts)
+
+    def request_fits(case: Case) -> bool:
         texts = (case.id, case.question, case.system_prompt)
         characters = sum(len(text) for text in texts if text is not None)
-        if case.messages is None and characters * _MAX_BYTES_PER_CHARACTER + _ENVELOPE_BYTES < MAX_REQUEST_BYTES:
+        if (
+            case.messages is None
+            and case.settings is None
+            and characters * _MAX_BYTES_PER_CHARACTER + _ENVELOPE_BYTES < MAX_REQUEST_BYTES
+        ):
             return True
         try:
-            body = Trial(case=case, target=target, repeat=repeats).request.to_wire()
-        except BadRequest:
-            # The text is not valid Unicode, which is another error.
+            body = Trial(case=case, target=target, repeat=evaluation.spec.repeats).request.to_wire()
+        except (BadRequest, ValidationError):
+            # The text is empty or not valid Unicode, which is another error.
             return True
         return len(body) <= MAX_REQUEST_BYTES
 

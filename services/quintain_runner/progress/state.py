@@ -117,7 +117,8 @@ _MAX_PENDING_ERRORS = 20
 class ProgressState:
     """The progress of a run.
 
-    ``tallies`` count the rows of all invocations, by target; ``target_gauges`` and ``grader_gauges`` count this
+    ``targets`` are the columns: each target, under each prompt. ``tallies`` count the rows of all invocations;
+    ``target_gauges`` and ``grader_gauges`` count this
     invocation only.
     """
 
@@ -133,13 +134,13 @@ class ProgressState:
     ) -> None:
         self.cases, self.max_calls_per_trial = cases, max_calls_per_trial
         self.tallies = {target: RowTally(cases * repeats) for target in targets}
-        for (target, repeat), tally in resume_state.tallies.items():
-            if target in self.tallies and repeat <= repeats:
-                self.tallies[target] += tally
-        #: The number of trials that this invocation executes, by target; without ``pending`` those without a row.
+        for (column, repeat), tally in resume_state.tallies.items():
+            if column in self.tallies and repeat <= repeats:
+                self.tallies[column] += tally
+        #: The number of trials that this invocation executes, by column; without ``pending`` those without a row.
         self.pending = {
-            target: tally.trials - tally.done if pending is None else pending.get(target, 0)
-            for target, tally in self.tallies.items()
+            column: tally.trials - tally.done if pending is None else pending.get(column, 0)
+            for column, tally in self.tallies.items()
         }
         #: The calls in all rows of the folder, also rows of targets and repeats that this run does not include.
         self.calls_in_rows = resume_state.calls_in_rows
@@ -179,16 +180,16 @@ class ProgressState:
 
     def add_row(self, row: Row, superseded: RowStats | None = None) -> None:
         """Count a row of this run; ``superseded`` are the statistics of the row that it supersedes, if any."""
-        tally = self.tallies[row.target]
+        tally = self.tallies[row.column]
         if superseded is not None and superseded.counts:
             tally.add(superseded, times=-1)
         tally.add(RowStats.of(row))
         self.calls_in_rows += row.calls - (0 if superseded is None else superseded.calls)
-        self.target_gauges[row.target].add_row(row)
+        self.target_gauges[row.column].add_row(row)
         for name, grader in row.graders.items():
             self.grader_gauges.setdefault(name, GraderProgress()).add_row(grader)
         if row.error is not None:
-            self._pending_errors.append(f"{row.case_id} · {row.target}: {row.error.error}")
+            self._pending_errors.append(f"{row.case_id} · {row.column}: {row.error.error}")
 
     def take_new_errors(self) -> Iterator[str]:
         """Iterate over the errors since the last call, at most the latest 20."""

@@ -215,7 +215,7 @@ def _require_same_graders(before: RunReport, after: RunReport, changed: list[str
 
 def _matched_targets(before: RunReport, after: RunReport) -> list[tuple[str, str]]:
     """The pairs of targets to compare: those in both runs, else the only one of each. Raises `ConfigError`."""
-    before_targets, after_targets = before.run.configuration.targets, after.run.configuration.targets
+    before_targets, after_targets = before.run.configuration.columns, after.run.configuration.columns
     shared = [(name, name) for name in before_targets if name in after_targets]
     if shared:
         return shared
@@ -272,7 +272,7 @@ def _case_outcomes(
     return {
         (row.case_id, row.repeat): _case_outcome(row)
         for row in (report.rows() if trial_hashes else ())
-        if row.target == target and trial_hash(row.case_id, row.repeat) in trial_hashes
+        if row.column == target and trial_hash(row.case_id, row.repeat) in trial_hashes
     }
 
 

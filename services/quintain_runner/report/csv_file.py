@@ -12,7 +12,7 @@ from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.row import Row
 
-_LEADING_COLUMNS = ("case_id", "target", "repeat", "status", "score", "pass")
+_LEADING_COLUMNS = ("repeat", "status", "score", "pass")
 _TRAILING_COLUMNS = ("calls", "input_tokens", "output_tokens", "duration_ms", "error_code", "error", "output")
 
 Cell = str | int | float | None
@@ -30,20 +30,30 @@ def write_csv(path: Path, report: RunReport) -> None:
         file.write(codecs.BOM_UTF8)
         writer = csv.writer(codecs.getwriter("utf-8")(file))
         grader_columns = [f"{name} {what}" for name in graders for what in ("score", "pass")]
+        prompt_column = ("prompt",) if report.run.configuration.prompts else ()
         stale_column = ("stale",) if report.stale_rows else ()
-        columns = (*_LEADING_COLUMNS, *grader_columns, *_TRAILING_COLUMNS, *stale_column)
+        columns = (
+            "case_id",
+            "target",
+            *prompt_column,
+            *_LEADING_COLUMNS,
+            *grader_columns,
+            *_TRAILING_COLUMNS,
+            *stale_column,
+        )
         writer.writerow([csv_cell(name) for name in columns])
         for row in report.rows():
             stale = ["; ".join(row.stale or ())] if stale_column else []
+            names = (row.case_id, row.target, *([row.prompt] if prompt_column else []))
             writer.writerow(
-                [csv_cell(cell) if isinstance(cell, str) else cell for cell in (*_cells(row, graders), *stale)]
+                [csv_cell(cell) if isinstance(cell, str) else cell for cell in (*names, *_cells(row, graders), *stale)]
             )
 
 
 def _cells(row: Row, graders: Sequence[str]) -> list[Cell]:
-    """The cells of one row, in the order of the columns; ``graders`` are the names of the grader columns."""
+    """The cells of one row after its names, in the order of the columns; ``graders`` are the graders' names."""
     passed = None if row.score is None else int(row.passed)
-    cells: list[Cell] = [row.case_id, row.target, row.repeat, row.status.value, row.score, passed]
+    cells: list[Cell] = [row.repeat, row.status.value, row.score, passed]
     for name in graders:
         grader = row.graders.get(name)
         cells += (

@@ -1,4 +1,4 @@
-"""Writes a run as JUnit XML: one suite for each target and one test case for each row.
+"""Writes a run as JUnit XML: one suite for each target, under each prompt, and one test case for each row.
 
 Rows are streamed, so memory does not grow with the number of rows.
 """
@@ -42,7 +42,7 @@ def _write_suite(out: _XmlWriter, report: RunReport, target: str, attributes: Ma
     name = f"{report.run.name}.{target}"
     out.start("testsuite", name=name, **attributes)
     for row in report.rows():
-        if row.target == target:
+        if row.column == target:
             _write_case(out, name, row)
     out.end("testsuite")
 
@@ -86,7 +86,7 @@ def _answer_seconds(report: RunReport) -> dict[str, float]:
     """The total time that each target took for its answers, in seconds."""
     seconds = dict.fromkeys(report.summary.per_target, 0.0)
     for row in report.rows():
-        seconds[row.target] += row.duration_ms / 1000
+        seconds[row.column] += row.duration_ms / 1000
     return seconds
 
 

@@ -88,7 +88,7 @@ def _not_passed_cells(row: Row) -> tuple[str, ...]:
         why = "; ".join(f"{name}: {grader.reason or 'failed'}" for name, grader in failed)
     if row.stale is not None:
         why = f"{why} (stale: {'; '.join(row.stale)})"
-    texts = (case, row.target), (why, row.output or "")
+    texts = (case, row.column), (why, row.output or "")
     (first, second) = (
         tuple(markdown_code_span(text, max_length=_MAX_CELL_CHARACTERS) for text in pair) for pair in texts
     )

@@ -149,8 +149,12 @@ class RunRecord:
 
 def identity_of(evaluation: Evaluation, dataset_sha256: str) -> EvaluationIdentity:
     """The identity of an evaluation, with the SHA-256 of its dataset."""
+    left_out = {"target", "timeout_seconds", "depends_on", "reduce", "weight"}
     graders = [
-        grader.model_dump(by_alias=True, exclude_none=True, exclude={"target", "timeout_seconds", "depends_on"})
+        {
+            **grader.model_dump(by_alias=True, exclude_none=True, exclude=left_out),
+            **({} if grader.weight == 1 else {"weight": grader.weight}),
+        }
         for grader in evaluation.spec.graders
     ]
     return EvaluationIdentity(dataset=dataset_sha256, graders=_sha256(graders))
@@ -199,7 +203,9 @@ def write_record(
             "content": redact_secrets(record.evaluation.text),
             "identity": asdict(record.identity),
             "targets": list(record.targets),
+            "prompts": record.evaluation.prompt_names,
             "repeats": spec.repeats,
+            "reduce": spec.reducers.model_dump(by_alias=True, exclude_none=True),
             "threshold": spec.threshold,
             "maxCalls": summary.max_calls,
         },

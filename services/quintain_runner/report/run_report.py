@@ -14,11 +14,12 @@ from quintain_runner.cost.run_cost import Cost
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import FILE_NAME, EvaluationIdentity
 from quintain_runner.report.summary import ExitCode, ParkedTarget, RunSummary, summarize
-from quintain_runner.results.row import Row
+from quintain_runner.results.row import Row, column_names
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
 from quintain_runner.results.store import current_rows, read_resume_state
+from quintain_runner.spec.reducers import Reducers
 from quintain_runner.statistics.analysis import Analysis, analyse
-from quintain_runner.statistics.frame import build_frames
+from quintain_runner.statistics.frame import build_tagged_frames
 
 
 class _Configuration(Message):
@@ -27,8 +28,15 @@ class _Configuration(Message):
     evaluation: str
     identity: EvaluationIdentity
     targets: list[str]
+    prompts: list[str] = Field(default_factory=list)
     repeats: int
+    reduce: Reducers = Reducers()
     threshold: float | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of every table: each target, under each prompt."""
+        return column_names(self.targets, self.prompts)
 
 
 class _Totals(Message):
@@ -82,10 +90,10 @@ class RunReport:
         return self.summary.total.stale
 
     def rows(self) -> Iterator[Row]:
-        """Iterate over the current rows of the targets and repeats that the run was configured for."""
-        targets = self.run.configuration.targets
+        """Iterate over the current rows of the targets, prompts and repeats that the run was configured for."""
+        columns = set(self.run.configuration.columns)
         for row in current_rows(self.folder):
-            if row.target in targets and row.repeat <= self.run.configuration.repeats:
+            if row.column in columns and row.repeat <= self.run.configuration.repeats:
                 yield row
 
 
@@ -121,7 +129,7 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
     if summary is None:
         resume_state = read_resume_state(folder)
         progress_state = ProgressState(
-            configuration.targets,
+            configuration.columns,
             cases=run.totals.cases,
             repeats=configuration.repeats,
             resume_state=resume_state,
@@ -143,4 +151,5 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
     )
     if run.statistics is not None:
         return report
-    return replace(report, analysis=analyse(build_frames(report.rows(), configuration.targets)))
+    tagged = build_tagged_frames(report.rows(), configuration.columns, repeats=configuration.repeats)
+    return replace(report, analysis=analyse(tagged.columns, configuration.reduce, tagged.by_tag))

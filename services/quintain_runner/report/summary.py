@@ -11,6 +11,7 @@ from pathlib import Path
 from quintain.contracts.message import Message
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.results.counts import RowTally, estimate_remaining_calls
+from quintain_runner.results.row import split_column
 
 #: A mean at most this far below the threshold still passes: the difference is a rounding error.
 _ROUNDING = 1e-9
@@ -76,6 +77,7 @@ class TrialCounts:
 class RunSummary:
     """The outcome of a run. ``calls`` and ``max_calls`` are the counters of its session in the ledger.
 
+    ``per_target`` are the counts of each column: of each target, under each prompt.
     ``calls_without_row`` of these calls are in no row, because a grader or the run was killed before its row was
     written. ``estimated_calls_left`` is the estimate for the trials that are not graded. ``parked_targets`` are the
     targets of which no more trials were begun because of errors, each with the reason.
@@ -112,10 +114,18 @@ class RunSummary:
             totals["callsWithoutRow"] = self.calls_without_row
         if self.is_budget_spent:
             totals["callsLeft"] = self.estimated_calls_left
-        targets = {name: {"cases": self.cases, **counts.to_wire()} for name, counts in self.per_target.items()}
+        targets = {
+            name: {**_names(name), "cases": self.cases, **counts.to_wire()} for name, counts in self.per_target.items()
+        }
         parked = {name: target.model_dump(by_alias=True) for name, target in self.parked_targets.items()}
         optional: dict[str, object] = {"parkedTargets": parked} if parked else {}
         return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets, **optional}
+
+
+def _names(column: str) -> dict[str, str]:
+    """The target and the prompt of a column; nothing if there are no prompts, as its name is the target's then."""
+    target, prompt = split_column(column)
+    return {} if prompt is None else {"target": target, "prompt": prompt}
 
 
 def summarize(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from quintain_runner.cost.run_cost import Cost, LineUsage, dollars
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
 from quintain_runner.statistics import formatting
-from quintain_runner.statistics.analysis import Analysis, PassAndScore, TargetStatistics
+from quintain_runner.statistics.analysis import Analysis, PassAndScore, ReducedValue, TargetStatistics
 from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL
 
 #: The most pairs of targets shown; ``run.json`` has all of them.
@@ -31,11 +31,14 @@ class TextTable:
 
 
 def run_tables(report: RunReport) -> list[TextTable]:
-    """The tables of a run: its targets, its graders if there are several, and its pairs of targets if there are any."""
+    """The tables of a run: its targets, its graders if there are several, each field of ``by``, and its pairs of
+    targets if there are any.
+    """
     summary, analysis = report.summary, report.analysis
     tables = [_targets_table(report)]
     if len({name for target in analysis.targets.values() for name in target.graders}) > 1:
         tables.append(_graders_table(analysis))
+    tables.extend(_tag_table(field, analysis) for field in analysis.by)
     if analysis.pairs:
         tables.append(_pairs_table(analysis, summary))
     return tables
@@ -68,6 +71,7 @@ def _targets_table(report: RunReport) -> TextTable:
         "cost": cost is not None and cost.usd is not None,
     }
     shown = [name for name, is_shown in extra.items() if is_shown]
+    reduced = _first_reduced(statistics.row for statistics in report.analysis.targets.values())
 
     def row(
         name: str, counts: TrialCounts | None, statistics: TargetStatistics, usage: LineUsage, usd: str
@@ -77,7 +81,15 @@ def _targets_table(report: RunReport) -> TextTable:
             "tokens in/out": f"{usage.input_tokens:,}/{usage.output_tokens:,}",
             "cost": usd,
         }
-        measured = (formatting.MISSING,) * 5 if counts is None else _measured_cells(counts, statistics.row)
+        measured = (
+            (formatting.MISSING,) * (7 if reduced else 5)
+            if counts is None
+            else (
+                *_measured_cells(counts, statistics.row),
+                *(_reduced_cells(statistics.row) if reduced else ()),
+                f"{counts.errors:,}",
+            )
+        )
         return (name, *measured, f"{usage.calls:,}", *(more[column] for column in shown))
 
     no_statistics = TargetStatistics()
@@ -105,10 +117,23 @@ def _targets_table(report: RunReport) -> TextTable:
         total = row("all", summary.total, no_statistics, usage, usd)
     return TextTable(
         title=_title(summary),
-        columns=("target", "passed", "95 %", "mean score", "95 %", "errors", "calls", *shown),
+        columns=(
+            "target",
+            "passed",
+            "95 %",
+            "mean score",
+            "95 %",
+            *((reduced.reducer, "95 %") if reduced else ()),
+            "errors",
+            "calls",
+            *shown,
+        ),
         rows=rows,
         total=total,
-        notes=[_stale_note(report.stale_rows)] if report.stale_rows else [],
+        notes=[
+            *([_stale_note(report.stale_rows)] if report.stale_rows else []),
+            *_left_out_notes(report.analysis),
+        ],
     )
 
 
@@ -124,6 +149,50 @@ def _stale_note(count: int) -> str:
     return f"{count:,} of these rows are stale: what made them changed since, and --keep-stale kept them"
 
 
+def _left_out_notes(analysis: Analysis) -> Iterator[str]:
+    """A sentence for each column of which cases are missing in the reduced value."""
+    for name, statistics in analysis.targets.items():
+        reduced = None if statistics.row is None else statistics.row.reduced
+        if reduced is not None and reduced.left_out:
+            count = f"{reduced.left_out:,} cases have too few graded repeats"
+            yield f"{name}: {count} for {reduced.reducer}, and are left out of it"
+
+
+def _first_reduced(measured: Iterable[PassAndScore | None]) -> ReducedValue | None:
+    return next((one.reduced for one in measured if one is not None and one.reduced is not None), None)
+
+
+def _reduced_cells(measured: PassAndScore | None, *, named: bool = False) -> tuple[str, str]:
+    """The cells of a reduced value and of its interval; ``named`` puts the reducer's name before it."""
+    reduced = None if measured is None else measured.reduced
+    if reduced is None:
+        return formatting.MISSING, formatting.MISSING
+    value = formatting.format_score(reduced.estimate.value)
+    return f"{reduced.reducer} {value}" if named else value, formatting.format_interval(reduced.estimate)
+
+
+def _tag_table(field: str, analysis: Analysis) -> TextTable:
+    """The table of the tags of one field."""
+    by_tag = analysis.by[field]
+    reduced = _first_reduced(measured for by_column in by_tag.values() for measured in by_column.values())
+    rows = [
+        (
+            tag,
+            column,
+            f"{measured.score.rows:,}",
+            formatting.format_share(measured.passed),
+            formatting.format_share_interval(measured),
+            formatting.format_score(measured.score.value),
+            formatting.format_score_interval(measured),
+            *(_reduced_cells(measured) if reduced else ()),
+        )
+        for tag, by_column in by_tag.items()
+        for column, measured in by_column.items()
+    ]
+    columns = (field, "target", "rows", "passed", "95 %", "mean score", "95 %")
+    return TextTable(f"by {field}", (*columns, *((reduced.reducer, "95 %") if reduced else ())), rows, name_columns=2)
+
+
 def _title(summary: RunSummary) -> str:
     """The number of cases and repeats, as the title of the table."""
     repeats = max((counts.trials // max(1, summary.cases) for counts in summary.per_target.values()), default=1)
@@ -132,14 +201,13 @@ def _title(summary: RunSummary) -> str:
 
 
 def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple[str, ...]:
-    """The cells of pass rate and mean score, with their intervals, and of the errors."""
+    """The cells of pass rate and mean score, with their intervals."""
     passed = f"{counts.passed:,}/{counts.graded:,}"
     return (
         passed,
         formatting.format_share_interval(measured),
         formatting.format_score(counts.mean_score),
         formatting.format_score_interval(measured),
-        f"{counts.errors:,}",
     )
 
 
@@ -156,6 +224,7 @@ def _cost_cell(cost: Cost | None, name: str) -> str:
 def _graders_table(analysis: Analysis) -> TextTable:
     """The table of the graders, by target."""
     names = dict.fromkeys(name for statistics in analysis.targets.values() for name in statistics.graders)
+    reduced = _first_reduced(one for statistics in analysis.targets.values() for one in statistics.graders.values())
     rows = [
         (
             grader,
@@ -164,12 +233,14 @@ def _graders_table(analysis: Analysis) -> TextTable:
             formatting.format_share_interval(measured),
             formatting.format_score(measured.score.value),
             formatting.format_score_interval(measured),
+            *(_reduced_cells(measured, named=True) if reduced else ()),
         )
         for grader in names
         for target, statistics in analysis.targets.items()
         if (measured := statistics.graders.get(grader)) is not None
     ]
-    return TextTable("by grader", ("grader", "target", "passed", "95 %", "mean score", "95 %"), rows, name_columns=2)
+    columns = ("grader", "target", "passed", "95 %", "mean score", "95 %", *(("reduced", "95 %") if reduced else ()))
+    return TextTable("by grader", columns, rows, name_columns=2)
 
 
 def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:

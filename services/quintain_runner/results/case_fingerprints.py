@@ -7,8 +7,11 @@ from quintain.graders import Case
 
 
 def input_fingerprint(case: Case) -> str:
-    """The fingerprint of what decides the answer: the question or the messages, and the system prompt."""
-    return fingerprint_of(case.model_dump(mode="json", include={"question", "messages", "system_prompt"}))
+    """The fingerprint of what decides the answer: the question or the messages, the system prompt, and the settings."""
+    values = case.model_dump(mode="json", include={"question", "messages", "system_prompt"})
+    if case.settings is not None:
+        values["settings"] = case.settings.model_dump(mode="json", exclude_none=True)
+    return fingerprint_of(values)
 
 
 def grading_fingerprint(case: Case) -> str:

@@ -7,10 +7,10 @@ from quintain_runner.results.row import Row, RowStats
 
 
 class ResumeState:
-    """The counts of the latest row of each case, target and repeat."""
+    """The counts of the latest row of each case, target, prompt and repeat."""
 
     def __init__(self) -> None:
-        #: The counts of each target and repeat, of the rows that count.
+        #: The counts of each column and repeat, of the rows that count.
         self.tallies: dict[tuple[str, int], RowTally] = {}
         #: What all rows were charged, those too that do not count.
         self.calls_in_rows = 0
@@ -22,4 +22,4 @@ class ResumeState:
         self.calls_in_rows += times * row.calls
         self.rows_without_content += times * (row.has_answer and not row.is_gradable)
         if row.counts:
-            self.tallies.setdefault((row.target, row.repeat), RowTally(0)).add(RowStats.of(row), times=times)
+            self.tallies.setdefault((row.column, row.repeat), RowTally(0)).add(RowStats.of(row), times=times)

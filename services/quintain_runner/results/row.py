@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import AliasChoices, Field, JsonValue, PlainSerializer
+from pydantic import AliasChoices, Field, JsonValue
 
-from quintain.contracts.invoke import NO_TOKENS, ChatMessage, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result
 from quintain.contracts.message import Message
-from quintain.graders import Case
+from quintain_runner.results.row_content import Answer, RowCase, StoredUsage, is_none, is_one, is_zero
 from quintain_runner.results.verdict import Check, Verdict
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
@@ -50,44 +51,45 @@ class RowKey(NamedTuple):
     case_id: str
     target: str
     repeat: int
+    prompt: str | None = None
+
+
+_SEPARATOR = " · "
+
+
+def column_name(target: str, prompt: str | None) -> str:
+    """The name of a target, under one of several prompts, in every table: ``bot · brief``.
+
+    Targets' names have no spaces, so that no two columns have one name.
+    """
+    return target if prompt is None else f"{target}{_SEPARATOR}{prompt}"
+
+
+def split_column(name: str) -> tuple[str, str | None]:
+    """The target and the prompt of a column."""
+    target, separator, prompt = name.partition(_SEPARATOR)
+    return target, prompt if separator else None
+
+
+def column_names(targets: Iterable[str], prompts: Iterable[str]) -> list[str]:
+    """The columns of every table: each target under each prompt, or each target if there are no prompts."""
+    names: list[str | None] = [*prompts]
+    return [column_name(target, prompt) for target in targets for prompt in names or [None]]
 
 
 #: The field is ``pass`` in JSON, which is a reserved word in Python.
 _PASS = AliasChoices("pass", "passed")
 
 
-def _is_none(value: object) -> bool:
-    """Whether a value is None: such fields are omitted from the JSON."""
-    return value is None
-
-
-def _is_zero(value: object) -> bool:
-    """Whether a value is 0 or False: such fields are omitted from the JSON."""
-    return value == 0
-
-
-def _is_one(value: object) -> bool:
-    """Whether a value is 1: such fields are omitted from the JSON."""
-    return value == 1
-
-
-def _known_counts(usage: TokenUsage) -> dict[str, int]:
-    """Token usage as JSON, without counts that are unknown."""
-    return {kind: count for kind, count in usage if count is not None}
-
-
-_StoredUsage = Annotated[TokenUsage, PlainSerializer(_known_counts)]
-
-
 class CheckRow(Message):
     """One check of a grader's verdict, as stored in a row."""
 
-    id: str | None = Field(default=None, exclude_if=_is_none)
+    id: str | None = Field(default=None, exclude_if=is_none)
     text: str
     passed: bool = Field(validation_alias=_PASS, serialization_alias="pass")
-    score: float | None = Field(default=None, exclude_if=_is_none)
-    reason: str | None = Field(default=None, exclude_if=_is_none)
-    evidence: str | None = Field(default=None, exclude_if=_is_none)
+    score: float | None = Field(default=None, exclude_if=is_none)
+    reason: str | None = Field(default=None, exclude_if=is_none)
+    evidence: str | None = Field(default=None, exclude_if=is_none)
 
     @classmethod
     def of(cls, check: Check) -> CheckRow:
@@ -105,22 +107,24 @@ class CheckRow(Message):
 class GraderRow(Message):
     """The result of one grader, as stored in a row: a verdict, or an error. ``calls`` counts the calls that it made.
 
-    ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``generation`` counts the times that the
-    run was graded again on purpose. ``request_id`` is that of a judge's call, and ``session_id`` the session of a
-    program's calls.
+    ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``weight`` is that of its score in the
+    row's mean; a grader of weight 0 is reported, and counts neither in the score nor in the pass. ``generation`` counts
+    the times that the run was graded again on purpose. ``request_id`` is that of a judge's call, and ``session_id`` the
+    session of a program's calls.
     """
 
     score: float | None = None
     passed: bool | None = Field(default=None, validation_alias=_PASS, serialization_alias="pass")
     reason: str | None = None
     checks: list[CheckRow] = Field(default_factory=list)
-    details: dict[str, JsonValue] | None = Field(default=None, exclude_if=_is_none)
-    error: str | None = Field(default=None, exclude_if=_is_none)
+    details: dict[str, JsonValue] | None = Field(default=None, exclude_if=is_none)
+    error: str | None = Field(default=None, exclude_if=is_none)
     calls: int = 0
-    fingerprint: str | None = Field(default=None, exclude_if=_is_none)
-    generation: int = Field(default=0, exclude_if=_is_zero)
-    request_id: str | None = Field(default=None, exclude_if=_is_none)
-    session_id: str | None = Field(default=None, exclude_if=_is_none)
+    fingerprint: str | None = Field(default=None, exclude_if=is_none)
+    generation: int = Field(default=0, exclude_if=is_zero)
+    request_id: str | None = Field(default=None, exclude_if=is_none)
+    session_id: str | None = Field(default=None, exclude_if=is_none)
+    weight: float = Field(default=1.0, exclude_if=lambda weight: weight == 1.0)
 
     @classmethod
     def of(cls, verdict: Verdict, *, calls: int = 0) -> GraderRow:
@@ -143,23 +147,7 @@ class RowError(Message):
 
     code: str
     error: str
-    request_id: str | None = Field(default=None, exclude_if=_is_none)
-
-
-class RowCase(Message):
-    """What was asked, and what the answer was compared with."""
-
-    question: str | None = Field(default=None, exclude_if=_is_none)
-    messages: list[ChatMessage] | None = Field(default=None, exclude_if=_is_none)
-    system_prompt: str | None = Field(default=None, exclude_if=_is_none)
-    expected: JsonValue = Field(default=None, exclude_if=_is_none)
-
-    @classmethod
-    def of(cls, case: Case) -> RowCase:
-        """The stored form of a case."""
-        return cls(
-            question=case.question, messages=case.messages, system_prompt=case.system_prompt, expected=case.expected
-        )
+    request_id: str | None = Field(default=None, exclude_if=is_none)
 
 
 class RowFingerprints(Message):
@@ -171,61 +159,37 @@ class RowFingerprints(Message):
     target: str | None = None
 
 
-class Answer(Message):
-    """What a target answered, beside its text and its duration: with them the answer can be graded again.
-
-    ``messages`` is absent where the answer is one message, and the text is all of it. ``attempts`` is absent where it
-    is 1.
-    """
-
-    request_id: str | None = Field(default=None, exclude_if=_is_none)
-    messages: list[OutputMessage] | None = Field(default=None, exclude_if=_is_none)
-    model: str | None = Field(default=None, exclude_if=_is_none)
-    finish_reason: str | None = Field(default=None, exclude_if=_is_none)
-    token_usage: _StoredUsage | None = Field(default=None, exclude_if=_is_none)
-    attempts: int = Field(default=1, exclude_if=_is_one)
-
-    @classmethod
-    def of(cls, result: Result, request_id: str) -> Answer:
-        """The answer of this result."""
-        is_text = result.output == [OutputMessage(content=result.raw_text)]
-        return cls(
-            request_id=request_id,
-            messages=None if is_text else result.output,
-            model=result.model,
-            finish_reason=result.finish_reason,
-            token_usage=result.token_usage,
-            attempts=result.attempts,
-        )
-
-
 class Row(Message):
-    """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1.
+    """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1, and ``prompt``
+    where the case was asked as it is.
 
     ``stale`` says what changed since the row was made: such a row counts only where it was kept on purpose
-    (``staleKept``). Rows of schema 1 have neither fingerprints nor an answer that can be graded again; rows with
-    ``contentOmitted`` have fingerprints, scores and counts, and no texts.
+    (``staleKept``). ``tags`` are the values of the fields that ``by`` in the evaluation file names. Rows of schema 1
+    have neither fingerprints nor an answer that can be graded again; rows with ``contentOmitted`` have fingerprints,
+    scores and counts, and no texts.
     """
 
     schema_version: Literal[1, 2] = 2
     case_id: str
     target: str
+    prompt: str | None = Field(default=None, exclude_if=is_none)
     repeat: int
     status: RowStatus
-    case: RowCase | None = Field(default=None, exclude_if=_is_none)
+    case: RowCase | None = Field(default=None, exclude_if=is_none)
     output: str | None = None
     score: float | None = None
     graders: dict[str, GraderRow] = Field(default_factory=dict)
-    error: RowError | None = Field(default=None, exclude_if=_is_none)
+    error: RowError | None = Field(default=None, exclude_if=is_none)
     calls: int = 0
-    token_usage: _StoredUsage = NO_TOKENS
+    token_usage: StoredUsage = NO_TOKENS
     duration_ms: float = 0
-    tries: int = Field(default=1, exclude_if=_is_one)
-    fingerprints: RowFingerprints | None = Field(default=None, exclude_if=_is_none)
-    answer: Answer | None = Field(default=None, exclude_if=_is_none)
-    stale: list[str] | None = Field(default=None, exclude_if=_is_none)
-    stale_kept: bool = Field(default=False, exclude_if=_is_zero)
-    content_omitted: bool = Field(default=False, exclude_if=_is_zero)
+    tries: int = Field(default=1, exclude_if=is_one)
+    fingerprints: RowFingerprints | None = Field(default=None, exclude_if=is_none)
+    answer: Answer | None = Field(default=None, exclude_if=is_none)
+    tags: dict[str, list[str]] | None = Field(default=None, exclude_if=is_none)
+    stale: list[str] | None = Field(default=None, exclude_if=is_none)
+    stale_kept: bool = Field(default=False, exclude_if=is_zero)
+    content_omitted: bool = Field(default=False, exclude_if=is_zero)
 
     def to_line(self) -> bytes:
         """The row as a line of the file: JSON with a newline. None is written as null, unless the field omits it."""
@@ -241,8 +205,13 @@ class Row(Message):
 
     @property
     def key(self) -> RowKey:
-        """The case, target and repeat of the row."""
-        return RowKey(self.case_id, self.target, self.repeat)
+        """The case, target, repeat and prompt of the row."""
+        return RowKey(self.case_id, self.target, self.repeat, self.prompt)
+
+    @property
+    def column(self) -> str:
+        """The column of every table that it is in."""
+        return column_name(self.target, self.prompt)
 
     @property
     def counts(self) -> bool:
@@ -287,8 +256,10 @@ class Row(Message):
 
     @property
     def passed(self) -> bool:
-        """Whether the row is graded and every grader passed it."""
-        return self.status is RowStatus.GRADED and all(grader.passed for grader in self.graders.values())
+        """Whether the row is graded and every grader passed it, but those of weight 0."""
+        return self.status is RowStatus.GRADED and all(
+            grader.passed for grader in self.graders.values() if grader.weight
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,11 @@ from quintain_runner.results.fingerprint import fingerprint
 from quintain_runner.results.row import RowKey
 
 
+def _hash_of(key: RowKey) -> int:
+    """The hash of a key."""
+    return fingerprint(key.case_id, key.target, key.repeat, *(() if key.prompt is None else (key.prompt,)))
+
+
 class RowIndex:
     """The offsets of the latest rows, by the hashes of their keys. Rows are added in the file's order."""
 
@@ -25,7 +30,7 @@ class RowIndex:
 
     def add(self, key: RowKey, offset: int) -> None:
         """A row of this key stands at this offset."""
-        self._keys.append(fingerprint(*key))
+        self._keys.append(_hash_of(key))
         self._offsets.append(offset)
         self._is_sorted = False
 
@@ -34,7 +39,7 @@ class RowIndex:
         self._sort()
         if not self._keys:
             return None
-        name = fingerprint(*key)
+        name = _hash_of(key)
         position = bisect_left(self._keys, name)
         return self._offsets[position] if position < len(self._keys) and self._keys[position] == name else None
 

@@ -10,9 +10,6 @@ from quintain.graders import Case
 from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
 
-#: The change of a row whose case asks something else now.
-QUESTION_CHANGED = "question changed"
-
 #: The change of a row whose case the dataset does not have any more.
 NOT_IN_DATASET = "the case is not in the dataset"
 
@@ -109,7 +106,7 @@ def decide(row: Row | None, case: Case, target: str, fingerprints: RunFingerprin
 
 def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
     asking, grading = _changes(row, case, target, fingerprints)
-    if policy.answers_only and row.has_answer and grading and QUESTION_CHANGED not in asking:
+    if policy.answers_only and row.has_answer and grading and _asks_the_same(row, case):
         return _grade_again(row, grading, asking)
     is_kept = row.status is RowStatus.GRADED or not policy.should_rerun(row.status)
     if policy.keep_stale and (asking or grading) and is_kept:
@@ -121,6 +118,11 @@ def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerpri
     if row.status is RowStatus.ERROR and not is_kept:
         return Decision(Action.GRADE if row.is_gradable else Action.ASK)
     return Decision(Action.KEEP)
+
+
+def _asks_the_same(row: Row, case: Case) -> bool:
+    """Whether the answer of a row is one to the case as it is now; True if that is not known."""
+    return row.fingerprints is None or row.fingerprints.input == input_fingerprint(case)
 
 
 def _grade_again(row: Row, changes: tuple[str, ...], remaining_changes: tuple[str, ...] = ()) -> Decision:
@@ -154,7 +156,7 @@ def _changes(
     if was.target != now.target:
         asking.append(_target_change(target, was.target, now.target, fingerprints))
     if was.input != now.input:
-        asking.append(QUESTION_CHANGED)
+        asking.append("question changed" if row.prompt is None else f"question or prompt {row.prompt} changed")
     if not row.has_answer:
         # There is no answer that anything could be graded of.
         return tuple(asking), ()

@@ -21,6 +21,7 @@ from pydantic.json_schema import SkipJsonSchema
 from quintain.contracts.session import DEFAULT_MAX_CALLS, Count
 from quintain.contracts.strings import TargetName
 from quintain_runner.spec.patterns import compile_pattern
+from quintain_runner.spec.reducers import Reducer
 from quintain_runner.spec.validation_errors import ModelsByPlace, kind_tag
 
 #: Default timeout of one execution of a command or function grader, in seconds; the same as AgentV's.
@@ -34,6 +35,7 @@ GraderName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,64}$
 NonEmptyString = Annotated[str, StringConstraints(min_length=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Tolerance = Annotated[float, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0)]
 
 
 class SpecModel(BaseModel):
@@ -58,6 +60,12 @@ class _GraderSpec(SpecModel):
     """The name of the grader in the results."""
     depends_on: list[NonEmptyString] = Field(default_factory=list)
     """Files, from the evaluation file's folder, whose bytes are part of the grader's fingerprint."""
+    weight: Weight = 1.0
+    """The weight of its score in the row's mean; 0: reported, and counted neither in the score nor in the pass."""
+    reduce: Reducer | None = None
+    """How the repeats of a case become one value: mean, median, majority, pass@k or pass^k. If absent, as the
+    evaluation says.
+    """
 
 
 class _ProgramSpec(_GraderSpec):

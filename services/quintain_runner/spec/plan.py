@@ -1,4 +1,4 @@
-"""The trials of a run: one for every case, target and repeat without a graded row. No I/O."""
+"""The trials of a run: one for every case, target, prompt and repeat without a graded row. No I/O."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
-from quintain_runner.results.row import Row, RowFingerprints, RowKey, RowStats
+from quintain_runner.results.row import Row, RowFingerprints, RowKey, RowStats, column_name
 from quintain_runner.spec.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
+from quintain_runner.spec.prompts import Prompt
 from quintain_runner.spec.validation_errors import suggestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One repeat of one case on one target.
+    """One repeat of one case on one target, under one prompt.
 
+    ``case`` is the case as it is asked: with the texts of the prompt. ``prompt`` is the prompt's name, or None.
     ``repeat`` counts from 1. ``previous`` holds the statistics of the trial's latest stored row, or None.
     ``kept`` is that row if its answer is graded again without a call, and ``stale`` what changed since that answer was
-    given. ``target_fingerprint`` is the target's
-    fingerprint, or None if it is not known.
+    given. ``target_fingerprint`` is the target's fingerprint, or None if it is not known.
 
     ``answered_at`` is the time at which the answer arrived; it is None before that, and for an answer that was stored
     or cached.
@@ -36,6 +38,7 @@ class Trial:
     case: Case
     target: str
     repeat: int
+    prompt: str | None = None
     previous: RowStats | None = None
     kept: Row | None = None
     stale: tuple[str, ...] = ()
@@ -45,7 +48,17 @@ class Trial:
     @property
     def key(self) -> RowKey:
         """The key of the trial's row."""
-        return RowKey(self.case.id, self.target, self.repeat)
+        return RowKey(self.case.id, self.target, self.repeat, self.prompt)
+
+    @property
+    def column(self) -> str:
+        """The column of every table that its row is in."""
+        return column_name(self.target, self.prompt)
+
+    @property
+    def key_parts(self) -> list[str | int]:
+        """The key as a part of request ids."""
+        return [part for part in self.key if part is not None]
 
     @property
     def tries(self) -> int:
@@ -67,7 +80,7 @@ class Trial:
     def request_id(self) -> str:
         """The call's id, made of what it asks and of the target's fingerprint: after a crash it is the same call, and
         charged once; of a changed question or target it is another."""
-        parts = [*self.key, self.tries, input_fingerprint(self.case), self.target_fingerprint]
+        parts = [*self.key_parts, self.tries, input_fingerprint(self.case), self.target_fingerprint]
         return f"run-{hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()}"
 
     @property
@@ -80,7 +93,16 @@ class Trial:
             target=self.target,
             eval_case_id=self.case.id,
             attempt=self.repeat,
+            settings=self.case.settings,
         )
+
+
+class PlannedQuestion(NamedTuple):
+    """What each target is asked: the case under one prompt, the prompt's name, and the repeat from 1."""
+
+    case: Case
+    prompt: str | None
+    repeat: int
 
 
 #: Gives the stored row of a key, or None.
@@ -88,35 +110,43 @@ FindRow = Callable[[RowKey], Row | None]
 
 
 def pending_trials(
-    cases: Iterable[Case],
+    questions: Iterable[PlannedQuestion],
     target: str,
     *,
-    repeats: int,
     find_row: FindRow,
     rerun_policy: RerunPolicy,
     fingerprints: RunFingerprints | None = None,
 ) -> Iterator[Trial]:
-    """Iterate over the trials of a target that still have to be executed, in the order of the dataset.
+    """Iterate over the trials of a target that still have to be executed, in the order of the questions.
 
-    ``repeats`` is the number of repeats per case, ``find_row`` returns the stored row of a key, and ``rerun_policy``
-    says which rows are executed again. ``fingerprints`` are those of the run's targets and graders.
+    ``find_row`` returns the stored row of a key, and ``rerun_policy`` says which rows are executed again.
+    ``fingerprints`` are those of the run's targets and graders.
     """
     fingerprints = fingerprints or RunFingerprints()
+    for case, prompt, repeat in questions:
+        row = find_row(RowKey(case.id, target, repeat, prompt))
+        decision = decide(row, case, target, fingerprints, rerun_policy)
+        if decision.action not in (Action.ASK, Action.GRADE):
+            continue
+        yield Trial(
+            case=case,
+            target=target,
+            repeat=repeat,
+            prompt=prompt,
+            previous=None if row is None else RowStats.of(decision.updated_row(row)),
+            kept=(kept := row if decision.action is Action.GRADE else None),
+            stale=decision.remaining_changes,
+            target_fingerprint=fingerprints.targets.get(target) if kept is None else kept.target_fingerprint,
+        )
+
+
+def planned_questions(cases: Iterable[Case], prompts: Sequence[Prompt], repeats: int) -> Iterator[PlannedQuestion]:
+    """Everything that each target is asked, in the order of the dataset."""
     for case in cases:
-        for repeat in range(1, repeats + 1):
-            row = find_row(RowKey(case.id, target, repeat))
-            decision = decide(row, case, target, fingerprints, rerun_policy)
-            if decision.action not in (Action.ASK, Action.GRADE):
-                continue
-            yield Trial(
-                case=case,
-                target=target,
-                repeat=repeat,
-                previous=None if row is None else RowStats.of(decision.updated_row(row)),
-                kept=(kept := row if decision.action is Action.GRADE else None),
-                stale=decision.remaining_changes,
-                target_fingerprint=fingerprints.targets.get(target) if kept is None else kept.target_fingerprint,
-            )
+        for prompt in prompts:
+            asked = prompt.apply(case)
+            for repeat in range(1, repeats + 1):
+                yield PlannedQuestion(asked, prompt.name, repeat)
 
 
 def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequence[str] = ()) -> tuple[str, ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
-from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, Measure, TargetFrame, pair_frames
+from quintain_runner.spec.reducers import Reducers
+from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, FramesByTag, Measure, TargetFrame, pair_frames
 from quintain_runner.statistics.intervals import CONFIDENCE, Clusters, Interval, mean_interval, share_interval
+from quintain_runner.statistics.reducers import reduce_cases
 from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL, holm, sign_flip_p_value
 
 #: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
@@ -32,11 +34,23 @@ class MeanEstimate(Message):
     interval: Interval | None = None
 
 
+class ReducedValue(Message):
+    """The mean over cases of what a reducer makes of each case's repeats.
+
+    ``left_out`` counts the cases with fewer graded repeats than the reducer needs.
+    """
+
+    reducer: str
+    estimate: MeanEstimate
+    left_out: int = 0
+
+
 class PassAndScore(Message):
-    """The pass rate and the mean score of one target or one grader."""
+    """The pass rate and the mean score of one target or one grader, and its repeats reduced."""
 
     passed: MeanEstimate = Field(validation_alias=_PASS, serialization_alias="pass")
     score: MeanEstimate
+    reduced: ReducedValue | None = None
 
 
 class TargetStatistics(Message):
@@ -73,16 +87,25 @@ class TargetPair(Message):
 
 
 class Analysis(Message):
-    """The statistics of a run, as stored in ``run.json``. ``confidence`` is the confidence level of all intervals."""
+    """The statistics of a run, as stored in ``run.json``. ``confidence`` is the confidence level of all intervals.
+
+    ``targets`` are those of each column: of a target, under each prompt. ``by`` are those of rows with one tag: by
+    field, tag and column.
+    """
 
     confidence: float = CONFIDENCE
     targets: dict[str, TargetStatistics] = Field(default_factory=dict)
     pairs: list[TargetPair] = Field(default_factory=list)
+    by: dict[str, dict[str, dict[str, PassAndScore]]] = Field(default_factory=dict)
 
 
-def analyse(frames: Mapping[str, TargetFrame]) -> Analysis:
-    """Compute the statistics of each target and each pair of targets; no pairs above `MAX_COMPARED_TARGETS` targets."""
-    targets = {name: _target_statistics(frame) for name, frame in frames.items()}
+def analyse(
+    frames: Mapping[str, TargetFrame], reducers: Reducers | None = None, by_tag: FramesByTag | None = None
+) -> Analysis:
+    """Compute the statistics of each column, each tag and each pair of columns; no pairs above `MAX_COMPARED_TARGETS`
+    columns."""
+    reducers = reducers or Reducers()
+    targets = {name: _target_statistics(frame, reducers) for name, frame in frames.items()}
     graded = [name for name, statistics in targets.items() if statistics.row is not None]
     pairs = list(itertools.combinations(graded, 2)) if len(graded) <= MAX_COMPARED_TARGETS else []
     score_differences = paired_differences([(frames[a], frames[b]) for a, b in pairs], ROW_SCORE)
@@ -95,6 +118,10 @@ def analyse(frames: Mapping[str, TargetFrame]) -> Analysis:
             for (a, b), passed, score in differences_by_pair
             if passed and score
         ],
+        by={
+            field: {tag: dict(_graded(by_column, reducers)) for tag, by_column in tags.items()}
+            for field, tags in (by_tag or {}).items()
+        },
     )
 
 
@@ -137,23 +164,44 @@ def _with_adjusted_p(difference: Difference, p: float) -> Difference:
     return difference.model_copy(update={"adjusted_p": p, "significant": p < SIGNIFICANCE_LEVEL})
 
 
-def _target_statistics(frame: TargetFrame) -> TargetStatistics:
+def _graded(frames: Mapping[str, TargetFrame], reducers: Reducers) -> Iterator[tuple[str, PassAndScore]]:
+    """The statistics of the rows of each frame with a graded row."""
+    for name, frame in frames.items():
+        measured = _pass_and_score(frame, None, reducers.row)
+        if measured is not None:
+            yield name, measured
+
+
+def _target_statistics(frame: TargetFrame, reducers: Reducers) -> TargetStatistics:
     """The statistics of one target's rows and of its graders."""
-    graders = {name: _pass_and_score(frame, name) for name in frame.grader_names()}
+    graders = {name: _pass_and_score(frame, name, reducers.graders.get(name)) for name in frame.grader_names()}
     return TargetStatistics(
-        row=_pass_and_score(frame, None),
+        row=_pass_and_score(frame, None, reducers.row),
         graders={name: measured for name, measured in graders.items() if measured is not None},
     )
 
 
-def _pass_and_score(frame: TargetFrame, grader: str | None) -> PassAndScore | None:
+def _pass_and_score(frame: TargetFrame, grader: str | None, reducer: str | None) -> PassAndScore | None:
     """The pass rate and mean score of a grader, or of the rows if ``grader`` is None; None if nothing was graded."""
     passed, score = frame.clusters(Measure("pass", grader)), frame.clusters(Measure("score", grader))
     if not len(passed) or not len(score):
         return None
     return PassAndScore(
-        passed=_mean_estimate(passed, share_interval(passed)), score=_mean_estimate(score, mean_interval(score))
+        passed=_mean_estimate(passed, share_interval(passed)),
+        score=_mean_estimate(score, mean_interval(score)),
+        reduced=None if reducer is None else _reduced(frame, grader, reducer),
     )
+
+
+def _reduced(frame: TargetFrame, grader: str | None, reducer: str) -> ReducedValue | None:
+    """The value of a reducer; None if no case has as many graded repeats as it needs."""
+    scores, passes = frame.values(Measure("score", grader)), frame.values(Measure("pass", grader))
+    graded = ~np.isnan(scores)
+    reduced = reduce_cases(reducer, frame.case_hashes[graded], scores[graded], passes[graded])
+    if not len(reduced.values):
+        return None
+    estimate = _mean_estimate(reduced.values, mean_interval(reduced.values))
+    return ReducedValue(reducer=reducer, estimate=estimate, left_out=reduced.left_out)
 
 
 def _mean_estimate(clusters: Clusters, interval: Interval | None) -> MeanEstimate:

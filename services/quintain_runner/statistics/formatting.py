@@ -18,7 +18,12 @@ def format_score(mean: float | None) -> str:
 
 def format_score_interval(measured: PassAndScore | None) -> str:
     """The confidence interval of a mean score, such as ``0.71-0.83``, or a dash if there is none."""
-    interval = None if measured is None else measured.score.interval
+    return MISSING if measured is None else format_interval(measured.score)
+
+
+def format_interval(estimate: MeanEstimate) -> str:
+    """The confidence interval of a mean, such as ``0.71-0.83``, or a dash if there is none."""
+    interval = estimate.interval
     return MISSING if interval is None else f"{interval.low:.2f}-{interval.high:.2f}"
 
 

@@ -38,6 +38,10 @@ class Measure(NamedTuple):
     grader: str | None = None
 
 
+#: The most tags of one field that are counted apart; the rows of all others are counted together as `OTHER_TAGS`.
+MAX_TAGS = 100
+OTHER_TAGS = "(others)"
+
 ROW_SCORE, ROW_PASS = Measure("score"), Measure("pass")
 
 
@@ -107,19 +111,56 @@ def trial_hash(case_id: str, repeat: int) -> int:
     return _combined_hash(_case_hash(case_id), repeat)
 
 
+#: Frames by field, tag and column.
+FramesByTag = dict[str, dict[str, dict[str, TargetFrame]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaggedFrames:
+    """The frame of each column, and those of the rows with each tag."""
+
+    columns: dict[str, TargetFrame]
+    by_tag: FramesByTag
+
+
 def build_frames(
     rows: Iterable[Row], targets: Collection[str], *, repeats: int | None = None
 ) -> dict[str, TargetFrame]:
-    """Build the frame of each target.
+    """Build the frame of each column; ``targets`` are the columns' names.
 
     Of several rows of one trial, the first graded one is used, or else the last. ``repeats`` leaves out rows with a
     higher repeat.
     """
     builders = {target: _FrameBuilder() for target in targets}
     for row in rows:
-        if row.target in builders and (repeats is None or row.repeat <= repeats):
-            builders[row.target].add(row)
-    return {target: builder.build() for target, builder in builders.items()}
+        if row.column in builders and (repeats is None or row.repeat <= repeats):
+            builders[row.column].add(row)
+    return _build_all(builders)
+
+
+def build_tagged_frames(rows: Iterable[Row], targets: Collection[str], *, repeats: int) -> TaggedFrames:
+    """Build the frame of each column, as `build_frames` does, and those of the rows with each tag."""
+    builders = {target: _FrameBuilder() for target in targets}
+    tagged: dict[str, dict[str, dict[str, _FrameBuilder]]] = {}
+    for row in rows:
+        if row.column not in builders or row.repeat > repeats:
+            continue
+        builders[row.column].add(row)
+        for field, tags in (row.tags or {}).items():
+            by_tag = tagged.setdefault(field, {})
+            for tag in dict.fromkeys(tag if tag in by_tag or len(by_tag) < MAX_TAGS else OTHER_TAGS for tag in tags):
+                by_tag.setdefault(tag, {}).setdefault(row.column, _FrameBuilder()).add(row)
+    return TaggedFrames(
+        _build_all(builders),
+        {
+            field: {tag: _build_all(by_column) for tag, by_column in sorted(by_tag.items())}
+            for field, by_tag in tagged.items()
+        },
+    )
+
+
+def _build_all(builders: dict[str, _FrameBuilder]) -> dict[str, TargetFrame]:
+    return {name: builder.build() for name, builder in builders.items()}
 
 
 class _MeasureBuilder:

@@ -21,10 +21,7 @@ from quintain.routes import (
     REQUEST_ID_HEADER,
     TOKEN_HEADER,
 )
-from quintain.rpc.server import request_id_of
-
-#: An integer in a header may be sent as text of at most this many digits.
-MAX_DIGITS = 18
+from quintain.rpc.server import integer_header, request_id_of
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
 #: travel to the ledger in one batch with those of other callers.
@@ -61,7 +58,7 @@ def parse_request(delivery: Delivery, target: str) -> IncomingRequest:
     request: InvokeRequest | None = None
     problem: Fault | None = None
     try:
-        deadline = _number(headers, DEADLINE_HEADER)
+        deadline = integer_header(headers, DEADLINE_HEADER)
         request = _request(delivery, target, request_id)
     except Fault as fault:
         deadline, problem = None, truncate_message(fault)
@@ -78,7 +75,7 @@ def parse_request(delivery: Delivery, target: str) -> IncomingRequest:
 
 
 def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
-    version = _number(delivery.headers, PROTOCOL_HEADER)
+    version = integer_header(delivery.headers, PROTOCOL_HEADER)
     if version not in {None, PROTOCOL_VERSION}:
         raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
     if request_id != request_id_of(delivery):
@@ -103,17 +100,6 @@ def truncate_message(fault: Fault) -> Fault:
 def _text(headers: Mapping[str, object], name: str) -> str | None:
     value = headers.get(name)
     return value if isinstance(value, str) else None
-
-
-def _number(headers: Mapping[str, object], name: str) -> int | None:
-    value = headers.get(name)
-    if value is None:
-        return None
-    if isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS:
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise BadRequest(f"{name}: it must be a whole number")
 
 
 def _accepted_types(headers: Mapping[str, object]) -> frozenset[str]:

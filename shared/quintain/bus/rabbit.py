@@ -21,10 +21,11 @@ from quintain.bus.base import (
     OnQueueLost,
     Subscription,
 )
-from quintain.bus.broker_url import url_user
+from quintain.bus.broker_url import url_user, without_password
 from quintain.bus.rabbit_connection import RETRY_SECONDS, RabbitConnection, translate_errors
 from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
+from quintain.bus.rabbit_logging import OutageLog
 from quintain.bus.rabbit_message import to_amqp_properties
 from quintain.errors import BrokerUnavailable, Unroutable
 from quintain.topology import Exchange, Queue, Topology
@@ -40,8 +41,9 @@ class RabbitBus:
 
     def __init__(self, url: str, name: str = "client") -> None:
         self.user = url_user(url)
-        self._publish_connection = RabbitConnection(url, f"{name} publishing")
-        self._consume_connection = RabbitConnection(url, f"{name} consuming")
+        outage_log = OutageLog(without_password(url), name)
+        self._publish_connection = RabbitConnection(url, f"{name} publishing", outage_log)
+        self._consume_connection = RabbitConnection(url, f"{name} consuming", outage_log)
         self._channel: aiormq.Channel | None = None
         self._channel_lock = asyncio.Lock()
         self._consumers: set[RabbitConsumer] = set()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import logging
 import random
 from collections.abc import Iterator
 from typing import Final
@@ -22,6 +21,7 @@ from pamqp import common, decode
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
 from quintain.bus.broker_url import node_urls, round_robin, without_password
+from quintain.bus.rabbit_logging import OutageLog, install_value_filter
 from quintain.contracts.token import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
 
@@ -59,8 +59,6 @@ def _decode_table(value: bytes) -> tuple[int, common.FieldTable]:
     except _DECODE_ERRORS:
         return 4 + int.from_bytes(value[:4]), {}
 
-
-log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 #: Pause before a lost consumer is started again or a publish is repeated, in seconds.
@@ -143,8 +141,9 @@ def to_bus_error(error: BaseException, action: str) -> BusError:
 class RabbitConnection:
     """One supervised connection to any node of the cluster; `wait_connection` returns the current one."""
 
-    def __init__(self, url: str, purpose: str) -> None:
+    def __init__(self, url: str, purpose: str, outage_log: OutageLog | None = None) -> None:
         self._url, self._purpose = url, purpose
+        self._outage_log = outage_log or OutageLog(without_password(url), purpose)
         self._current_connection: AbstractConnection | None = None
         self._fatal_error: BrokerRefused | None = None
         self._state_changed = asyncio.Event()
@@ -156,6 +155,7 @@ class RabbitConnection:
     def start(self) -> None:
         """Start the supervisor task, which connects and reconnects."""
         install_tolerant_decoders()
+        install_value_filter()
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"connect-{self._purpose}")
 
     async def close(self) -> None:
@@ -241,8 +241,9 @@ class RabbitConnection:
             self.reconnects += self._current_connection is not None
             self._current_connection = connection
             self._state_changed.set()
+            self._outage_log.restored(self)
             await wait_closed(connection)
-            log.warning("The %s connection to the broker was lost; connecting again", self._purpose)
+            self._outage_log.lost(self)
 
 
 def connection_error(error: BaseException, address: str) -> BusError:

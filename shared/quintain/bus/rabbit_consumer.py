@@ -107,6 +107,7 @@ class RabbitConsumer:
 
     async def _supervise(self) -> None:
         while not self._cancelled:
+            reconnects, problem = self._connection.reconnects, "it ended"
             try:
                 await self._consume_once()
             except BrokerRefused as refusal:
@@ -116,13 +117,17 @@ class RabbitConsumer:
                 log.error("Consuming %s: %s", self._queue.name, refusal.message)
                 self._count_failure()
             except BusError as error:
-                log.warning("Consuming %s: %s; trying again", self._queue.name, error.message)
+                problem = error.message
                 self._count_failure()
             if not self._cancelled:
                 self._consumer_tag = None
                 await asyncio.sleep(
                     RETRY_SECONDS if self._attach_failures < MAX_ATTACH_FAILURES else FAILED_RETRY_SECONDS
                 )
+                # The loss of the connection, which ends every consumer, is logged once for all of them.
+                is_same_connection = self._connection.is_open and self._connection.reconnects == reconnects
+                level = logging.WARNING if is_same_connection else logging.DEBUG
+                log.log(level, "The consumer of %s is started again: %s", self._queue.name, problem)
 
     def _count_failure(self) -> None:
         self._attach_failures = self._attach_failures + 1 if self._connection.is_open else 0
@@ -153,8 +158,6 @@ class RabbitConsumer:
             # It was cancelled while it attached, when there was no consumer tag to cancel yet.
             await self.cancel()
         await consume_ended.wait()
-        if not self._cancelled:
-            log.warning("The consumer of %s ended; it is started again", self._queue.name)
 
     def _on_broker_cancel(self, consume_ended: asyncio.Event) -> None:
         """Handle the broker's cancel: the queue was deleted, or its node is down."""

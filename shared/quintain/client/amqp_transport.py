@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -26,8 +26,8 @@ from quintain.client.transport import (
 )
 from quintain.clock import Clock
 from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
-from quintain.contracts.session import CancelCalls, ReleaseCalls, ReserveCalls
-from quintain.contracts.strings import TARGET_NAME_PATTERN
+from quintain.contracts.session import MAX_ANSWERED_IDS, CancelCalls, GetInfo, ReleaseCalls, ReserveCalls
+from quintain.contracts.strings import is_target_name, sanitize_request_id
 from quintain.contracts.token import public_id
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault, NoAnswer, Overloaded, QueueFull
 from quintain.routes import (
@@ -57,16 +57,38 @@ from quintain.telemetry.spans import span
 log = logging.getLogger(__name__)
 
 
+class AnsweredCalls:
+    """The latest calls that were answered, until a request for their session's information names them."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[str, str]] = deque(maxlen=MAX_ANSWERED_IDS)
+
+    def add(self, session_id: str, request_id: str) -> None:
+        """Add a call; an invalid request id, which no ledger has, is left out."""
+        if request_id == sanitize_request_id(request_id):
+            self._calls.append((session_id, request_id))
+
+    def take(self, session_id: str) -> list[str]:
+        """Remove the calls of a session, and return their request ids."""
+        taken = [request_id for answered_session_id, request_id in self._calls if answered_session_id == session_id]
+        if taken:
+            self._calls = deque((call for call in self._calls if call[0] != session_id), MAX_ANSWERED_IDS)
+        return taken
+
+
 class AmqpTransport:
     """Implements `Transport` with one session token over an `RpcClient` that several transports may share.
 
-    ``clock`` is the metadata service's clock, which may be shared too.
+    ``clock`` is the metadata service's clock, which may be shared too, and so may the calls ``answered``.
     """
 
-    def __init__(self, rpc_client: RpcClient, token: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self, rpc_client: RpcClient, token: str, clock: Clock | None = None, answered: AnsweredCalls | None = None
+    ) -> None:
         self.clock = clock or Clock()
+        self._answered = answered or AnsweredCalls()
         self._rpc_client, self._token = rpc_client, token
-        self._session_id = public_id(token)
+        self._session_id = public_id(token) or ""
         self._cancellations = CancellationQueue(self._cancel)
 
     async def close(self) -> None:
@@ -105,6 +127,8 @@ class AmqpTransport:
 
     async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
         """Implements `Transport.call_route`. Raises `NoAnswer` if no reply arrives in time."""
+        if isinstance(request, GetInfo) and (answered := self._answered.take(self._session_id)):
+            request = request.model_copy(update={"answered": answered})
         return await self._rpc_client.call_route(
             route, request, {TOKEN_HEADER: self._token}, timeout_seconds=timeout_seconds
         )
@@ -147,7 +171,9 @@ class AmqpTransport:
                 span(span_start),
                 logs.log_context(request_id=request_id, session_id=self._session_id, target=rpc_request.key),
             ):
-                return parse_reply(await self._rpc_client.call(rpc_request, partial(_dispatch_partial, call)), Result)
+                reply = await self._rpc_client.call(rpc_request, partial(_dispatch_partial, call))
+                self._answered.add(self._session_id, request_id)
+                return parse_reply(reply, Result)
         except QueueFull:
             raise Overloaded("The target's queue is full", retry_after_ms=1000) from None
         except NoAnswer:
@@ -155,11 +181,12 @@ class AmqpTransport:
 
     def _rpc_request(self, call: InvokeCall, request_id: str) -> RpcRequest:
         accept = _accept_header(call)
+        key = invoke_routing_key(call.request)
         return RpcRequest(
             exchange=INVOKE.exchange,
-            key=invoke_routing_key(call.request),
+            key=key,
             type=INVOKE.name,
-            body=call.request.to_wire(),
+            body=_invoke_body(call.request, key),
             headers={
                 TOKEN_HEADER: self._token,
                 REQUEST_ID_HEADER: request_id,
@@ -172,6 +199,16 @@ class AmqpTransport:
             # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
             expires_seconds=call.deadline_seconds,
         )
+
+
+def _invoke_body(request: InvokeRequest, key: str) -> bytes:
+    """Return the body to publish with this routing key, without the ``target`` that the key names already.
+
+    A question thus has the same bytes, and is the same call, whether its target is named or the session's default.
+    """
+    if key and request.target is not None:
+        request = request.model_copy(update={"target": None, "provider": None})
+    return request.to_wire()
 
 
 def _accept_header(call: InvokeCall) -> str:
@@ -195,4 +232,4 @@ def invoke_routing_key(request: InvokeRequest) -> str:
     An invalid target name must not become a routing key; the empty key leads to `UnknownTarget` as well.
     """
     name = request.requested_target
-    return name if name is not None and re.fullmatch(TARGET_NAME_PATTERN, name) else ""
+    return name if name is not None and is_target_name(name) else ""

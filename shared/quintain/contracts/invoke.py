@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, JsonValue, StrictStr, model_validator
+from pydantic import ConfigDict, Field, JsonValue, StrictStr, model_validator
 
 from quintain import errors
+from quintain.contracts.finite import non_finite_path
 from quintain.contracts.message import Message
+from quintain.contracts.strings import shorten
 
 #: The largest body of a request, in bytes (``protocol.md`` §2).
 MAX_REQUEST_BYTES = 1024 * 1024
@@ -49,7 +51,7 @@ class InvokeSettings(Message):
         InvokeSettings(temperature=0, max_tokens=200)
     """
 
-    temperature: float | None = None
+    temperature: Annotated[float, Field(allow_inf_nan=False)] | None = None
     max_tokens: Annotated[int, Field(gt=0)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -61,10 +63,15 @@ class InvokeSettings(Message):
 class InvokeRequest(Message):
     """A request to one target, with either ``question`` or ``messages``; ``provider`` is an alias of ``target``.
 
+    NaN and infinite numbers are refused at any depth of ``settings`` and ``messages``: JSON has none.
+
     Example::
 
         InvokeRequest(question="Explain TCP.", target="gpt4o", settings=InvokeSettings(temperature=0))
     """
+
+    # A number that became NaN after validation is written as such, for the receiver to refuse, and not as null.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     question: StrictStr | None = None
     system_prompt: str | None = None
@@ -84,6 +91,22 @@ class InvokeRequest(Message):
             raise ValueError("question and messages: give one of them")
         if self.target is not None and self.provider is not None and self.target != self.provider:
             raise ValueError("target and provider: they name different targets")
+        return self
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> Self:
+        fields: list[tuple[str, object]] = []
+        if self.settings is not None:
+            fields += [
+                ("settings.temperature", self.settings.temperature),
+                ("settings.responseFormat", self.settings.response_format),
+                ("settings.tools", self.settings.tools),
+                ("settings.toolChoice", self.settings.tool_choice),
+            ]
+        fields += [(f"messages.{index}.content", turn.content) for index, turn in enumerate(self.messages or [])]
+        for name, value in fields:
+            if (path := non_finite_path(value, name)) is not None:
+                raise ValueError(f"{shorten(path)}: it must be a finite number")
         return self
 
     @property

@@ -25,10 +25,19 @@ class SessionState(StrEnum):
     CLOSED = "closed"
 
 
+#: How many request ids `GetInfo` may name.
+MAX_ANSWERED_IDS = 1000
+
+
 class GetInfo(Message):
-    """Request a session's information; with ``per_target`` also its usage per target."""
+    """Request a session's information; with ``per_target`` also its usage per target.
+
+    ``answered`` are request ids of this session whose answers the asker has: the reply waits up to 1 s until none of
+    these calls counts as running.
+    """
 
     per_target: bool = False
+    answered: Annotated[list[RequestId], Field(max_length=MAX_ANSWERED_IDS)] | None = None
 
 
 class TargetUsage(Message):
@@ -44,6 +53,7 @@ class Info(Message):
 
     ``call_count`` = reserved + running + committed + in doubt. ``now`` and ``expires_at`` are milliseconds since the
     epoch on the metadata service's clock. ``per_target`` is set if it was requested.
+    ``allowed_targets`` are those that the session may call, registered or not; None if it may call all.
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
     """
 
@@ -52,6 +62,7 @@ class Info(Message):
     max_calls: int
     call_count: int
     available_targets: list[str]
+    allowed_targets: list[str] | None = None
     reserved: int = 0
     running: int = 0
     committed: int = 0
@@ -73,7 +84,7 @@ class OpenSession(Message):
     default_target: TargetName
     max_calls: Count | None = None
     allowed_targets: list[TargetName] | None = None
-    expires_in_seconds: Annotated[float, Field(gt=0)] | None = None
+    expires_in_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     deadline_seconds: Annotated[float, Field(gt=0, le=1500)] | None = None
     store_replies: bool | None = None
     label: Id | None = None

@@ -32,6 +32,11 @@ Id = Annotated[str, StringConstraints(max_length=200), AfterValidator(_check_no_
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_check_no_nul)]
 
 
+def is_target_name(name: str) -> bool:
+    """Whether a target may have this name."""
+    return re.fullmatch(TARGET_NAME_PATTERN, name) is not None
+
+
 def sanitize_request_id(text: str) -> str:
     """Return the text if it is a valid request id, else a similar valid one under which a refusal can be stored."""
     return re.sub("[\0\ud800-\udfff]", "?", text[:128]) or "-"

@@ -12,7 +12,7 @@ from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
 from quintain.contracts.token import public_id
-from quintain.errors import BusError, Fault, InternalFault, QueueFull, Unroutable
+from quintain.errors import BadRequest, BusError, Fault, InternalFault, QueueFull, Unroutable
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.telemetry.semconv import SpanStart
 from quintain.telemetry.spans import span_in_trace
@@ -28,6 +28,9 @@ MAX_HEADER_BYTES = 64 * 1024
 
 #: Largest header float: aiormq encodes floats in 32 bits.
 MAX_FLOAT = 3.4e38
+
+#: An integer in a header may be sent as text of at most this many digits.
+MAX_DIGITS = 18
 
 #: Maximum length of a header value that a reply repeats from its request; no valid request id is longer.
 MAX_ECHO_LENGTH = 128
@@ -85,6 +88,18 @@ async def result_or_fault(work: Awaitable[Returned], action: str) -> Returned | 
         return fault
     except Exception as error:
         return log_defect(error, action)
+
+
+def integer_header(headers: Mapping[str, object], name: str) -> int | None:
+    """Return an integer header, which may be sent as decimal digits; None if it is absent. Raises `BadRequest`."""
+    value = headers.get(name)
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise BadRequest(f"{name}: it must be a whole number")
 
 
 def truncate_echo(value: HeaderValue) -> HeaderValue:

@@ -115,6 +115,17 @@ async def test_the_same_request_id_is_the_same_call(open_client: OpenClient) -> 
         assert (await target.get_info()).call_count == 1
 
 
+async def test_a_target_that_is_named_and_the_same_default_are_the_same_call(open_client: OpenClient) -> None:
+    async with open_client("echo") as target:
+        first = await target.send(quintain.InvokeRequest(question="x", target="echo"), request_id="mine")
+        again = await target.send(quintain.InvokeRequest(question="x"), request_id="mine")
+        assert (first.replayed, again.replayed, again.target) == (False, True, "echo")
+        with pytest.raises(quintain.RequestConflict):
+            await target.send(quintain.InvokeRequest(question="x", target="judge"), request_id="mine")
+        info = await target.get_info()
+        assert (info.call_count, info.committed, info.running) == (1, 1, 0)
+
+
 async def test_what_is_no_request_id_costs_nothing(open_client: OpenClient) -> None:
     async with open_client() as target:
         with pytest.raises(quintain.BadRequest):

@@ -51,6 +51,8 @@ async def test_the_same_request_id_is_the_same_call(gateway_client: GatewayClien
         ({"x-quintain-deadline": "soon"}, 400, "bad_request"),
         ({"x-quintain-deadline": "nan"}, 400, "bad_request"),
         ({"x-quintain-deadline": "inf"}, 400, "bad_request"),
+        ({"x-quintain-deadline": "99999999999999.5"}, 400, "bad_request"),
+        ({"x-quintain-deadline": "1e14"}, 400, "bad_request"),
         ({"x-quintain-deadline": "1"}, 504, "expired"),
     ],
 )

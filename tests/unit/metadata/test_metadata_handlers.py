@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -14,7 +15,9 @@ from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
 from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
 from quintain_metadata.service.handlers import MetadataRequestHandler
+from support.ledger_driver import admit_request
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
+from support.quick import timings
 
 #: Every operation with a question it takes, and whose token opens it.
 OPERATION_BODIES: dict[str, tuple[dict[str, object], set[str]]] = {
@@ -311,3 +314,26 @@ async def test_what_went_to_which_target_is_told_to_whoever_asks_for_it(
 ) -> None:
     assert "perTarget" not in await metadata.call_operation("info", session.token, {})
     assert (await metadata.call_operation("info", session.token, {"perTarget": True}))["perTarget"] == {}
+
+
+async def test_info_waits_for_the_calls_that_its_asker_was_answered(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    admit = admit_request(session, "r1")
+    await metadata.ledger_driver.admit(admit)
+    unknown = {"answered": ["never sent"]}
+    assert (await metadata.call_operation("info", session.token, unknown))["running"] == 1
+    asking = asyncio.ensure_future(metadata.call_operation("info", session.token, {"answered": ["r0", "r1"]}))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    await metadata.ledger_driver.settle(session, admit)
+    info = await asking
+    assert (info["running"], info["committed"]) == (0, 1)
+
+
+async def test_info_waits_a_limited_time() -> None:
+    async with run_metadata_service(timings(answered_settle_seconds=0.05)) as alone:
+        await alone.ledger_driver.register("a")
+        session = await alone.ledger_driver.open_session()
+        await alone.ledger_driver.admit(admit_request(session, "r1"))
+        assert (await alone.call_operation("info", session.token, {"answered": ["r1"]}))["running"] == 1

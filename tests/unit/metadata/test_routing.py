@@ -8,19 +8,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.bus.base import Delivery
+from quintain.bus.base import Delivery, HeaderValue
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BusError, Overloaded, Unauthorized, UnknownTarget
-from quintain.routes import REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, Binding, Topology, target_queue, target_topology
 from support.ledger_driver import admit_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+from support.quick import timings
 
 
 @pytest.fixture
 async def metadata() -> AsyncIterator[RunningMetadataService]:
-    async with run_metadata_service() as alone:
+    async with run_metadata_service(timings(unknown_target_seconds=0.05)) as alone:
         yield alone
 
 
@@ -181,3 +182,13 @@ async def test_a_full_queue_is_overloaded_and_no_defect(
         await metadata.invoke(session.token, {"question": "x"})
     assert overloaded.value.retryable
     assert (await metadata.ledger_driver.info(session)).call_count == 0
+
+
+@pytest.mark.parametrize("deadline", [1.5, "soon", True, "99999999999999.5", [1]])
+@pytest.mark.parametrize("key", ["", "nope"])
+async def test_a_deadline_that_is_no_integer_is_refused(
+    metadata: RunningMetadataService, session: SessionOpened, key: str, deadline: HeaderValue
+) -> None:
+    await serve(metadata, "a")
+    with pytest.raises(BadRequest, match=f"^{DEADLINE_HEADER}: "):
+        await metadata.invoke(session.token, {"question": "x"}, key, {DEADLINE_HEADER: deadline})

@@ -94,7 +94,7 @@ graders:
 
 def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> None:
     (told,) = evaluation_errors(tmp_path, WHOLE + "zzz: 1\n")
-    assert told.startswith("unknown key 'zzz'; known: dataset, targets, max_calls")
+    assert told.startswith("unknown key 'zzz'; known: dataset, targets, prompts, max_calls")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import pytest
 from quintain.config import load_config
 from quintain.contracts.invoke import InvokeRequest
 from quintain_runner.dataset.command import open_dataset
-from quintain_runner.engine.run import RunSetup, run_evaluation
+from quintain_runner.engine.run import run_evaluation
+from quintain_runner.engine.run_setup import RunSetup
 from quintain_runner.progress.display import NoProgressDisplay
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.spec.environment import GraderEnvironment

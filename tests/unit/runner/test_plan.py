@@ -11,9 +11,19 @@ from quintain.graders import Case
 from quintain_runner.results.row import Row, RowError, RowKey, RowStats, RowStatus
 from quintain_runner.spec.changes import RerunPolicy, RunFingerprints
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.spec.plan import FindRow, Trial, check_targets_available, choose_targets, pending_trials
+from quintain_runner.spec.plan import (
+    FindRow,
+    Trial,
+    check_targets_available,
+    choose_targets,
+    pending_trials,
+    planned_questions,
+)
+from quintain_runner.spec.prompts import CASE_AS_IT_IS
 
 CASES = [Case(id="a", question="qa"), Case(id="b", question="qb")]
+
+QUESTIONS = list(planned_questions(CASES, [CASE_AS_IT_IS], 2))
 
 
 def row(status: RowStatus, *, case_id: str = "a", repeat: int = 1, output: str | None = None, tries: int = 1) -> Row:
@@ -44,10 +54,8 @@ def evaluation(targets: list[str] | None) -> Evaluation:
 
 
 def test_every_case_is_asked_of_a_target_as_often_as_said() -> None:
-    planned = [
-        trial.key for trial in pending_trials(CASES, "t", repeats=2, find_row=stored(), rerun_policy=RerunPolicy())
-    ]
-    assert planned == [("a", "t", 1), ("a", "t", 2), ("b", "t", 1), ("b", "t", 2)]
+    planned = [trial.key for trial in pending_trials(QUESTIONS, "t", find_row=stored(), rerun_policy=RerunPolicy())]
+    assert planned == [("a", "t", 1, None), ("a", "t", 2, None), ("b", "t", 1, None), ("b", "t", 2, None)]
 
 
 KEPT = (
@@ -70,7 +78,7 @@ KEPT = (
 def test_graded_rows_are_kept_and_errored_or_doubtful_ones_asked_again_as_told(
     again: RerunPolicy, asked: list[tuple[str, int, int]]
 ) -> None:
-    planned = pending_trials(CASES, "t", repeats=2, find_row=stored(*KEPT), rerun_policy=again)
+    planned = pending_trials(QUESTIONS, "t", find_row=stored(*KEPT), rerun_policy=again)
     assert [(trial.case.id, trial.repeat, trial.tries) for trial in planned] == asked
 
 

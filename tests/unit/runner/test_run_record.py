@@ -54,7 +54,9 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
         "content": evaluation.text,
         "identity": asdict(identity(tmp_path, threshold=0.5)),
         "targets": ["bot"],
+        "prompts": [],
         "repeats": 1,
+        "reduce": {"graders": {}},
         "threshold": 0.5,
         "maxCalls": 9,
     }  # fmt: skip

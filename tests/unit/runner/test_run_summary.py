@@ -13,7 +13,8 @@ from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts, su
 from quintain_runner.report.summary_text import exit_line, unaccounted_calls_note
 from quintain_runner.results.counts import RowTally, estimate_remaining_calls
 from quintain_runner.results.resume_state import ResumeState
-from quintain_runner.results.row import Answer, GraderRow, Row, RowError, RowStats, RowStatus
+from quintain_runner.results.row import GraderRow, Row, RowError, RowStats, RowStatus
+from quintain_runner.results.row_content import Answer
 
 GOOD = TrialCounts(
     trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8

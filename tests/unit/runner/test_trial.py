@@ -72,7 +72,7 @@ async def test_an_answer_is_graded_into_a_row(tmp_path: Path) -> None:
     outcome = await run_trial(TRIAL, grading_context_of(FakeClient()))
     row = outcome.row
     assert row is not None
-    assert (row.key, row.status, row.output, row.score) == (("c1", "bot", 1), RowStatus.GRADED, "Paris", 1.0)
+    assert (row.key, row.status, row.output, row.score) == (("c1", "bot", 1, None), RowStatus.GRADED, "Paris", 1.0)
     assert (row.calls, row.token_usage, row.duration_ms) == (1, TokenUsage(input=10, output=2), 5.0)
     assert row.graders["same"].passed
     assert not outcome.budget_spent

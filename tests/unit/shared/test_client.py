@@ -26,6 +26,7 @@ from quintain.contracts.session import (
     CallsReleased,
     CallsReserved,
     CancelCalls,
+    GetInfo,
     Info,
     OpenSession,
     ReleaseCalls,
@@ -319,7 +320,7 @@ async def test_a_request_on_the_wire_is_the_protocols(lone_client: LoneClient) -
     )
     seen = await lone_client.deliveries.get()
     assert (seen.exchange, seen.routing_key, seen.type) == ("quintain.invoke", "a", "invoke")
-    assert seen.body == b'{"question":"x","target":"a"}'
+    assert seen.body == b'{"question":"x"}'  # the routing key names the target
     headers = dict(seen.headers)
     assert 5_029_000 < int(str(headers.pop("x-quintain-deadline"))) < 5_031_000
     assert 4_999_000 < int(str(headers.pop("timestamp_in_ms"))) < 5_001_000
@@ -624,3 +625,23 @@ async def test_a_batch_that_is_left_gives_back_what_it_had_reserved(slow_fleet: 
         await wait_for_counters(client, lambda info: (info.running, info.reserved) == (2, 3))
         await cancel_and_wait(batch)
         assert (await wait_for_counters(client, lambda info: info.running == 0)).reserved == 0
+
+
+async def test_info_names_the_calls_that_were_answered_since_the_last_one(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
+    named: list[list[str] | None] = []
+
+    def info(body: bytes) -> Info:
+        named.append(GetInfo.from_wire(body).answered)
+        return INFO
+
+    lone_client.metadata.replies["info"] = info
+    for request_id in ("r1", "r" * 200, "r2"):
+        request = InvokeRequest(question="x", target="a")
+        asking = asyncio.ensure_future(lone_client.client.send(request, request_id=request_id))
+        await send_reply(lone_client.bus, await lone_client.deliveries.get(), Overloaded())
+        with pytest.raises(Overloaded):
+            await asking
+    await lone_client.client.get_info()
+    await lone_client.client.get_info()
+    assert named == [["r1", "r2"], None]

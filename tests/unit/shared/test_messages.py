@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -261,3 +262,40 @@ def test_the_text_of_parts_is_the_text_parts_joined() -> None:
 def test_token_counts_add_up_and_stay_unknown_where_nobody_counted() -> None:
     total = TokenUsage(input=1, output=2) + TokenUsage(input=3, output=4, cached=5)
     assert total == TokenUsage(input=4, output=6, cached=5, reasoning=None)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ('"settings": {"temperature": %s}', "settings.temperature"),
+        ('"settings": {"responseFormat": {"a": [1, {"b": %s}]}}', "settings.responseFormat.a.1.b"),
+        ('"settings": {"tools": [{}, {"function": {"x": %s}}]}', "settings.tools.1.function.x"),
+        ('"settings": {"toolChoice": {"x": %s}}', "settings.toolChoice.x"),
+        ('"settings": {"seed": %s}', "settings.seed"),
+        ('"messages": [{"role": "user", "content": [{"x": %s}]}], "question": null', "messages.0.content.0.x"),
+        ('"metadata": {"x": %s}', "metadata.x"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_by_name_in_json_and_in_python(
+    body: str, place: str, number: str
+) -> None:
+    text = '{"question": "x", ' + body % number + "}"
+    with pytest.raises(BadRequest, match=f"^{re.escape(place)}: "):
+        InvokeRequest.from_wire(text)
+    with pytest.raises(ValidationError):
+        InvokeRequest.model_validate(json.loads(text))
+
+
+def test_a_number_that_became_nan_later_is_not_sent_as_null() -> None:
+    request = InvokeRequest(question="x", settings=InvokeSettings(tools=[{"a": 1}]))
+    assert request.settings is not None
+    assert request.settings.tools is not None
+    request.settings.tools[0]["a"] = float("nan")
+    with pytest.raises(BadRequest, match=r"^settings.tools.0.a: "):
+        InvokeRequest.from_wire(request.to_wire())
+
+
+def test_a_session_of_infinite_life_is_refused() -> None:
+    with pytest.raises(BadRequest, match="^expiresInSeconds: "):
+        session_messages.OpenSession.from_wire(b'{"defaultTarget": "a", "expiresInSeconds": 1e400}')

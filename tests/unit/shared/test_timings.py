@@ -26,6 +26,8 @@ PROMISED = [
     DEFAULT_TIMINGS.ledger_silence_seconds,
     DEFAULT_TIMINGS.held_call_seconds,
     DEFAULT_TIMINGS.shared_pause_seconds,
+    DEFAULT_TIMINGS.unknown_target_seconds,
+    DEFAULT_TIMINGS.answered_settle_seconds,
     DEFAULT_TIMINGS.sweep_seconds,
     DEFAULT_TIMINGS.gap_seconds,
     DEFAULT_TIMINGS.host_heartbeat_seconds,

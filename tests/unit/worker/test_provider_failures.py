@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
+from quintain.contracts.invoke import InvokeRequest, InvokeSettings
+from quintain.errors import BadRequest, Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
 from quintain_worker.providers.provider import Billing, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
@@ -202,3 +202,19 @@ async def test_a_server_that_cannot_be_reached_costs_nothing(wire: Wire) -> None
     assert isinstance(failed.fault, ProviderFailed)
     assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNBILLED, True, False)
     assert "nothing was sent (ModelConnectionError)" in failed.fault.message
+
+
+@wires
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_request_that_the_library_cannot_write_is_refunded(
+    server: ModelServer, wire: Wire, stream: bool
+) -> None:
+    provider = wire.provider(server.url)
+    settings = InvokeSettings.model_construct(temperature=float("nan"))
+    request = InvokeRequest(question="q").model_copy(update={"settings": settings})
+    with pytest.raises(ProviderFailure) as caught:
+        await provider.answer(request, timeout_seconds=10, on_text=(lambda _: None) if stream else None)
+    await provider.close()
+    assert server.requests == []
+    assert isinstance(caught.value.fault, BadRequest)
+    assert (caught.value.billing, caught.value.retryable) == (Billing.UNBILLED, False)

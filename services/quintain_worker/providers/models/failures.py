@@ -25,7 +25,7 @@ from pydantic_ai.exceptions import (
     ModelUnavailableError,
 )
 
-from quintain.errors import Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
+from quintain.errors import BadRequest, Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
 from quintain_worker.providers.provider import Billing, ProviderFailure, clamp_retry_after
 
 
@@ -64,6 +64,7 @@ _STREAM_INTERRUPTED = _FailureKind(
     _failed_charged, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True
 )
 _UNREADABLE = _FailureKind(_failed_charged, "sent an answer that cannot be read", Billing.UNKNOWN, retryable=True)
+_NOT_WRITABLE = _FailureKind(BadRequest, "cannot be sent this request; nothing was sent", Billing.UNBILLED)
 
 #: HTTP statuses with a meaning of their own; the others are mapped by their class (4xx, 5xx).
 _BY_STATUS = {
@@ -96,9 +97,11 @@ _REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-def failure_of(error: Exception, provider: str) -> ProviderFailure:
-    """Map an exception of the model library to a failure."""
+def failure_of(error: Exception, provider: str, *, is_sent: bool = True) -> ProviderFailure:
+    """Map an exception of the model library to a failure; ``is_sent`` is whether it began an HTTP request."""
     failure_kind = _failure_kind(error)
+    if failure_kind is _UNREADABLE and not is_sent:
+        failure_kind = _NOT_WRITABLE
     fault = failure_kind.make_fault(f"{provider} {failure_kind.description} ({', '.join(_details(error))})")
     retry_after_seconds = clamp_retry_after(error.retry_after) if isinstance(error, ModelAPIError) else None
     if retry_after_seconds is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+from dataclasses import dataclass
+
 import httpx2
 from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.messages import ModelMessage
@@ -33,6 +36,21 @@ _CONNECT_SECONDS = 10.0
 _KEEPALIVE_SECONDS = 60.0
 
 
+@dataclass(slots=True)
+class _HttpTry:
+    """One try: whether the library handed an HTTP request to the client. Until then no byte was sent."""
+
+    is_sent: bool = False
+
+
+#: The try of the current task, for the HTTP client's hook.
+_current_try: ContextVar[_HttpTry] = ContextVar("current_try")
+
+
+async def _note_request(_: httpx2.Request) -> None:
+    _current_try.get(_HttpTry()).is_sent = True
+
+
 def http_client(max_concurrency: int) -> httpx2.AsyncClient:
     """Create the HTTP client of one target, with keep-alive connections.
 
@@ -45,6 +63,7 @@ def http_client(max_concurrency: int) -> httpx2.AsyncClient:
             max_connections=None, max_keepalive_connections=max_concurrency, keepalive_expiry=_KEEPALIVE_SECONDS
         ),
         follow_redirects=False,
+        event_hooks={"request": [_note_request]},
     )
 
 
@@ -67,6 +86,8 @@ class ModelProvider:
         settings = settings_of(request.settings or InvokeSettings(), self._defaults, self._capabilities)
         messages = messages_of(request, self._capabilities)
         settings["request_timeout"] = timeout_seconds
+        http_try = _HttpTry()
+        _current_try.set(http_try)
         try:
             if on_text is not None:
                 return await self._answer_streamed(messages, settings, on_text)
@@ -74,7 +95,7 @@ class ModelProvider:
         except Exception as error:
             # An unexpected response body can make the library raise anything. Not chained, because its message quotes
             # the body.
-            raise failure_of(error, self._capabilities.provider) from None
+            raise failure_of(error, self._capabilities.provider, is_sent=http_try.is_sent) from None
 
     async def close(self) -> None:
         """Close the HTTP connections."""

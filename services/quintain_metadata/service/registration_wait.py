@@ -1,0 +1,79 @@
+"""Waits for the registration of targets, so that the services of a fleet may start in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from quintain.errors import BudgetUnavailable
+from quintain_metadata.ledger.base import Ledger
+from quintain_metadata.rules import targets
+
+#: The largest number of requests that wait at once. Each is an unacknowledged message in this process's memory.
+MAX_WAITING = 1000
+
+#: How often the registered targets are read while a request waits, in seconds.
+READ_SECONDS = 0.25
+
+
+class RegistrationWait:
+    """Lets requests wait for the registration of their target.
+
+    They wait while no target is registered at all, and within ``window_seconds`` of the start of this service: workers
+    that started before it, or start with it, have registered by then.
+    """
+
+    def __init__(self, ledger: Ledger, window_seconds: float) -> None:
+        self._ledger = ledger
+        self._window_ends_at = asyncio.get_running_loop().time() + window_seconds
+        self._stopped = asyncio.Event()
+        self._read_lock = asyncio.Lock()
+        self._read_at = 0.0
+        self._registered: frozenset[str] | None = None
+        self.waiting_count = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """End all waits at once."""
+        self._stopped.set()
+
+    async def wait(self, target: str, timeout_seconds: float) -> bool:
+        """Wait up to ``timeout_seconds`` until this target is registered, or waiting has no reason any more.
+
+        Returns whether it waited at all: not if there is no reason, or if `MAX_WAITING` requests wait already.
+        """
+        if timeout_seconds <= 0 or self.waiting_count >= MAX_WAITING or not await self._is_expected(target):
+            return False
+        self.waiting_count += 1
+        give_up_at = asyncio.get_running_loop().time() + timeout_seconds
+        try:
+            while not self.is_stopped and await self._is_expected(target):
+                remaining_seconds = give_up_at - asyncio.get_running_loop().time()
+                if remaining_seconds <= 0:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), min(READ_SECONDS, remaining_seconds))
+        finally:
+            self.waiting_count -= 1
+        return True
+
+    async def _is_expected(self, target: str) -> bool:
+        """Whether the target is not registered, and a worker may still register it."""
+        registered = await self._registered_targets()
+        if registered is None:
+            return True
+        return target not in registered and (not registered or asyncio.get_running_loop().time() < self._window_ends_at)
+
+    async def _registered_targets(self) -> frozenset[str] | None:
+        """Return the registered targets, read at most every `READ_SECONDS`; None if the ledger was never read."""
+        loop = asyncio.get_running_loop()
+        async with self._read_lock:
+            if self._registered is None or loop.time() - self._read_at >= READ_SECONDS:
+                with contextlib.suppress(BudgetUnavailable):  # logged by the instrumented ledger
+                    self._registered = frozenset(await self._ledger.transact(lambda _: targets.target_names()))
+                self._read_at = loop.time()
+            return self._registered

@@ -1,0 +1,58 @@
+"""What is reckoned of a graded answer without any call: its score by the graders' weights, and its tags. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from quintain.graders import Case
+from quintain_runner.results.row import GraderRow, Row, RowStatus
+from quintain_runner.spec.case_fields import case_field
+from quintain_runner.spec.evaluation import EvaluationSpec
+
+#: The tag of a case that has no value of the field.
+NO_VALUE = "(none)"
+
+
+@dataclass(frozen=True, slots=True)
+class Reckoning:
+    """The graders' weights by name, 1 if absent; and the fields of the case by whose values rows are counted."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    by: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, spec: EvaluationSpec) -> Reckoning:
+        """What an evaluation file says."""
+        return cls({grader.name: grader.weight for grader in spec.graders}, spec.by)
+
+    def applied_to(self, row: Row, case: Case) -> Row:
+        """The row with the weighted mean of its graders' scores, and with the tags of its case; the same row if it has
+        them already."""
+        tags = {name: tags_of(case_field(case, name)) for name in self.by} or None
+        has_score = row.score is not None or row.status is not RowStatus.GRADED
+        has_weights = all(grader.weight == self.weights.get(name, 1.0) for name, grader in row.graders.items())
+        if has_score and has_weights and tags == row.tags:
+            return row
+        graders = {
+            name: grader.model_copy(update={"weight": self.weights.get(name, 1.0)})
+            for name, grader in row.graders.items()
+        }
+        score = _weighted_mean(graders.values()) if row.status is RowStatus.GRADED else row.score
+        return row.model_copy(update={"graders": graders, "score": score, "tags": tags})
+
+
+def _weighted_mean(graders: Collection[GraderRow]) -> float | None:
+    """The mean of the graders' scores by their weights; None if no grader with a weight has a score."""
+    scores = [(grader.weight, grader.score) for grader in graders if grader.weight and grader.score is not None]
+    return sum(weight * score for weight, score in scores) / sum(weight for weight, _ in scores) if scores else None
+
+
+def tags_of(value: JsonValue) -> list[str]:
+    """The tags that the value of a field gives: text as it is, other values as JSON, of a list one for each item."""
+    values = value if isinstance(value, list) else [value]
+    texts = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in values if item != ""]
+    return list(dict.fromkeys(NO_VALUE if text == "null" else text for text in texts)) or [NO_VALUE]

@@ -1,0 +1,156 @@
+"""Requests that come before their target's worker: they wait for its registration, and block no other request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.contracts.session import SessionOpened
+from quintain.contracts.token import digest
+from quintain.errors import UnknownTarget
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.topology import INVOKE, UNROUTED_QUEUE, target_queue, target_topology
+from quintain_metadata.service import registration_wait
+from quintain_metadata.service.routing import CONCURRENCY
+from quintain_metadata.service.service import MetadataService
+from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
+from support.quick import timings
+
+#: Longer than any test.
+LONG = timings(unknown_target_seconds=60)
+
+BODY = {"question": "x"}
+
+
+@pytest.fixture
+async def metadata(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningMetadataService]:
+    """A service that has just started, with nothing registered."""
+    monkeypatch.setattr(registration_wait, "READ_SECONDS", 0.02)
+    async with run_metadata_service(LONG, start_window_seconds=None) as alone:
+        yield alone
+
+
+@pytest.fixture
+async def session(metadata: RunningMetadataService) -> SessionOpened:
+    return await metadata.ledger_driver.open_session()
+
+
+async def publish(metadata: RunningMetadataService, session: SessionOpened, key: str, request_id: str) -> None:
+    headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: request_id}
+    await metadata.publish(INVOKE, key, BODY, headers=headers, correlation_id=request_id, reply_to="gone")
+
+
+async def wait_for_waiting(service: MetadataService, count: int) -> None:
+    async with asyncio.timeout(5):
+        while service._router is None or service._router._registration_wait.waiting_count != count:
+            await asyncio.sleep(0.005)
+
+
+async def register(metadata: RunningMetadataService, target: str) -> None:
+    await metadata.bus.declare(target_topology(target))
+    await metadata.ledger_driver.register(target)
+
+
+@pytest.mark.parametrize("key", ["a", ""])
+async def test_a_call_before_its_worker_is_forwarded_after_the_registration(
+    metadata: RunningMetadataService, session: SessionOpened, key: str
+) -> None:
+    await metadata.ledger_driver.reserve(session, "r1")
+    await publish(metadata, session, key, "r1")
+    await wait_for_waiting(metadata.service, 1)
+    await metadata.ledger_driver.register("b")  # another target: the start is not over
+    await asyncio.sleep(0.1)
+    assert (await metadata.ledger_driver.info(session)).reserved == 1
+    await register(metadata, "a")
+    forwarded = await next_delivery(await metadata.consume_queue(target_queue("a")))
+    assert (forwarded.correlation_id, forwarded.routing_key) == ("r1", "a")
+    await wait_for_waiting(metadata.service, 0)
+
+
+async def test_waiting_calls_block_no_other_request_of_the_queue(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    for number in range(CONCURRENCY + 10):
+        await publish(metadata, session, "later", f"r{number}")
+    await wait_for_waiting(metadata.service, CONCURRENCY + 10)
+    await register(metadata, "a")
+    got = await metadata.consume_queue(target_queue("a"))
+    await publish(metadata, session, "", "next")
+    assert (await next_delivery(got)).correlation_id == "next"
+    assert len(metadata.memory.queue(UNROUTED_QUEUE.name).ready) == 0
+
+
+@pytest.mark.parametrize("window_seconds", [None, 0], ids=["just started", "nothing registered"])
+async def test_the_wait_ends_with_the_list_and_the_reservation(
+    monkeypatch: pytest.MonkeyPatch, window_seconds: float | None
+) -> None:
+    monkeypatch.setattr(registration_wait, "READ_SECONDS", 0.02)
+    async with run_metadata_service(
+        timings(unknown_target_seconds=0.2), start_window_seconds=window_seconds
+    ) as metadata:
+        session = await metadata.ledger_driver.open_session()
+        await metadata.ledger_driver.reserve(session, "r1")
+        if window_seconds is None:
+            await metadata.ledger_driver.register("b")
+        started_at = time.monotonic()
+        with pytest.raises(UnknownTarget) as unknown:
+            await metadata.invoke(session.token, BODY, "a", {REQUEST_ID_HEADER: "r1"})
+        assert time.monotonic() - started_at >= 0.1
+        assert unknown.value.available_targets == (() if window_seconds == 0 else ("b",))
+        assert (await metadata.ledger_driver.info(session)).call_count == 0
+
+
+async def test_a_wait_ends_at_the_deadline(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    deadline = int(time.time() * 1000) + 200
+    with pytest.raises(UnknownTarget):
+        await metadata.invoke(session.token, BODY, "a", {DEADLINE_HEADER: deadline})
+
+
+@pytest.mark.parametrize("target", ["", "no/name", "c"])
+async def test_a_name_that_no_registration_can_help_is_answered_at_once(
+    metadata: RunningMetadataService, target: str
+) -> None:
+    narrow = await metadata.ledger_driver.open_session(allowed_targets=["a"])
+    with pytest.raises(UnknownTarget):
+        await metadata.invoke(narrow.token, {**BODY, "target": target})
+
+
+async def test_more_than_the_limit_are_answered_at_once(
+    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_wait, "MAX_WAITING", 3)
+    for number in range(3):
+        await publish(metadata, session, "a", f"r{number}")
+    await wait_for_waiting(metadata.service, 3)
+    with pytest.raises(UnknownTarget):
+        await metadata.invoke(session.token, BODY, "a")
+
+
+@pytest.mark.parametrize("ending", ["crash", "stop"])
+async def test_waiting_calls_survive_their_service(
+    metadata: RunningMetadataService, session: SessionOpened, ending: str
+) -> None:
+    for request_id in ("r1", "r2"):
+        await publish(metadata, session, "a", request_id)
+    await wait_for_waiting(metadata.service, 2)
+    if ending == "crash":
+        await metadata.service_bus.close()  # as after kill -9: nothing was acknowledged
+    else:
+        async with asyncio.timeout(2):
+            await metadata.service.stop()
+    bus = metadata.memory.connect()
+    successor = MetadataService(bus, metadata.ledger_driver.ledger, digest(ADMIN_TOKEN), timings=LONG)
+    await successor.start()
+    try:
+        await wait_for_waiting(successor, 2)
+        await register(metadata, "a")
+        got = await metadata.consume_queue(target_queue("a"))
+        assert sorted([str((await next_delivery(got)).correlation_id) for _ in range(2)]) == ["r1", "r2"]
+        await wait_for_waiting(successor, 0)
+        assert got.empty()
+    finally:
+        await successor.stop()
+        await bus.close()

@@ -1,0 +1,175 @@
+"""Each prompt × target is a column of its own, in every table and for the same command again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import TargetUnavailable
+from quintain_runner.engine.error_limit import ErrorPolicy
+from quintain_runner.engine.run import run_evaluation
+from quintain_runner.progress.display import NoProgressDisplay
+from quintain_runner.progress.state import ProgressState
+from quintain_runner.report.comparison import compare_runs
+from quintain_runner.report.csv_file import write_csv
+from quintain_runner.report.junit import write_junit
+from quintain_runner.report.markdown import render_markdown
+from quintain_runner.report.run_report import read_report
+from quintain_runner.report.summary import RunSummary
+from quintain_runner.report.tables import run_tables
+from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation
+from support.fake_client import FakeClient
+
+TARGETS = ("bot", "other")
+
+COLUMNS = ["bot · plain", "bot · brief", "other · plain", "other · brief"]
+
+
+async def answer(request: InvokeRequest) -> str:
+    """Both targets repeat the question; the prompt ``plain`` is the question alone, and passes."""
+    return request.question or ""
+
+
+class World:
+    """Two cases, two prompts, two targets, twice each; the second prompt is a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = EvaluationFolder(folder, FakeClient(answer, targets=TARGETS), targets=TARGETS)
+        self.rows = cases(2)
+        self.prompts: list[object] = [{"name": "plain", "user": "{{ question }}"}, "file://brief.txt"]
+        self.brief("Briefly: {{ question }}")
+
+    def brief(self, text: str) -> None:
+        (self.folder.path / "brief.txt").write_text(text)
+
+    async def run(self, **settings: object) -> RunSummary:
+        write_evaluation(self.folder.path, self.rows, [EXACT], prompts=self.prompts, repeats=2, **settings)
+        self.folder.client.requests.clear()
+        return await run_evaluation(self.folder.setup())
+
+    @property
+    def asked(self) -> Counter[tuple[str | None, str | None]]:
+        return Counter((request.target, request.question) for request in self.folder.client.requests)
+
+
+async def test_a_changed_prompt_asks_only_its_columns_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    summary = await world.run()
+    questions = [text for n in range(2) for text in (f"q{n}", f"Briefly: q{n}")]
+    assert world.asked == {(target, text): 2 for target in TARGETS for text in questions}
+    assert len(set(world.folder.client.request_ids)) == 16
+    assert {name: (counts.trials, counts.passed) for name, counts in summary.per_target.items()} == dict(
+        zip(COLUMNS, [(4, 4), (4, 0)] * 2, strict=True)
+    )
+    await world.run()
+    assert world.asked == {}
+    world.brief("Shortly: {{ question }}")
+    await world.run()
+    assert world.asked == {(target, f"Shortly: q{n}"): 2 for target in TARGETS for n in range(2)}
+    world.rows[0]["hint"] = "a field that no prompt names"
+    await world.run()
+    assert world.asked == {}
+    world.prompts.append({"name": "third", "system": "be kind"})
+    summary = await world.run()
+    assert world.asked == {(target, f"q{n}"): 2 for target in TARGETS for n in range(2)}
+    del world.prompts[1:]
+    summary = await world.run()
+    assert (world.asked, list(summary.per_target), summary.total.graded) == ({}, ["bot · plain", "other · plain"], 8)
+
+
+async def test_two_prompts_with_one_text_are_asked_each_for_itself(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.brief("{{ question }}")
+    summary = await world.run()
+    assert (sum(world.asked.values()), summary.total.passed) == (16, 16)
+
+
+async def test_each_prompt_and_target_is_a_column_of_every_table(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    summary = await world.run()
+    out = world.folder.output
+    for report in (read_report(out), read_report(out, summary)):
+        tables = run_tables(report)
+        assert [row[0] for row in tables[0].rows] == COLUMNS
+        assert tables[0].title == "2 cases, 2 times each"
+        page = render_markdown(report, "quintain run eval.yaml")
+        assert all(f"`{name}`" in page for name in COLUMNS)
+        write_csv(tmp_path / "rows.csv", report)
+        write_junit(tmp_path / "junit.xml", report)
+        with (tmp_path / "rows.csv").open(encoding="utf-8-sig") as file:
+            lines = Counter((line["target"], line["prompt"]) for line in csv.DictReader(file))
+        assert lines == {(target, prompt): 4 for target in TARGETS for prompt in ("plain", "brief")}
+        suites = ET.parse(tmp_path / "junit.xml").getroot().findall("testsuite")
+        assert [(suite.get("name"), suite.get("tests"), suite.get("failures")) for suite in suites] == [
+            (f"eval.{name}", "4", failures) for name, failures in zip(COLUMNS, "0404", strict=True)
+        ]
+    record = json.loads((out / "run.json").read_text())
+    assert record["configuration"]["prompts"] == ["plain", "brief"]
+    assert list(record["targets"]) == list(record["statistics"]["targets"]) == COLUMNS
+    assert (record["targets"]["bot · brief"]["target"], record["targets"]["bot · brief"]["prompt"]) == ("bot", "brief")
+
+
+async def test_runs_are_compared_column_by_column(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    before, after = World(tmp_path / "a"), World(tmp_path / "b")
+    await before.run()
+    after.brief("{{ question }}")
+    await after.run()
+    compared = compare_runs(read_report(before.folder.output), read_report(after.folder.output))
+    flipped = {target.after: target.flipped for target in compared.targets}
+    assert flipped == dict(zip(COLUMNS, [0, 4, 0, 4], strict=True))
+
+
+async def test_graders_see_the_case_as_it_was_asked_and_its_own_fields(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.rows = [{"id": "a", "word": "tree", "expected": "tree"}]
+    world.prompts = [{"name": "plain", "user": "{{ word }}"}]
+    summary = await world.run()
+    assert (summary.total.passed, summary.total.graded) == (4, 4)
+
+
+async def test_the_settings_of_a_case_are_sent_and_a_change_asks_it_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    settings: Json = {"temperature": 0.5}
+    world.rows[0]["settings"] = settings
+    await world.run()
+    sent = Counter(request.settings and request.settings.temperature for request in world.folder.client.requests)
+    assert sent == {0.5: 8, None: 8}
+    settings["temperature"] = 0
+    await world.run()
+    assert [request.settings and request.settings.temperature for request in world.folder.client.requests] == [0] * 8
+
+
+async def test_a_parked_target_is_parked_under_every_prompt(tmp_path: Path) -> None:
+    async def broken(request: InvokeRequest) -> str:
+        if request.target == "bot":
+            raise TargetUnavailable("no such model")
+        return request.question or ""
+
+    world = World(tmp_path)
+    world.folder.client.answer = broken
+    world.folder.error_policy = ErrorPolicy(max_errors=2)
+    world.folder.concurrency = 1
+    shown = KeptState()
+    world.folder.progress = shown
+    summary = await world.run()
+    assert list(summary.parked_targets) == ["bot"]
+    assert shown.state is not None
+    assert {name: gauge.is_parked for name, gauge in shown.state.target_gauges.items()} == dict(
+        zip(COLUMNS, [True, True, False, False], strict=True)
+    )
+    assert summary.per_target["other · plain"].passed == 4
+
+
+class KeptState(NoProgressDisplay):
+    """Keeps what a display is given."""
+
+    state: ProgressState | None = None
+
+    def start(self, progress_state: ProgressState) -> None:
+        self.state = progress_state
