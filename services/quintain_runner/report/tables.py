@@ -57,12 +57,36 @@ def cost_line(cost: Cost | None) -> str | None:
     return f"cost {dollars(cost.usd, at_least=cost.at_least)}: {', '.join(parts)}{unpriced_note}"
 
 
-def _targets_table(report: RunReport) -> TextTable:
-    """The table of the targets, with the optional columns that have values, and a total.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TargetLine:
+    """One line of the table of the targets; ``counts`` is None for a target that only graders call."""
 
-    The calls, the tokens and the cost of a line are those of the same calls: the calls of the target, as the ledger
-    counts them. The calls of targets that only graders ask have a line of their own.
-    """
+    name: str
+    counts: TrialCounts | None = None
+    statistics: TargetStatistics = field(default_factory=TargetStatistics)
+    usage: LineUsage
+    usd: str
+
+    def cells(self, shown: Sequence[str], *, has_reduced: bool) -> tuple[str, ...]:
+        """The cells, with these optional columns."""
+        counts, missing = self.counts, formatting.MISSING
+        reduced = _reduced_cells(self.statistics.row) if has_reduced else ()
+        measured = (*_measured_cells(counts, self.statistics.row), *reduced, f"{counts.errors:,}") if counts else ()
+        more = {
+            "in doubt": f"{counts.in_doubt:,}" if counts else missing,
+            "tokens in/out": f"{self.usage.input_tokens:,}/{self.usage.output_tokens:,}",
+            "cost": self.usd,
+        }
+        return (
+            self.name,
+            *(measured or (missing,) * (5 + len(reduced))),
+            f"{self.usage.calls:,}",
+            *(more[column] for column in shown),
+        )
+
+
+def _targets_table(report: RunReport) -> TextTable:
+    """The table of the targets, with the optional columns that have values, and a total."""
     summary, cost = report.summary, report.cost
     all_counts = [*summary.per_target.values(), summary.total]
     extra = {
@@ -72,62 +96,18 @@ def _targets_table(report: RunReport) -> TextTable:
     }
     shown = [name for name, is_shown in extra.items() if is_shown]
     reduced = _first_reduced(statistics.row for statistics in report.analysis.targets.values())
-
-    def row(
-        name: str, counts: TrialCounts | None, statistics: TargetStatistics, usage: LineUsage, usd: str
-    ) -> tuple[str, ...]:
-        more = {
-            "in doubt": formatting.MISSING if counts is None else f"{counts.in_doubt:,}",
-            "tokens in/out": f"{usage.input_tokens:,}/{usage.output_tokens:,}",
-            "cost": usd,
-        }
-        measured = (
-            (formatting.MISSING,) * (7 if reduced else 5)
-            if counts is None
-            else (
-                *_measured_cells(counts, statistics.row),
-                *(_reduced_cells(statistics.row) if reduced else ()),
-                f"{counts.errors:,}",
-            )
-        )
-        return (name, *measured, f"{usage.calls:,}", *(more[column] for column in shown))
-
-    no_statistics = TargetStatistics()
-    rows = [
-        row(
-            name,
-            counts,
-            report.analysis.targets.get(name, no_statistics),
-            _line_usage(counts, cost, name),
-            _cost_cell(cost, name),
-        )
-        for name, counts in summary.per_target.items()
-    ]
-    called = {} if cost is None else cost.targets
-    judges = [name for name in called if name not in summary.per_target]
-    rows += [
-        row(f"{name} (graders)", None, no_statistics, called[name].usage, _cost_cell(cost, name)) for name in judges
-    ]
+    lines = list(_target_lines(report))
+    rows = [line.cells(shown, has_reduced=reduced is not None) for line in lines]
     total = None
     if len(rows) > 1:
-        usages = [_line_usage(counts, cost, name) for name, counts in summary.per_target.items()]
-        usages += [called[name].usage for name in judges]
-        usage = LineUsage(*(sum(counts) for counts in zip(*usages, strict=True)))
+        usage = LineUsage(*(sum(counts) for counts in zip(*(line.usage for line in lines), strict=True)))
         usd = dollars(cost.usd, at_least=cost.at_least) if cost else ""
-        total = row("all", summary.total, no_statistics, usage, usd)
+        all_line = _TargetLine(name="all", counts=summary.total, usage=usage, usd=usd)
+        total = all_line.cells(shown, has_reduced=reduced is not None)
+    reduced_columns = (reduced.reducer, "95 %") if reduced else ()
     return TextTable(
         title=_title(summary),
-        columns=(
-            "target",
-            "passed",
-            "95 %",
-            "mean score",
-            "95 %",
-            *((reduced.reducer, "95 %") if reduced else ()),
-            "errors",
-            "calls",
-            *shown,
-        ),
+        columns=("target", "passed", "95 %", "mean score", "95 %", *reduced_columns, "errors", "calls", *shown),
         rows=rows,
         total=total,
         notes=[
@@ -137,12 +117,28 @@ def _targets_table(report: RunReport) -> TextTable:
     )
 
 
-def _line_usage(counts: TrialCounts, cost: Cost | None, name: str) -> LineUsage:
-    """The calls of a target as the ledger counts them or, if that is unknown, the calls of its rows with graders."""
-    target_cost = None if cost is None else cost.targets.get(name)
-    if target_cost is None:
-        return LineUsage(counts.calls, counts.input_tokens, counts.output_tokens)
-    return target_cost.usage
+def _target_lines(report: RunReport) -> Iterator[_TargetLine]:
+    """The lines of the table of the targets.
+
+    The calls, the tokens and the cost of a line are those of the same calls: the calls of the target, as the ledger
+    counts them. The calls of targets that only graders ask have a line of their own. With prompts, or where the
+    ledger's counts are unknown, they are the calls of the line's rows, graders included.
+    """
+    columns = report.summary.per_target
+    has_prompts = any(column not in report.run.configuration.targets for column in columns)
+    called = {} if report.cost is None or has_prompts else report.cost.targets
+    for name, counts in columns.items():
+        in_rows = LineUsage(counts.calls, counts.input_tokens, counts.output_tokens)
+        yield _TargetLine(
+            name=name,
+            counts=counts,
+            statistics=report.analysis.targets.get(name, TargetStatistics()),
+            usage=called[name].usage if name in called else in_rows,
+            usd=_cost_cell(report.cost, name),
+        )
+    for name in called:
+        if name not in columns:
+            yield _TargetLine(name=f"{name} (graders)", usage=called[name].usage, usd=_cost_cell(report.cost, name))
 
 
 def _stale_note(count: int) -> str:
