@@ -218,6 +218,7 @@ def _run_setup(
         rerun_policy=options.rerun_policy,
         error_policy=options.error_policy,
         read_session_info=backend.read_session_info,
+        close_session=backend.close_session,
         grader_environment=GraderEnvironment(gateway_url=backend.gateway_url),
         judge_targets={}
         if config is None

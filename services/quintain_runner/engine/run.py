@@ -24,7 +24,8 @@ from quintain_runner.dataset.reader import DatasetStats, read_cases
 from quintain_runner.engine.error_limit import ErrorLimit, ErrorPolicy
 from quintain_runner.engine.rerun_plan import OpenCases, Planner, RerunPlan
 from quintain_runner.engine.scheduler import TrialScheduler
-from quintain_runner.graders.base import GraderRunner, GradingContext, ReadSessionInfo, judge_target_of
+from quintain_runner.engine.trial_budget import TrialBudget
+from quintain_runner.graders.base import CloseSession, GraderRunner, GradingContext, ReadSessionInfo, judge_target_of
 from quintain_runner.graders.factory import open_graders
 from quintain_runner.graders.fingerprint import grader_fingerprints
 from quintain_runner.progress.display import TICK_SECONDS, ProgressDisplay
@@ -64,7 +65,8 @@ class RunSetup:
 
     ``output`` is the results folder. ``client`` is the client of the run's session, and ``calls_of_earlier_sessions``
     the calls that earlier sessions of the same run were charged. ``read_session_info`` reads the counters of a child
-    session by its token. ``judge_targets`` is the configured ``judge_target`` of each target.
+    session by its token, and ``close_session`` closes one. ``judge_targets`` is the configured
+    ``judge_target`` of each target.
 
     ``env`` is the environment that graders inherit, without ``hidden_variables``, the variables with the
     configuration's secrets. ``dataset_stats`` is the result of an earlier check of the dataset; if None, the dataset is
@@ -84,6 +86,7 @@ class RunSetup:
     output: Path
     client: Client
     read_session_info: ReadSessionInfo
+    close_session: CloseSession
     grader_environment: GraderEnvironment
     judge_targets: Mapping[str, str | None]
     hidden_variables: frozenset[str]
@@ -145,11 +148,10 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
 
         await asyncio.to_thread(write_record, setup.output, record, summary(), ended=False)
         async with _displayed_progress(setup, progress_state):
+            context = _grading_context(setup, info, progress_state, graders, fingerprints)
             scheduler = TrialScheduler(
-                _grading_context(setup, info, progress_state, graders, fingerprints),
-                results,
-                progress_state,
-                error_limit,
+                *(context, results, progress_state, error_limit),
+                _trial_budget(setup, info, context, progress_state, results),
                 prompts=evaluation.prompts,
                 concurrency=setup.concurrency,
             )
@@ -229,6 +231,7 @@ def _grading_context(
         run_name=setup.evaluation.name,
         session=setup.client,
         read_session_info=setup.read_session_info,
+        close_session=setup.close_session,
         environment=setup.grader_environment,
         graders=graders,
         judge_targets=setup.judge_targets,
@@ -262,10 +265,23 @@ async def _raise_budget_if_needed(setup: RunSetup, info: Info, progress_state: P
         await setup.raise_budget(needed_calls)
 
 
+def _trial_budget(
+    setup: RunSetup, info: Info, context: GradingContext, progress_state: ProgressState, results: ResultFile
+) -> TrialBudget:
+    """Calls are reserved if the run's own limit may not be enough, or another session's, on whose budget it draws."""
+    needed_calls = progress_state.pending_trials * max_calls_per_trial(setup.evaluation)
+    may_lack_calls = setup.raise_budget is None and needed_calls > info.max_calls - info.call_count
+    is_scarce = may_lack_calls or info.parent_id is not None
+    return TrialBudget(context, is_scarce=is_scarce, most_calls=results.resume_state.most_grader_calls)
+
+
 def _update_budget(progress_state: ProgressState, info: Info, calls_of_earlier_sessions: int) -> None:
-    """Copy the session's counters to the progress state, including the calls of earlier sessions."""
+    """Copy the session's counters to the progress state, including the calls of earlier sessions.
+
+    A call that is only reserved is none yet.
+    """
     progress_state.budget.update(
-        info.call_count + calls_of_earlier_sessions, info.max_calls + calls_of_earlier_sessions
+        info.call_count - info.reserved + calls_of_earlier_sessions, info.max_calls + calls_of_earlier_sessions
     )
 
 
