@@ -172,8 +172,8 @@ async def _run_prepared(options: RunOptions, command: str) -> RunReport:
             session_id = (await session.client.get_info()).session_id
             with span(semconv.run_span(prepared.evaluation.name, session_id)), logs.log_context(run_id=session_id):
                 summary = await run_evaluation(_run_setup(prepared, backend, session, session_id, command))
-            if prepared.fleet_plan is not None:
-                await write_calls(options.folder, prepared.fleet_plan.ledger_url, session_id)
+        if prepared.fleet_plan is not None:
+            await write_calls(options.folder, prepared.fleet_plan.ledger_url, session_id)
         report = await asyncio.to_thread(read_report, options.folder, summary)
         await asyncio.to_thread(options.files.write, report, command, environment())
         return report

@@ -95,7 +95,8 @@ class AuditReport:
 class CallRecord(Message):
     """One call as a line of ``calls.jsonl``.
 
-    Times are milliseconds since the epoch; ``token_usage`` is set where the provider reported it.
+    ``calls`` is what it counts for against the budget: 1, or 0 if it is not charged. Times are milliseconds since the
+    epoch; ``token_usage`` is set where the provider reported it.
     """
 
     session_id: str
@@ -103,7 +104,7 @@ class CallRecord(Message):
     target: str
     state: str
     attempts: int
-    call_count: int
+    calls: int
     deadline: int
     created_at: int
     updated_at: int
@@ -112,7 +113,9 @@ class CallRecord(Message):
 
 
 #: The columns of a call that are exported unchanged, and those of its token usage.
-_EXPORTED_COLUMNS = tuple(name for name in CallRecord.model_fields if name not in {"token_usage", "fault_code"})
+_EXPORTED_COLUMNS = tuple(
+    name for name in CallRecord.model_fields if name not in {"calls", "token_usage", "fault_code"}
+)
 _TOKEN_COLUMNS = ("tokens_input", "tokens_output", "tokens_cached")
 
 
@@ -147,7 +150,8 @@ def _record_from_row(row: Row) -> CallRecord:
     tokens_in, tokens_out, cached, fault = row[len(_EXPORTED_COLUMNS) :]
     if tokens_in is not None:
         fields["token_usage"] = TokenUsage(input=tokens_in, output=tokens_out, cached=cached or None)
-    return CallRecord.model_validate({**fields, "fault_code": _fault_code(fault)})
+    calls = int(fields["state"] in COUNTED_STATES)
+    return CallRecord.model_validate({**fields, "calls": calls, "fault_code": _fault_code(fault)})
 
 
 def _fault_code(fault: str | None) -> str | None:
