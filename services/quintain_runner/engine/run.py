@@ -150,8 +150,8 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         async with _displayed_progress(setup, progress_state):
             context = _grading_context(setup, info, progress_state, graders, fingerprints)
             scheduler = TrialScheduler(
-                *(context, results, progress_state, error_limit),
                 _trial_budget(setup, info, context, progress_state, results),
+                *(results, progress_state, error_limit),
                 prompts=evaluation.prompts,
                 concurrency=setup.concurrency,
             )

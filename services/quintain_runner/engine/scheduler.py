@@ -15,7 +15,6 @@ from quintain_runner.engine.error_limit import ErrorLimit
 from quintain_runner.engine.rerun_plan import OpenCases
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.engine.trial_budget import TrialBudget
-from quintain_runner.graders.base import GradingContext
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.results.row import column_name
 from quintain_runner.results.store import ResultFile
@@ -33,22 +32,21 @@ class TrialScheduler:
     under all ``prompts`` together.
 
     ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin; ``budget``
-    reserves its calls.
+    reserves its calls, and has the context of its graders.
     """
 
     def __init__(
         self,
-        context: GradingContext,
+        budget: TrialBudget,
         results: ResultFile,
         progress_state: ProgressState,
         error_limit: ErrorLimit,
-        budget: TrialBudget,
         *,
         prompts: Sequence[Prompt],
         concurrency: int,
     ) -> None:
-        self._budget = budget
-        self._context, self._results, self._progress_state = context, results, progress_state
+        self._budget, self._context = budget, budget.context
+        self._results, self._progress_state = results, progress_state
         self._error_limit, self._prompts, self._concurrency = error_limit, prompts, concurrency
         self._budget_spent = asyncio.Event()
 

@@ -38,7 +38,7 @@ class TrialBudget:
     """
 
     def __init__(self, context: GradingContext, *, is_scarce: bool, most_calls: Counter[str] | None = None) -> None:
-        self._context, self._is_scarce = context, is_scarce
+        self.context, self._is_scarce = context, is_scarce
         self._most_calls = Counter() if most_calls is None else most_calls
         self._reserving_count = 0
         self._released = asyncio.Event()
@@ -58,14 +58,14 @@ class TrialBudget:
         """
         planned = self._planned_calls(trial) if self._is_scarce else {}
         if not planned:
-            yield self._context
+            yield self.context
             return
         reservation = await self._wait_for_reservation(trial, planned)
         self._reserving_count += 1
         is_over = asyncio.Event()
         renewal = asyncio.create_task(self._renew(reservation.request_ids, is_over))
         try:
-            yield replace(self._context, sessions=reservation.sessions)
+            yield replace(self.context, sessions=reservation.sessions)
         finally:
             is_over.set()
             await asyncio.wait([renewal])
@@ -75,10 +75,10 @@ class TrialBudget:
 
     def _planned_calls(self, trial: Trial) -> dict[str, PlannedCalls]:
         """The calls of the graders that have to run, by their names."""
-        fingerprints = self._context.fingerprints.graders_of(trial.target)
+        fingerprints = self.context.fingerprints.graders_of(trial.target)
         planned = {
-            grader.name: grader.planned_calls(trial, self._context, self._most_calls.get(grader.name, 1))
-            for grader in self._context.graders
+            grader.name: grader.planned_calls(trial, self.context, self._most_calls.get(grader.name, 1))
+            for grader in self.context.graders
             if reusable_grader_row(trial.kept, grader.name, trial.fingerprints, fingerprints.get(grader.name)) is None
         }
         return {name: calls for name, calls in planned.items() if calls is not None}
@@ -100,7 +100,7 @@ class TrialBudget:
 
     async def _reserve(self, trial: Trial, planned: dict[str, PlannedCalls]) -> _Reservation:
         """Reserve all calls or none. A part is given back where the rest is refused."""
-        reservation, session = _Reservation(), self._context.session
+        reservation, session = _Reservation(), self.context.session
         own_ids = [calls.request_id for calls in planned.values() if calls.request_id is not None]
         request_ids = own_ids if trial.kept is not None else [trial.request_id, *own_ids]
         try:
@@ -117,7 +117,7 @@ class TrialBudget:
 
     async def _reserve_ids(self, request_ids: Sequence[str]) -> bool:
         """Reserve calls by their ids. Returns False over HTTP, where that is not possible."""
-        session = self._context.session
+        session = self.context.session
         try:
             await call_with_retry(lambda: session.reserve_ids(request_ids, deadline_seconds=RESERVATION_SECONDS))
         except ConfigError:
@@ -139,6 +139,6 @@ class TrialBudget:
         """Give back what was not used. What cannot be given back now ends with its deadline."""
         for reserved in reservation.sessions.values():
             with contextlib.suppress(Fault, BusError):
-                await self._context.close_session(reserved.opened.token)
+                await self.context.close_session(reserved.opened.token)
         with contextlib.suppress(Fault, BusError):
-            await self._context.session.release(reservation.request_ids)
+            await self.context.session.release(reservation.request_ids)
