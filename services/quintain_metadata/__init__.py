@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from quintain_metadata.ledger.snapshot import open_snapshot
     from quintain_metadata.ledger.url import IN_MEMORY_URL, redacted_url
     from quintain_metadata.metrics import MetadataMetrics
-    from quintain_metadata.rules.audit import AuditReport, export_page, verify_counters
+    from quintain_metadata.rules.audit import AuditReport, CallRecord, export_page, verify_counters
     from quintain_metadata.rules.targets import target_names
     from quintain_metadata.service.service import running_metadata
     from quintain_metadata.service.subprocess_status import StartupStatus
@@ -25,7 +25,7 @@ else:
             "quintain_metadata.ledger.snapshot": ("open_snapshot",),
             "quintain_metadata.ledger.url": ("IN_MEMORY_URL", "redacted_url"),
             "quintain_metadata.metrics": ("MetadataMetrics",),
-            "quintain_metadata.rules.audit": ("AuditReport", "export_page", "verify_counters"),
+            "quintain_metadata.rules.audit": ("AuditReport", "CallRecord", "export_page", "verify_counters"),
             "quintain_metadata.rules.targets": ("target_names",),
             "quintain_metadata.service.service": ("running_metadata",),
             "quintain_metadata.service.subprocess_status": ("StartupStatus",),
@@ -36,6 +36,7 @@ __all__ = [
     "IN_MEMORY_URL",
     "SCHEMA_VERSION",
     "AuditReport",
+    "CallRecord",
     "Ledger",
     "MetadataMetrics",
     "StartupStatus",

@@ -151,6 +151,16 @@ def test_a_run_out_of_budget_keeps_everything_and_the_commands_it_prints_finish_
     assert totals_of(output)["calls"] == totals_of(undisturbed[1])["calls"]
 
 
+def test_a_small_budget_buys_whole_rows(capitals: CommandLine) -> None:
+    capitals.run("run", "eval.yaml", "--max-calls", "9", code=4)
+    totals = totals_of(capitals.folder / "runs" / "eval")
+    assert (totals["graded"], totals["errors"], totals["calls"], totals["waiting"]) == (4, 0, 8, 20)
+    lines = (capitals.folder / "runs" / "eval" / "calls.jsonl").read_text().splitlines()
+    calls = [json.loads(line) for line in lines]
+    assert sum(call["calls"] for call in calls) == totals["calls"]
+    assert "running" not in {call["state"] for call in calls}
+
+
 def test_a_run_killed_in_the_middle_resumes_and_asks_no_kept_row_again(shell: CommandLine) -> None:
     output = shell.folder / "runs" / "eval"
     running = start_slow_run(shell)

@@ -43,6 +43,7 @@ from quintain_metadata.rules import audit, calls, cancellation, leases, reservat
 from quintain_metadata.rules.calls import DUPLICATE_WAIT_MS, Deferred
 from quintain_metadata.rules.cancellation import CancelResult
 from quintain_metadata.rules.lifecycle import COUNTED_STATES, MAX_ATTEMPTS, CallState
+from quintain_metadata.rules.session_repository import SessionRow
 from support.servers.postgres_sql import run_sql
 
 NAMES = ("parent", "left", "right")
@@ -206,14 +207,22 @@ class Model:
         return [one for one in same if one is not attempt]
 
     def reserve(self, name: str, requests: list[str], deadline: int) -> str:
-        fresh = [one for one in dict.fromkeys(requests) if (name, one) not in self.calls]
+        wanted = {one: self.calls.get((name, one), Call()) for one in requests}
+        kept = [call for call in wanted.values() if call.state is CallState.RESERVED]
+        fresh = [one for one, call in wanted.items() if self._is_reservable(call)]
         if self.paused(name):
             return "overloaded"
         if not self.has_room(name, len(fresh)):
             return "budget_exhausted"
         for one in fresh:
-            self.calls[name, one] = Call(CallState.RESERVED, deadline=deadline)
+            self.calls[name, one] = wanted[one]
+            wanted[one].state = CallState.RESERVED
+        for call in (*kept, *(wanted[one] for one in fresh)):
+            call.deadline = max(call.deadline, deadline)
         return str(len(fresh))
+
+    def _is_reservable(self, call: Call) -> bool:
+        return call.state in {CallState.NONE, CallState.RELEASED} and not call.cancelled
 
     def release(self, name: str, requests: list[str]) -> str:
         held = [self.calls[name, one] for one in dict.fromkeys(requests) if (name, one) in self.calls]
@@ -304,7 +313,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             self.transact(lambda moment, ask=ask: leases.register_worker(moment.now, ask))  # type: ignore[misc]
             self.model.leases[worker] = self.model.now + LEASE_MS
 
-    def authenticate(self, moment: Moment, name: str) -> SqlProgram[sessions.SessionRow]:
+    def authenticate(self, moment: Moment, name: str) -> SqlProgram[SessionRow]:
         return (yield from sessions.authenticate(moment.now, SessionToken.parse(self.opened[name].token)))
 
     @rule(name=st.sampled_from(NAMES), request=st.sampled_from(REQUESTS), worker=st.sampled_from(WORKERS))

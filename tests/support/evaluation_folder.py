@@ -66,6 +66,7 @@ class EvaluationFolder:
             output=self.output,
             client=self.client,
             read_session_info=self.client.read_session_info,
+            close_session=self.client.close_child,
             grader_environment=GraderEnvironment("http://127.0.0.1:1/door"),
             judge_targets=self.judge_targets,
             hidden_variables=self.hidden,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from quintain.client.client import Client
@@ -25,6 +25,8 @@ class ChildSession:
 
     request: OpenSession
     calls: int = 0
+    #: The calls that are its own although it has not made them.
+    reserved: int = 0
 
 
 class FakeClient(Client):
@@ -40,6 +42,7 @@ class FakeClient(Client):
         self.requests: list[InvokeRequest] = []
         self.in_flight = self.max_in_flight = 0
         self.children: dict[str, ChildSession] = {}
+        self.reserved_ids: set[str] = set()
         self._outcomes: dict[str, Result | Fault] = {}
         self._numbers = itertools.count(1)
 
@@ -56,25 +59,51 @@ class FakeClient(Client):
         return outcome
 
     async def open_child(self, request: OpenSession) -> SessionOpened:
+        reserved = (request.max_calls if request.reserve is True else request.reserve) or 0
+        self._require_room(reserved)
         token = f"token-{next(self._numbers)}"
-        self.children[token] = ChildSession(request)
+        self.children[token] = ChildSession(request, reserved=reserved)
         return SessionOpened(session_id=token, token=token)
 
     async def get_info(self, *, per_target: bool = False) -> Info:
-        return self._info(self.targets[0], self.max_calls, self.used)
+        info = self._info(self.targets[0], self.max_calls, self.used + self.reserved)
+        return info.model_copy(update={"reserved": self.reserved})
 
     async def read_session_info(self, token: str) -> Info:
         child = self.children[token]
         return self._info(child.request.default_target, child.request.max_calls or 0, child.calls, tokens=child.calls)
 
+    async def close_child(self, token: str) -> Info:
+        self.children[token].reserved = 0
+        return await self.read_session_info(token)
+
+    async def reserve_ids(self, request_ids: Sequence[str], *, deadline_seconds: float = 600.0) -> int:
+        new = {one for one in request_ids if one not in self._outcomes} - self.reserved_ids
+        self._require_room(len(new))
+        self.reserved_ids |= new
+        return len(new)
+
+    async def release(self, request_ids: Sequence[str]) -> None:
+        self.reserved_ids -= set(request_ids)
+
+    @property
+    def reserved(self) -> int:
+        return len(self.reserved_ids) + sum(child.reserved for child in self.children.values())
+
+    def _require_room(self, calls: int) -> None:
+        if self.used + self.reserved + calls > self.max_calls:
+            raise BudgetExhausted(f"Max calls exceeded (limit: {self.max_calls})")
+
     def spend(self, token: str, calls: int) -> None:
         """A grader called: its session and this one are charged, one token for each call."""
-        self.children[token].calls += calls
+        child = self.children[token]
+        child.reserved = max(0, child.reserved - calls)
+        child.calls += calls
         self.used += calls
 
     async def _call(self, request: InvokeRequest, request_id: str) -> Result | Fault:
-        if self.used >= self.max_calls:
-            raise BudgetExhausted(f"Max calls exceeded (limit: {self.max_calls})")
+        self.reserved_ids.discard(request_id)
+        self._require_room(1)
         self.used += 1
         self.requests.append(request)
         self.request_ids.append(request_id)

@@ -19,6 +19,7 @@ def grading_context(client: FakeClient, *graders: GraderRunner) -> GradingContex
         run_name="eval",
         session=client,
         read_session_info=client.read_session_info,
+        close_session=client.close_child,
         environment=GraderEnvironment("http://door"),
         graders=graders,
         judge_targets={"bot": "configured-judge"},

@@ -94,7 +94,7 @@ class Backend:
 
     ``admin`` opens the run's session if there is an admin token; else the session is a child of that of
     ``parent_token``. ``connect_session`` opens the client of a session by its token, and ``read_session_info`` returns
-    the counters of a session by its token.
+    the counters of a session by its token; ``close_session`` closes it.
     """
 
     #: Where the services run, to show to the user.
@@ -104,6 +104,7 @@ class Backend:
     parent_token: str | None
     connect_session: Callable[[str], AbstractAsyncContextManager[Client]]
     read_session_info: Callable[[str], Awaitable[Info]]
+    close_session: Callable[[str], Awaitable[Info]]
 
 
 @contextlib.asynccontextmanager
@@ -143,6 +144,7 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
             parent_token=settings.session_token,
             connect_session=lambda token: verified_client(AmqpTransport(rpc_client, token)),
             read_session_info=lambda token: Client(AmqpTransport(rpc_client, token)).get_info(),
+            close_session=lambda token: Client(AmqpTransport(rpc_client, token)).close_session(),
         )
 
 
@@ -171,4 +173,5 @@ async def _connect_http_backend(settings: Settings, url: str) -> AsyncIterator[B
             parent_token=settings.session_token,
             connect_session=connect_session,
             read_session_info=lambda token: Client(HttpTransport(info_connection, token)).get_info(),
+            close_session=lambda token: Client(HttpTransport(info_connection, token)).close_session(),
         )

@@ -184,8 +184,8 @@ async def _run_prepared(options: RunOptions, command: str) -> RunReport:
             session_id = (await session.client.get_info()).session_id
             with span(semconv.run_span(prepared.evaluation.name, session_id)), logs.log_context(run_id=session_id):
                 summary = await run_evaluation(_run_setup(prepared, backend, session, session_id, command))
-            if prepared.fleet_plan is not None:
-                await write_calls(options.folder, prepared.fleet_plan.ledger_url, session_id)
+        if prepared.fleet_plan is not None:
+            await write_calls(options.folder, prepared.fleet_plan.ledger_url, session_id)
         report = await asyncio.to_thread(read_report, options.folder, summary)
         await asyncio.to_thread(options.files.write, report, options.resume_command or command, environment())
         return report
@@ -233,6 +233,7 @@ def _run_setup(
         rerun_policy=options.rerun_policy,
         error_policy=options.error_policy,
         read_session_info=backend.read_session_info,
+        close_session=backend.close_session,
         grader_environment=GraderEnvironment(gateway_url=backend.gateway_url),
         judge_targets={}
         if config is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quintain.client.client import Client
 from quintain.contracts.session import TargetUsage
-from quintain_metadata import export_page, open_snapshot
+from quintain_metadata import CallRecord, export_page, open_snapshot
 from quintain_runner import atomic_write
 
 CALLS_FILE_NAME = "calls.jsonl"
@@ -23,16 +23,21 @@ def fleet_calls_note(session_id: str) -> str:
 
 
 async def write_calls(folder: Path, ledger_url: str, session_id: str) -> None:
-    """Write all calls of a session and its children to ``calls.jsonl``, atomically; the ledger may be in use.
+    """Write all calls of a session and its children to ``calls.jsonl``, atomically, after the workers have stopped.
 
-    Raises `QuintainError` if the file cannot be written.
+    A call that still runs by the ledger has no worker any more: its outcome will not be known, so it is in
+    doubt. Raises `QuintainError` if the file cannot be written.
     """
     cursor = ("", "")
     async with open_snapshot(ledger_url) as snapshot:
         with atomic_write(folder / CALLS_FILE_NAME) as file:
             while page := await snapshot.read(export_page(cursor, session_id=session_id)):
-                file.writelines(call.to_wire() + b"\n" for call in page)
+                file.writelines(_without_running(call).to_wire() + b"\n" for call in page)
                 cursor = (page[-1].session_id, page[-1].request_id)
+
+
+def _without_running(call: CallRecord) -> CallRecord:
+    return call.model_copy(update={"state": "inDoubt"}) if call.state == "running" else call
 
 
 async def read_final_usage(client: Client) -> Mapping[str, TargetUsage] | None:

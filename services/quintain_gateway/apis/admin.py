@@ -1,6 +1,6 @@
 """Sessions over HTTP with the admin token: ``POST`` and ``GET /sessions``; ``GET``, ``PATCH`` and ``DELETE`` of one.
 
-A session's own token may only open child sessions of that session, as over the broker.
+A session's own token may only open child sessions of that session and close the session, as over the broker.
 """
 
 from __future__ import annotations
@@ -133,7 +133,10 @@ class SessionEndpoints:
         return _message_response(await admin.amend(amend_session))
 
     async def close(self, request: Request) -> Response:
-        """``DELETE /sessions/{session_id}``: close a session permanently."""
+        """``DELETE /sessions/{session_id}``: close a session permanently, with the admin token or its own."""
+        with contextlib.suppress(Unauthorized):
+            if SessionToken.parse(bearer_token(request)).id == request.path_params["session_id"]:
+                return _message_response(await (await self._gateway.session_client(request)).close_session())
         admin = self._gateway.admin_client(request)
         session = await _existing_session(admin, request)
         return _message_response(

@@ -103,6 +103,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # Of the configuration of the worker that registered it last; null where that computes none.
         "ALTER TABLE target ADD COLUMN fingerprint text",
     ),
+    (
+        # How many calls a child session reserved: its parent is charged for them until the child ends.
+        "ALTER TABLE session ADD COLUMN reserved bigint NOT NULL DEFAULT 0",
+        "CREATE INDEX session_reserved ON session (expires_at) WHERE reserved > 0",
+    ),
 )
 
 SCHEMA_VERSION: Final = len(MIGRATIONS)

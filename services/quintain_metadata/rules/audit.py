@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
+from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.base import Row, SqlProgram, execute
 from quintain_metadata.rules.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.rules.sessions import FAMILY_CTE
@@ -15,11 +16,12 @@ PAGE_SIZE = 1000
 
 _COUNTED_STATES = ", ".join(f"'{state}'" for state in COUNTED_STATES)
 
-#: Every session paired with each of its ancestors, including itself.
-_LINEAGE_CTE = (
-    "WITH RECURSIVE lineage (id, ancestor) AS (SELECT id, id FROM session UNION ALL"
-    " SELECT lineage.id, session.parent_id FROM lineage JOIN session ON session.id = lineage.ancestor"
-    " WHERE session.parent_id IS NOT NULL)"
+#: What each session charges its parent: the calls of it and its descendants, at least those that it reserved.
+_CHILDREN_CTE = (
+    "WITH children (id, used) AS (SELECT parent_id, sum(CASE WHEN reserved > used THEN reserved ELSE used END)"
+    " FROM session WHERE parent_id IS NOT NULL GROUP BY parent_id),"
+    " own (id, used) AS (SELECT session_id, count(*) FROM call"
+    f" WHERE state IN ({_COUNTED_STATES}) GROUP BY session_id)"
 )
 
 
@@ -33,12 +35,18 @@ class AuditRule:
 
 AUDIT_RULES = (
     AuditRule(
-        "a session's counter equals the charged calls of it and its descendants, and is within its limit",
-        f"{_LINEAGE_CTE} SELECT session.id, session.used, session.max_calls, count(call.request_id) FROM session"
-        " JOIN lineage ON lineage.ancestor = session.id"
-        f" LEFT JOIN call ON call.session_id = lineage.id AND call.state IN ({_COUNTED_STATES})"
-        " GROUP BY session.id, session.used, session.max_calls"
-        " HAVING session.used <> count(call.request_id) OR session.used > session.max_calls OR session.used < 0",
+        "a session's counter equals the charged calls of it and its descendants, with what those reserved, and is"
+        " within its limit",
+        f"{_CHILDREN_CTE} SELECT session.id, session.used, session.max_calls,"
+        " CAST(coalesce(own.used, 0) + coalesce(children.used, 0) AS bigint) FROM session"
+        " LEFT JOIN own ON own.id = session.id LEFT JOIN children ON children.id = session.id"
+        " WHERE session.used <> coalesce(own.used, 0) + coalesce(children.used, 0)"
+        " OR session.used > session.max_calls OR session.used < 0",
+    ),
+    AuditRule(
+        "only a child session that is not closed reserves calls",
+        "SELECT id, reserved, max_calls, state FROM session WHERE reserved < 0"
+        f" OR reserved > 0 AND (parent_id IS NULL OR state = '{SessionState.CLOSED}')",
     ),
     AuditRule(
         "a running call is held by one of its own attempts",
@@ -87,7 +95,8 @@ class AuditReport:
 class CallRecord(Message):
     """One call as a line of ``calls.jsonl``.
 
-    Times are milliseconds since the epoch; ``token_usage`` is set where the provider reported it.
+    ``calls`` is what it counts for against the budget: 1, or 0 if it is not charged. Times are milliseconds since the
+    epoch; ``token_usage`` is set where the provider reported it.
     """
 
     session_id: str
@@ -95,7 +104,7 @@ class CallRecord(Message):
     target: str
     state: str
     attempts: int
-    call_count: int
+    calls: int
     deadline: int
     created_at: int
     updated_at: int
@@ -104,7 +113,9 @@ class CallRecord(Message):
 
 
 #: The columns of a call that are exported unchanged, and those of its token usage.
-_EXPORTED_COLUMNS = tuple(name for name in CallRecord.model_fields if name not in {"token_usage", "fault_code"})
+_EXPORTED_COLUMNS = tuple(
+    name for name in CallRecord.model_fields if name not in {"calls", "token_usage", "fault_code"}
+)
 _TOKEN_COLUMNS = ("tokens_input", "tokens_output", "tokens_cached")
 
 
@@ -139,7 +150,8 @@ def _record_from_row(row: Row) -> CallRecord:
     tokens_in, tokens_out, cached, fault = row[len(_EXPORTED_COLUMNS) :]
     if tokens_in is not None:
         fields["token_usage"] = TokenUsage(input=tokens_in, output=tokens_out, cached=cached or None)
-    return CallRecord.model_validate({**fields, "fault_code": _fault_code(fault)})
+    calls = int(fields["state"] in COUNTED_STATES)
+    return CallRecord.model_validate({**fields, "calls": calls, "fault_code": _fault_code(fault)})
 
 
 def _fault_code(fault: str | None) -> str | None:

@@ -14,9 +14,9 @@ from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata.ledger.base import Moment, Row, SqlProgram, acquire_lock, execute, fetch_one, values_table
-from quintain_metadata.rules import sessions
+from quintain_metadata.rules import session_repository
 from quintain_metadata.rules.lifecycle import MAX_ATTEMPTS, CallState, LifecycleEvent, Transition, transition
-from quintain_metadata.rules.sessions import SessionRow
+from quintain_metadata.rules.session_repository import SessionRow
 
 
 def is_any_running(session_id: str, request_ids: Sequence[str]) -> SqlProgram[bool]:
@@ -134,12 +134,12 @@ def apply_transition(
             change.to,
             fault,
             moment.now,
-            *(None if count is None else sessions.clamp_token_count(count) for count in tokens),
+            *(None if count is None else session_repository.clamp_token_count(count) for count in tokens),
         ),
         *(call.session_id, call.request_id, call.state),
     )
     if updated_rows and change.used < 0:
-        yield from sessions.refund(session, -change.used)
+        yield from session_repository.refund(session, -change.used)
 
 
 def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
@@ -148,7 +148,7 @@ def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
     fault: Fault = WorkerLost() if call.attempts >= MAX_ATTEMPTS else TimedOut()
     if call.is_cancelled:
         fault = Cancelled(charged=True)
-    session = yield from sessions.load_session(call.session_id)
+    session = yield from session_repository.load_session(call.session_id)
     assert session is not None
     yield from apply_transition(moment, session, call, change, FaultReply.from_fault(fault).to_wire().decode())
     return fault

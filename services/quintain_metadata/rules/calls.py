@@ -18,7 +18,7 @@ from quintain.errors import (
     RequestConflict,
 )
 from quintain_metadata.ledger.base import Moment, SqlProgram, acquire_lock, execute, fetch_one
-from quintain_metadata.rules import call_repository, reservations, sessions
+from quintain_metadata.rules import call_repository, reservations, session_repository, sessions
 from quintain_metadata.rules.call_repository import (
     CallRow,
     apply_transition,
@@ -40,7 +40,7 @@ from quintain_metadata.rules.lifecycle import (
     refund_event,
     transition,
 )
-from quintain_metadata.rules.sessions import SessionRow
+from quintain_metadata.rules.session_repository import SessionRow
 
 
 class DeferReason(Enum):
@@ -203,7 +203,7 @@ def _start_attempt(
         # The call was reserved after it was read: decide again by its new state.
         return (yield from admit(moment, request, incarnation))
     # The call first, the session's counter last: all calls of a session wait for that row.
-    call_count = (yield from sessions.charge(session)) if change.used else session.used
+    call_count = (yield from session_repository.charge(session)) if change.used else session.used
     yield from execute(
         "UPDATE call SET call_count = ? WHERE session_id = ? AND request_id = ?",
         call_count,
@@ -239,7 +239,7 @@ def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | Non
     change = transition(call.state, event)
     if change.effect is TransitionEffect.NOTED:
         return call, change
-    session = yield from sessions.load_session(call.session_id)
+    session = yield from session_repository.load_session(call.session_id)
     assert session is not None
     yield from apply_transition(
         moment, session, call, change, _stored_fault(settlement, change), settlement.token_usage
@@ -247,7 +247,7 @@ def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | Non
     if settlement.outcome is AttemptOutcome.RESULT and settlement.reply is not None and session.store_replies:
         yield from store_reply(moment, call, settlement.reply)
     if settlement.token_usage is not None:
-        yield from sessions.add_tokens(session, settlement.token_usage)
+        yield from session_repository.add_tokens(session, settlement.token_usage)
     return call, change
 
 

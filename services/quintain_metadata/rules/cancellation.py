@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quintain_metadata.ledger.base import Moment, SqlProgram, SqlValue, acquire_locks, execute, values_table
-from quintain_metadata.rules import sessions
+from quintain_metadata.rules import session_repository
 from quintain_metadata.rules.call_repository import CallRow, load_calls, lock_reservations
 from quintain_metadata.rules.lifecycle import (
     CallState,
@@ -16,7 +16,7 @@ from quintain_metadata.rules.lifecycle import (
     cancel_event,
     transition,
 )
-from quintain_metadata.rules.sessions import SessionRow
+from quintain_metadata.rules.session_repository import SessionRow
 
 #: How many calls one transaction locks at most: a store's number of locks is limited.
 MAX_CALLS_PER_TRANSACTION = 200
@@ -49,7 +49,7 @@ def cancel_calls(moment: Moment, session: SessionRow, request_ids: Iterable[str]
         remaining_ids = yield from _mark_unknown(moment, session, unknown_ids, result)
     if refunded:
         # The calls first, the session's counter last: all calls of a session wait for that row.
-        yield from sessions.refund(session, refunded)
+        yield from session_repository.refund(session, refunded)
     return result
 
 

@@ -8,8 +8,10 @@ from quintain.contracts.strings import shorten
 from quintain.errors import BadRequest
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
-from quintain_metadata.rules import call_repository, sessions
+from quintain_metadata.rules import call_repository, session_repository
 from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
+from quintain_metadata.rules.session_repository import SessionRow
+from quintain_metadata.rules.sessions import FAMILY_CTE
 from quintain_metadata.rules.targets import extend_pause, paused_targets
 
 #: The rank of each drain state in the ledger: a late message never lowers it.
@@ -165,8 +167,14 @@ def sweep(moment: Moment) -> SqlProgram[int]:
 
     A reservation past its deadline is released: it provably reached no provider. A running call past its deadline
     becomes in doubt once its holder's lease has lapsed: a call that may have reached a provider is never refunded by a
-    timeout.
+    timeout. What an expired child session reserved is given back to its parent.
     """
+    expired = yield from execute(
+        "SELECT id FROM session WHERE reserved > 0 AND expires_at <= ? ORDER BY id LIMIT ?",
+        *(moment.now, MAX_SWEPT_CALLS),
+    )
+    for (session_id,) in expired:
+        yield from session_repository.release_reserved(session_id)
     overdue = yield from execute(
         "SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
         " WHERE call.state IN ('reserved', 'running') AND call.deadline <= ?"
@@ -180,13 +188,31 @@ def sweep(moment: Moment) -> SqlProgram[int]:
     return len(overdue)
 
 
+def end_lost_calls(moment: Moment, session: SessionRow) -> SqlProgram[None]:
+    """Mark the running calls of a session that is closed, and of its descendants, as in doubt whose workers are gone.
+
+    No attempt can take them over. At most `MAX_SWEPT_CALLS`: the sweep ends the others at their deadlines.
+    """
+    lost = yield from execute(
+        f"{FAMILY_CTE} SELECT call.session_id, call.request_id FROM call JOIN family ON call.session_id = family.id"
+        " LEFT JOIN worker USING (incarnation) WHERE call.state = 'running'"
+        " AND (worker.lease_until IS NULL OR worker.lease_until <= ?) ORDER BY 1, 2 LIMIT ?",
+        *(session.id, moment.lease_expiry_cutoff, MAX_SWEPT_CALLS),
+    )
+    for session_id, request_id in lost:
+        call = yield from call_repository.lock_call(session_id, request_id)
+        is_running = call is not None and call.state is CallState.RUNNING
+        if call is not None and is_running and not (yield from call_repository.is_holder_alive(moment, call)):
+            yield from call_repository.mark_in_doubt(moment, call)
+
+
 def _end_overdue(moment: Moment, session_id: str, request_id: str) -> SqlProgram[None]:
     """End an overdue call, if it still is overdue: its state may have changed since the query."""
     call = yield from call_repository.lock_call(session_id, request_id)
     if call is None or call.deadline > moment.now:
         return
     if call.state is CallState.RESERVED:
-        session = yield from sessions.load_session(session_id)
+        session = yield from session_repository.load_session(session_id)
         assert session is not None
         yield from call_repository.apply_transition(
             moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None

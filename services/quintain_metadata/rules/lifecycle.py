@@ -51,7 +51,8 @@ class LifecycleEvent(StrEnum):
     JOINED = "joined"
     #: Another attempt requests the call, the holder's lease has lapsed, and more attempts are allowed.
     TAKEN_OVER = "taken over"
-    #: The holder's lease has lapsed, and no attempt may follow: attempts used up, deadline passed, or dead-lettered.
+    #: The holder's lease has lapsed, and no attempt may follow: attempts used up, deadline passed, dead-lettered, or
+    #: the session closed.
     LOST = "lost"
     RELEASED = "released"
     #: The current attempt and all others are proven unbilled.
@@ -102,6 +103,9 @@ def _table() -> dict[tuple[CallState, LifecycleEvent], Transition]:
     none, reserved, running, released, refunded, committed, in_doubt = CallState
     table = {
         (none, LifecycleEvent.RESERVED): Transition(reserved, used=+1),
+        # A caller renews its reservations, and after a restart reserves those again that ended meanwhile.
+        (reserved, LifecycleEvent.RESERVED): Transition(reserved),
+        (released, LifecycleEvent.RESERVED): Transition(reserved, used=+1),
         (reserved, LifecycleEvent.ADMITTED): Transition(running, attempts=1),
         (reserved, LifecycleEvent.RELEASED): Transition(released, used=-1),
         (running, LifecycleEvent.ADMITTED_AGAIN): Transition(running),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hmac
 import json
-from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import (
@@ -19,9 +17,10 @@ from quintain.contracts.session import (
     SessionState,
 )
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, BudgetExhausted, ForbiddenTarget, Overloaded, Unauthorized
+from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, Unauthorized
 from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
 from quintain_metadata.rules.lifecycle import CallState
+from quintain_metadata.rules.session_repository import SessionRow, charge, load_session
 
 DEFAULT_DEADLINE_MS = 600_000
 PAGE_SIZE = 100
@@ -32,70 +31,11 @@ MAX_SAFE_INTEGER = 2**53 - 1
 #: The longest lifetime of a session that has one, in seconds: a hundred years.
 MAX_LIFETIME_SECONDS = 100 * 366 * 24 * 3600
 
-#: Token counts of one call are limited to this, for each kind.
-MAX_TOKENS_PER_CALL = 10**12
-
 #: Begins a query over a session (its one parameter) and all its descendants.
 FAMILY_CTE = (
     "WITH RECURSIVE family (id) AS (SELECT CAST(? AS text) UNION ALL"
     " SELECT child.id FROM session child JOIN family ON child.parent_id = family.id)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRow:
-    """A row of the table ``session``, and the rows of its ancestors, nearest first."""
-
-    id: str
-    token_sha256: bytes
-    parent_id: str | None
-    default_target: str
-    allowed_targets: str | None
-    max_calls: int
-    used: int
-    state: str
-    label: str | None
-    deadline_ms: int
-    store_replies: int
-    created_at: int
-    expires_at: int | None
-    tokens_input: int
-    tokens_output: int
-    tokens_cached: int
-    tokens_reasoning: int
-    ancestors: tuple[SessionRow, ...] = ()
-
-    @property
-    def lineage(self) -> tuple[SessionRow, ...]:
-        """The session and its ancestors: all of them are charged, and all must be open."""
-        return (self, *self.ancestors)
-
-    def allows(self, target: str) -> bool:
-        """Whether the session may call this target."""
-        return self.allowed_targets is None or target in json.loads(self.allowed_targets)
-
-    def is_usable(self, now: int) -> bool:
-        """Whether the session and all its ancestors are neither closed nor expired at ``now`` (milliseconds)."""
-        return all(
-            member.state != SessionState.CLOSED and (member.expires_at is None or member.expires_at > now)
-            for member in self.lineage
-        )
-
-
-_SESSION_COLUMNS = ", ".join(field.name for field in dataclasses.fields(SessionRow) if field.name != "ancestors")
-
-
-def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
-    """Return a session with its ancestors, or None."""
-    row = yield from fetch_one(f"SELECT {_SESSION_COLUMNS} FROM session WHERE id = ?", session_id)
-    if row is None:
-        return None
-    session = SessionRow(*row)
-    if session.parent_id is None:
-        return session
-    parent = yield from load_session(session.parent_id)
-    assert parent is not None, "a parent is never deleted"
-    return dataclasses.replace(session, ancestors=parent.lineage)
 
 
 def authenticate(now: int, token: SessionToken) -> SqlProgram[SessionRow]:
@@ -117,13 +57,22 @@ def require_not_paused(session: SessionRow) -> None:
 def open_session(
     now: int, request: OpenSession, token: SessionToken, parent: SessionRow | None
 ) -> SqlProgram[SessionOpened]:
-    """Open a session, or a child session within its parent's limits. Raises `BadRequest`, `ForbiddenTarget`."""
+    """Open a session, or a child session within its parent's limits.
+
+    Raises `BadRequest`, `ForbiddenTarget`; `BudgetExhausted` where the parent does not have the calls to reserve.
+    """
     max_calls, allowed, expires_at = _resolve_limits(now, request, parent)
+    reserved = _resolve_reserved(request, max_calls, parent)
+    if parent is not None and reserved:
+        # What is reserved for a session that ended must be found by its own expiry.
+        expiries = [one for one in (expires_at, *(session.expires_at for session in parent.lineage)) if one is not None]
+        expires_at = min(expiries, default=None)
     deadline_ms = DEFAULT_DEADLINE_MS if request.deadline_seconds is None else int(request.deadline_seconds * 1000)
     store_replies = request.store_replies is not False and (parent is None or bool(parent.store_replies))
     yield from execute(
         "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
-        " deadline_ms, store_replies, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?)",
+        " deadline_ms, store_replies, created_at, expires_at, reserved)"
+        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?)",
         token.id,
         token.sha256,
         parent.id if parent else None,
@@ -135,7 +84,11 @@ def open_session(
         int(store_replies),
         now,
         expires_at,
+        reserved,
     )
+    if parent is not None and reserved:
+        require_not_paused(parent)
+        yield from charge(parent, reserved)
     return SessionOpened(session_id=token.id, token=token.text, parent_id=parent.id if parent else None)
 
 
@@ -164,6 +117,17 @@ def _resolve_limits(
     )
 
 
+def _resolve_reserved(request: OpenSession, max_calls: int, parent: SessionRow | None) -> int:
+    if not request.reserve:
+        return 0
+    if parent is None:
+        raise BadRequest("reserve: only a child session reserves calls, from its parent")
+    reserved = max_calls if request.reserve is True else request.reserve
+    if reserved > max_calls:
+        raise BadRequest(f"reserve: at most the session's maxCalls, {max_calls}")
+    return reserved
+
+
 def _require_valid_max_calls(max_calls: int | None) -> None:
     if max_calls is not None and max_calls > MAX_SAFE_INTEGER:
         raise BadRequest(f"maxCalls: at most {MAX_SAFE_INTEGER}")
@@ -173,48 +137,6 @@ def _lifetime_ms(seconds: float) -> int:
     if seconds > MAX_LIFETIME_SECONDS:
         raise BadRequest(f"expiresInSeconds: at most {MAX_LIFETIME_SECONDS}")
     return int(seconds * 1000)
-
-
-def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
-    """Add calls to the counters of the session and all its ancestors; returns the session's own counter.
-
-    Raises `BudgetExhausted`, which rolls the operation back: never check first and charge afterwards.
-    """
-    own_count = 0
-    for payer in session.lineage:
-        row = yield from fetch_one(
-            "UPDATE session SET used = used + ? WHERE id = ? AND used + ? <= max_calls RETURNING used",
-            calls,
-            payer.id,
-            calls,
-        )
-        if row is None:
-            raise BudgetExhausted(f"Max calls exceeded (limit: {payer.max_calls})")
-        own_count = row[0] if payer is session else own_count
-    return own_count
-
-
-def refund(session: SessionRow, calls: int = 1) -> SqlProgram[None]:
-    """Subtract calls from the counters of the session and all its ancestors."""
-    for payer in session.lineage:
-        yield from execute("UPDATE session SET used = used - ? WHERE id = ?", calls, payer.id)
-
-
-def add_tokens(session: SessionRow, usage: TokenUsage) -> SqlProgram[None]:
-    """Add the token usage of a call to the session and all its ancestors."""
-    counts = (usage.input, usage.output, usage.cached or 0, usage.reasoning or 0)
-    for payer in session.lineage:
-        yield from execute(
-            "UPDATE session SET tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
-            " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
-            *map(clamp_token_count, counts),
-            payer.id,
-        )
-
-
-def clamp_token_count(tokens: int) -> int:
-    """Limit a provider's token count to a plausible range, so that a wrong one does not fail the settle."""
-    return min(max(0, tokens), MAX_TOKENS_PER_CALL)
 
 
 def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
@@ -246,6 +168,12 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         session.id,
     )
     by_state = {row[0]: row[1] for row in counts}
+    unused = yield from fetch_one(
+        f"{FAMILY_CTE} SELECT CAST(coalesce(sum(reserved - used), 0) AS bigint) FROM session JOIN family USING (id)"
+        " WHERE reserved > used AND id <> ?",
+        *(session.id, session.id),
+    )
+    assert unused is not None
     targets = yield from execute("SELECT name, fingerprint FROM target ORDER BY name")
     allowed = {name: fingerprint for name, fingerprint in targets if session.allows(name)}
     fingerprints = {name: fingerprint for name, fingerprint in allowed.items() if fingerprint is not None}
@@ -257,7 +185,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         available_targets=list(allowed),
         allowed_targets=None if session.allowed_targets is None else json.loads(session.allowed_targets),
         target_fingerprints=fingerprints or None,
-        reserved=by_state.get(CallState.RESERVED, 0),
+        reserved=by_state.get(CallState.RESERVED, 0) + unused[0],
         running=by_state.get(CallState.RUNNING, 0),
         committed=by_state.get(CallState.COMMITTED, 0),
         refunded=by_state.get(CallState.REFUNDED, 0),

@@ -15,7 +15,7 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.rules import cancellation
-from quintain_metadata.rules.sessions import SessionRow
+from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.service.admission import AdmissionQueue
 
 log = logging.getLogger(__name__)

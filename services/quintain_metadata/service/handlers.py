@@ -40,7 +40,7 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import call_repository, leases, reservations, sessions, targets, usage
-from quintain_metadata.rules.sessions import SessionRow
+from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.service.canceller import CallCanceller
 
 Returned = TypeVar("Returned")
@@ -153,6 +153,7 @@ def _amend(
 ) -> SqlProgram[session_messages.Info]:
     if request.state is session_messages.SessionState.CLOSED:
         session = yield from sessions.require_session(request.session_id)
+        yield from leases.end_lost_calls(moment, session)
         yield from reservations.release_all(moment, session)
     return (yield from sessions.amend_session(moment.now, request))
 

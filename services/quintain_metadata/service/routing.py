@@ -25,7 +25,7 @@ from quintain.timings import Timings
 from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import call_repository, reservations, sessions, targets
-from quintain_metadata.rules.sessions import SessionRow
+from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.rules.targets import RouteRequest, unknown_target
 from quintain_metadata.service.registration_wait import MAX_WAITING, RegistrationWait
 

@@ -20,6 +20,7 @@ from quintain_runner.engine.error_limit import ErrorLimit
 from quintain_runner.engine.rerun_plan import OpenCases, Planner, RerunPlan
 from quintain_runner.engine.run_setup import RunSetup
 from quintain_runner.engine.scheduler import TrialScheduler
+from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_target_of
 from quintain_runner.graders.factory import open_graders
 from quintain_runner.graders.fingerprint import grader_fingerprints
@@ -86,11 +87,10 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
 
         await asyncio.to_thread(write_record, setup.output, record, summary(), ended=False)
         async with _displayed_progress(setup, record, progress_state):
+            context = _grading_context(setup, info, progress_state, graders, fingerprints)
             scheduler = TrialScheduler(
-                _grading_context(setup, info, progress_state, graders, fingerprints),
-                results,
-                progress_state,
-                error_limit,
+                _trial_budget(setup, info, context, progress_state, results),
+                *(results, progress_state, error_limit),
                 prompts=evaluation.prompts,
                 concurrency=setup.concurrency,
             )
@@ -185,6 +185,7 @@ def _grading_context(
         run_name=setup.evaluation.name,
         session=setup.client,
         read_session_info=setup.read_session_info,
+        close_session=setup.close_session,
         environment=setup.grader_environment,
         graders=graders,
         judge_targets=setup.judge_targets,
@@ -225,10 +226,23 @@ async def _raise_budget_if_needed(setup: RunSetup, info: Info, plan: RerunPlan) 
     return info
 
 
+def _trial_budget(
+    setup: RunSetup, info: Info, context: GradingContext, progress_state: ProgressState, results: ResultFile
+) -> TrialBudget:
+    """Calls are reserved if the run's own limit may not be enough, or another session's, on whose budget it draws."""
+    needed_calls = progress_state.pending_trials * max_calls_per_trial(setup.evaluation)
+    may_lack_calls = setup.raise_budget is None and needed_calls > info.max_calls - info.call_count
+    is_scarce = may_lack_calls or info.parent_id is not None
+    return TrialBudget(context, is_scarce=is_scarce, most_calls=results.resume_state.most_grader_calls)
+
+
 def _update_budget(progress_state: ProgressState, info: Info, calls_of_earlier_sessions: int) -> None:
-    """Copy the session's counters to the progress state, including the calls of earlier sessions."""
+    """Copy the session's counters to the progress state, including the calls of earlier sessions.
+
+    A call that is only reserved is none yet.
+    """
     progress_state.budget.update(
-        info.call_count + calls_of_earlier_sessions, info.max_calls + calls_of_earlier_sessions
+        info.call_count - info.reserved + calls_of_earlier_sessions, info.max_calls + calls_of_earlier_sessions
     )
 
 

@@ -12,7 +12,7 @@ from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import DatasetStats
 from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.rerun_plan import RerunPlan
-from quintain_runner.graders.base import ReadSessionInfo
+from quintain_runner.graders.base import CloseSession, ReadSessionInfo
 from quintain_runner.progress.display import ProgressDisplay
 from quintain_runner.report.run_record import Origin
 from quintain_runner.spec.changes import RerunPolicy
@@ -36,7 +36,8 @@ class RunSetup:
 
     ``output`` is the results folder. ``client`` is the client of the run's session, and ``calls_of_earlier_sessions``
     the calls that earlier sessions of the same run were charged. ``read_session_info`` reads the counters of a child
-    session by its token. ``judge_targets`` is the configured ``judge_target`` of each target.
+    session by its token, and ``close_session`` closes one. ``judge_targets`` is the configured ``judge_target`` of each
+    target.
 
     ``env`` is the environment that graders inherit, without ``hidden_variables``, the variables with the
     configuration's secrets. ``dataset_stats`` is the result of an earlier check of the dataset; if None, the dataset is
@@ -59,6 +60,7 @@ class RunSetup:
     output: Path
     client: Client
     read_session_info: ReadSessionInfo
+    close_session: CloseSession
     grader_environment: GraderEnvironment
     judge_targets: Mapping[str, str | None]
     hidden_variables: frozenset[str]

@@ -14,7 +14,7 @@ from quintain.errors import Fault
 from quintain_runner.engine.error_limit import ErrorLimit
 from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
 from quintain_runner.engine.trial import run_trial
-from quintain_runner.graders.base import GradingContext
+from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.results.row import column_name
 from quintain_runner.results.store import ResultFile
@@ -31,12 +31,13 @@ class TrialScheduler:
     """Executes the trials of a run and stores their rows; ``concurrency`` bounds the parallel trials per target,
     under all ``prompts`` together.
 
-    ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin.
+    ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin; ``budget``
+    reserves its calls, and has the context of its graders.
     """
 
     def __init__(
         self,
-        context: GradingContext,
+        budget: TrialBudget,
         results: ResultFile,
         progress_state: ProgressState,
         error_limit: ErrorLimit,
@@ -44,7 +45,8 @@ class TrialScheduler:
         prompts: Sequence[Prompt],
         concurrency: int,
     ) -> None:
-        self._context, self._results, self._progress_state = context, results, progress_state
+        self._budget, self._context = budget, budget.context
+        self._results, self._progress_state = results, progress_state
         self._error_limit, self._prompts, self._concurrency = error_limit, prompts, concurrency
         self._budget_spent = asyncio.Event()
 
@@ -90,8 +92,9 @@ class TrialScheduler:
         """Execute one trial, store its row, and release its slot."""
         self._progress_state.trial_started(trial.column)
         try:
-            outcome = await run_trial(trial, self._context)
+            outcome = await run_trial(trial, self._context, self._budget)
             if outcome.row is not None:
+                self._budget.add_row(outcome.row)
                 self._record_outcome(trial, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
                 self._progress_state.add_row(outcome.row, trial.previous)

@@ -10,6 +10,7 @@ from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
 from quintain.errors import BudgetExhausted, Expired, Fault, TimedOut, WorkerLost
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
+from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GradingContext
 from quintain_runner.graders.requirements import makes_no_calls
 from quintain_runner.graders.retry import call_with_retry
@@ -58,8 +59,10 @@ class _GraderResults:
     budget_spent: bool = False
 
 
-async def run_trial(trial: Trial, context: GradingContext) -> TrialOutcome:
+async def run_trial(trial: Trial, context: GradingContext, budget: TrialBudget | None = None) -> TrialOutcome:
     """Execute one trial and return its row; a `Fault` becomes an error row, every other error is raised.
+
+    ``budget`` reserves its calls first; without it, or where the budget is enough for everything, none are reserved.
 
     The trial is traced in a trace of its own, linked to the trace of the run, because one trace of thousands of trials
     would be too large to display.
@@ -69,12 +72,25 @@ async def run_trial(trial: Trial, context: GradingContext) -> TrialOutcome:
         return semconv.trial_span(logs.current_ids().get("runId"), trial.case.id, trial.target, trial.repeat)
 
     with span(span_attributes, new_trace=True) as trial_span:
-        outcome = await _run_trial_steps(trial, context)
+        outcome = await _run_reserved(trial, context, budget)
         if outcome.row is not None:
             row = context.reckoning.applied_to(outcome.row, trial.case)
             outcome = replace(outcome, row=row)
             trial_span.set_attributes({semconv.OUTCOME: row.status.value})
         return outcome
+
+
+async def _run_reserved(trial: Trial, context: GradingContext, budget: TrialBudget | None) -> TrialOutcome:
+    """Reserve the calls of the trial and of its graders, and execute it."""
+    if budget is None:
+        return await _run_trial_steps(trial, context)
+    try:
+        async with budget.reserved(trial) as reserved_context:
+            return await _run_trial_steps(trial, reserved_context)
+    except BudgetExhausted:
+        return TrialOutcome(row=None, budget_spent=True)
+    except Fault as fault:
+        return TrialOutcome(row=_fault_row(trial, RowError(code=fault.code, error=fault.message), fault))
 
 
 async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcome:
@@ -123,9 +139,7 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
     usage, calls = NO_TOKENS, 0
     fingerprints, generation = context.fingerprints.graders_of(trial.target), context.fingerprints.generation
     for grader in context.graders:
-        kept = reusable_grader_row(
-            trial.kept, grader.name, trial.fingerprints, fingerprints.get(grader.name), generation
-        )
+        kept = reusable_grader_row(trial.kept, grader.name, trial.fingerprints, context.fingerprints)
         if kept is not None:
             rows[grader.name] = kept
             continue
@@ -147,9 +161,15 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
 
 
 def _may_lack_budget(grader_results: _GraderResults, context: GradingContext) -> bool:
-    """Whether a spent budget can be the reason of a grader's failure: not if that grader makes no calls."""
-    failed = {name for name, row in grader_results.rows.items() if row.error is not None}
-    return not any(makes_no_calls(grader) for grader in context.graders if grader.name in failed)
+    """Whether a spent budget can be the reason of a grader's failure.
+
+    It cannot if that grader makes no calls, or has made fewer than were reserved for it.
+    """
+    failed = {name: row for name, row in grader_results.rows.items() if row.error is not None}
+    if any(makes_no_calls(grader) for grader in context.graders if grader.name in failed):
+        return False
+    reserved = {name: context.sessions[name].calls for name in failed if name in context.sessions}
+    return all(failed[name].calls >= calls for name, calls in reserved.items())
 
 
 async def _is_budget_spent(context: GradingContext) -> bool:

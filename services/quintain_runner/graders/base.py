@@ -9,7 +9,7 @@ from typing import Protocol
 
 from quintain.client.client import Client
 from quintain.contracts.invoke import Result, TokenUsage
-from quintain.contracts.session import Info
+from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.errors import QuintainError
 from quintain_runner.cost.prices import Price
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
@@ -22,6 +22,40 @@ from quintain_runner.spec.reckoning import Reckoning
 #: Reads the counters of a session by that session's token.
 ReadSessionInfo = Callable[[str], Awaitable[Info]]
 
+#: Closes a session by its token, and returns its last counters.
+CloseSession = Callable[[str], Awaitable[Info]]
+
+#: How much longer a session that is opened before its trial begins lives than one that is opened for its grader, in
+#: seconds: the time for the answer, and for the graders before it.
+SESSION_LEAD_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCalls:
+    """The calls that a grader will make: the one of ``request_id``, or those of a session that is opened for it."""
+
+    request_id: str | None = None
+    session: OpenSession | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedSession:
+    """A grader's session that was opened before its trial began, with ``calls`` reserved for it."""
+
+    opened: SessionOpened
+    calls: int
+    usable_until: float
+
+    @classmethod
+    def of(cls, opened: SessionOpened, request: OpenSession) -> ReservedSession:
+        """The session that was opened now."""
+        calls = (request.max_calls if request.reserve is True else request.reserve) or 0
+        return cls(opened, calls, asyncio.get_running_loop().time() + SESSION_LEAD_SECONDS)
+
+
+async def _close_nothing(_: str) -> Info:
+    raise NotImplementedError("no grader's session was reserved")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradingContext:
@@ -32,7 +66,8 @@ class GradingContext:
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
     ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
-    ``reckoning`` makes rows of verdicts.
+    ``reckoning`` makes rows of verdicts. ``sessions`` are those that were opened for this trial's graders before it
+    began, by the grader's name, and ``close_session`` closes one.
     """
 
     run_name: str
@@ -47,6 +82,13 @@ class GradingContext:
     prices: Mapping[str, Price] = field(default_factory=dict)
     fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
     reckoning: Reckoning = field(default_factory=Reckoning)
+    sessions: Mapping[str, ReservedSession] = field(default_factory=dict)
+    close_session: CloseSession = _close_nothing
+
+    def reserved_session(self, grader: str) -> ReservedSession | None:
+        """The session that was opened for a grader before its trial began; None if there is none, or not any more."""
+        reserved = self.sessions.get(grader)
+        return reserved if reserved is not None and asyncio.get_running_loop().time() < reserved.usable_until else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +106,12 @@ class GraderRunner(Protocol):
     @property
     def name(self) -> str:
         """The name of the grader in the results."""
+
+    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls | None:
+        """The calls to reserve before the trial begins; None if it makes none.
+
+        ``expected_calls`` are those of a grader that may make any number.
+        """
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Grade one answer of a target.

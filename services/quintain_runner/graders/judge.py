@@ -19,7 +19,7 @@ from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, InvokeSettings, 
 from quintain.errors import Fault
 from quintain.graders import Case
 from quintain_runner.dataset.reader import expected_text
-from quintain_runner.graders.base import GradingContext, GradingResult, judge_target_of
+from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls, judge_target_of
 from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.graders.verdict_parser import GraderError, verdict_from_fields
 from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
@@ -129,19 +129,40 @@ class JudgeGraderRunner:
         """The name of the grader in the results."""
         return self.spec.name
 
-    async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
-        """Ask the judge about an answer. A fault of the call is returned in the row, with its cost."""
-        request = build_judge_request(
+    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls:
+        """Implements `GraderRunner.planned_calls`: one, under its own request id."""
+        return PlannedCalls(request_id=self._request_id(trial, context))
+
+    def _request(self, trial: Trial, answer: str, context: GradingContext) -> InvokeRequest:
+        return build_judge_request(
             self.prompt,
             self.spec.show,
             trial.case,
-            result.raw_text,
+            answer,
             target=judge_target_of(self.spec, trial.target, context.judge_targets),
             structured=self.spec.structured,
         )
-        grader_fingerprint = context.fingerprints.graders_of(trial.target).get(self.name)
-        grader_version = (grader_fingerprint, context.fingerprints.generation)
-        request_id = _request_id(trial, self.name, request, result.raw_text, grader_version)
+
+    def _request_id(self, trial: Trial, context: GradingContext) -> str:
+        """The request id of the judge's call: the same after a crash, so that the call is charged once.
+
+        It is known before the answer is, so that the call can be reserved: it is made of the request without the
+        answer, of the grader's fingerprint, which contains the judge target's, of how often the run was graded again on
+        purpose, and of the answer's own request id; of a kept answer, of that itself. It contains the calls of the
+        previous row, so that a repeat after a row without a verdict is a new call.
+        """
+        spent_calls = 0 if trial.previous is None else trial.previous.calls
+        answer = (
+            trial.request_id if trial.kept is None else hashlib.sha256((trial.kept.output or "").encode()).hexdigest()
+        )
+        request = hashlib.sha256(self._request(trial, "", context).to_wire()).hexdigest()
+        version = (context.fingerprints.graders_of(trial.target).get(self.name), context.fingerprints.generation)
+        name = json.dumps([*trial.key_parts, trial.tries, self.name, spent_calls, request, answer, *version])
+        return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"
+
+    async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
+        """Ask the judge about an answer. A fault of the call is returned in the row, with its cost."""
+        request, request_id = self._request(trial, result.raw_text, context), self._request_id(trial, context)
         timeout_seconds = self.spec.timeout_seconds
         try:
             reply = await call_with_retry(
@@ -159,19 +180,3 @@ class JudgeGraderRunner:
         except GraderError as error:
             row = GraderRow(error=error.message, calls=1)
         return GradingResult(row.model_copy(update={"request_id": request_id}), reply.token_usage or NO_TOKENS)
-
-
-def _request_id(
-    trial: Trial, grader: str, request: InvokeRequest, answer: str, grader_version: tuple[str | None, int]
-) -> str:
-    """The request id of the judge's call: the same after a crash, so that the call is charged once.
-
-    It is made of the whole request, the answer, and of ``grader_version``: the grader's fingerprint, which contains
-    the judge target's, and how often the run was graded again on purpose. It contains
-    the calls of the previous row, so that a repeat after a row without a verdict is a new call.
-    """
-    spent_calls = 0 if trial.previous is None else trial.previous.calls
-    contents = [hashlib.sha256(content).hexdigest() for content in (request.to_wire(), answer.encode())]
-    parts = [*trial.key_parts, trial.tries, grader, spent_calls, *contents, *grader_version]
-    name = json.dumps(parts, ensure_ascii=True)
-    return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"

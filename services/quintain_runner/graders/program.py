@@ -14,7 +14,13 @@ from quintain.graders import GraderInput
 from quintain.telemetry.spans import current_traceparent
 from quintain.telemetry.trace_context import TRACEPARENT_VARIABLE
 from quintain_runner.cost.prices import Price
-from quintain_runner.graders.base import GradingContext, GradingResult, judge_target_of
+from quintain_runner.graders.base import (
+    SESSION_LEAD_SECONDS,
+    GradingContext,
+    GradingResult,
+    PlannedCalls,
+    judge_target_of,
+)
 from quintain_runner.graders.function_worker import FunctionRequest, SessionConnection
 from quintain_runner.graders.input import AnswerMetadata, JsonObject, build_grader_input
 from quintain_runner.graders.input_files import temporary_grader_files
@@ -92,7 +98,7 @@ class ProgramGraderRunner:
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Open a child session, execute the grader, and read what it spent; see `GraderRunner.grade`."""
         async with context.process_slots:
-            session = await self._open_session(trial, context) if self.needs_session else None
+            session = await self._session(trial, context) if self.needs_session else None
             session_variables = {} if session is None else context.environment.session_variables(session.token)
             try:
                 price = context.prices.get(trial.target)
@@ -116,14 +122,32 @@ class ProgramGraderRunner:
         row = row.model_copy(update={"calls": session_info.call_count, "session_id": session.session_id})
         return GradingResult(row, session_info.token_usage)
 
-    async def _open_session(self, trial: Trial, context: GradingContext) -> SessionOpened:
-        """Open the child session of one execution, with the grader's limit of calls."""
-        request = OpenSession(
+    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls | None:
+        """Implements `GraderRunner.planned_calls`: all that the evaluation file allows it, else as many as expected."""
+        request = self._session_request(trial, context)
+        if not self.needs_session or not request.max_calls:
+            return None
+        lifetime_seconds = self.spec.timeout_seconds + SESSION_GRACE_SECONDS + SESSION_LEAD_SECONDS
+        reserve = True if self.spec.has_explicit_limit else min(expected_calls, request.max_calls)
+        return PlannedCalls(
+            session=request.model_copy(update={"reserve": reserve, "expires_in_seconds": lifetime_seconds})
+        )
+
+    def _session_request(self, trial: Trial, context: GradingContext) -> OpenSession:
+        """The child session of one execution, with the grader's limit of calls."""
+        return OpenSession(
             default_target=judge_target_of(self.spec, trial.target, context.judge_targets),
             max_calls=min(self.spec.target.max_calls, context.max_calls),
             expires_in_seconds=self.spec.timeout_seconds + SESSION_GRACE_SECONDS,
             label=f"{context.run_name}/{trial.case.id}/{self.name}"[:_LABEL_LENGTH],
         )
+
+    async def _session(self, trial: Trial, context: GradingContext) -> SessionOpened:
+        """The session that was opened before the trial began, or a new one."""
+        reserved = context.reserved_session(self.name)
+        if reserved is not None:
+            return reserved.opened
+        request = self._session_request(trial, context)
         # A retry may open a second session; the unused one spends nothing.
         return await call_with_retry(lambda: context.session.open_child(request))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from quintain_runner.results.counts import RowTally
-from quintain_runner.results.row import Row, RowStats
+from quintain_runner.results.row import Row, RowStats, count_most_calls
 
 
 class ResumeState:
@@ -16,10 +18,13 @@ class ResumeState:
         self.calls_in_rows = 0
         #: How many rows do not hold their answer, so that they cannot be graded again.
         self.rows_without_content = 0
+        #: The most calls that one execution of each grader made.
+        self.most_grader_calls: Counter[str] = Counter()
 
     def add_row(self, row: Row, *, times: int = 1) -> None:
         """Count a row; ``times=-1`` takes it back, when another supersedes it."""
         self.calls_in_rows += times * row.calls
         self.rows_without_content += times * (row.has_answer and not row.is_gradable)
+        count_most_calls(self.most_grader_calls, row)
         if row.counts:
             self.tallies.setdefault((row.column, row.repeat), RowTally(0)).add(RowStats.of(row), times=times)

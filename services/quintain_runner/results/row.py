@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -295,3 +296,10 @@ class RowStats:
             counts=row.counts,
             stale=row.stale_kept,
         )
+
+
+def count_most_calls(most_calls: Counter[str], row: Row) -> None:
+    """Update the most calls that one execution of each grader made; one that failed says nothing about it."""
+    for name, verdict in row.graders.items():
+        if verdict.error is None:
+            most_calls[name] = max(most_calls[name], verdict.calls)

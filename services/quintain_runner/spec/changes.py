@@ -131,7 +131,7 @@ def _grade_again(row: Row, changes: tuple[str, ...], remaining_changes: tuple[st
 
 
 def reusable_grader_row(
-    row: Row | None, name: str, current: RowFingerprints, grader: str | None, generation: int
+    row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints
 ) -> GraderRow | None:
     """The verdict of a row that need not be given again; None where something of it changed, or there is none."""
     if row is None or row.fingerprints is None or row.fingerprints.grading != current.grading:
@@ -139,7 +139,8 @@ def reusable_grader_row(
     verdict = row.graders.get(name)
     if verdict is None or verdict.error is not None:
         return None
-    if (verdict.fingerprint, verdict.generation) != (grader, generation):
+    grader = fingerprints.graders_of(row.target).get(name)
+    if (verdict.fingerprint, verdict.generation) != (grader, fingerprints.generation):
         return None
     return verdict
 

@@ -82,6 +82,11 @@ class _ProgramSpec(_GraderSpec):
     config: dict[str, JsonValue] | None = None
     """Any value; the grader receives it unchanged as config."""
 
+    @property
+    def has_explicit_limit(self) -> bool:
+        """Whether the evaluation file limits the grader's calls."""
+        return "target" in self.model_fields_set and "max_calls" in self.target.model_fields_set
+
 
 class CommandGrader(_ProgramSpec):
     """A program that follows AgentV's contract: it reads a case as JSON on stdin and prints a verdict as JSON on

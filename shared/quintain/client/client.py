@@ -25,7 +25,7 @@ from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, NoAnswer
-from quintain.routes import CANCEL, INFO, OPEN, RELEASE, RESERVE, ReplyT, RequestT, Route
+from quintain.routes import CANCEL, CLOSE, INFO, OPEN, RELEASE, RESERVE, ReplyT, RequestT, Route
 
 #: One item of a batch: a request, its fields, or only its question.
 BatchRequest = InvokeRequest | Mapping[str, object] | str
@@ -206,12 +206,26 @@ class Client:
     async def open_child(self, request: session_messages.OpenSession) -> session_messages.SessionOpened:
         """Open a child session, which can only narrow this session's permissions and uses its budget.
 
+        With ``reserve`` its calls are reserved from this session's budget until it is closed or expires: all of them
+        (``True``) or a number. Raises `BudgetExhausted` if there are not as many.
+
         Example::
 
             child = await client.open_child(OpenSession(default_target="judge", max_calls=5))
             async with quintain.connect(token=child.token) as agent: ...
         """
         return await self._call(OPEN, request)
+
+    async def close_session(self) -> session_messages.Info:
+        """Close the session and its children permanently, and return its last counters. Running calls end as they
+        would; what a child reserved and did not use is its parent's again.
+
+        Example::
+
+            info = await client.close_session()
+            print(info.call_count)
+        """
+        return await self._call(CLOSE, session_messages.CloseSession())
 
     async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         try:

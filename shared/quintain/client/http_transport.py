@@ -24,6 +24,7 @@ from quintain.clock import Clock
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import FaultReply, InvokeRequest, JsonObject, Result
 from quintain.contracts.message import Message
+from quintain.contracts.token import public_id
 from quintain.errors import (
     FAULTS,
     BadRequest,
@@ -127,6 +128,7 @@ class HttpTransport:
             raise ConfigError("The token cannot be used: it is not ASCII")
         self._connection, self._traceparent = connection, traceparent
         self._authorization = {"Authorization": f"Bearer {token}"}
+        self._session_id = public_id(token)
 
     async def close(self) -> None:
         """Do nothing: the gateway cancels calls of closed connections."""
@@ -160,7 +162,7 @@ class HttpTransport:
 
     async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
         """Implements `Transport.call_route`. Raises `BudgetUnavailable` if the gateway does not answer in time."""
-        method, path = _method_and_path(request)
+        method, path = _method_and_path(request, self._session_id)
         body = request.to_wire() if method in {"POST", "PATCH"} else None
         try:
             return await self._connection.request(
@@ -239,8 +241,11 @@ def _error_reason(error: httpx2.TransportError) -> str:
     return str(error) or type(error).__name__
 
 
-def _method_and_path(request: Message) -> tuple[str, str]:
-    """Return the HTTP method and path of an operation. Raises `ConfigError` if the gateway does not offer it."""
+def _method_and_path(request: Message, own_session_id: str | None) -> tuple[str, str]:
+    """Return the HTTP method and path of an operation. Raises `ConfigError` if the gateway does not offer it.
+
+    ``own_session_id`` is the id of the session whose token is used, None for the admin token.
+    """
     match request:
         case session_messages.GetInfo():
             return "GET", "/info?perTarget=true" if request.per_target else "/info"
@@ -248,6 +253,8 @@ def _method_and_path(request: Message) -> tuple[str, str]:
             return "POST", "/sessions"
         case session_messages.AmendSession():
             return "PATCH", _session_path(request.session_id)
+        case session_messages.CloseSession():
+            return "DELETE", _session_path(own_session_id or "")
         case session_messages.ShowSession():
             return "GET", _session_path(request.session_id)
         case session_messages.ListSessions():

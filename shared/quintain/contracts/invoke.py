@@ -96,13 +96,9 @@ class InvokeRequest(Message):
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
         fields: list[tuple[str, object]] = []
-        if self.settings is not None:
-            fields += [
-                ("settings.temperature", self.settings.temperature),
-                ("settings.responseFormat", self.settings.response_format),
-                ("settings.tools", self.settings.tools),
-                ("settings.toolChoice", self.settings.tool_choice),
-            ]
+        for name, value in self.settings or ():
+            field = InvokeSettings.model_fields.get(name)
+            fields.append((f"settings.{name if field is None else field.alias}", value))
         fields += [(f"messages.{index}.content", turn.content) for index, turn in enumerate(self.messages or [])]
         for name, value in fields:
             if (path := non_finite_path(value, name)) is not None:

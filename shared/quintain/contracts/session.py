@@ -79,7 +79,11 @@ class Info(Message):
 
 
 class OpenSession(Message):
-    """Open a session. With a session's token it becomes that session's child, and can only narrow its permissions."""
+    """Open a session. With a session's token it becomes that session's child, and can only narrow its permissions.
+
+    ``reserve`` charges that many calls of a child to its parent at once, or all of its ``max_calls`` (``True``): nobody
+    else can use them until the child is closed or expires. Those that were not used are given back then.
+    """
 
     default_target: TargetName
     max_calls: Count | None = None
@@ -88,6 +92,7 @@ class OpenSession(Message):
     deadline_seconds: Annotated[float, Field(gt=0, le=1500)] | None = None
     store_replies: bool | None = None
     label: Id | None = None
+    reserve: bool | Count | None = None
 
 
 class SessionOpened(Message):

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from quintain.client.client import Client
+from quintain.client.http_transport import open_http_transport
+from quintain.contracts.session import OpenSession, SessionState
 from quintain.contracts.token import SessionToken
+from quintain.errors import BudgetExhausted
 from quintain_metadata.rules.sessions import PAGE_SIZE
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
@@ -103,6 +107,20 @@ async def test_an_unreadable_body_is_400_with_the_admin_token_and_401_without(
         async with open_gateway_client(fleet.gateway_url, token) as stranger:
             status, answer = await stranger.send(method, path.format(id=session_id), body)
         assert (status, answer["error"]) == (401, "Unauthorized")
+
+
+async def test_a_child_session_reserves_its_calls_and_closes_itself_over_http(fleet: MemoryFleet) -> None:
+    parent = await fleet.open_session("echo", 3)
+    async with open_http_transport(fleet.gateway_url, parent.token) as transport:
+        client = Client(transport)
+        child = await client.open_child(OpenSession(default_target="echo", max_calls=2, reserve=True))
+        with pytest.raises(BudgetExhausted):
+            await client.open_child(OpenSession(default_target="echo", max_calls=2, reserve=2))
+        assert (await client.get_info()).reserved == 2
+        async with open_http_transport(fleet.gateway_url, child.token) as child_transport:
+            assert (await Client(child_transport).close_session()).state is SessionState.CLOSED
+        info = await client.get_info()
+        assert (info.reserved, info.call_count, info.state) == (0, 0, SessionState.OPEN)
 
 
 async def test_a_sessions_own_token_opens_its_children_and_nothing_else(fleet: MemoryFleet) -> None:

@@ -191,6 +191,21 @@ async def test_a_closed_session_opens_nothing_nor_do_its_children_and_its_reserv
     assert reopened["state"] == "closed"
 
 
+async def test_a_closed_sessions_call_whose_worker_is_gone_is_in_doubt_and_another_runs_on(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    child = await metadata.ledger_driver.open_session(parent=session, max_calls=2)
+    await metadata.ledger_driver.register("a", incarnation="gone")
+    await metadata.ledger_driver.register("a", incarnation="alive")
+    await metadata.ledger_driver.admit(admit_request(child, "r1"), "gone")
+    await metadata.ledger_driver.admit(admit_request(session, "r2"), "alive")
+    await metadata.ledger_driver.expire_lease("gone")
+    # The service has just started, so that no lease lapses yet.
+    metadata.ledger_driver.ledger.suspend_lease_expiry_until(0)
+    closed = await metadata.call_operation("close", session.token)
+    assert (closed["running"], closed["inDoubt"], closed["callCount"]) == (1, 1, 2)
+
+
 async def test_a_session_may_close_itself_and_its_children_and_nobody_else(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:

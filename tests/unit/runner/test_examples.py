@@ -91,6 +91,7 @@ def run_setup(grader_proxy: GraderProxy, output: Path) -> RunSetup:
         output=output,
         client=grader_proxy.client,
         read_session_info=grader_proxy.client.read_session_info,
+        close_session=grader_proxy.client.close_child,
         grader_environment=GraderEnvironment(f"http://127.0.0.1:{grader_proxy.server_port}"),
         judge_targets={},
         hidden_variables=frozenset(),

@@ -1,0 +1,142 @@
+"""Reads sessions, and charges their counters and those of their ancestors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.session import SessionState
+from quintain.errors import BudgetExhausted
+from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
+
+#: Token counts of one call are limited to this, for each kind.
+MAX_TOKENS_PER_CALL = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A row of the table ``session``, and the rows of its ancestors, nearest first.
+
+    ``reserved`` calls of a child are charged to its parent whether they were made or not, see `release_reserved`.
+    """
+
+    id: str
+    token_sha256: bytes
+    parent_id: str | None
+    default_target: str
+    allowed_targets: str | None
+    max_calls: int
+    used: int
+    state: str
+    label: str | None
+    deadline_ms: int
+    store_replies: int
+    created_at: int
+    expires_at: int | None
+    tokens_input: int
+    tokens_output: int
+    tokens_cached: int
+    tokens_reasoning: int
+    reserved: int
+    ignore_unsupported: int
+    ancestors: tuple[SessionRow, ...] = ()
+
+    @property
+    def lineage(self) -> tuple[SessionRow, ...]:
+        """The session and its ancestors: all of them are charged, and all must be open."""
+        return (self, *self.ancestors)
+
+    def allows(self, target: str) -> bool:
+        """Whether the session may call this target."""
+        return self.allowed_targets is None or target in json.loads(self.allowed_targets)
+
+    def is_usable(self, now: int) -> bool:
+        """Whether the session and all its ancestors are neither closed nor expired at ``now`` (milliseconds)."""
+        return all(
+            member.state != SessionState.CLOSED and (member.expires_at is None or member.expires_at > now)
+            for member in self.lineage
+        )
+
+
+_SESSION_COLUMNS = ", ".join(field.name for field in dataclasses.fields(SessionRow) if field.name != "ancestors")
+
+
+def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
+    """Return a session with its ancestors, or None."""
+    row = yield from fetch_one(f"SELECT {_SESSION_COLUMNS} FROM session WHERE id = ?", session_id)
+    if row is None:
+        return None
+    session = SessionRow(*row)
+    if session.parent_id is None:
+        return session
+    parent = yield from load_session(session.parent_id)
+    assert parent is not None, "a parent is never deleted"
+    return dataclasses.replace(session, ancestors=parent.lineage)
+
+
+def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
+    """Add calls to the counters of the session and all its ancestors; returns the session's own counter.
+
+    Raises `BudgetExhausted`, which rolls the operation back: never check first and charge afterwards.
+    """
+    own_count = 0
+    for payer in session.lineage:
+        row = yield from fetch_one(
+            "UPDATE session SET used = used + ? WHERE id = ? AND used + ? <= max_calls RETURNING used, reserved",
+            calls,
+            payer.id,
+            calls,
+        )
+        if row is None:
+            raise BudgetExhausted(f"Max calls exceeded (limit: {payer.max_calls})")
+        used, reserved = row
+        own_count = used if payer is session else own_count
+        # Its parent is charged for at least what it reserved, since it was opened.
+        calls = max(used, reserved) - max(used - calls, reserved)
+        if not calls:
+            break
+    return own_count
+
+
+def refund(session: SessionRow, calls: int = 1) -> SqlProgram[None]:
+    """Subtract calls from the counters of the session and all its ancestors."""
+    for payer in session.lineage:
+        row = yield from fetch_one(
+            "UPDATE session SET used = used - ? WHERE id = ? RETURNING used, reserved", calls, payer.id
+        )
+        assert row is not None, "a session is never deleted"
+        used, reserved = row
+        calls = max(used + calls, reserved) - max(used, reserved)
+        if not calls:
+            break
+
+
+def release_reserved(session_id: str) -> SqlProgram[None]:
+    """Give a session's parent back what the session reserved and did not use; of a session that ended."""
+    session = yield from load_session(session_id)
+    if session is None or not session.reserved:
+        return
+    row = yield from fetch_one(
+        "UPDATE session SET reserved = 0 WHERE id = ? AND reserved = ? RETURNING used", session_id, session.reserved
+    )
+    if row is not None and session.reserved > row[0]:
+        yield from refund(session.ancestors[0], session.reserved - row[0])
+
+
+def add_tokens(session: SessionRow, usage: TokenUsage) -> SqlProgram[None]:
+    """Add the token usage of a call to the session and all its ancestors."""
+    counts = (usage.input, usage.output, usage.cached or 0, usage.reasoning or 0)
+    for payer in session.lineage:
+        yield from execute(
+            "UPDATE session SET tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
+            " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
+            *map(clamp_token_count, counts),
+            payer.id,
+        )
+
+
+def clamp_token_count(tokens: int) -> int:
+    """Limit a provider's token count to a plausible range, so that a wrong one does not fail the settle."""
+    return min(max(0, tokens), MAX_TOKENS_PER_CALL)

@@ -1,0 +1,126 @@
+"""A small budget buys whole rows: a trial begins when the calls of its graders are reserved with its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import ConfigError, TargetUnavailable
+from quintain_runner.engine import trial_budget
+from quintain_runner.engine.run import run_evaluation
+from quintain_runner.report.summary import ExitCode
+from support.evaluation_folder import EvaluationFolder, cases, write_evaluation, write_script
+from support.fake_client import FakeClient
+
+JUDGE = {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md", "judge_target": "judge"}
+
+#: A grader that makes no calls, which only its run shows.
+PASSING = """
+import json, os, sys
+json.load(sys.stdin)
+print(json.dumps({"pass": True}))
+"""
+
+
+async def answer(request: InvokeRequest) -> str:
+    await asyncio.sleep(0)
+    return '{"pass": true, "reason": "yes"}' if request.target == "judge" else request.question or ""
+
+
+def judged(folder: Path, count: int, max_calls: int) -> EvaluationFolder:
+    (folder / "judge.md").write_text("Is it right?")
+    write_evaluation(folder, cases(count), [JUDGE])
+    client = FakeClient(answer, max_calls=max_calls, targets=("bot", "judge"))
+    return EvaluationFolder(folder, client, concurrency=64)
+
+
+async def test_thirty_calls_for_a_hundred_and_twenty_trials_with_a_judge_are_fifteen_rows(tmp_path: Path) -> None:
+    folder = judged(tmp_path, 120, 30)
+    summary = await run_evaluation(folder.setup())
+    assert (summary.exit_code, summary.total.graded, summary.total.errors) == (ExitCode.BUDGET_SPENT, 15, 0)
+    assert (summary.calls, folder.client.reserved) == (30, 0)
+    folder.client.max_calls = 240
+    summary = await run_evaluation(folder.setup())
+    assert (summary.exit_code, summary.total.graded, summary.calls) == (ExitCode.PASSED, 120, 240)
+
+
+async def test_calls_that_were_not_charged_go_to_the_next_trials(tmp_path: Path) -> None:
+    async def flawed(request: InvokeRequest) -> str:
+        if request.question in {f"q{number}" for number in range(10)}:
+            raise TargetUnavailable("down")
+        return await answer(request)
+
+    folder = judged(tmp_path, 30, 20)
+    folder.client.answer = flawed
+    summary = await run_evaluation(folder.setup())
+    assert (summary.total.errors, summary.total.graded, summary.calls) == (10, 10, 20)
+
+
+async def test_with_enough_for_everything_nothing_is_reserved(tmp_path: Path) -> None:
+    folder = judged(tmp_path, 5, 10)
+
+    async def refuse(request_ids: Sequence[str], *, deadline_seconds: float = 0) -> int:
+        raise AssertionError(request_ids)
+
+    folder.client.reserve_ids = refuse  # type: ignore[method-assign]
+    assert (await run_evaluation(folder.setup())).total.graded == 5
+
+
+async def test_over_http_a_run_does_without_reservations_of_single_calls(tmp_path: Path) -> None:
+    async def refuse(request_ids: Sequence[str], *, deadline_seconds: float = 0) -> int:
+        raise ConfigError("A gateway has no operation ReserveCalls")
+
+    folder = judged(tmp_path, 5, 4)
+    folder.client.reserve_ids = refuse  # type: ignore[method-assign]
+    assert (await run_evaluation(folder.setup())).calls == 4
+
+
+async def test_a_reservation_is_renewed_while_the_trial_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_budget, "RENEWAL_SECONDS", 0.01)
+    renewed = asyncio.Event()
+
+    async def slow(request: InvokeRequest) -> str:
+        await renewed.wait()
+        return await answer(request)
+
+    folder = judged(tmp_path, 3, 2)
+    folder.client.answer = slow
+    times: list[tuple[str, ...]] = []
+    reserve_ids = folder.client.reserve_ids
+
+    async def count(request_ids: Sequence[str], *, deadline_seconds: float = 0) -> int:
+        times.append(tuple(request_ids))
+        if times.count(tuple(request_ids)) == 3:
+            renewed.set()
+        return await reserve_ids(request_ids)
+
+    folder.client.reserve_ids = count  # type: ignore[method-assign]
+    assert (await run_evaluation(folder.setup())).total.graded == 1
+
+
+@pytest.mark.parametrize("limit", [10, None])
+async def test_a_programs_own_limit_is_reserved_and_without_one_what_it_was_seen_to_use(
+    tmp_path: Path, limit: int | None
+) -> None:
+    """The grader makes no calls: with a limit of 10 it could, so that two trials fit into 25 at once."""
+    argv = write_script(tmp_path, "judge.py", PASSING)
+    target = {} if limit is None else {"target": {"max_calls": limit}}
+    write_evaluation(tmp_path, cases(40), [{"name": "own", "command": argv, **target}])
+    folder = EvaluationFolder(tmp_path, FakeClient(answer, max_calls=25), concurrency=64)
+    held: list[int] = []
+
+    async def close(token: str) -> object:
+        held.append(sum(child.reserved > 0 for child in folder.client.children.values()))
+        return await folder.client.close_child(token)
+
+    summary = await run_evaluation(replace(folder.setup(), close_session=close, grader_concurrency=2))
+    assert folder.client.reserved == 0
+    assert summary.total.errors == 0
+    if limit is not None:
+        assert max(held) == 2
+    assert summary.total.graded >= 15
