@@ -87,7 +87,7 @@ def _workers_by_fingerprint(served: Iterable[ServedTarget]) -> dict[str, list[st
     for one in served:
         if one.fingerprint is not None:
             workers.setdefault(one.fingerprint, []).append(one.worker_id)
-    return workers
+    return {fingerprint: sorted(ids) for fingerprint, ids in workers.items()}
 
 
 def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:
