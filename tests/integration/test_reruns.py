@@ -50,11 +50,13 @@ async def run(world: ChangingEvaluation, placement: Placement, monkeypatch: pyte
         for name, value in (world.env | placement.env).items():
             environment.setenv(name, value)
         report = await execution._run_prepared(RunOptions(path=Path("eval.yaml")), "quintain run eval.yaml")
-    assert (report.summary.total.errors, report.summary.calls_without_row) == (0, 0)
+    total = report.summary.total
+    assert (total.graded, total.errors, report.summary.calls_without_row) == (2 * world.limit, 0, 0)
     plan = json.loads((world.output / "run.json").read_text())["history"][-1]["plan"]
     return tuple(plan[key] for key in PLAN_KEYS)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("ledger", ["kept", "lost"])
 async def test_the_same_command_again_asks_and_grades_what_changed(
     world: ChangingEvaluation, placement: Placement, ledger: str, monkeypatch: pytest.MonkeyPatch

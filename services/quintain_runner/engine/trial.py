@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from quintain import logs
 from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
-from quintain.errors import BudgetExhausted, Expired, Fault, TimedOut, WorkerLost
+from quintain.errors import BudgetExhausted, Expired, Fault, ReplyExpired, TimedOut, WorkerLost
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
 from quintain_runner.engine.trial_budget import TrialBudget
@@ -98,6 +98,8 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
     try:
         kept = None if trial.kept is None else trial.kept.result
         result = kept or await _call_target(trial, context)
+    except ReplyExpired:
+        return await _run_trial_steps(trial.after_expired_reply(), context)
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
