@@ -9,7 +9,7 @@ from quintain.contracts.ledger import TargetCard
 from quintain_metadata.ledger.base import SqlProgram, execute
 
 
-class ServedTarget(NamedTuple):
+class WorkerFingerprint(NamedTuple):
     """A target as one live worker serves it, since a time in milliseconds since the epoch."""
 
     target: str
@@ -30,16 +30,16 @@ def record_served_targets(now: int, incarnation: str, cards: Iterable[TargetCard
         )
 
 
-def live_served_targets(now: int) -> SqlProgram[dict[str, list[ServedTarget]]]:
+def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint]]]:
     """Return, by target, what workers with a valid lease serve; the one that changed last comes first."""
     rows = yield from execute(
         "SELECT target, worker_id, fingerprint, since FROM served_target JOIN worker USING (incarnation)"
         " WHERE lease_until > ? ORDER BY target, since DESC, incarnation",
         now,
     )
-    by_target: dict[str, list[ServedTarget]] = {}
+    by_target: dict[str, list[WorkerFingerprint]] = {}
     for row in rows:
-        by_target.setdefault(row[0], []).append(ServedTarget(*row))
+        by_target.setdefault(row[0], []).append(WorkerFingerprint(*row))
     return by_target
 
 
@@ -53,7 +53,7 @@ def current_fingerprints(now: int) -> SqlProgram[dict[str, str | None]]:
     return {name: live[name][0].fingerprint if name in live else last for name, last in rows}
 
 
-def different_since(served: Iterable[ServedTarget]) -> int | None:
+def different_since(served: Iterable[WorkerFingerprint]) -> int | None:
     """Return since when these workers serve one target with different fingerprints, or None where they do not.
 
     Of a worker that reports no fingerprint, nothing is known.

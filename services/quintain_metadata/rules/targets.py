@@ -16,7 +16,7 @@ from quintain.contracts.discovery import RegisteredTarget, TargetList
 from quintain.contracts.strings import shorten
 from quintain.errors import UnknownTarget
 from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
-from quintain_metadata.rules.served_targets import ServedTarget, different_since, live_served_targets
+from quintain_metadata.rules.served_targets import WorkerFingerprint, different_since, live_served_targets
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def list_targets(now: int) -> SqlProgram[TargetList]:
     return TargetList(targets=targets, now=now)
 
 
-def _workers_by_fingerprint(served: Iterable[ServedTarget]) -> dict[str, list[str]]:
+def _workers_by_fingerprint(served: Iterable[WorkerFingerprint]) -> dict[str, list[str]]:
     workers: dict[str, list[str]] = {}
     for one in served:
         if one.fingerprint is not None:
