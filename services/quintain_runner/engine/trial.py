@@ -189,7 +189,8 @@ def _budget_error(error: RowError, max_calls: int) -> RowError:
 
 def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
     """The row of a trial without a usable answer: a fault, or a result of a different configuration."""
-    in_doubt = isinstance(answer, _UNKNOWN_OUTCOMES) and answer.charged
+    is_unknown = isinstance(answer, Fault) and answer.charged is None
+    in_doubt = is_unknown or (isinstance(answer, _UNKNOWN_OUTCOMES) and answer.charged)
     earlier = _earlier_spending(trial)
     usage = (answer.token_usage if isinstance(answer, Result) else None) or NO_TOKENS
     return Row(
@@ -200,7 +201,7 @@ def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
         tries=trial.tries,
         status=RowStatus.IN_DOUBT if in_doubt else RowStatus.ERROR,
         error=error,
-        calls=earlier.calls + int(isinstance(answer, Result) or answer.charged),
+        calls=earlier.calls + int(isinstance(answer, Result) or answer.charged is not False),
         token_usage=earlier.token_usage + usage,
         fingerprints=trial.fingerprints,
     )

@@ -176,7 +176,7 @@ class JudgeGraderRunner:
         except ReplyExpired:
             return await self._ask(trial, answer, context, spent_calls=spent_calls + 1)
         except Fault as fault:
-            row = GraderRow(error=fault.message, calls=spent_calls + int(fault.charged))
+            row = GraderRow(error=fault.message, calls=spent_calls + int(fault.charged is not False))
             return GradingResult(row, NO_TOKENS, error_code=fault.code)
         spent_calls += 1
         expected_fingerprint = context.fingerprints.targets.get(request.target or "")

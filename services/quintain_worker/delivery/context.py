@@ -33,7 +33,7 @@ MAX_BATCHED_BYTES = 64 * 1024
 class WorkerContext:
     """Everything that the delivery handlers of one worker share."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- everything that they share
         self,
         bus: Bus,
         admission_client: AdmissionClient,
@@ -41,10 +41,13 @@ class WorkerContext:
         incarnation: str,
         metrics: WorkerMetrics,
         timings: Timings,
+        *,
+        slots: int,
     ) -> None:
+        """Create the shared state of a worker that takes up to ``slots`` deliveries at a time."""
         self.bus, self.admission_client, self.clock = bus, admission_client, clock
         self.metrics, self.timings = metrics, timings
-        self.inflight = InflightCalls()
+        self.inflight = InflightCalls(slots)
         self.attempt_ids = RandomIds()
         self._incarnation = incarnation
         self._settle_batcher: Batcher[Settle] = Batcher(self._publish_settles, max_concurrent=4)

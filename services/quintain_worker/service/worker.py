@@ -66,7 +66,8 @@ class Worker:
         self._identity = ServiceIdentity("worker", self.worker_id)
         self._rpc_client = RpcClient(bus)
         self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
-        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings)
+        slots = sum(card.max_concurrency for card in cards)
+        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings, slots=slots)
         self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
         self._on_drain = on_drain
@@ -146,6 +147,7 @@ class Worker:
 
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
         """Apply the ledger's answer to a heartbeat: fleet-wide pauses, cancelled calls and a drain request."""
+        self._admission_client.note_answer()
         paused = renewed.paused or {}
         for name, consumer in self._consumers.items():
             remaining_ms = paused[name] - renewed.now if name in paused else None
