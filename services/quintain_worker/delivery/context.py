@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 #: the broker's limit for a message.
 MAX_BATCHED_BYTES = 64 * 1024
 
+#: How many replies are published at a time. Each takes several kB until its confirm, and thousands of calls may end at
+#: once.
+MAX_PUBLISHED_REPLIES = 256
+
 
 class WorkerContext:
     """Everything that the delivery handlers of one worker share."""
@@ -50,6 +54,7 @@ class WorkerContext:
         self.inflight = InflightCalls(slots)
         self.attempt_ids = RandomIds()
         self._incarnation = incarnation
+        self._reply_slots = asyncio.Semaphore(MAX_PUBLISHED_REPLIES)
         self._settle_batcher: Batcher[Settle] = Batcher(self._publish_settles, max_concurrent=4)
 
     async def settle(self, item: Settle, *, size: int = 0) -> None:
@@ -73,7 +78,8 @@ class WorkerContext:
         """
         while True:
             try:
-                await send_reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
+                async with self._reply_slots:
+                    await send_reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
             except BrokerUnavailable as error:
                 log.warning("A reply could not be sent and will be repeated: %s", error.message)
                 await asyncio.sleep(self.timings.publish_pause_seconds)
