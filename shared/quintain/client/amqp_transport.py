@@ -187,9 +187,11 @@ class AmqpTransport:
                 message = "The target's queue is full"
                 raise Overloaded(message, retry_after_ms=1000, charge_unknown=True) from None
             except Fault as fault:
+                if fault.charged is not None or not fault.retryable:
+                    raise
                 delay_seconds = (fault.retry_after_ms or 0) / 1000
                 delay_seconds += random.uniform(pause_seconds / 2, pause_seconds)  # noqa: S311 -- no secret
-                if fault.charged is not None or not fault.retryable or loop.time() + delay_seconds >= ends_at:
+                if loop.time() + delay_seconds >= ends_at:
                     raise
             await asyncio.sleep(delay_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
