@@ -30,7 +30,7 @@
         ├── ReplyTooLarge           502 reply_too_large        (charged)
         ├── WorkerLost              502 worker_lost            (charged)
         ├── Overloaded              503 overloaded             (retryable)
-        ├── BudgetUnavailable       503 budget_unavailable     (retryable)
+        ├── BudgetUnavailable       503 budget_unavailable     (retryable, charge unknown)
         ├── Throttled               503 throttled              (retryable)
         ├── Expired                 504 expired
         └── TimedOut                504 timeout                (charged)
@@ -109,9 +109,11 @@ class RemoteTargetError(QuintainError, RuntimeError):
 class Fault(QuintainError):
     """The call has no result.
 
-    ``retryable``: the same request id may be sent again; never true for a charged fault. ``charged``: the call counts
-    against ``max_calls``. ``retry_after_ms``: milliseconds to wait before a retry, if known. Example: ``except
-    quintain.Fault as fault: print(fault.code, fault.retryable)``.
+    ``retryable``: the request may be sent again with the same request id; never true for a charged fault. ``charged``:
+    the call counts against ``max_calls``; None: unknown, because no ledger decided it, and another copy of the request
+    may have been admitted. The same request again, with the same request id, is answered with what the ledger knows.
+    ``retry_after_ms``: milliseconds to wait before a retry, if known. Example: ``except quintain.Fault as fault:
+    print(fault.code, fault.retryable)``.
     """
 
     code: ClassVar[str] = "internal"
@@ -121,17 +123,22 @@ class Fault(QuintainError):
     always_retryable: ClassVar[bool | None] = False
     always_charged: ClassVar[bool | None] = False
 
+    #: Whether faults of this class are sent only where no ledger decided whether the call is charged.
+    always_unknown: ClassVar[bool] = False
+
     def __init__(
         self,
         message: str | None = None,
         *,
         charged: bool | None = None,
+        charge_unknown: bool = False,
         retry_after_ms: int | None = None,
         available_targets: Sequence[str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.charged = bool(charged) if self.always_charged is None else self.always_charged
-        self.retryable = not self.charged if self.always_retryable is None else self.always_retryable
+        known_charge = bool(charged) if self.always_charged is None else self.always_charged
+        self.charged: bool | None = None if charge_unknown or self.always_unknown else known_charge
+        self.retryable = self.charged is False if self.always_retryable is None else self.always_retryable
         self.retry_after_ms = retry_after_ms
         self.available_targets = None if available_targets is None else tuple(available_targets)
 
@@ -247,6 +254,7 @@ class BudgetUnavailable(Fault):
 
     code, status = "budget_unavailable", 503
     always_retryable = True
+    always_unknown = True
 
 
 class Throttled(Fault):

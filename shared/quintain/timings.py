@@ -33,6 +33,8 @@ class Timings:
     lease_seconds: float = 15.0
     #: How often a worker renews its lease.
     heartbeat_seconds: float = 3.0
+    #: How often a worker looks whether files of its targets have changed; it registers again then.
+    file_check_seconds: float = 1.0
     #: Timeout of a registration, before the worker registers again.
     register_timeout_seconds: float = 10.0
     #: Pause before a worker whose registration failed registers again.

@@ -49,11 +49,14 @@ FaultInjection = Callable[[ProcessFleet], Awaitable[None]]
 
 @dataclasses.dataclass(frozen=True)
 class CallOutcome:
-    """What a caller was told, in the end: a result's text, or a fault's code."""
+    """What a caller was told, in the end: a result's text, or a fault's code.
+
+    ``charged`` is None where the fault claimed nothing.
+    """
 
     text: str
     is_fault: bool = False
-    charged: bool = True
+    charged: bool | None = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 
+from faults.conftest import is_long
 from faults.invariants import InvariantChecker
 from faults.scenario import BOT, CONFIG, FaultScenario
 from support.process_fleet import ProcessFleet, process_fleet
@@ -35,6 +36,26 @@ async def test_the_broker_restarts(
         await asyncio.to_thread(broker_admin.start_app)
 
     after = await FaultScenario(fleet, questions).run("broker restarted", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
+
+
+async def test_two_copies_of_every_call_are_told_nothing_false_while_the_broker_restarts_again_and_again(
+    fleet: ProcessFleet, broker_admin: BrokerAdmin, invariants: InvariantChecker
+) -> None:
+    restarts, calls = (5, 1000) if is_long() else (1, 60)
+
+    async def strike(_: ProcessFleet) -> None:
+        for _ in range(restarts):
+            await asyncio.to_thread(broker_admin.stop_app)
+            await asyncio.to_thread(broker_admin.start_app)
+            await asyncio.sleep(2)
+
+    # The broker gives the two copies of a call to two workers in turn.
+    questions = [f"q{number}" for number in range(calls)]
+    after = await FaultScenario(fleet, questions, duplicates=2).run(
+        f"broker restarted {restarts} ×, two copies", strike
+    )
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 

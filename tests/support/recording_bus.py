@@ -32,17 +32,18 @@ class RecordingBus:
     async def consume(self, queue: Queue, handler: Handler, **options: Any) -> Consumer:
         async def record(delivery: Delivery) -> None:
             request_id = delivery.headers.get(REQUEST_ID_HEADER)
-            if isinstance(request_id, str):
-                self.reply_texts[request_id].append(text_or_code(delivery))
+            if isinstance(request_id, str) and (text := final_text_or_code(delivery)) is not None:
+                self.reply_texts[request_id].append(text)
             await handler(delivery)
 
         return await self.bus.consume(queue, record, **options)
 
 
-def text_or_code(reply: Delivery) -> str:
-    """What a reply says: a result's text, a fault's code."""
+def final_text_or_code(reply: Delivery) -> str | None:
+    """What a reply says of its call: a result's text, a fault's code. None where it says that nothing is known."""
     if reply.type == "fault":
-        return FaultReply.from_wire(reply.body).code
+        fault = FaultReply.from_wire(reply.body)
+        return None if fault.charge_unknown else fault.code
     return Result.from_wire(reply.body).raw_text
 
 

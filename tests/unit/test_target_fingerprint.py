@@ -100,6 +100,40 @@ def test_a_program_that_changes_while_it_is_served_is_seen(tmp_path: Path) -> No
     assert read() is None
 
 
+def test_a_module_counts_as_it_was_when_it_was_imported_and_its_dependencies_both_ways(tmp_path: Path) -> None:
+    path = tmp_path / "quintain.yaml"
+    path.write_text(f"targets: {{bot: {{{PYTHON}, depends_on: [prompt.md]}}}}\n")
+    running = target_fingerprints(load_config(path).targets, tmp_path, {})["bot"]
+    before = running()
+    (tmp_path / "bot.py").write_text("def answer(request): return 'b'")
+    assert running() == before, "what runs is what was imported"
+    (tmp_path / "prompt.md").write_text("be long")
+    restarted = target_fingerprints(load_config(path).targets, tmp_path, {})["bot"]
+    assert len({before, running(), restarted()}) == 3
+    (tmp_path / "prompt.md").write_text("be brief")
+    assert running() == before
+
+
+@pytest.mark.parametrize(
+    ("target", "keys", "other"),
+    [
+        (OPENAI, "base_url", OPENAI.replace("//h/", "//other/")),
+        (COMMAND, "command, cwd", COMMAND.replace("--brief", "--long")),
+        (PYTHON, "callable", PYTHON.replace("answer", "reply")),
+    ],
+)
+def test_replica_fields_may_differ_between_workers(tmp_path: Path, target: str, keys: str, other: str) -> None:
+    exempt = f", replica_fields: [{keys}]"
+    assert fingerprint(tmp_path, target + exempt) == fingerprint(tmp_path, other + exempt)
+    assert fingerprint(tmp_path, target + exempt) != fingerprint(tmp_path, target)
+
+
+@pytest.mark.parametrize("key", ["bass_url", "provider"])
+def test_replica_fields_name_keys_of_the_target(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        fingerprint(tmp_path, f"{OPENAI}, replica_fields: [{key}]")
+
+
 def refused(folder: Path) -> Callable[[], object]:
     return lambda: fingerprint(folder, f"{OPENAI}, depends_on: [missing.md]")
 

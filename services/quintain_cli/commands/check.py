@@ -90,7 +90,8 @@ def _trial_lines(report: CheckReport) -> Iterator[str]:
 
 def _probe_text(probe: ProbeResult) -> str:
     if probe.error is not None:
-        return f"{probe.target} failed{' (charged)' if probe.charged else ''}: {probe.error}"
+        charge = " (perhaps charged)" if probe.charge_unknown else " (charged)" if probe.charged else ""
+        return f"{probe.target} failed{charge}: {probe.error}"
     usage = probe.token_usage
     tokens = "tokens unknown" if usage is None else f"{usage.input}+{usage.output} tokens"
     return f"{probe.target} answered in {probe.seconds:.2f} s, 1 call, {tokens}, {dollars(probe.usd)}"

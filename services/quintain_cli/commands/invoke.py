@@ -11,6 +11,7 @@ import typer
 from quintain.client.connect import connect
 from quintain.contracts.invoke import Result
 from quintain.contracts.session import Info
+from quintain.errors import Fault
 from quintain_cli.commands.session import print_info
 from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command
 
@@ -54,6 +55,10 @@ async def _invoke(question: str, target: str | None, system_prompt: str | None) 
         except asyncio.CancelledError:
             # The client cancels the call when it closes; the ledger records whether that was in time.
             print_stderr("cancelling the call; `quintain info` shows whether it was charged")
+            raise
+        except Fault as fault:
+            if fault.charged is None:
+                print_stderr("it is unknown whether the call was charged; `quintain info` shows it")
             raise
 
 

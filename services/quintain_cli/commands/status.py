@@ -42,7 +42,8 @@ def status(
     """List the running services and the targets that they serve.
 
     Reads QUINTAIN_BROKER_URL, and QUINTAIN_ADMIN_TOKEN for the registered targets. Exit codes: 0 no problem was found,
-    1 no metadata service answers or a target has no live worker.
+    1 no metadata service answers, a target has no live worker, or its workers have had different configurations for
+    more than 10 minutes.
     """
     view = run_command(_view_environment_fleet(read_settings(environment()), wait, timeout), as_json=as_json)
     code = EXIT_ERRORS if view.problems else EXIT_OK

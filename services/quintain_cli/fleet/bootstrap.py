@@ -96,7 +96,7 @@ async def run_worker(
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     provider_context = quintain_worker.ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
-    cards = {name: card_of(name, resolved.targets[name], fingerprints[name]()) for name in names}
+    cards = [card_of(name, resolved.targets[name]) for name in names]
     trace_content = read_trace_settings(env).include_content
     served_targets = {
         name: quintain_worker.WorkerTarget(
@@ -110,7 +110,7 @@ async def run_worker(
         for name in names
     }
     worker = quintain_worker.Worker(
-        bus, served_targets, list(cards.values()), metrics, sole_id=sole_id, on_drain=drain, timings=timings
+        bus, served_targets, cards, metrics, sole_id=sole_id, on_drain=drain, timings=timings
     )
     try:
         await worker.start()

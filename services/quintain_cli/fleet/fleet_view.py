@@ -13,6 +13,12 @@ from quintain.contracts.discovery import ServedTarget, ServiceCard, TargetList
 from quintain.contracts.message import Message
 from quintain_cli.console import escape_for_terminal, print_stderr, stdout_console
 
+#: Workers of a target may differ for so long, as they do while they are replaced one after the other.
+ROLLING_UPDATE_SECONDS = 600
+
+#: So many characters of a fingerprint are shown.
+FINGERPRINT_CHARACTERS = 8
+
 #: The kind of targets that hosts lease; they are not called through a queue.
 LEASED_KIND = "leased"
 
@@ -22,7 +28,9 @@ class TargetRow(Message):
 
     ``workers`` counts the workers that serve it or the hosts that lease it, and ``slots`` and ``in_flight`` are their
     sums. ``most`` is the limit of concurrent calls in the ledger, ``running`` how many run now, and ``paused_ms`` the
-    rest of a pause in milliseconds. ``registered`` is None if the ledger was not read.
+    rest of a pause in milliseconds. ``workers_by_fingerprint`` are the workers' ids by the fingerprint of their
+    configuration, and ``different_ms`` is for how long there have been several. ``registered`` is None if the ledger
+    was not read.
     """
 
     name: str
@@ -34,17 +42,21 @@ class TargetRow(Message):
     most: int | None = None
     running: int | None = None
     paused_ms: int | None = None
+    workers_by_fingerprint: dict[str, list[str]] | None = None
+    different_ms: int | None = None
 
 
 class FleetView(Message):
     """The services and targets of a fleet.
 
-    ``problems`` says what is wrong and what to do about it; ``notes`` says what could not be determined.
+    ``problems`` says what is wrong and what to do about it; ``warnings`` says what becomes a problem if it lasts;
+    ``notes`` says what could not be determined.
     """
 
     services: list[ServiceCard]
     targets: list[TargetRow]
     problems: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
 
 
@@ -64,7 +76,15 @@ def build_fleet_view(
             )
             rows[key] = _add_served_target(current, served_target)
     targets = [rows[key] for key in sorted(rows)]
-    return FleetView(services=list(cards), targets=targets, problems=_find_problems(cards, targets), notes=list(notes))
+    different = [row for row in targets if row.different_ms is not None]
+    lasting = [row for row in different if (row.different_ms or 0) > ROLLING_UPDATE_SECONDS * 1000]
+    return FleetView(
+        services=list(cards),
+        targets=targets,
+        problems=[*_find_problems(cards, targets), *map(_difference_text, lasting)],
+        warnings=[_difference_text(row) for row in different if row not in lasting],
+        notes=list(notes),
+    )
 
 
 def _registered_rows(registered: TargetList | None) -> Iterable[TargetRow]:
@@ -78,6 +98,8 @@ def _registered_rows(registered: TargetList | None) -> Iterable[TargetRow]:
             most=target.max_concurrency,
             running=target.running,
             paused_ms=None if target.paused_until is None else max(0, target.paused_until - registered.now),
+            workers_by_fingerprint=target.workers_by_fingerprint,
+            different_ms=None if target.different_since is None else max(0, registered.now - target.different_since),
         )
 
 
@@ -105,6 +127,19 @@ def _find_problems(cards: Sequence[ServiceCard], targets: Sequence[TargetRow]) -
     return problems
 
 
+def _difference_text(row: TargetRow) -> str:
+    groups = (
+        f"{', '.join(workers)} with {fingerprint[:FINGERPRINT_CHARACTERS]}"
+        for fingerprint, workers in (row.workers_by_fingerprint or {}).items()
+    )
+    duration = format_duration((row.different_ms or 0) / 1000)
+    return (
+        f"workers have served target {row.name} with different configurations for {duration}: "
+        f"{'; '.join(groups)}: start the workers with the older configuration again, or list the keys that may differ "
+        "in replica_fields"
+    )
+
+
 MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60, 3600, 86400
 
 
@@ -116,6 +151,8 @@ def print_fleet_view(view: FleetView) -> None:
         stdout_console().print(_targets_table(view.targets))
     for note in view.notes:
         print_stderr(f"note     {escape_for_terminal(note)}")
+    for warning in view.warnings:
+        print_stderr(f"warning  {escape_for_terminal(warning)}")
     for problem in view.problems:
         print_stderr(f"problem  {escape_for_terminal(problem)}")
     if not view.problems:

@@ -27,13 +27,15 @@ PROBE_TIMEOUT_SECONDS = 120.0
 class ProbeResult(Message):
     """The result of probing one target: duration and usage of its answer, or an error.
 
-    ``charged`` says whether the call was charged, and ``usd`` is None if the price is not known.
+    ``charged`` says whether the call was charged, ``charge_unknown`` that this is not known (``charged`` is true then).
+    ``usd`` is None if the price is not known.
     """
 
     target: str
     seconds: float
     error: str | None = None
     charged: bool = True
+    charge_unknown: bool | None = None
     token_usage: TokenUsage | None = None
     usd: float | None = None
 
@@ -79,7 +81,11 @@ async def _probe_target(
     except Fault as fault:
         duration_seconds = time.monotonic() - started_at
         return ProbeResult(
-            target=target, seconds=duration_seconds, error=f"{fault.code}: {fault.message}", charged=fault.charged
+            target=target,
+            seconds=duration_seconds,
+            error=f"{fault.code}: {fault.message}",
+            charged=fault.charged is not False,
+            charge_unknown=True if fault.charged is None else None,
         )
     price = _price_of_target(plan, target)
     usage = result.token_usage

@@ -237,7 +237,7 @@ async def cancel_on_disconnect(request: Request, coroutine: Coroutine[Any, Any, 
     try:
         await asyncio.wait({work_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         if not work_task.done():
-            raise Cancelled("The client disconnected before the response")
+            raise Cancelled("The client disconnected before the response", charge_unknown=True)
         return work_task.result()
     finally:
         for task in (work_task, disconnect_task):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http
 import importlib.metadata
 import re
@@ -66,11 +67,15 @@ SchemaMode = Literal["validation", "serialization"]
 
 
 class OpenApiEndpoints:
-    """The endpoint that serves the OpenAPI document."""
+    """The endpoint that serves the OpenAPI document, which is built for the first request that asks for it."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
-        self._document = build_document([*operations, *OPERATIONS])
+        self._operations = [*operations, *OPERATIONS]
         self.routes: list[Route] = [method_route(OPENAPI_PATH, {"GET": self.get_document}, API.to_endpoint)]
+
+    @functools.cached_property
+    def _document(self) -> JsonDict:
+        return build_document(self._operations)
 
     async def get_document(self, _: Request) -> Response:
         """``GET /openapi.json``: return the document."""

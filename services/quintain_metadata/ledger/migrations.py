@@ -108,6 +108,16 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE session ADD COLUMN reserved bigint NOT NULL DEFAULT 0",
         "CREATE INDEX session_reserved ON session (expires_at) WHERE reserved > 0",
     ),
+    (
+        # With which fingerprint a worker serves a target, and since when; null where it computes none.
+        """CREATE TABLE served_target (
+            incarnation text NOT NULL,
+            target text NOT NULL,
+            fingerprint text,
+            since bigint NOT NULL,
+            PRIMARY KEY (incarnation, target)
+        )""",
+    ),
 )
 
 SCHEMA_VERSION: Final = len(MIGRATIONS)

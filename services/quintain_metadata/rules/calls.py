@@ -287,6 +287,9 @@ def _stored_fault(settlement: Settle, change: Transition) -> str | None:
     if settlement.outcome is AttemptOutcome.RESULT:
         return None
     fault = settlement.fault
+    if fault is not None and fault.charge_unknown:
+        # Its worker did not know; the transition decides.
+        fault = fault.model_copy(update={"charged": False, "charge_unknown": None})
     if change.to in COUNTED_STATES and (fault is None or not fault.charged):
         if fault is not None and fault.code == Cancelled.code:
             return FaultReply.from_fault(Cancelled(fault.error, charged=True)).to_wire().decode()

@@ -10,6 +10,7 @@ from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
 from quintain_metadata.rules import call_repository, session_repository
 from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
+from quintain_metadata.rules.served_targets import delete_served_targets_of_forgotten_workers, record_served_targets
 from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.rules.sessions import FAMILY_CTE
 from quintain_metadata.rules.targets import extend_pause, paused_targets
@@ -110,6 +111,7 @@ def register_worker(
             *(target.name, target.provider, target.model, target.judge_target, target.max_concurrency, now),
             target.fingerprint,
         )
+    yield from record_served_targets(now, registration.incarnation, registration.targets)
     if registration.sole:
         # 0 counts as lapsed even while the expiry of leases is suspended.
         yield from execute(
@@ -185,6 +187,7 @@ def sweep(moment: Moment) -> SqlProgram[int]:
         yield from _end_overdue(moment, session_id, request_id)
     yield from execute("DELETE FROM reply WHERE expires_at <= ?", moment.now)
     yield from execute("DELETE FROM worker WHERE lease_until <= ?", moment.now - WORKER_RETENTION_MS)
+    yield from delete_served_targets_of_forgotten_workers()
     return len(overdue)
 
 

@@ -17,7 +17,7 @@ from typing import Final
 MAX_ATTEMPTS: Final = 3
 
 #: How many duplicates of one running call are deferred; a further one is refused as `overloaded`.
-MAX_HELD_DUPLICATES: Final = 4
+MAX_HELD_DUPLICATES: Final = 16
 
 #: Deadlines are at most this far ahead, in milliseconds: less than the broker's consumer timeout of 30 minutes.
 MAX_DEADLINE_AHEAD_MS: Final = 25 * 60_000

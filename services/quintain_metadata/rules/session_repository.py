@@ -40,7 +40,6 @@ class SessionRow:
     tokens_cached: int
     tokens_reasoning: int
     reserved: int
-    ignore_unsupported: int
     ancestors: tuple[SessionRow, ...] = ()
 
     @property

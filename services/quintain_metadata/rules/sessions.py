@@ -20,6 +20,7 @@ from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, Unauthorized
 from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
 from quintain_metadata.rules.lifecycle import CallState
+from quintain_metadata.rules.served_targets import current_fingerprints
 from quintain_metadata.rules.session_repository import SessionRow, charge, load_session
 
 DEFAULT_DEADLINE_MS = 600_000
@@ -72,7 +73,7 @@ def open_session(
     yield from execute(
         "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
         " deadline_ms, store_replies, created_at, expires_at, reserved)"
-        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?)",
+        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?)",
         token.id,
         token.sha256,
         parent.id if parent else None,
@@ -174,8 +175,8 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         *(session.id, session.id),
     )
     assert unused is not None
-    targets = yield from execute("SELECT name, fingerprint FROM target ORDER BY name")
-    allowed = {name: fingerprint for name, fingerprint in targets if session.allows(name)}
+    targets = yield from current_fingerprints(now)
+    allowed = {name: fingerprint for name, fingerprint in targets.items() if session.allows(name)}
     fingerprints = {name: fingerprint for name, fingerprint in allowed.items() if fingerprint is not None}
     return Info(
         session_id=session.id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 from quintain.contracts.admin import (
     MAX_PAUSE_SECONDS,
@@ -15,6 +16,7 @@ from quintain.contracts.discovery import RegisteredTarget, TargetList
 from quintain.contracts.strings import shorten
 from quintain.errors import UnknownTarget
 from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
+from quintain_metadata.rules.served_targets import WorkerFingerprint, different_since, live_served_targets
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def list_targets(now: int) -> SqlProgram[TargetList]:
     """Return every registered target with its limit, running calls and pause, sorted by name."""
     running_rows = yield from execute("SELECT target, count(*) FROM call WHERE state = 'running' GROUP BY target")
     running_by_target = {row[0]: row[1] for row in running_rows}
+    served = yield from live_served_targets(now)
     rows = yield from execute("SELECT name, provider, model, max_concurrency, paused_until FROM target ORDER BY name")
     targets = [
         RegisteredTarget(
@@ -71,10 +74,20 @@ def list_targets(now: int) -> SqlProgram[TargetList]:
             max_concurrency=max_concurrency,
             running=running_by_target.get(name, 0),
             paused_until=paused_until if paused_until > now else None,
+            workers_by_fingerprint=_workers_by_fingerprint(served.get(name, ())) or None,
+            different_since=different_since(served.get(name, ())),
         )
         for name, provider, model, max_concurrency, paused_until in rows
     ]
     return TargetList(targets=targets, now=now)
+
+
+def _workers_by_fingerprint(served: Iterable[WorkerFingerprint]) -> dict[str, list[str]]:
+    workers: dict[str, list[str]] = {}
+    for one in served:
+        if one.fingerprint is not None:
+            workers.setdefault(one.fingerprint, []).append(one.worker_id)
+    return {fingerprint: sorted(ids) for fingerprint, ids in workers.items()}
 
 
 def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:

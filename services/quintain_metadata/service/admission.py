@@ -159,8 +159,11 @@ class AdmissionQueue:
             if other.deferred.is_duplicate and other.admit.attempt_id != waiting.admit.attempt_id
         )
         if waiting.deferred.is_duplicate and duplicates[waiting.call_key] >= MAX_HELD_DUPLICATES:
+            # The call itself runs: it is not decided yet whether it stays charged.
             refusal = Overloaded(
-                f"{MAX_HELD_DUPLICATES} duplicates of this call are waiting already", retry_after_ms=1000
+                f"{MAX_HELD_DUPLICATES} duplicates of this call are waiting already",
+                retry_after_ms=1000,
+                charge_unknown=True,
             )
             return [_refusal(waiting.admit, refusal)]
         self._waiting[waiting.admit.attempt_id] = waiting

@@ -86,8 +86,10 @@ class DeadLetterConsumer:
             if call.state is CallState.RUNNING and not (yield from call_repository.is_holder_alive(moment, call)):
                 return FaultReply.from_fault((yield from call_repository.mark_in_doubt(moment, call)))
             if call.state is CallState.RUNNING:
-                # A duplicate was dead-lettered while the call runs: its worker answers, or the sweep ends it.
-                return FaultReply.from_fault(Expired("The deadline passed while the call was running", charged=True))
+                # A duplicate was dead-lettered while the call runs: its worker answers, or the sweep ends it, and only
+                # then it is decided whether the call stays charged.
+                running = "The deadline passed while the call was running"
+                return FaultReply.from_fault(Expired(running, charge_unknown=True))
             return (yield from stored_answer(call))
 
         while True:

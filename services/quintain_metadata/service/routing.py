@@ -142,7 +142,9 @@ class Router:
                 await self._bus.declare(target_topology(target))
                 await self._bus.publish(INVOKE, target, envelope)
             except QueueFull:
-                raise Overloaded(f"The queue of target {target!r} is full", retry_after_ms=1000) from None
+                # Another copy of the request may have been admitted before.
+                message = f"The queue of target {target!r} is full"
+                raise Overloaded(message, retry_after_ms=1000, charge_unknown=True) from None
             except BrokerUnavailable as error:
                 log.warning("A request could not be forwarded to its target and will be retried: %s", error.message)
                 await asyncio.sleep(self._timings.route_pause_seconds)

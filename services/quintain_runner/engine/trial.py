@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from quintain import logs
 from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
-from quintain.errors import BudgetExhausted, Expired, Fault, TimedOut, WorkerLost
+from quintain.errors import BudgetExhausted, Expired, Fault, ReplyExpired, TimedOut, WorkerLost
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
 from quintain_runner.engine.trial_budget import TrialBudget
@@ -98,6 +98,8 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
     try:
         kept = None if trial.kept is None else trial.kept.result
         result = kept or await _call_target(trial, context)
+    except ReplyExpired:
+        return await _run_trial_steps(trial.after_expired_reply(), context)
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
@@ -190,7 +192,8 @@ def _budget_error(error: RowError, max_calls: int) -> RowError:
 
 def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
     """The row of a trial without a usable answer: a fault, or a result of a different configuration."""
-    in_doubt = isinstance(answer, _UNKNOWN_OUTCOMES) and answer.charged
+    is_unknown = isinstance(answer, Fault) and answer.charged is None
+    in_doubt = is_unknown or (isinstance(answer, _UNKNOWN_OUTCOMES) and answer.charged)
     earlier = _earlier_spending(trial)
     usage = (answer.token_usage if isinstance(answer, Result) else None) or NO_TOKENS
     return Row(
@@ -202,7 +205,7 @@ def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
         status=RowStatus.IN_DOUBT if in_doubt else RowStatus.ERROR,
         case=RowCase.of(trial.case),
         error=error,
-        calls=earlier.calls + int(isinstance(answer, Result) or answer.charged),
+        calls=earlier.calls + int(isinstance(answer, Result) or answer.charged is not False),
         token_usage=earlier.token_usage + usage,
         fingerprints=trial.fingerprints,
     )

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, InvokeSettings, Result
-from quintain.errors import Fault
+from quintain.errors import Fault, ReplyExpired
 from quintain.graders import Case
 from quintain_runner.dataset.reader import expected_text
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls, judge_target_of
@@ -143,15 +143,15 @@ class JudgeGraderRunner:
             structured=self.spec.structured,
         )
 
-    def _request_id(self, trial: Trial, context: GradingContext) -> str:
+    def _request_id(self, trial: Trial, context: GradingContext, spent_calls: int = 0) -> str:
         """The request id of the judge's call: the same after a crash, so that the call is charged once.
 
         It is known before the answer is, so that the call can be reserved: it is made of the request without the
         answer, of the grader's fingerprint, which contains the judge target's, of how often the run was graded again on
         purpose, and of the answer's own request id; of a kept answer, of that itself. It contains the calls of the
-        previous row, so that a repeat after a row without a verdict is a new call.
+        previous row and ``spent_calls``, so that a repeat without a verdict is a new call.
         """
-        spent_calls = 0 if trial.previous is None else trial.previous.calls
+        spent_calls += 0 if trial.previous is None else trial.previous.calls
         answer = (
             trial.request_id if trial.kept is None else hashlib.sha256((trial.kept.output or "").encode()).hexdigest()
         )
@@ -162,21 +162,33 @@ class JudgeGraderRunner:
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Ask the judge about an answer. A fault of the call is returned in the row, with its cost."""
-        request, request_id = self._request(trial, result.raw_text, context), self._request_id(trial, context)
+        return await self._ask(trial, result.raw_text, context, spent_calls=0)
+
+    async def _ask(self, trial: Trial, answer: str, context: GradingContext, *, spent_calls: int) -> GradingResult:
+        """Ask under an id that contains the calls that this trial has spent; ``spent_calls`` of them had a verdict that
+        is deleted."""
+        request, request_id = self._request(trial, answer, context), self._request_id(trial, context, spent_calls)
         timeout_seconds = self.spec.timeout_seconds
         try:
             reply = await call_with_retry(
                 lambda: context.session.send(request, request_id=request_id, deadline_seconds=timeout_seconds)
             )
+        except ReplyExpired:
+            return await self._ask(trial, answer, context, spent_calls=spent_calls + 1)
         except Fault as fault:
-            row = GraderRow(error=fault.message, calls=int(fault.charged), request_id=request_id)
-            return GradingResult(row, NO_TOKENS, error_code=fault.code)
+            row = GraderRow(error=fault.message, calls=spent_calls + int(fault.charged is not False))
+            return GradingResult(_with_id(row, request_id), NO_TOKENS, error_code=fault.code)
+        spent_calls += 1
         expected_fingerprint = context.fingerprints.targets.get(request.target or "")
         if expected_fingerprint is not None and reply.target_fingerprint != expected_fingerprint:
-            row = GraderRow(error=target_changed_text(request.target or ""), calls=1, request_id=request_id)
+            row = _with_id(GraderRow(error=target_changed_text(request.target or ""), calls=spent_calls), request_id)
             return GradingResult(row, reply.token_usage or NO_TOKENS, error_code=TARGET_CHANGED)
         try:
-            row = GraderRow.of(parse_judgement(reply.raw_text), calls=1)
+            row = GraderRow.of(parse_judgement(reply.raw_text), calls=spent_calls)
         except GraderError as error:
-            row = GraderRow(error=error.message, calls=1)
-        return GradingResult(row.model_copy(update={"request_id": request_id}), reply.token_usage or NO_TOKENS)
+            row = GraderRow(error=error.message, calls=spent_calls)
+        return GradingResult(_with_id(row, request_id), reply.token_usage or NO_TOKENS)
+
+
+def _with_id(row: GraderRow, request_id: str) -> GraderRow:
+    return row.model_copy(update={"request_id": request_id})

@@ -48,6 +48,7 @@ async def call_with_retry(
             return await call()
         except (Fault, GatewayUnavailable) as error:
             failure_counts[type(error)] = failure_counts.get(type(error), 0) + 1
+            # A call whose charge is unknown is asked for again: its request id is the same, so it is charged once.
             charged, retry_after_ms = (
                 (error.charged, error.retry_after_ms) if isinstance(error, Fault) else (False, None)
             )

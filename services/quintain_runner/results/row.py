@@ -303,3 +303,16 @@ def count_most_calls(most_calls: Counter[str], row: Row) -> None:
     for name, verdict in row.graders.items():
         if verdict.error is None:
             most_calls[name] = max(most_calls[name], verdict.calls)
+
+
+#: Of a trial that has no row yet.
+NO_STATS = RowStats(
+    status=RowStatus.ERROR,
+    score=0.0,
+    passed=False,
+    calls=0,
+    input_tokens=0,
+    output_tokens=0,
+    tries=0,
+    answered=False,
+)

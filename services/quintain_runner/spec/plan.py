@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
-from quintain_runner.results.row import Row, RowFingerprints, RowKey, RowStats, column_name
+from quintain_runner.results.row import NO_STATS, Row, RowFingerprints, RowKey, RowStats, column_name
 from quintain_runner.spec.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
@@ -66,6 +66,11 @@ class Trial:
         if self.previous is None:
             return 1
         return self.previous.tries if self.kept is not None else self.previous.tries + 1
+
+    def after_expired_reply(self) -> Trial:
+        """The next try of a trial whose call was charged and answered, and whose answer is deleted."""
+        previous = self.previous or NO_STATS
+        return replace(self, previous=replace(previous, tries=self.tries, calls=previous.calls + 1))
 
     @property
     def fingerprints(self) -> RowFingerprints:

@@ -1,9 +1,16 @@
-"""Client side of `admit`: batches admission requests and resends those that get no answer within 3 s."""
+"""Client side of `admit`: batches admission requests and resends those that get no answer within 3 s.
+
+At most `MAX_UNDER_WAY` requests are under way: sent, and neither decided nor held by the ledger. Further ones wait
+here, in order. Silence is a property of the link to the metadata services: it is counted from the last answer of any of
+them, to any request of this worker.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import deque
 from dataclasses import dataclass
 
 from quintain.bus.base import Bus, Delivery, Envelope
@@ -23,6 +30,10 @@ CORRELATION_ID = "admit"
 #: How often the pending admits are checked for resends and timeouts, per repeat interval: one timer serves all.
 CHECKS_PER_REPEAT = 12
 
+#: How many admits may be under way at once: enough to keep the ledger busy, and few enough that it decides all of them
+#: within the repeat interval.
+MAX_UNDER_WAY = 256
+
 
 @dataclass(slots=True)
 class _PendingAdmit:
@@ -31,27 +42,35 @@ class _PendingAdmit:
     admit: Admit
     #: None: the call is returned to its queue, and this attempt must not run.
     answer: asyncio.Future[Admission | None]
-    #: Done when the admit's last batch was published, or could not be.
-    sent: asyncio.Future[None]
-    sent_at: float
-    acknowledged_at: float
+    #: The deadline of the call.
     ends_at: float
+    #: Done when the admit's last batch was published, or could not be; None before the first.
+    sent: asyncio.Future[None] | None = None
+    first_sent_at: float = math.inf
+    sent_at: float = -math.inf
 
     def return_call(self) -> None:
         """Resolve the admit with None, so that the call returns to its queue; does nothing after an answer."""
         if not self.answer.done():
             self.answer.set_result(None)
 
-    def timeout_fault(self, now: float, silence_seconds: float) -> Fault | None:
+    def timeout_fault(self, now: float, heard_at: float, timings: Timings) -> Fault | None:
         """Return the fault that ends the wait, or None while it goes on.
 
-        ``silence_seconds`` is how long the ledger may leave the admit unacknowledged.
+        ``heard_at`` is when a metadata service last answered. One that was not sent yet ends only with its deadline.
         """
-        if now - self.acknowledged_at > silence_seconds:
+        if now - max(self.first_sent_at, heard_at) > timings.ledger_silence_seconds:
             return BudgetUnavailable()
-        if now >= self.ends_at:
-            return Expired("The deadline passed before the call was admitted")
+        if now >= self.ends_at + timings.deadline_grace_seconds:
+            # The ledger may have granted the call to this worker or to another one.
+            return Expired("The deadline passed before the call was admitted", charge_unknown=True)
         return None
+
+    def is_due(self, now: float, repeat_seconds: float) -> bool:
+        """Return whether to send it again: a repeat is due, or its deadline has passed since it was sent."""
+        if self.sent is None:
+            return now >= self.ends_at
+        return self.sent.done() and (now - self.sent_at >= repeat_seconds or self.sent_at < self.ends_at <= now)
 
 
 class AdmissionClient:
@@ -61,6 +80,10 @@ class AdmissionClient:
         self._bus, self._rpc_client, self._clock, self._incarnation = bus, rpc_client, clock, incarnation
         self._timings = timings
         self._pending: dict[str, _PendingAdmit] = {}
+        #: Those that were not sent yet, in order; some may have ended meanwhile.
+        self._unsent: deque[_PendingAdmit] = deque()
+        self._under_way: set[str] = set()
+        self._heard_at = -math.inf
         self._stopped = False
         self._is_unreachable = False
         self._batcher: Batcher[Admit] = Batcher(self._send_or_report, max_concurrent=2)
@@ -88,25 +111,45 @@ class AdmissionClient:
         The ledger holds its answer while another attempt runs the call or while the target is at its limit. Returns
         None where the call must return to its queue: the worker stops, or `return_calls` was called for its target.
 
-        Raises `Expired` after ``timeout_seconds`` and `BudgetUnavailable` when the ledger does not answer. The attempt
-        must then be settled as never sent, so that a grant that is still on its way becomes void.
+        ``timeout_seconds`` is the time to the call's deadline. The ledger is asked once more when it passes: its own
+        refusal says whether the call is charged. Raises `Expired` if there is no such answer, and `BudgetUnavailable`
+        when no metadata service answers anything. The attempt must then be settled as never sent, so that a grant that
+        is still on its way becomes void.
         """
         if self._stopped:
             return None
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        answer: asyncio.Future[Admission | None] = loop.create_future()
-        self._pending[request.attempt_id] = _PendingAdmit(
-            request, answer, self._batcher.add(request), sent_at=now, acknowledged_at=now, ends_at=now + timeout_seconds
-        )
+        pending = _PendingAdmit(request, loop.create_future(), loop.time() + timeout_seconds)
+        self._pending[request.attempt_id] = pending
+        self._unsent.append(pending)
+        self._send_next()
         if self._check_timer is None:
             self._check_timer = loop.call_later(
                 self._timings.admit_repeat_seconds / CHECKS_PER_REPEAT, self._check_pending
             )
         try:
-            return await answer
+            return await pending.answer
         finally:
             del self._pending[request.attempt_id]
+            self._under_way.discard(request.attempt_id)
+            self._send_next()
+
+    def note_answer(self) -> None:
+        """Record that a metadata service has answered: the link to the ledger is not silent."""
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def _send_next(self) -> None:
+        """Send the next admits, up to `MAX_UNDER_WAY`."""
+        while self._unsent and len(self._under_way) < MAX_UNDER_WAY:
+            pending = self._unsent.popleft()
+            if pending.sent is None and not pending.answer.done():
+                self._under_way.add(pending.admit.attempt_id)
+                self._add_to_batch(pending)
+
+    def _add_to_batch(self, pending: _PendingAdmit) -> None:
+        pending.sent_at = asyncio.get_running_loop().time()
+        pending.first_sent_at = min(pending.first_sent_at, pending.sent_at)
+        pending.sent = self._batcher.add(pending.admit)
 
     def _check_pending(self) -> None:
         """Resend the admits that got no answer for the repeat interval, and end those that timed out."""
@@ -115,10 +158,10 @@ class AdmissionClient:
         for pending in self._pending.values():
             if pending.answer.done():
                 continue
-            if (fault := pending.timeout_fault(now, self._timings.ledger_silence_seconds)) is not None:
+            if (fault := pending.timeout_fault(now, self._heard_at, self._timings)) is not None:
                 pending.answer.set_exception(fault)
-            elif now - pending.sent_at >= self._timings.admit_repeat_seconds and pending.sent.done():
-                pending.sent_at, pending.sent = now, self._batcher.add(pending.admit)
+            elif pending.is_due(now, self._timings.admit_repeat_seconds):
+                self._add_to_batch(pending)
         self._check_timer = (
             loop.call_later(self._timings.admit_repeat_seconds / CHECKS_PER_REPEAT, self._check_pending)
             if self._pending
@@ -163,12 +206,11 @@ class AdmissionClient:
         except Fault as unreadable:
             log.error("An unreadable answer of the ledger was dropped: %s", unreadable.message)
             return
+        self.note_answer()
         self._clock.synchronize(answer.now)
-        now = asyncio.get_running_loop().time()
-        for attempt_id in answer.held or ():
-            if attempt_id in self._pending:
-                self._pending[attempt_id].acknowledged_at = now
         for item in answer.items:
             pending = self._pending.get(item.attempt_id)
             if pending is not None and not pending.answer.done():
                 pending.answer.set_result(item)
+        self._under_way.difference_update(answer.held or (), (item.attempt_id for item in answer.items))
+        self._send_next()

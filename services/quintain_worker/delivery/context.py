@@ -29,11 +29,15 @@ log = logging.getLogger(__name__)
 #: the broker's limit for a message.
 MAX_BATCHED_BYTES = 64 * 1024
 
+#: How many replies are published at a time. Each takes several kB until its confirm, and thousands of calls may end at
+#: once.
+MAX_PUBLISHED_REPLIES = 256
+
 
 class WorkerContext:
     """Everything that the delivery handlers of one worker share."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- everything that they share
         self,
         bus: Bus,
         admission_client: AdmissionClient,
@@ -41,12 +45,16 @@ class WorkerContext:
         incarnation: str,
         metrics: WorkerMetrics,
         timings: Timings,
+        *,
+        slots: int,
     ) -> None:
+        """Create the shared state of a worker that takes up to ``slots`` deliveries at a time."""
         self.bus, self.admission_client, self.clock = bus, admission_client, clock
         self.metrics, self.timings = metrics, timings
-        self.inflight = InflightCalls()
+        self.inflight = InflightCalls(slots)
         self.attempt_ids = RandomIds()
         self._incarnation = incarnation
+        self._reply_slots = asyncio.Semaphore(MAX_PUBLISHED_REPLIES)
         self._settle_batcher: Batcher[Settle] = Batcher(self._publish_settles, max_concurrent=4)
 
     async def settle(self, item: Settle, *, size: int = 0) -> None:
@@ -70,7 +78,8 @@ class WorkerContext:
         """
         while True:
             try:
-                await send_reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
+                async with self._reply_slots:
+                    await send_reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
             except BrokerUnavailable as error:
                 log.warning("A reply could not be sent and will be repeated: %s", error.message)
                 await asyncio.sleep(self.timings.publish_pause_seconds)

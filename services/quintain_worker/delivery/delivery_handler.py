@@ -158,11 +158,11 @@ class _DeliveryHandler:
     async def _wait_for_duplicate(self, other: InflightCall) -> Result | None:
         """Return the result of the same call, already in flight in this worker; None where it ended without one."""
         try:
-            return await other.wait_for_result(
-                max(self._remaining_seconds(), 0.0) + self._context.timings.deadline_grace_seconds
+            return await self._context.inflight.wait_for_duplicate(
+                other, max(self._remaining_seconds(), 0.0) + self._context.timings.deadline_grace_seconds
             )
         except TimeoutError:
-            raise Expired("The deadline passed while another delivery ran the call", charged=other.is_granted) from None
+            raise Expired("The deadline passed while another delivery ran the call", charge_unknown=True) from None
 
     async def _admit_and_run(self, run: InflightCall) -> None:
         try:
@@ -198,8 +198,7 @@ class _DeliveryHandler:
             problem=None if request.problem is None else FaultReply.from_fault(request.problem),
             traceparent=current_traceparent(),
         )
-        timeout_seconds = max(self._remaining_seconds(), self._context.timings.deadline_grace_seconds)
-        return await self._context.admission_client.admit(admit, timeout_seconds=timeout_seconds)
+        return await self._context.admission_client.admit(admit, timeout_seconds=max(self._remaining_seconds(), 0.0))
 
     def _remaining_seconds(self) -> float:
         """Seconds until the request's deadline on the ledger's clock, or the default where it names none."""
@@ -208,7 +207,6 @@ class _DeliveryHandler:
         return min(self._context.clock.seconds_until(self._request.deadline), MAX_DEADLINE_AHEAD_SECONDS)
 
     async def _run_attempt(self, run: InflightCall, grant: Admission) -> None:
-        run.is_granted = True
         started_at, fingerprint = time.perf_counter(), self._target.read_fingerprint()
         attempt_result = await self._attempt_with_streaming(run, grant)
         if attempt_result.is_returned:

@@ -13,7 +13,11 @@ from quintain.contracts.ledger import CallKey
 from quintain.errors import Cancelled, Overloaded
 
 #: How many duplicates of one call wait in this worker; a further one is refused as `overloaded` (``design.md`` §3.3).
-MAX_WAITING_DUPLICATES = 4
+MAX_WAITING_DUPLICATES = 16
+
+#: All waiting duplicates together take at most this part of the worker's slots, so that other calls can run; a worker
+#: of few slots lets `MIN_WAITING_DUPLICATES` wait.
+DUPLICATES_SHARE, MIN_WAITING_DUPLICATES = 0.25, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class AbortScope:
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise Cancelled from None
+            # The body may be an attempt that another worker runs too: what is charged is decided elsewhere.
+            raise Cancelled(charge_unknown=True) from None
 
     def abort(self) -> None:
         """Cancel the body, if it is running."""
@@ -70,9 +75,7 @@ class InflightCall:
 
     def __init__(self, identity: CallIdentity) -> None:
         self.identity = identity
-        #: The ledger has granted it: it is charged unless it is settled otherwise.
-        self.is_granted = False
-        self._waiting_duplicates = 0
+        self.waiting_duplicates = 0
         self._result: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
         self._abort_scope: AbortScope | None = None
 
@@ -89,18 +92,10 @@ class InflightCall:
     async def wait_for_result(self, timeout_seconds: float) -> Result | None:
         """Wait for the result, up to ``timeout_seconds``, and return it marked as replayed; None where there is none.
 
-        Raises `Overloaded` where `MAX_WAITING_DUPLICATES` wait already, and `TimeoutError`.
+        Raises `TimeoutError`.
         """
-        if self._waiting_duplicates >= MAX_WAITING_DUPLICATES:
-            raise Overloaded(
-                f"{MAX_WAITING_DUPLICATES} duplicates of this call are waiting already", retry_after_ms=1000
-            )
-        self._waiting_duplicates += 1
-        try:
-            # The future is not awaited directly: cancelling one waiter would cancel it for all.
-            await asyncio.wait([self._result], timeout=timeout_seconds)
-        finally:
-            self._waiting_duplicates -= 1
+        # The future is not awaited directly: cancelling one waiter would cancel it for all.
+        await asyncio.wait([self._result], timeout=timeout_seconds)
         if not self._result.done():
             raise TimeoutError
         result = self._result.result()
@@ -113,20 +108,39 @@ class InflightCall:
 
     def abort(self) -> None:
         """Cancel the call's current scope, unless a duplicate waits for its result."""
-        if self._abort_scope is not None and not self._waiting_duplicates:
+        if self._abort_scope is not None and not self.waiting_duplicates:
             self._abort_scope.abort()
 
 
 class InflightCalls:
-    """The calls in flight, by session and request id."""
+    """The calls in flight in a worker of so many slots, by session and request id."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int) -> None:
         self._calls: dict[tuple[str, str], list[InflightCall]] = {}
+        self._max_waiting = max(MIN_WAITING_DUPLICATES, int(slots * DUPLICATES_SHARE))
+        self._waiting = 0
 
     def find(self, identity: CallIdentity) -> InflightCall | None:
         """Return the unsettled call with this identity, if there is one."""
         calls = self._calls.get(identity.key, ())
         return next((call for call in calls if call.identity == identity and not call.is_settled), None)
+
+    async def wait_for_duplicate(self, call: InflightCall, timeout_seconds: float) -> Result | None:
+        """Wait for the result of a call as its duplicate, as `InflightCall.wait_for_result` does.
+
+        Raises `Overloaded` where `MAX_WAITING_DUPLICATES` of this call wait already, or too many of all calls.
+        """
+        if call.waiting_duplicates >= MAX_WAITING_DUPLICATES or self._waiting >= self._max_waiting:
+            # The call itself runs or waits: it is not decided yet whether it is charged.
+            message = "Too many duplicates of calls are waiting already"
+            raise Overloaded(message, retry_after_ms=1000, charge_unknown=True)
+        self._waiting += 1
+        call.waiting_duplicates += 1
+        try:
+            return await call.wait_for_result(timeout_seconds)
+        finally:
+            self._waiting -= 1
+            call.waiting_duplicates -= 1
 
     @contextlib.contextmanager
     def track(self, identity: CallIdentity) -> Iterator[InflightCall]:

@@ -214,10 +214,12 @@ def with_charge(fault: Fault, *, charged: bool) -> Fault:
     """Return the fault with this charge, as the ledger will record it."""
     if fault.charged == charged:
         return fault
-    fault_class = type(fault) if fault.always_charged is None else ProviderFailed
-    return fault_class(
+    fault_class = type(fault) if fault.always_charged is None or not charged else ProviderFailed
+    corrected = fault_class(
         f"{fault.message} (an earlier try may have been billed)" if charged else fault.message, charged=charged
     )
+    corrected.charged = charged
+    return corrected
 
 
 class _RetryAfterOrBackoff(wait_base):

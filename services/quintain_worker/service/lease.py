@@ -1,4 +1,6 @@
-"""The worker's lease: registers once and sends a heartbeat every few seconds.
+"""The worker's lease: registers, and sends a heartbeat every few seconds.
+
+It registers again where the fingerprint of a target has changed, because a file of that target has.
 
 Heartbeats carry the pauses that providers asked for and the state of a drain. Their answers carry the targets
 that are paused for the fleet, the calls that were cancelled, and whether an administrator asked for a drain.
@@ -23,24 +25,29 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLease:
-    """The lease of one worker process. ``on_renewed`` is called with every answer to a registration or heartbeat."""
+    """The lease of one worker process.
+
+    ``read_registration`` gives the registration as the targets' files are now; it is called in a thread.
+    ``on_renewed`` is called with every answer to a registration or heartbeat.
+    """
 
     def __init__(
         self,
         rpc_client: RpcClient,
         clock: Clock,
-        registration: Register,
+        read_registration: Callable[[], Register],
         on_renewed: Callable[[LeaseRenewed], None],
         timings: Timings,
     ) -> None:
         self._rpc_client, self._clock, self._timings = rpc_client, clock, timings
-        self._registration, self._on_renewed = registration, on_renewed
+        self._read_registration, self._on_renewed = read_registration, on_renewed
+        self._registered = read_registration()
         self._is_known = True
         #: Target → end of a pause that the ledger does not know yet, in the loop's seconds.
         self._unreported_pauses: dict[str, float] = {}
         self._drain: DrainState | None = None
         self._renewal_due = asyncio.Event()
-        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._renewed_at = -math.inf
 
     @property
@@ -63,15 +70,20 @@ class WorkerLease:
                 await asyncio.sleep(self._timings.register_pause_seconds)
             else:
                 break
-        self._heartbeat_task = asyncio.get_running_loop().create_task(self._send_heartbeats(), name="lease")
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._send_heartbeats(), name="lease"),
+            loop.create_task(self._watch_files(), name="files"),
+        ]
 
     async def stop(self) -> None:
         """Stop the heartbeats; after a requested drain, report first that it is complete."""
-        task, self._heartbeat_task = self._heartbeat_task, None
-        if task is None:
+        tasks, self._tasks = self._tasks, []
+        if not tasks:
             return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._drain is not None:
             self._drain = DrainState.DRAINED
             try:
@@ -96,20 +108,29 @@ class WorkerLease:
             self._renewal_due.clear()
             try:
                 await self._send_heartbeat()
-                if not self._is_known:
-                    # The ledger does not know this worker, because it was replaced or lost its data. It says so only
-                    # once, and needs the targets again.
+                if not self._is_known or await self._is_changed():
+                    # A target's files have changed; or the ledger does not know this worker, because it was replaced
+                    # or lost its data. It says so only once, and needs the targets again.
                     await self._register()
                     self._is_known = True
             except (NoAnswer, BusError, Fault) as error:
                 log.warning("The lease was not renewed: %s", error.message)
 
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.file_check_seconds)
+            if await self._is_changed():
+                self._renewal_due.set()
+
+    async def _is_changed(self) -> bool:
+        return await asyncio.to_thread(self._read_registration) != self._registered
+
     async def _send_heartbeat(self) -> None:
         now = asyncio.get_running_loop().time()
         reported_pauses = {target: until for target, until in self._unreported_pauses.items() if until > now}
         heartbeat = Heartbeat(
-            worker_id=self._registration.worker_id,
-            incarnation=self._registration.incarnation,
+            worker_id=self._registered.worker_id,
+            incarnation=self._registered.incarnation,
             pauses={target: math.ceil((until - now) * 1000) for target, until in reported_pauses.items()} or None,
             drain=self._drain,
         )
@@ -127,10 +148,12 @@ class WorkerLease:
         self._apply_renewal(renewed)
 
     async def _register(self) -> None:
+        registration = await asyncio.to_thread(self._read_registration)
         timeout_seconds = self._timings.register_timeout_seconds
         self._apply_renewal(
-            await self._rpc_client.call_route(REGISTER, self._registration, {}, timeout_seconds=timeout_seconds)
+            await self._rpc_client.call_route(REGISTER, registration, {}, timeout_seconds=timeout_seconds)
         )
+        self._registered = registration
 
     def _apply_renewal(self, renewed: LeaseRenewed) -> None:
         self._renewed_at = asyncio.get_running_loop().time()

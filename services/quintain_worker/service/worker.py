@@ -66,15 +66,22 @@ class Worker:
         self._identity = ServiceIdentity("worker", self.worker_id)
         self._rpc_client = RpcClient(bus)
         self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
-        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings)
+        slots = sum(card.max_concurrency for card in cards)
+        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings, slots=slots)
         self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
-        is_sole = True if sole_id else None
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
-        card = Register(
-            worker_id=self.worker_id, incarnation=incarnation, targets=list(cards), sole=is_sole, drain=drain_state
-        )
         self._on_drain = on_drain
-        self._lease = WorkerLease(self._rpc_client, clock, card, self._on_renewed, timings)
+
+        def registration() -> Register:
+            return Register(
+                worker_id=self.worker_id,
+                incarnation=incarnation,
+                targets=self._cards_with_fingerprints(),
+                sole=True if sole_id else None,
+                drain=drain_state,
+            )
+
+        self._lease = WorkerLease(self._rpc_client, clock, registration, self._on_renewed, timings)
         self._consumers = {
             card.name: TargetConsumer(
                 self._targets[card.name],
@@ -132,8 +139,15 @@ class Worker:
         not_consumed = [name for name, consumer in self._consumers.items() if not consumer.is_open]
         return f"not consumed: {', '.join(target_queue(name).name for name in not_consumed)}" if not_consumed else None
 
+    def _cards_with_fingerprints(self) -> list[TargetCard]:
+        """The cards with the fingerprints of the targets' configuration and files as they are now."""
+        return [
+            card.model_copy(update={"fingerprint": self._targets[card.name].read_fingerprint()}) for card in self._cards
+        ]
+
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
         """Apply the ledger's answer to a heartbeat: fleet-wide pauses, cancelled calls and a drain request."""
+        self._admission_client.note_answer()
         paused = renewed.paused or {}
         for name, consumer in self._consumers.items():
             remaining_ms = paused[name] - renewed.now if name in paused else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from quintain.client.transport import (
     BatchItem,
     InvokeCall,
     expired_fault,
-    is_uncharged,
+    may_be_uncharged,
 )
 from quintain.clock import Clock
 from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
@@ -55,6 +56,11 @@ from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
 
 log = logging.getLogger(__name__)
+
+
+#: The first and the longest pause before a request whose charge is unknown is sent again, in seconds. Pauses double and
+#: are jittered.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
 
 
 class AnsweredCalls:
@@ -100,7 +106,11 @@ class AmqpTransport:
         self._cancellations.add(request_ids)
 
     async def invoke(self, call: InvokeCall) -> Result:
-        """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full."""
+        """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full.
+
+        Where no ledger decided whether the call is charged, the request is sent again with the same request id until
+        the deadline.
+        """
         request_id = call.request_id or secrets.token_urlsafe(16)
         try:
             return await self._invoke(call, request_id)
@@ -119,7 +129,9 @@ class AmqpTransport:
             results = await asyncio.gather(
                 *(self._invoke_item(item, request_id, deadline_seconds) for item, request_id in calls)
             )
-            await self._release_quietly([name for name, item in zip(ids, results, strict=True) if is_uncharged(item)])
+            await self._release_quietly(
+                [name for name, item in zip(ids, results, strict=True) if may_be_uncharged(item)]
+            )
         except asyncio.CancelledError:
             self.cancel_later(ids)
             raise
@@ -164,7 +176,28 @@ class AmqpTransport:
             return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {error.message}"))
 
     async def _invoke(self, call: InvokeCall, request_id: str) -> Result:
-        rpc_request = self._rpc_request(call, request_id)
+        loop = asyncio.get_running_loop()
+        ends_at, deadline_ms = loop.time() + call.deadline_seconds, self.clock.deadline_ms(call.deadline_seconds)
+        pause_seconds = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._send(call, request_id, deadline_ms, remaining_seconds=ends_at - loop.time())
+            except QueueFull:
+                # Not repeated: how fast a full queue is asked again is the caller's decision.
+                message = "The target's queue is full"
+                raise Overloaded(message, retry_after_ms=1000, charge_unknown=True) from None
+            except Fault as fault:
+                if fault.charged is not None or not fault.retryable:
+                    raise
+                delay_seconds = (fault.retry_after_ms or 0) / 1000
+                delay_seconds += random.uniform(pause_seconds / 2, pause_seconds)  # noqa: S311 -- no secret
+                if loop.time() + delay_seconds >= ends_at:
+                    raise
+            await asyncio.sleep(delay_seconds)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+
+    async def _send(self, call: InvokeCall, request_id: str, deadline_ms: int, *, remaining_seconds: float) -> Result:
+        rpc_request = self._rpc_request(call, request_id, deadline_ms, remaining_seconds)
         span_start = partial(semconv.publish_span, rpc_request.exchange.name, rpc_request.key, request_id=request_id)
         try:
             with (
@@ -174,12 +207,10 @@ class AmqpTransport:
                 reply = await self._rpc_client.call(rpc_request, partial(_dispatch_partial, call))
                 self._answered.add(self._session_id, request_id)
                 return parse_reply(reply, Result)
-        except QueueFull:
-            raise Overloaded("The target's queue is full", retry_after_ms=1000) from None
         except NoAnswer:
             raise expired_fault(call.deadline_seconds) from None
 
-    def _rpc_request(self, call: InvokeCall, request_id: str) -> RpcRequest:
+    def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float) -> RpcRequest:
         accept = _accept_header(call)
         key = invoke_routing_key(call.request)
         return RpcRequest(
@@ -190,14 +221,14 @@ class AmqpTransport:
             headers={
                 TOKEN_HEADER: self._token,
                 REQUEST_ID_HEADER: request_id,
-                DEADLINE_HEADER: self.clock.deadline_ms(call.deadline_seconds),
+                DEADLINE_HEADER: deadline_ms,
                 PROTOCOL_HEADER: PROTOCOL_VERSION,
                 PUBLISHED_AT_HEADER: self.clock.now_ms(),
                 **({ACCEPT_HEADER: accept} if accept else {}),
             },
-            deadline_seconds=call.deadline_seconds + REPLY_GRACE_SECONDS,
+            deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
             # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
-            expires_seconds=call.deadline_seconds,
+            expires_seconds=remaining_seconds,
         )
 
 

@@ -34,8 +34,9 @@ BatchRequest = InvokeRequest | Mapping[str, object] | str
 class Client:
     """Client of one session, as `quintain.connect` gives it.
 
-    Every method raises a `Fault`, or a `BusError` if the broker or gateway cannot be reached. No request is retried
-    automatically; to retry safely, send it again with the same ``request_id``.
+    Every method raises a `Fault`, or a `BusError` if the broker or gateway cannot be reached. A call whose charge is
+    unknown is sent again until its deadline, over a broker; no other request is retried automatically. To retry safely,
+    send it again with the same ``request_id``.
 
     Example::
 

@@ -98,7 +98,7 @@ class HttpConnection:
             return reply_type.from_wire(response.content)
         except BadRequest as decode_error:
             raise InternalFault(
-                f"The answer of {self.address} cannot be read ({decode_error.message})", charged=True
+                f"The answer of {self.address} cannot be read ({decode_error.message})", charge_unknown=True
             ) from None
 
     def _fault(self, response: httpx2.Response) -> Fault | GatewayUnavailable:

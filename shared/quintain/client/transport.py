@@ -59,7 +59,7 @@ class BatchItem:
 
 
 class Transport(Protocol):
-    """Sends the requests of one token. Requests are never retried: only the caller knows whether they may be."""
+    """Sends the requests of one token. Only a call whose charge is unknown is sent again, with the same request id."""
 
     @property
     def clock(self) -> Clock:
@@ -90,9 +90,11 @@ class Transport(Protocol):
 
 def expired_fault(deadline_seconds: float) -> Expired:
     """Return the fault of a call that got no reply within its deadline."""
-    return Expired(f"No answer within {deadline_seconds:.0f} s; `info` shows whether it was charged", charged=True)
+    return Expired(
+        f"No answer within {deadline_seconds:.0f} s; `info` shows whether it was charged", charge_unknown=True
+    )
 
 
-def is_uncharged(item: BatchItem) -> bool:
-    """Return whether a batch item was not charged, so that its reservation must be released."""
+def may_be_uncharged(item: BatchItem) -> bool:
+    """Return whether a batch item was not charged, or perhaps not: its reservation, if it is still one, is released."""
     return item.fault is not None and not item.fault.charged

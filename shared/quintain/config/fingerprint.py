@@ -1,8 +1,9 @@
 """Fingerprints of targets: hashes of everything in a target's configuration that can change an answer.
 
 The configuration counts with its ``${{ }}`` resolved, programs and modules by their bytes, whatever their paths, and
-secrets not at all. Not seen: what a program or module imports or reads, unless ``depends_on`` names it, what a hosted
-target's factory does, and what a model's provider changes behind an unchanged name.
+secrets not at all. A program counts as it is when it is started, a module as it was when the worker imported it. Not
+seen: what a program or module imports or reads, unless ``depends_on`` names it, what a hosted target's factory does,
+and what a model's provider changes behind an unchanged name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from quintain.process import executable_of
 
 #: The keys of a target that change no answer: who judges it, its limits, its price, and a mock's pace.
 KEYS_WITHOUT_EFFECT = frozenset(
-    {"judge_target", "max_concurrency", "timeout_seconds", "max_tries", "price", "delay_ms", "chunk_delay_ms"}
+    {
+        "judge_target",
+        "max_concurrency",
+        "timeout_seconds",
+        "max_tries",
+        "price",
+        "delay_ms",
+        "chunk_delay_ms",
+        "replica_fields",
+    }
 )
 
 #: A fingerprint is this many hexadecimal characters of a SHA-256.
@@ -83,7 +93,7 @@ def target_fingerprints(
     targets: Mapping[str, TargetConfig], folder: Path, env: Mapping[str, str]
 ) -> dict[str, ReadFingerprint]:
     """The fingerprint of each of these resolved targets, as a function: the program of a command, and what
-    ``depends_on`` names, may change while it is served.
+    ``depends_on`` names, may change while it is served. The module of a Python target is read here, once.
 
     ``folder`` is the configuration's. Raises `ConfigError` where a file that ``depends_on`` names cannot be read.
     """
@@ -91,19 +101,21 @@ def target_fingerprints(
 
 
 def _reader(name: str, targets: Mapping[str, TargetConfig], folder: Path, env: Mapping[str, str]) -> ReadFingerprint:
+    """The target's own fingerprint, and those of the targets that it may call as far as they are configured here."""
     try:
-        first = _target_fingerprint(targets, name, folder, env)
+        read_values = [_values_reader(target, folder, env) for target in _with_callees(targets, name)]
+        first = fingerprint_of([read() for read in read_values])
     except ConfigError as error:
         raise ConfigError(f"targets.{name}.{error.message}") from None
 
-    def read() -> str | None:
+    def read_fingerprint() -> str | None:
         try:
-            return _target_fingerprint(targets, name, folder, env)
+            return fingerprint_of([read() for read in read_values])
         except ConfigError:
             return None
 
-    callees = _with_callees(targets, name)
-    return read if any(isinstance(one, CommandTarget) or one.depends_on for one in callees) else lambda: first
+    has_files = any(isinstance(one, CommandTarget) or one.depends_on for one in _with_callees(targets, name))
+    return read_fingerprint if has_files else lambda: first
 
 
 def _with_callees(targets: Mapping[str, TargetConfig], name: str) -> Iterator[TargetConfig]:
@@ -113,26 +125,31 @@ def _with_callees(targets: Mapping[str, TargetConfig], name: str) -> Iterator[Ta
         yield from (targets[callee] for callee in target.child_session.targets if callee in targets)
 
 
-def _target_fingerprint(targets: Mapping[str, TargetConfig], name: str, folder: Path, env: Mapping[str, str]) -> str:
-    """The target's own fingerprint, and those of the targets that it may call as far as they are configured here."""
-    return fingerprint_of([_own_values(target, folder, env) for target in _with_callees(targets, name)])
-
-
-def _own_values(target: TargetConfig, folder: Path, env: Mapping[str, str]) -> dict[str, object]:
+def _values_reader(target: TargetConfig, folder: Path, env: Mapping[str, str]) -> Callable[[], dict[str, object]]:
+    """What counts of one target, as a function that reads the files that each call reads again."""
     values = {
         key: _plain(getattr(target, key))
         for key in type(target).model_fields
         if key not in KEYS_WITHOUT_EFFECT and not isinstance(getattr(target, key), SecretStr)
     }
-    values["depends_on"] = dependency_digests(target.depends_on, folder)
-    if isinstance(target, CommandTarget):
-        cwd = folder / (target.cwd or ".")
-        values["command"] = command_digests(target.command, cwd, {**env, **target.env})
-        # Where it runs is a path; what it finds there is not seen.
-        values.pop("cwd")
+    imported: dict[str, str] = {}
     if isinstance(target, PythonTarget):
-        values["module"] = module_digest(target.callable, folder)
-    return values
+        values["callable"] = [target.callable, module_digest(target.callable, folder)]
+        imported = dependency_digests(target.depends_on, folder)
+
+    def read() -> dict[str, object]:
+        dependencies = dependency_digests(target.depends_on, folder)
+        # A module may have read them when it was imported, or read them at each call: both states count.
+        both = [imported, dependencies] if imported not in ({}, dependencies) else dependencies
+        current: dict[str, object] = {**values, "depends_on": both}
+        if isinstance(target, CommandTarget):
+            cwd = folder / (target.cwd or ".")
+            current["command"] = command_digests(target.command, cwd, {**env, **target.env})
+            # Where it runs is a path; what it finds there is not seen.
+            del current["cwd"]
+        return {key: value for key, value in current.items() if key not in target.replica_fields}
+
+    return read
 
 
 def _plain(value: object) -> object:

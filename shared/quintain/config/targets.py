@@ -62,7 +62,8 @@ class _Target(_Strict):
 
     ``timeout_seconds`` bounds one try at the provider, ``max_tries`` is the number of tries per attempt,
     ``max_concurrency`` the maximum number of concurrent calls over all workers. ``depends_on`` are
-    files, from the configuration's folder, whose bytes are part of the target's fingerprint.
+    files, from the configuration's folder, whose bytes are part of the target's fingerprint. ``replica_fields`` are
+    keys of this target that are no part of it, because workers may differ in them.
     """
 
     judge_target: TargetName | None = None
@@ -71,6 +72,7 @@ class _Target(_Strict):
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
     price: TargetPrice | None = None
     depends_on: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    replica_fields: list[str] = Field(default_factory=list)
 
     _raw: dict[str, object] | None = PrivateAttr(default=None)
 
@@ -86,6 +88,15 @@ class _Target(_Strict):
     def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = dump(self) if self._raw is None else dict(self._raw)
         return fields
+
+    @field_validator("replica_fields")
+    @classmethod
+    def _check_replica_fields(cls, keys: list[str]) -> list[str]:
+        known = [name for name in cls.model_fields if name != "provider"]
+        for key in keys:
+            if key not in known:
+                raise ValueError(f"this provider has no key {key!r}; known: {', '.join(known)}")
+        return keys
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -246,7 +257,7 @@ NESTED_MODELS: dict[str, type[BaseModel]] = {
 }
 
 
-def card_of(name: str, target: TargetConfig, fingerprint: str | None = None) -> TargetCard:
+def card_of(name: str, target: TargetConfig) -> TargetCard:
     """Return the target's public description, which never contains a key."""
     return TargetCard(
         name=name,
@@ -254,5 +265,4 @@ def card_of(name: str, target: TargetConfig, fingerprint: str | None = None) -> 
         model=target.model if isinstance(target, _ModelTarget) else None,
         judge_target=target.judge_target,
         max_concurrency=target.max_concurrency,
-        fingerprint=fingerprint,
     )

@@ -57,7 +57,11 @@ class ListTargets(Message):
 
 
 class RegisteredTarget(Message):
-    """A target in the ledger: ``running`` is its number of admitted calls, at most ``max_concurrency``."""
+    """A target in the ledger: ``running`` is its number of admitted calls, at most ``max_concurrency``.
+
+    ``workers_by_fingerprint`` are the ids of the live workers that report a fingerprint of their configuration.
+    ``different_since`` is the time since when there are several fingerprints; None if there are not.
+    """
 
     name: TargetName
     provider: Text
@@ -65,6 +69,8 @@ class RegisteredTarget(Message):
     max_concurrency: Count
     running: Count = 0
     paused_until: Count | None = None
+    workers_by_fingerprint: dict[str, list[str]] | None = None
+    different_since: Count | None = None
 
 
 class TargetList(Message):

@@ -96,9 +96,13 @@ class InvokeRequest(Message):
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
         fields: list[tuple[str, object]] = []
-        for name, value in self.settings or ():
-            field = InvokeSettings.model_fields.get(name)
-            fields.append((f"settings.{name if field is None else field.alias}", value))
+        if self.settings is not None:
+            fields += [
+                ("settings.temperature", self.settings.temperature),
+                ("settings.responseFormat", self.settings.response_format),
+                ("settings.tools", self.settings.tools),
+                ("settings.toolChoice", self.settings.tool_choice),
+            ]
         fields += [(f"messages.{index}.content", turn.content) for index, turn in enumerate(self.messages or [])]
         for name, value in fields:
             if (path := non_finite_path(value, name)) is not None:
@@ -204,13 +208,18 @@ class Result(Message):
 
 
 class FaultReply(Message):
-    """The wire format of a fault; `to_fault` converts it to an exception."""
+    """The wire format of a fault; `to_fault` converts it to an exception.
+
+    ``charge_unknown``: no ledger decided whether the call is charged. ``charged`` is true then, so that a client of
+    version 1.1 does not repeat the call under another request id.
+    """
 
     error: str
     code: str
     status: int
     retryable: bool = False
     charged: bool = False
+    charge_unknown: bool | None = None
     retry_after_ms: int | None = None
     available_targets: list[str] | None = None
 
@@ -222,7 +231,8 @@ class FaultReply(Message):
             code=fault.code,
             status=fault.status,
             retryable=fault.retryable,
-            charged=fault.charged,
+            charged=fault.charged is not False,
+            charge_unknown=True if fault.charged is None else None,
             retry_after_ms=fault.retry_after_ms,
             available_targets=None if fault.available_targets is None else list(fault.available_targets),
         )
@@ -230,13 +240,8 @@ class FaultReply(Message):
     def to_fault(self) -> errors.Fault:
         """Return the fault as an exception; an unknown code becomes an `InternalFault` with the same message."""
         fault_type = errors.FAULTS.get(self.code, errors.InternalFault)
-        fault = fault_type(
-            self.error,
-            charged=self.charged,
-            retry_after_ms=self.retry_after_ms,
-            available_targets=self.available_targets,
-        )
-        fault.charged, fault.retryable = self.charged, self.retryable
+        fault = fault_type(self.error, retry_after_ms=self.retry_after_ms, available_targets=self.available_targets)
+        fault.charged, fault.retryable = None if self.charge_unknown else self.charged, self.retryable
         return fault
 
 

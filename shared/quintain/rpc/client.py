@@ -242,12 +242,12 @@ def _with_trace_context(request: RpcRequest) -> RpcRequest:
 def parse_reply(reply: Delivery, reply_type: type[ReplyT]) -> ReplyT:
     """Decode a reply. Raises the `Fault` it carries.
 
-    A reply that cannot be decoded is an `InternalFault` that counts as charged: the request itself was valid.
+    A reply that cannot be decoded is an `InternalFault` whose charge is unknown.
     """
     try:
         if reply.type != "fault":
             return reply_type.from_wire(reply.body)
         fault = FaultReply.from_wire(reply.body)
     except BadRequest as error:
-        raise InternalFault(f"The answer cannot be read ({error.message})", charged=True) from None
+        raise InternalFault(f"The answer cannot be read ({error.message})", charge_unknown=True) from None
     raise fault.to_fault()

@@ -158,6 +158,6 @@ class AckBatcher:
 
 
 def log_defect(error: Exception, action: str) -> Fault:
-    """Log an unexpected exception, and return the fault to reply with, which has no details."""
+    """Log an unexpected exception, and return the fault to reply with, which has no details; its charge is unknown."""
     log.error("A defect while %s", action, exc_info=error)
-    return InternalFault()
+    return InternalFault(charge_unknown=True)

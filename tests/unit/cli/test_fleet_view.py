@@ -71,3 +71,22 @@ def test_a_time_is_told_in_the_largest_unit_it_fills() -> None:
         "1.5 h",
         "2.0 d",
     ]
+
+
+def differing(since: int, now: int) -> TargetList:
+    workers = {"f" * 32: ["old"], "e" * 32: ["new-1", "new-2"]}
+    target = RegisteredTarget(
+        name="a", provider="openai", max_concurrency=8, workers_by_fingerprint=workers, different_since=since
+    )
+    return TargetList(targets=[target], now=now)
+
+
+def test_workers_that_differ_are_a_warning_for_ten_minutes_and_then_a_problem() -> None:
+    cards = [card("metadata"), card("worker", served("a"))]
+    updating = build_fleet_view(cards, differing(1000, 601_000))
+    assert (updating.problems, len(updating.warnings)) == ([], 1)
+    lasting = build_fleet_view(cards, differing(1000, 601_001))
+    assert (len(lasting.problems), lasting.warnings) == (1, [])
+    for text in (*updating.warnings, *lasting.problems):
+        assert all(part in text for part in ("target a", "old with ffffffff", "new-1, new-2 with eeeeeeee"))
+    assert lasting.targets[0].different_ms == 600_001

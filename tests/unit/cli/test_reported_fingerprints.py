@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -28,5 +29,9 @@ async def test_info_and_replies_carry_the_fingerprint_over_the_bus_and_over_http
             result = await bus.send(InvokeRequest(question="q", target="bot"), request_id="second")
             assert result.raw_text.strip() == "two"
             assert result.target_fingerprint not in {None, known["bot"]}
+            # The worker registers again, as the file has changed.
+            while ((await bus.get_info()).target_fingerprints or {})["bot"] == known["bot"]:
+                await asyncio.sleep(0.02)
+            assert ((await bus.get_info()).target_fingerprints or {})["bot"] == result.target_fingerprint
             replayed = await bus.send(InvokeRequest(question="q", target="bot"), request_id="first")
             assert (replayed.raw_text.strip(), replayed.target_fingerprint) == ("one", known["bot"])

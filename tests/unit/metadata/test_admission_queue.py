@@ -130,7 +130,7 @@ async def test_one_duplicate_too_many_is_overloaded_and_costs_nothing(
     assert [worker.answer_to(ask) for ask in duplicates] == ["held"] * MAX_HELD_DUPLICATES + ["overloaded"]
     refusal = worker.admissions[duplicates[-1].attempt_id].fault
     assert refusal is not None
-    assert (refusal.retryable, refusal.charged, refusal.retry_after_ms) == (True, False, 1000)
+    assert (refusal.retryable, refusal.charge_unknown, refusal.retry_after_ms) == (True, True, 1000)
     other_call = admit_request(session, "r2")
     await worker.admit(other_call, admit_request(session, "r2"))
     assert worker.answer_to(other_call) == "granted"

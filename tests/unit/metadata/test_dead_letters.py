@@ -151,13 +151,13 @@ async def test_a_reply_that_is_not_kept_is_expired_and_charged(metadata: Running
     assert gone.value.charged
 
 
-async def test_a_copy_that_died_while_the_call_runs_moves_nothing_and_says_it_is_charged(
+async def test_a_copy_that_died_while_the_call_runs_moves_nothing_and_says_that_the_charge_is_open(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
     ask = await admit_call(metadata, session)
     with pytest.raises(Expired) as expired:
         await dead_letter(metadata, session.token)
-    assert expired.value.charged
+    assert expired.value.charged is None
     assert (await metadata.ledger_driver.info(session)).running == 1
     await metadata.ledger_driver.settle(session, ask)
     assert (await metadata.ledger_driver.info(session)).committed == 1

@@ -38,7 +38,10 @@ class FailingCall:
         return "answered"
 
 
-@pytest.mark.parametrize("error", [Overloaded(), BudgetUnavailable(), Throttled(), Expired(), GatewayUnavailable()])
+@pytest.mark.parametrize(
+    "error",
+    [Overloaded(), BudgetUnavailable(), Throttled(), Expired(), GatewayUnavailable(), Expired(charge_unknown=True)],
+)
 async def test_what_the_fleet_could_not_take_is_asked_again(error: QuintainError) -> None:
     heard: list[QuintainError] = []
     asked = FailingCall(error, failures=3)

@@ -16,6 +16,7 @@ from quintain.errors import (
     BudgetUnavailable,
     Expired,
     Fault,
+    InternalFault,
     ProviderFailed,
     Rejected,
     TimedOut,
@@ -149,6 +150,7 @@ async def test_a_failing_grader_is_an_error_and_never_a_score_of_0(tmp_path: Pat
         (Expired("no answer", charged=True), RowStatus.IN_DOUBT, 1),
         (TimedOut("too slow"), RowStatus.IN_DOUBT, 1),
         (WorkerLost("three died"), RowStatus.IN_DOUBT, 1),
+        (InternalFault("an answer that cannot be read", charge_unknown=True), RowStatus.IN_DOUBT, 1),
     ],
 )
 async def test_a_fault_is_an_error_or_in_doubt_with_its_code(

@@ -17,7 +17,7 @@ from quintain.client import amqp_transport, cancellation
 from quintain.client.amqp_transport import AmqpTransport, invoke_routing_key
 from quintain.client.client import Client
 from quintain.client.connect import connect
-from quintain.client.transport import BatchItem, is_uncharged
+from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.clock import Clock
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
 from quintain.contracts.message import Message
@@ -295,7 +295,7 @@ async def test_nobody_in_time_is_expired_and_may_have_been_charged(
     monkeypatch.setattr(amqp_transport, "REPLY_GRACE_SECONDS", 0.05)
     with pytest.raises(Expired) as expired:
         await lone_client.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
-    assert (expired.value.charged, expired.value.retryable) == (True, False)
+    assert (expired.value.charged, expired.value.retryable) == (None, False)
     assert lone_client.rpc_client.in_flight == 0
 
 
@@ -363,10 +363,11 @@ def test_only_what_can_be_a_target_is_an_address(names: dict[str, str], key: str
         (BatchItem(None, UnknownTarget()), True),
         (BatchItem(None, ProviderFailed(charged=True)), False),
         (BatchItem(None, Expired(charged=False)), True),
+        (BatchItem(None, Expired(charge_unknown=True)), True),
     ],
 )
 def test_a_reservation_is_given_back_where_nothing_was_charged(item: BatchItem, free: bool) -> None:
-    assert is_uncharged(item) is free
+    assert may_be_uncharged(item) is free
 
 
 async def test_connecting_proves_the_token_and_takes_the_fleets_clock(fleet: MemoryFleet) -> None:

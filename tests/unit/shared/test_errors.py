@@ -10,8 +10,11 @@ from quintain import errors
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import FAULTS, Fault
 
+#: Of a charge: no ledger decided it.
+UNKNOWN = "unknown"
+
 #: protocol.md §3: code, status, retryable, charged. None: as the ledger says, or where uncharged.
-PROTOCOL: list[tuple[str, int, bool | None, bool | None]] = [
+PROTOCOL: list[tuple[str, int, bool | None, bool | str | None]] = [
     ("bad_request", 400, False, False),
     ("unknown_target", 400, False, False),
     ("unauthorized", 401, False, False),
@@ -22,7 +25,7 @@ PROTOCOL: list[tuple[str, int, bool | None, bool | None]] = [
     ("rejected", 422, False, True),
     ("budget_exhausted", 429, False, False),
     ("overloaded", 503, True, False),
-    ("budget_unavailable", 503, True, False),
+    ("budget_unavailable", 503, True, UNKNOWN),
     ("cancelled", 499, False, None),
     ("expired", 504, False, None),
     ("timeout", 504, False, True),
@@ -46,11 +49,11 @@ def test_the_protocols_codes_are_all_there_are() -> None:
 @pytest.mark.parametrize(("code", "status", "retryable", "charged"), PROTOCOL)
 @pytest.mark.parametrize("said", [None, False, True])
 def test_a_fault_is_its_row_whatever_is_said_of_it(
-    code: str, status: int, retryable: bool | None, charged: bool | None, said: bool | None
+    code: str, status: int, retryable: bool | None, charged: bool | str | None, said: bool | None
 ) -> None:
     fault = FAULTS[code](charged=said)
     assert (fault.code, fault.status) == (code, status)
-    assert fault.charged is (bool(said) if charged is None else charged)
+    assert fault.charged is (None if charged == UNKNOWN else bool(said) if charged is None else charged)
     assert fault.retryable is (not fault.charged if retryable is None else retryable)
     assert not (fault.charged and fault.retryable)
 
@@ -77,6 +80,21 @@ def test_a_fault_on_the_wire_has_the_protocols_keys_and_no_absent_ones() -> None
     assert body == {
         "error": "later", "code": "overloaded", "status": 503, "retryable": True, "charged": False, "retryAfterMs": 5,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("code", list(FAULTS))
+def test_an_unknown_charge_is_a_charge_to_readers_of_version_1_1(code: str) -> None:
+    sent = FAULTS[code](charge_unknown=True)
+    assert sent.charged is None
+    body = json.loads(FaultReply.from_fault(sent).to_wire())
+    assert (body["charged"], body["chargeUnknown"]) == (True, True)
+    got = FaultReply.model_validate(body).to_fault()
+    assert (type(got), got.charged, got.retryable) == (FAULTS[code], None, sent.retryable)
+
+
+def test_what_is_unknown_is_retryable_only_where_every_such_fault_is() -> None:
+    retryable = {code for code, fault in FAULTS.items() if fault(charge_unknown=True).retryable}
+    assert retryable == {code for code, _, always, _ in PROTOCOL if always}
 
 
 def test_a_code_of_a_later_version_is_an_internal_fault_that_keeps_what_it_says() -> None:

@@ -120,9 +120,10 @@ async def test_a_call_that_waits_for_admission_is_taken_back_for_nothing(
         fault, settle = await cancelled_results(evaluator, ledger)
         assert (settle.outcome, fault.charged, settle.attempt_id) == (
             AttemptOutcome.NEVER_SENT,
-            False,
+            True,
             admit.attempt_id,
         )
+        assert fault.charge_unknown
         await wait_acknowledged(ledger.memory)
         await ledger.answer_last_admit(grant(admit))  # a grant that was on its way is void
         await evaluator.send_request("c2")

@@ -26,6 +26,10 @@ async def ledger() -> AsyncIterator[FakeLedgerService]:
         yield ledger
 
 
+#: A quarter of them takes all duplicates of one call that may wait.
+SLOTS = 64
+
+
 @pytest.fixture
 async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
     evaluator = FakeEvaluator(ledger.bus, "a")
@@ -39,7 +43,7 @@ async def gated_provider(ledger: FakeLedgerService) -> AsyncIterator[GatedProvid
     gate = GatedProvider()
     gate.open.clear()
     quick = timings(publish_pause_seconds=0.01, deadline_grace_seconds=0.05)
-    async with running_worker(ledger, gate, timings=quick):
+    async with running_worker(ledger, gate, timings=quick, max_concurrency=SLOTS):
         yield gate
 
 
@@ -87,17 +91,30 @@ async def test_a_duplicate_is_answered_although_the_session_keeps_no_replies(
     assert {(await next_result(evaluator)).replayed for _ in range(2)} == {False, True}
 
 
-async def test_a_fifth_duplicate_is_told_that_too_many_wait(
+async def test_a_seventeenth_duplicate_is_told_that_too_many_wait(
     ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
 ) -> None:
-    await start_call(evaluator, gated_provider, "c1", "c2", "c3", "c4", "c5")
+    await start_call(evaluator, gated_provider, *(f"c{number}" for number in range(1, 18)))
     reply = await next_item(evaluator.replies)
-    assert reply.correlation_id == "c5"
+    assert reply.correlation_id == "c17"
     evaluator.replies.put_nowait(reply)
     fault = await next_fault(evaluator)
-    assert (fault.code, fault.retryable, fault.charged, fault.retry_after_ms) == ("overloaded", True, False, 1000)
+    assert (fault.code, fault.retryable, fault.charge_unknown, fault.retry_after_ms) == ("overloaded", True, True, 1000)
     gated_provider.open.set()
-    assert [(await next_result(evaluator)).raw_text for _ in range(5)] == ["yes"] * 5
+    assert [(await next_result(evaluator)).raw_text for _ in range(17)] == ["yes"] * 17
+
+
+@pytest.mark.parametrize(("slots", "waiting"), [(8, 4), (40, 10)])
+async def test_duplicates_wait_in_a_quarter_of_the_slots(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, slots: int, waiting: int
+) -> None:
+    gate = GatedProvider()
+    gate.open.clear()
+    async with running_worker(ledger, gate, max_concurrency=slots):
+        await start_call(evaluator, gate, *(f"c{number}" for number in range(1, waiting + 2)))
+        assert (await next_item(evaluator.replies)).correlation_id == f"c{waiting + 1}"
+        gate.open.set()
+        assert [(await next_result(evaluator)).raw_text for _ in range(waiting + 1)] == ["yes"] * (waiting + 1)
 
 
 async def test_a_duplicate_is_answered_only_after_the_settle_is_out(

@@ -210,7 +210,7 @@ async def test_a_silent_ledger_is_given_up_with_a_last_word_that_voids_a_late_gr
         ledger.admit_policy = lambda _: None
         await evaluator.send_request()
         fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
-        assert (fault.code, fault.retryable, fault.charged) == ("budget_unavailable", True, False)
+        assert (fault.code, fault.retryable, fault.charge_unknown) == ("budget_unavailable", True, True)
         assert (settle.outcome, settle.attempt_id) == (
             AttemptOutcome.NEVER_SENT,
             (await ledger.admits.get()).attempt_id,

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quintain.client.client import Client
-from quintain.client.transport import BatchItem, is_uncharged
+from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.errors import BusError, Fault
 from quintain.rpc.server import log_defect
@@ -166,7 +166,7 @@ async def _invoke_batch(
         return await asyncio.gather(*(invoke_one(item, name) for item, name in zip(items, request_ids, strict=True)))
     finally:
         try:
-            await client.release([name for name, item in results.items() if is_uncharged(item)])
+            await client.release([name for name, item in results.items() if may_be_uncharged(item)])
         except (Fault, BusError) as error:
             log.warning(
                 "Unused reservations of a batch were not released and expire at their deadline: %s", error.message

@@ -68,6 +68,7 @@ class AgentVBatchItem(Message):
     status: int | None = None
     retryable: bool | None = None
     charged: bool | None = None
+    charge_unknown: bool | None = None
     retry_after_ms: int | None = None
     available_targets: list[str] | None = None
 

@@ -76,12 +76,16 @@ class AnthropicMessageResponse(BaseModel):
 
 
 class AnthropicErrorObject(BaseModel):
-    """An error in Anthropic's format. ``charged`` says whether the call counts against ``max_calls``."""
+    """An error in Anthropic's format. ``charged`` says whether the call counts against ``max_calls``.
+
+    With ``chargeUnknown`` no ledger decided it: the same request under the same ``Idempotency-Key`` shows it.
+    """
 
     type: str
     message: str
     code: str
     charged: bool
+    charge_unknown: bool | None = Field(default=None, alias="chargeUnknown")
 
 
 class AnthropicErrorResponse(BaseModel):

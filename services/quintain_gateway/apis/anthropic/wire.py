@@ -21,6 +21,7 @@ from quintain_gateway.apis.anthropic.schemas import (
     AnthropicToolChoice,
 )
 from quintain_gateway.apis.openai.wire import tool_calls_of
+from quintain_gateway.http.errors import retry_header
 from quintain_gateway.http.schemas import InvalidField, validate_as
 
 JsonDict = dict[str, Any]
@@ -200,6 +201,7 @@ def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:
         "type": ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error"),
         "message": fault.message,
         "code": fault.code,
-        "charged": fault.charged,
+        "charged": fault.charged is not False,
+        **({"chargeUnknown": True} if fault.charged is None else {}),
     }
-    return status, {"type": "error", "error": error}, {"x-should-retry": "true" if fault.retryable else "false"}
+    return status, {"type": "error", "error": error}, retry_header(fault)

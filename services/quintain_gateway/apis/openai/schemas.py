@@ -92,13 +92,17 @@ class ChatCompletionResponse(BaseModel):
 
 
 class OpenAIErrorObject(BaseModel):
-    """An error in OpenAI's format. ``charged`` says whether the call counts against ``max_calls``."""
+    """An error in OpenAI's format. ``charged`` says whether the call counts against ``max_calls``.
+
+    With ``chargeUnknown`` no ledger decided it: the same request under the same ``Idempotency-Key`` shows it.
+    """
 
     message: str
     type: str
     param: str | None
     code: str
     charged: bool
+    charge_unknown: bool | None = Field(default=None, alias="chargeUnknown")
 
 
 class OpenAIErrorResponse(BaseModel):

@@ -12,6 +12,7 @@ from typing import Any
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage, ToolCall
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.schemas import SILENTLY_IGNORED_FIELDS, ChatCompletionRequest, ChatRequestMessage
+from quintain_gateway.http.errors import retry_header
 from quintain_gateway.http.schemas import InvalidField, validate_as
 
 JsonDict = dict[str, Any]
@@ -178,9 +179,10 @@ def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:
         "type": ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
         "param": (fault.field or None) if isinstance(fault, InvalidField) else param,
         "code": fault.code,
-        "charged": fault.charged,
+        "charged": fault.charged is not False,
+        **({"chargeUnknown": True} if fault.charged is None else {}),
     }
-    headers = {"x-should-retry": "true" if fault.retryable else "false"}
+    headers = retry_header(fault)
     if fault.retry_after_ms is not None:
         headers["retry-after-ms"] = str(fault.retry_after_ms)
     return status, {"error": error}, headers

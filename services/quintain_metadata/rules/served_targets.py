@@ -1,0 +1,71 @@
+"""Which worker serves which target, with which fingerprint, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from quintain.contracts.ledger import TargetCard
+from quintain_metadata.ledger.base import SqlProgram, execute
+
+
+class WorkerFingerprint(NamedTuple):
+    """A target as one live worker serves it, since a time in milliseconds since the epoch."""
+
+    target: str
+    worker_id: str
+    fingerprint: str | None
+    since: int
+
+
+def record_served_targets(now: int, incarnation: str, cards: Iterable[TargetCard]) -> SqlProgram[None]:
+    """Store what a worker's registration says; the time stays where the fingerprint does."""
+    for card in cards:
+        yield from execute(
+            "INSERT INTO served_target (incarnation, target, fingerprint, since) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT (incarnation, target) DO UPDATE SET fingerprint = excluded.fingerprint,"
+            " since = CASE WHEN COALESCE(served_target.fingerprint, '') = COALESCE(excluded.fingerprint, '')"
+            " THEN served_target.since ELSE excluded.since END",
+            *(incarnation, card.name, card.fingerprint, now),
+        )
+
+
+def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint]]]:
+    """Return, by target, what workers with a valid lease serve; the one that changed last comes first."""
+    rows = yield from execute(
+        "SELECT target, worker_id, fingerprint, since FROM served_target JOIN worker USING (incarnation)"
+        " WHERE lease_until > ? ORDER BY target, since DESC, incarnation",
+        now,
+    )
+    by_target: dict[str, list[WorkerFingerprint]] = {}
+    for row in rows:
+        by_target.setdefault(row[0], []).append(WorkerFingerprint(*row))
+    return by_target
+
+
+def current_fingerprints(now: int) -> SqlProgram[dict[str, str | None]]:
+    """Return every registered target, by name, with the fingerprint of the live worker that changed last.
+
+    Where no worker is live it is that of the last registration.
+    """
+    live = yield from live_served_targets(now)
+    rows = yield from execute("SELECT name, fingerprint FROM target ORDER BY name")
+    return {name: live[name][0].fingerprint if name in live else last for name, last in rows}
+
+
+def different_since(served: Iterable[WorkerFingerprint]) -> int | None:
+    """Return since when these workers serve one target with different fingerprints, or None where they do not.
+
+    Of a worker that reports no fingerprint, nothing is known.
+    """
+    first_seen: dict[str, int] = {}
+    for one in served:
+        if one.fingerprint is not None:
+            first_seen[one.fingerprint] = min(one.since, first_seen.get(one.fingerprint, one.since))
+    # Of the fingerprints, the second oldest is the one with which the difference began.
+    return sorted(first_seen.values())[1] if len(first_seen) > 1 else None
+
+
+def delete_served_targets_of_forgotten_workers() -> SqlProgram[None]:
+    """Delete what workers served that the ledger does not know any more."""
+    yield from execute("DELETE FROM served_target WHERE incarnation NOT IN (SELECT incarnation FROM worker)")

@@ -1,0 +1,75 @@
+"""A fleet of real processes whose target changes beneath it: what runs ask, and what `quintain status` says."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from support.command_line import CommandLine, command_line
+from support.evaluations import Json, rows_of, write_files
+from support.process_fleet import ADMIN_TOKEN, process_fleet
+
+CONFIG = "targets: {bot: {provider: command, command: [sh, bot.sh]}}\n"
+BOT = "cat > /dev/null; echo . >> asked.txt; echo {answer}\n"
+EVALUATION = "dataset: cases.jsonl\ntargets: [bot]\ngraders: [{name: same, builtin: exact}]\n"
+
+
+@pytest.fixture
+def shell(broker_url: str) -> Iterator[CommandLine]:
+    with process_fleet(broker_url, CONFIG, targets=["bot"]) as fleet:
+        write_files(fleet.folder, cases=3, bot_sh=BOT.format(answer="one"), eval_yaml=EVALUATION)
+        fleet.start_services("metadata", "worker")
+        with command_line(
+            fleet.folder, {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        ) as shell:
+            yield shell
+
+
+def target(shell: CommandLine) -> Json:
+    told = shell.run("status", "--wait", "0.3", "--json").json
+    found = told["targets"]
+    assert isinstance(found, list)
+    (one,) = found
+    assert isinstance(one, dict)
+    return one
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends, "not within 30 s"
+
+
+def asked(shell: CommandLine) -> int:
+    path = shell.folder / "asked.txt"
+    count = path.read_text().count("\n") if path.exists() else 0
+    path.unlink(missing_ok=True)
+    return count
+
+
+def test_a_program_that_changes_beneath_its_worker_is_asked_again_and_another_worker_is_a_warning(
+    shell: CommandLine,
+) -> None:
+    shell.run("run", "eval.yaml")
+    assert asked(shell) == 3
+    before = target(shell)["workersByFingerprint"]
+    (shell.folder / "bot.sh").write_text(BOT.format(answer="two"))
+    wait_until(lambda: target(shell)["workersByFingerprint"] != before)
+    shell.run("run", "eval.yaml")
+    assert asked(shell) == 3
+    assert {str(row["output"]).strip() for row in rows_of(shell.folder / "runs" / "eval")} == {"two"}
+
+    other = shell.folder / "other"
+    other.mkdir()
+    for name in ("quintain.yaml", "bot.sh"):
+        shutil.copyfile(shell.folder / name, other / name)
+    (other / "bot.sh").write_text(BOT.format(answer="three"))
+    second = CommandLine(other, shell.env, shell._started).start("serve", "worker")
+    second.wait_for(lambda one: "ready  " in one.stderr)
+    told = shell.run("status", "--json").json
+    warnings = told["warnings"]
+    assert isinstance(warnings, list)
+    assert (told["exitCode"], told["problems"], len(warnings)) == (0, [], 1)

@@ -1,0 +1,77 @@
+"""Which worker serves a target with which fingerprint: what `info` and the administrator's list say, on every store."""
+
+from __future__ import annotations
+
+from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.ledger import Register, TargetCard
+from quintain.timings import DEFAULT_TIMINGS
+from quintain_metadata.rules import leases, targets
+
+LEASE_MS = DEFAULT_TIMINGS.lease_ms
+
+
+async def register(ledger_driver: ClockedLedgerDriver, worker: str, fingerprint: str | None) -> None:
+    card = TargetCard(name="a", provider="mock", max_concurrency=64, fingerprint=fingerprint)
+    request = Register(worker_id=worker, incarnation=worker, targets=[card])
+    await ledger_driver.ledger.transact(
+        lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, request)
+    )
+
+
+async def listed(ledger_driver: ClockedLedgerDriver) -> tuple[RegisteredTarget, int | None]:
+    """The target, and for how many seconds its workers have differed."""
+    found = await ledger_driver.ledger.transact(
+        lambda moment: targets.list_targets(ledger_driver.with_clock(moment).now)
+    )
+    (target,) = found.targets
+    return target, None if target.different_since is None else (found.now - target.different_since) // 1000
+
+
+async def later(ledger_driver: ClockedLedgerDriver, seconds: int, *alive: str) -> None:
+    """Let this time pass; these workers renew their leases."""
+    ledger_driver.clock_ahead_ms += seconds * 1000
+    for worker in alive:
+        await ledger_driver.renew(worker)
+
+
+async def test_workers_that_differ_are_known_with_the_time_since_they_do(ledger_driver: ClockedLedgerDriver) -> None:
+    await register(ledger_driver, "old-1", "a")
+    await register(ledger_driver, "old-2", "a")
+    assert (await listed(ledger_driver))[1] is None
+    await later(ledger_driver, 100, "old-1", "old-2")
+    await register(ledger_driver, "new-1", "b")
+    await later(ledger_driver, 60, "old-1", "old-2", "new-1")
+    # A registration that is repeated, and more workers of either kind, begin no new difference.
+    await register(ledger_driver, "new-1", "b")
+    await register(ledger_driver, "new-2", "b")
+    target, seconds = await listed(ledger_driver)
+    assert (target.workers_by_fingerprint, seconds) == ({"b": ["new-1", "new-2"], "a": ["old-1", "old-2"]}, 60)
+    await later(ledger_driver, LEASE_MS // 1000 + 1, "new-1", "new-2")
+    target, seconds = await listed(ledger_driver)
+    assert (target.workers_by_fingerprint, seconds) == ({"b": ["new-1", "new-2"]}, None)
+
+
+async def test_info_has_the_fingerprint_of_the_live_worker_that_changed_last(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    await register(ledger_driver, "one", "a")
+    session = await ledger_driver.open_session()
+
+    async def told() -> dict[str, str] | None:
+        return (await ledger_driver.info(session)).target_fingerprints
+
+    assert await told() == {"a": "a"}
+    await later(ledger_driver, 1, "one")
+    await register(ledger_driver, "two", "b")
+    assert await told() == {"a": "b"}
+    await later(ledger_driver, LEASE_MS // 1000 + 1, "one")
+    assert await told() == {"a": "a"}, "the worker that said b is gone"
+    await later(ledger_driver, LEASE_MS // 1000 + 1)
+    assert await told() == {"a": "b"}, "of no worker that lives, the last that was heard"
+    await register(ledger_driver, "one", "c")
+    assert await told() == {"a": "c"}
+    await later(ledger_driver, 1, "one")
+    await register(ledger_driver, "three", None)
+    assert await told() is None
+    assert (await listed(ledger_driver))[1] is None, "of a worker that reports none, nothing is known"
