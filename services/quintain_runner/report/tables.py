@@ -58,7 +58,7 @@ def cost_line(cost: Cost | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TargetLine:
+class _ReportLine:
     """One line of the table of the targets; ``counts`` is None for a target that only graders call."""
 
     name: str
@@ -102,7 +102,7 @@ def _targets_table(report: RunReport) -> TextTable:
     if len(rows) > 1:
         usage = LineUsage(*(sum(counts) for counts in zip(*(line.usage for line in lines), strict=True)))
         usd = dollars(cost.usd, at_least=cost.at_least) if cost else ""
-        all_line = _TargetLine(name="all", counts=summary.total, usage=usage, usd=usd)
+        all_line = _ReportLine(name="all", counts=summary.total, usage=usage, usd=usd)
         total = all_line.cells(shown, has_reduced=reduced is not None)
     reduced_columns = (reduced.reducer, "95 %") if reduced else ()
     return TextTable(
@@ -117,7 +117,7 @@ def _targets_table(report: RunReport) -> TextTable:
     )
 
 
-def _target_lines(report: RunReport) -> Iterator[_TargetLine]:
+def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
     """The lines of the table of the targets.
 
     The calls, the tokens and the cost of a line are those of the same calls: the calls of the target, as the ledger
@@ -129,7 +129,7 @@ def _target_lines(report: RunReport) -> Iterator[_TargetLine]:
     called = {} if report.cost is None or has_prompts else report.cost.targets
     for name, counts in columns.items():
         in_rows = LineUsage(counts.calls, counts.input_tokens, counts.output_tokens)
-        yield _TargetLine(
+        yield _ReportLine(
             name=name,
             counts=counts,
             statistics=report.analysis.targets.get(name, TargetStatistics()),
@@ -138,7 +138,7 @@ def _target_lines(report: RunReport) -> Iterator[_TargetLine]:
         )
     for name in called:
         if name not in columns:
-            yield _TargetLine(name=f"{name} (graders)", usage=called[name].usage, usd=_cost_cell(report.cost, name))
+            yield _ReportLine(name=f"{name} (graders)", usage=called[name].usage, usd=_cost_cell(report.cost, name))
 
 
 def _stale_note(count: int) -> str:
