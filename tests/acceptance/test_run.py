@@ -88,12 +88,13 @@ def test_every_row_is_what_the_protocol_says(undisturbed: tuple[CommandResult, P
     rows = rows_of(undisturbed[1])
     assert Counter(row["target"] for row in rows) == {"scholar": 12, "guesser": 12}
     for row in rows:
-        assert row.keys() == ROW | {"durationMs", "fingerprints", "answer"}
+        assert row.keys() == ROW | {"durationMs", "fingerprints", "answer", "case"}
         assert (row["schemaVersion"], row["repeat"], row["status"], row["calls"]) == (2, 1, "graded", 2)
         assert isinstance(row["graders"], dict)
         assert row["graders"].keys() == {"same", "judged"}
-        for verdict in row["graders"].values():
-            assert verdict.keys() == {"score", "pass", "reason", "checks", "calls", "fingerprint"}
+        for name, verdict in row["graders"].items():
+            of_program = {"sessionId"} if name == "judged" else set()
+            assert verdict.keys() == {"score", "pass", "reason", "checks", "calls", "fingerprint"} | of_program
     italy = rows_by_trial(undisturbed[1])["it", "guesser"]
     assert (italy["output"], italy["score"]) == ("I think it is Rome.", 0.5)
 
@@ -121,7 +122,7 @@ def test_one_target_alone_can_be_run(capitals: CommandLine) -> None:
     ended = capitals.run("run", "eval.yaml", "--target", "scholar", "--output", "scholar", "--json")
     assert {row["target"] for row in rows_of(capitals.folder / "scholar")} == {"scholar"}
     assert isinstance(ended.json["targets"], dict)
-    assert ended.json["targets"].keys() == {"scholar"}
+    assert {name: one["waiting"] for name, one in ended.json["targets"].items()} == {"scholar": 0, "guesser": 12}
 
 
 def test_a_mean_below_the_threshold_has_an_exit_code_of_its_own(capitals: CommandLine) -> None:

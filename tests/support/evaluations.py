@@ -36,8 +36,15 @@ def rows_of(output: Path) -> list[Json]:
 
 
 def rows_by_trial(output: Path) -> dict[tuple[str, str], Json]:
-    """The rows of a run by case and target, without what differs from run to run: how long it took."""
+    """The rows of a run by case and target, without what differs from run to run: how long it took, and the sessions of
+    its graders.
+    """
     rows = {(str(row["caseId"]), str(row["target"])): row for row in rows_of(output)}
+    for row in rows.values():
+        graders = row["graders"]
+        assert isinstance(graders, dict)
+        for verdict in graders.values():
+            verdict.pop("sessionId", None)
     assert len(rows) == len(rows_of(output)), "no row twice"
     return {trial: {key: value for key, value in row.items() if key != "durationMs"} for trial, row in rows.items()}
 

@@ -70,7 +70,7 @@ def run_and_report(options: RunOptions, command: str) -> int:
         report = run_command(_run_prepared(options, command), as_json=options.as_json, service="run")
     except typer.Exit as exit_request:
         if exit_request.exit_code == INTERRUPTED_EXIT_CODE:
-            print_stderr(f"next   the rows written are kept; this command goes on: {resume_command}")
+            print_stderr(f"next   the rows written are kept; this command resumes: {resume_command}")
         raise
     if options.as_json:
         print_json(report_to_json(report))

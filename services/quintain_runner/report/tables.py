@@ -121,12 +121,12 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
     """The lines of the table of the targets.
 
     The calls, the tokens and the cost of a line are those of the same calls: the calls of the target, as the ledger
-    counts them. The calls of targets that only graders ask have a line of their own. With prompts, or where the
-    ledger's counts are unknown, they are the calls of the line's rows, graders included.
+    counts them. The calls of targets that only graders ask have a line of their own. With prompts, or without a known
+    cost, the calls and tokens are those of the line's rows, graders included.
     """
     columns = report.summary.per_target
     has_prompts = any(column not in report.run.configuration.targets for column in columns)
-    called = {} if report.cost is None or has_prompts else report.cost.targets
+    called = {} if report.cost is None or report.cost.usd is None or has_prompts else report.cost.targets
     for name, counts in columns.items():
         in_rows = LineUsage(counts.calls, counts.input_tokens, counts.output_tokens)
         yield _ReportLine(
