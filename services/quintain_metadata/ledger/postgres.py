@@ -20,18 +20,12 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 
 from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement
-from quintain_metadata.ledger.migrations import MIGRATIONS
+from quintain_metadata.ledger.migrations import MIGRATIONS, POSTGRES_STATEMENTS
 from quintain_metadata.ledger.postgres_errors import is_retryable, problem_of, translate_error, translate_startup_error
 from quintain_metadata.ledger.url import redacted_url
 
 #: Operations lock keys of a prefix and a separator; this key cannot collide with one of them.
 MIGRATION_LOCK_SQL: Final = "SELECT pg_advisory_xact_lock(hashtextextended('quintain ledger migrations', 0))"
-
-#: Statements that a migration needs on PostgreSQL only, by its number. They never change the meaning of the schema.
-POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
-    # The row of a busy session is updated with every call. Free space on its page keeps the row versions there (HOT).
-    1: ("ALTER TABLE session SET (fillfactor = 50)",),
-}
 
 
 async def migrate(

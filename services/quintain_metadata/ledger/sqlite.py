@@ -23,7 +23,7 @@ import apsw
 
 from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
 from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement, unwrap
-from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION
+from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMENTS
 
 #: The largest group of operations in one commit: every caller in a group waits for all of it.
 MAX_GROUP_OPERATIONS = 128
@@ -293,8 +293,8 @@ def _connect_and_migrate(path: str) -> apsw.Connection:
             "quintain, or use another QUINTAIN_LEDGER_URL"
         )
     with connection:
-        for statements in MIGRATIONS[current_version:]:
-            for statement in statements:
+        for version, statements in enumerate(MIGRATIONS[current_version:], start=current_version + 1):
+            for statement in (*statements, *SQLITE_STATEMENTS.get(version, ())):
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return connection
