@@ -293,8 +293,8 @@ def _connect_and_migrate(path: str) -> apsw.Connection:
             "quintain, or use another QUINTAIN_LEDGER_URL"
         )
     with connection:
-        for version, statements in enumerate(MIGRATIONS[current_version:], start=current_version + 1):
-            for statement in (*statements, *SQLITE_STATEMENTS.get(version, ())):
+        for number, statements in enumerate(MIGRATIONS[current_version:], start=current_version + 1):
+            for statement in (*statements, *SQLITE_STATEMENTS.get(number, ())):
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return connection

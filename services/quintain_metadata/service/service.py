@@ -8,12 +8,22 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.discovery import ServiceCard
-from quintain.contracts.ledger import Admission, AdmitBatch, AdmitReply, Heartbeat, Register, Settle, SettleBatch
+from quintain.contracts.ledger import (
+    Admission,
+    AdmitBatch,
+    AdmitReply,
+    AttemptOutcome,
+    Heartbeat,
+    Register,
+    Settle,
+    SettleBatch,
+)
 from quintain.contracts.message import Message
 from quintain.contracts.token import digest
 from quintain.discovery.announce import ServiceIdentity, announce
@@ -57,6 +67,21 @@ GAUGES_SECONDS = 10.0
 
 #: The service is not ready if a small query takes the ledger longer than this, in seconds.
 LEDGER_CHECK_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _AdmitReplySender:
+    """Sends admissions to the worker that asked. Two that have the same address are equal."""
+
+    address: tuple[str | None, str | None]
+    bus: Bus = field(compare=False)
+    ledger: Ledger = field(compare=False)
+    delivery: Delivery = field(compare=False)
+
+    async def __call__(self, items: list[Admission], waiting_ids: list[str]) -> None:
+        """Send the decided admissions, and the attempt ids that must wait."""
+        now = await self.ledger.now()
+        await send_reply(self.bus, self.delivery, AdmitReply(items=items, held=waiting_ids or None, now=now))
 
 
 class MetadataService:
@@ -148,11 +173,8 @@ class MetadataService:
         if delivery.routing_key == ADMIT.key:
             batch = AdmitBatch.from_wire(delivery.body)
 
-            async def send_answer(items: list[Admission], waiting_ids: list[str]) -> None:
-                now = await self._ledger.now()
-                await send_reply(self._bus, delivery, AdmitReply(items=items, held=waiting_ids or None, now=now))
-
-            await self._admission_queue.admit(batch, send_answer)
+            sender = _AdmitReplySender((delivery.reply_to, delivery.correlation_id), self._bus, self._ledger, delivery)
+            await self._admission_queue.admit(batch, sender)
             return None
         if delivery.routing_key == HEARTBEAT.key:
             heartbeat = Heartbeat.from_wire(delivery.body)
@@ -179,8 +201,8 @@ class MetadataService:
             self._metrics.count_settle(item.outcome)
         settled_calls = await self._apply_settles(batch.items)
         await delivery.ack()
-        for target in {call.target for call in settled_calls}:
-            await self._admission_queue.retry_waiting(target)
+        ended_attempts = [item.attempt_id for item in batch.items if item.outcome is AttemptOutcome.NEVER_SENT]
+        await self._admission_queue.on_settled(settled_calls, ended_attempts)
 
     async def _apply_settles(self, items: list[Settle]) -> list[CallRow]:
         """Apply settles, retrying while the ledger is out of reach; returns the settled calls as they were before.

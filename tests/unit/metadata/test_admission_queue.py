@@ -87,10 +87,10 @@ async def test_held_duplicates_are_answered_when_the_holder_settles(
     holder, one, two = admit_request(session, "r1"), admit_request(session, "r1"), admit_request(session, "r1")
     await worker.admit(holder, one)
     await other.admit(two)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(one), other.answer_to(two)) == ("held", "held")
     await ledger_driver.settle(session, holder)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(one), other.answer_to(two)) == ("replayed", "replayed")
     assert (await ledger_driver.info(session)).call_count == 1
 
@@ -102,7 +102,7 @@ async def test_one_held_duplicate_takes_over_a_refunded_call_and_the_others_wait
     holder, one, two = (admit_request(session, "r1") for _ in range(3))
     await worker.admit(holder, one, two)
     await ledger_driver.settle(session, holder, AttemptOutcome.REFUND)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(one), worker.answer_to(two)) == ("granted", "held")
     assert worker.admissions[one.attempt_id].attempt == 2
 
@@ -159,7 +159,7 @@ async def test_at_the_targets_limit_the_first_to_come_is_the_first_to_run(
     await worker.admit(third)
     for done, next_up, by in ((running, first, worker), (first, second, other), (second, third, worker)):
         await ledger_driver.settle(session, done)
-        await admission_queue.retry_waiting("a")
+        await admission_queue.retry_waiting()
         assert by.answer_to(next_up) == "granted"
     assert worker.order == [running.attempt_id, first.attempt_id, third.attempt_id]
 
@@ -173,7 +173,7 @@ async def test_a_slot_of_one_target_wakes_nobody_at_another(
     waits_a, waits_b = admit_request(session, "r3"), admit_request(session, "r4", target="b")
     await worker.admit(at_a, at_b, waits_a, waits_b)
     await ledger_driver.settle(session, at_b)
-    await admission_queue.retry_waiting("b")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(waits_a), worker.answer_to(waits_b)) == ("held", "granted")
 
 
@@ -186,10 +186,10 @@ async def test_a_repeated_admit_takes_the_place_of_its_waiter(
     await before.admit(running, first, second)
     await after.admit(first)
     await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (before.answer_to(first), after.answer_to(first)) == ("held", "granted")
     await ledger_driver.settle(session, first)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert before.answer_to(second) == "granted"
 
 
@@ -235,7 +235,7 @@ async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(
     await asyncio.sleep(0.21)
     await living.admit(waiting)  # a living worker repeats what it has no answer to
     await ledger_driver.settle(session, running)
-    await desk.retry_waiting("a")
+    await desk.retry_waiting()
     assert (dead.answer_to(left_behind), living.answer_to(waiting)) == ("held", "granted")
     assert (await ledger_driver.info(session)).call_count == 2
 
@@ -253,7 +253,7 @@ async def test_a_worker_that_cannot_be_told_keeps_nobody_else_from_hearing(
     await worker.admit(two)
     unreachable.unreachable = True
     await ledger_driver.settle(session, holder)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert worker.answer_to(two) == "replayed"
     assert "An admission could not be sent" in caplog.text
 
@@ -314,7 +314,7 @@ async def test_a_deadline_that_nobody_named_begins_when_the_call_is_first_heard(
         await asyncio.sleep(0.01)
     await worker.admit(waiting)  # it repeats what it has no answer to, and names no deadline this time either
     await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert worker.answer_to(waiting) == "granted"
     assert before + 100_000 <= worker.admissions[waiting.attempt_id].deadline <= after + 100_000
 
@@ -328,7 +328,7 @@ async def test_a_deadline_that_is_named_stays_as_it_is_named(
     running, waiting = admit_request(session, "r1"), admit_request(session, "r2", deadline=named)
     await worker.admit(running, waiting)
     await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert worker.admissions[waiting.attempt_id].deadline == named
 
 
@@ -342,7 +342,7 @@ async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(
     await stranger.admit(first)
     await worker.admit(second)
     await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (stranger.answer_to(first), worker.answer_to(second)) == ("held", "granted")
     await ledger_driver.settle(session, second)
     await ledger_driver.register("a", incarnation="stranger")
@@ -359,7 +359,7 @@ async def test_a_duplicate_is_answered_when_its_call_ends_though_the_target_is_p
     await ledger_driver.pause("a", 60_000)
     await worker.admit(fresh, duplicate)
     await ledger_driver.settle(session, holder)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(fresh), worker.answer_to(duplicate)) == ("held", "replayed")
 
 
@@ -387,7 +387,7 @@ async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more
     await worker.admit(holder, *duplicates)
     await ledger_driver.settle(session, holder, AttemptOutcome.REFUND)
     await ledger_driver.pause("a", 60_000)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     await admission_queue.retry_waiting()
     one_more = admit_request(session, "r1")
     await worker.admit(one_more)
