@@ -60,6 +60,10 @@ class InstrumentedLedger:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._ledger.suspend_lease_expiry_until(timestamp_ms)
 
+    def lapse_leases_until(self, timestamp_ms: int) -> None:
+        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
+        self._ledger.lapse_leases_until(timestamp_ms)
+
     async def now(self) -> int:
         """Return the store's clock (`Ledger.now`)."""
         try:

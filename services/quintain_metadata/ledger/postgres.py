@@ -98,6 +98,7 @@ class PostgresLedger:
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record], location: str) -> None:
         self._pool, self._location = pool, location
         self._lease_expiry_suspended_until = 0
+        self._leases_lapse_until: int | None = None
         self._closed = False
 
     @classmethod
@@ -150,6 +151,10 @@ class PostgresLedger:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._lease_expiry_suspended_until = timestamp_ms
 
+    def lapse_leases_until(self, timestamp_ms: int) -> None:
+        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
+        self._leases_lapse_until = timestamp_ms
+
     async def now(self) -> int:
         """Return the server's clock (`Ledger.now`)."""
         with _translated_errors(translate_error, self._location):
@@ -173,7 +178,8 @@ class PostgresLedger:
 
     async def _run_in_transaction(self, connection: Connection, operation: Operation[Returned]) -> Returned:
         await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        moment = Moment(await connection.fetchval(_NOW_SQL), self._lease_expiry_suspended_until)
+        now = await connection.fetchval(_NOW_SQL)
+        moment = Moment(now, self._lease_expiry_suspended_until, self._leases_lapse_until)
         result = await _run_program(connection, operation(moment))
         # If the connection ends here, it is unknown whether the transaction was committed, and asking would not help:
         # the server may still be committing. The caller gets `BudgetUnavailable`, as for an operation that did not

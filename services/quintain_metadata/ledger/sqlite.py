@@ -146,6 +146,7 @@ class SqliteLedger:
     ) -> None:
         self._loop = loop
         self._lease_expiry_suspended_until = 0
+        self._leases_lapse_until: int | None = None
         self._closed = False
         self._lock_handle = _lock_file(path)
         try:
@@ -172,6 +173,10 @@ class SqliteLedger:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._lease_expiry_suspended_until = timestamp_ms
 
+    def lapse_leases_until(self, timestamp_ms: int) -> None:
+        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
+        self._leases_lapse_until = timestamp_ms
+
     async def now(self) -> int:
         """Return this machine's clock, in milliseconds since the epoch."""
         return _now_ms()
@@ -191,7 +196,7 @@ class SqliteLedger:
 
     def _commit(self, group: list[WriteBatch]) -> list[list[Any]]:
         """Run a group in one transaction; returns the outcomes of each batch after the commit."""
-        moment = Moment(_now_ms(), self._lease_expiry_suspended_until)
+        moment = Moment(_now_ms(), self._lease_expiry_suspended_until, self._leases_lapse_until)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             outcomes = [[self._run_operation(operation, moment) for operation in batch.operations] for batch in group]

@@ -1,4 +1,4 @@
-"""The metadata service: composes its five queue consumers and the periodic sweep over one bus and one ledger."""
+"""The metadata service: composes its six queue consumers and the periodic sweep over one bus and one ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from quintain.contracts.ledger import (
     AdmitBatch,
     AdmitReply,
     AttemptOutcome,
-    Heartbeat,
     Register,
     Settle,
     SettleBatch,
@@ -37,6 +36,7 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (
     ADMIT_QUEUE,
     DEAD_QUEUE,
+    HEARTBEAT_QUEUE,
     METADATA_QUEUE,
     METADATA_TOPOLOGY,
     SETTLE_QUEUE,
@@ -56,6 +56,7 @@ from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
 from quintain_metadata.service.dead_letters import DeadLetterConsumer
 from quintain_metadata.service.handlers import MetadataRequestHandler
+from quintain_metadata.service.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer
 from quintain_metadata.service.routing import Router
 
 log = logging.getLogger(__name__)
@@ -103,16 +104,16 @@ class MetadataService:
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
         canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
         self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
+        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
         self._sweep_task: asyncio.Task[None] | None = None
-        self._last_active_at = 0.0
         self._gauges_read_at = -math.inf
 
     async def start(self) -> None:
         """Declare the topology and the queues of the registered targets, then start consuming and sweeping."""
-        await self._suspend_lease_expiry()
+        await self._heartbeats.start()
         self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
         await self._bus.declare(METADATA_TOPOLOGY)
         for target in await self._ledger.transact(lambda _: targets.target_names()):
@@ -123,10 +124,12 @@ class MetadataService:
             SETTLE_QUEUE: self._on_settle,
             UNROUTED_QUEUE: self._router,
             DEAD_QUEUE: DeadLetterConsumer(self._bus, self._ledger, self._timings),
+            HEARTBEAT_QUEUE: self._heartbeats,
         }
+        prefetches = {UNROUTED_QUEUE: routing.PREFETCH, HEARTBEAT_QUEUE: HEARTBEAT_PREFETCH}
         for queue, handler in handlers.items():
-            prefetch = routing.PREFETCH if queue is UNROUTED_QUEUE else PREFETCH
-            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=prefetch)
+            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=prefetches.get(queue, PREFETCH))
+        self._heartbeats.start_probes()
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
@@ -136,6 +139,7 @@ class MetadataService:
         if self._router is not None:
             self._router.stop()
         await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
+        await self._heartbeats.stop()
         if self._sweep_task is not None:
             self._sweep_task.cancel()
             await asyncio.gather(self._sweep_task, return_exceptions=True)
@@ -169,7 +173,6 @@ class MetadataService:
         await delivery.ack()
 
     async def _answer_ledger_request(self, delivery: Delivery) -> Message | None:
-        await self._suspend_lease_expiry_after_stall()
         if delivery.routing_key == ADMIT.key:
             batch = AdmitBatch.from_wire(delivery.body)
 
@@ -177,10 +180,8 @@ class MetadataService:
             await self._admission_queue.admit(batch, sender)
             return None
         if delivery.routing_key == HEARTBEAT.key:
-            heartbeat = Heartbeat.from_wire(delivery.body)
-            return await self._ledger.transact(
-                lambda moment: leases.renew_lease(moment.now, heartbeat, self._timings.lease_ms)
-            )
+            # A broker that was used by an older release still has its binding of heartbeats to this queue.
+            return await self._heartbeats.renew(delivery)
         assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys only"
         registration = Register.from_wire(delivery.body)
         for target in registration.targets:
@@ -229,11 +230,8 @@ class MetadataService:
         while True:
             await asyncio.sleep(self._timings.sweep_seconds)
             try:
-                await self._suspend_lease_expiry_after_stall()
                 await self._ledger.transact(leases.sweep)
                 await self._update_gauges()
-                # Workers could not renew while the ledger was out of reach: that time counts as a gap too.
-                self._last_active_at = asyncio.get_running_loop().time()
                 await self._admission_queue.retry_waiting()
             except BudgetUnavailable:
                 continue  # logged by the instrumented ledger
@@ -249,18 +247,6 @@ class MetadataService:
         if now - self._gauges_read_at >= GAUGES_SECONDS:
             self._gauges_read_at = now
             self._metrics.set_gauges(await self._ledger.transact(read_gauges))
-
-    async def _suspend_lease_expiry_after_stall(self) -> None:
-        """Suspend the expiry of leases after a stall of this process, in which workers could not renew.
-
-        Called before admits and before the sweep, because both act on lapsed leases.
-        """
-        if asyncio.get_running_loop().time() - self._last_active_at > self._timings.gap_seconds:
-            await self._suspend_lease_expiry()
-
-    async def _suspend_lease_expiry(self) -> None:
-        self._ledger.suspend_lease_expiry_until(await self._ledger.now() + self._timings.lease_ms)
-        self._last_active_at = asyncio.get_running_loop().time()
 
 
 def _settled_call(
