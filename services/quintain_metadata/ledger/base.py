@@ -126,6 +126,15 @@ class Ledger(Protocol):
     def lapse_leases_until(self, timestamp_ms: int) -> None:
         """Treat no lease as lapsed that ends after this time, in milliseconds on the store's clock."""
 
+    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` with a target's name when another service on the store announces that it has capacity."""
+
+    def announce_capacity(self, targets: Iterable[str]) -> None:
+        """Announce to the other services on the store, soon, that these targets have free capacity.
+
+        An announcement may be lost.
+        """
+
     async def now(self) -> int:
         """Return the store's clock, in milliseconds since the epoch."""
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import asyncpg
@@ -22,6 +22,7 @@ from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement
 from quintain_metadata.ledger.migrations import MIGRATIONS, POSTGRES_STATEMENTS
 from quintain_metadata.ledger.postgres_errors import is_retryable, problem_of, translate_error, translate_startup_error
+from quintain_metadata.ledger.postgres_notifications import CapacityNotifications
 from quintain_metadata.ledger.url import redacted_url
 
 #: Operations lock keys of a prefix and a separator; this key cannot collide with one of them.
@@ -95,8 +96,14 @@ class PostgresLedger:
 
     kind = "postgresql"
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], location: str) -> None:
+    def __init__(
+        self,
+        pool: asyncpg.Pool[asyncpg.Record],
+        location: str,
+        connect: Callable[[], Awaitable[asyncpg.Connection[asyncpg.Record]]],
+    ) -> None:
         self._pool, self._location = pool, location
+        self._notifications = CapacityNotifications(connect, pool.execute)
         self._lease_expiry_suspended_until = 0
         self._leases_lapse_until: int | None = None
         self._closed = False
@@ -124,7 +131,8 @@ class PostgresLedger:
                 async with pool.acquire() as connection:
                     await migrate(connection, location)
                 on_failure.pop_all()
-        return cls(pool, location)
+        connect = functools.partial(asyncpg.connect, url, timeout=CONNECT_SECONDS, server_settings=SERVER_SETTINGS)
+        return cls(pool, location, connect)
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation in a transaction, retrying deadlocks (`Ledger.transact`)."""
@@ -155,6 +163,15 @@ class PostgresLedger:
         """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
         self._leases_lapse_until = timestamp_ms
 
+    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
+        """Listen for free capacity (`Ledger.listen_for_capacity`)."""
+        self._notifications.listen(callback)
+
+    def announce_capacity(self, targets: Iterable[str]) -> None:
+        """Announce free capacity (`Ledger.announce_capacity`)."""
+        if not self._closed:
+            self._notifications.announce(targets)
+
     async def now(self) -> int:
         """Return the server's clock (`Ledger.now`)."""
         with _translated_errors(translate_error, self._location):
@@ -166,6 +183,7 @@ class PostgresLedger:
         if self._closed:
             return
         self._closed = True
+        await self._notifications.close()
         await _close_pool(self._pool)
 
     async def _run_once(self, operation: Operation[Returned]) -> Returned:

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -176,6 +176,12 @@ class SqliteLedger:
     def lapse_leases_until(self, timestamp_ms: int) -> None:
         """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
         self._leases_lapse_until = timestamp_ms
+
+    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
+        """Do nothing: no other service uses the file."""
+
+    def announce_capacity(self, targets: Iterable[str]) -> None:
+        """Do nothing: no other service uses the file."""
 
     async def now(self) -> int:
         """Return this machine's clock, in milliseconds since the epoch."""

@@ -34,7 +34,7 @@ from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.rules import calls
 from quintain_metadata.rules.call_repository import CallRow
 from quintain_metadata.rules.calls import DeferReason, Deferred
-from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES
+from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES, CallState
 from quintain_metadata.rules.waiting import CallKey, read_capacity, read_ready
 from quintain_metadata.service.waiting_admits import SendAnswer, WaitingAdmit, WaitingAdmits
 
@@ -106,8 +106,11 @@ class AdmissionQueue:
         for attempt_id in ended_attempts:
             self._waiting.remove(attempt_id)
         await self.retry_calls({(call.session_id, call.request_id) for call in settled_calls})
-        for target in {call.target for call in settled_calls}:
+        targets = {call.target for call in settled_calls if call.state is CallState.RUNNING}
+        for target in targets:
             await self.fill(target)
+        # What is awaited here still has no capacity left for others.
+        self._ledger.announce_capacity(target for target in targets if not self._waiting.is_awaited(target))
 
     async def retry_waiting(self) -> None:
         """Decide the waiting admits that no longer need to wait; called at every sweep."""

@@ -109,6 +109,7 @@ class MetadataService:
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
         self._sweep_task: asyncio.Task[None] | None = None
+        self._fill_tasks: set[asyncio.Task[object]] = set()
         self._gauges_read_at = -math.inf
 
     async def start(self) -> None:
@@ -130,6 +131,7 @@ class MetadataService:
         for queue, handler in handlers.items():
             self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=prefetches.get(queue, PREFETCH))
         self._heartbeats.start_probes()
+        self._ledger.listen_for_capacity(self._on_capacity)
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
@@ -143,6 +145,7 @@ class MetadataService:
         if self._sweep_task is not None:
             self._sweep_task.cancel()
             await asyncio.gather(self._sweep_task, return_exceptions=True)
+        await asyncio.gather(*self._fill_tasks)
 
     def card(self) -> ServiceCard:
         """Return the card that the service announces to discovery; waiting admits count as in flight."""
@@ -225,6 +228,13 @@ class MetadataService:
             if items:
                 await asyncio.sleep(self._timings.sweep_seconds)
         return settled_calls
+
+    def _on_capacity(self, target: str) -> None:
+        """Fill a target's capacity that another service announced."""
+        work = result_or_fault(self._admission_queue.fill(target), f"filling target {target!r}")
+        task = asyncio.get_running_loop().create_task(work, name=f"fill-{target}")
+        self._fill_tasks.add(task)
+        task.add_done_callback(self._fill_tasks.discard)
 
     async def _sweep_periodically(self) -> None:
         while True:
