@@ -33,7 +33,7 @@ class LeaseGuard:
         self._ledger = ledger
         self._lease_ms, self._gap_ms = timings.lease_ms, int(timings.gap_seconds * 1000)
         self._read_until = 0
-        self._has_missed = False
+        self._has_missed = self._was_late = False
 
     def start(self, now: int) -> None:
         """Let no lease lapse for the duration of one lease: heartbeats may have been lost before the start."""
@@ -47,10 +47,14 @@ class LeaseGuard:
 
     def on_probe(self, sent_at: int, now: int) -> None:
         """Note that every heartbeat that was sent before this probe was read."""
-        if now - self._read_until > self._gap_ms or self._has_missed:
-            log.warning("Heartbeats were read late: no lease lapses for %.0f s", self._lease_ms / 1000)
+        is_late = now - self._read_until > self._gap_ms or self._has_missed
+        if is_late and not self._was_late:
+            log.warning(
+                "Heartbeats are read late: no lease lapses for %.0f s after the last such one", self._lease_ms / 1000
+            )
+        if is_late:
             self._suspend(now)
-        self._has_missed = False
+        self._was_late, self._has_missed = is_late, False
         self._read_until = max(self._read_until, min(sent_at, now))
         self._ledger.lapse_leases_until(self._read_until)
 

@@ -11,10 +11,12 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import BrokerUnavailable
+from quintain_metadata.ledger.base import execute
 from quintain_metadata.ledger.sqlite import SqliteLedger
+from quintain_metadata.rules import calls
 from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES
 from quintain_metadata.service.admission import AdmissionQueue
-from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver
+from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
 from support.quick import timings
 
 
@@ -392,3 +394,109 @@ async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more
     one_more = admit_request(session, "r1")
     await worker.admit(one_more)
     assert {worker.answer_to(ask) for ask in (*duplicates, one_more)} == {"held"}
+
+
+async def test_take_overs_come_before_new_calls_that_have_waited_longer(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=2)
+    dead, living = Worker(admission_queue, "w1"), Worker(admission_queue, "w2")
+    orphan, running, new, heir = (admit_request(session, name) for name in ("r1", "r2", "r3", "r1"))
+    await dead.admit(orphan)
+    await living.admit(running, new, heir)
+    await ledger_driver.register("a", incarnation="w2", limit=1)  # a lapse alone frees nothing
+    await ledger_driver.expire_lease("w1")
+    await admission_queue.retry_waiting()
+    assert (living.answer_to(new), living.answer_to(heir)) == ("held", "held")
+    await settle_and_notify(admission_queue, ledger_driver, session, running)
+    assert (living.answer_to(new), living.answer_to(heir)) == ("held", "granted")
+
+
+async def test_a_new_call_waits_behind_others_though_there_is_room(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    running, first, second = (admit_request(session, name) for name in ("r1", "r2", "r3"))
+    await worker.admit(running, first)
+    await ledger_driver.settle(session, running)
+    await worker.admit(second)
+    assert (worker.answer_to(first), worker.answer_to(second)) == ("granted", "held")
+
+
+async def test_a_repeat_of_an_admit_that_waits_is_answered_from_memory(
+    admission_queue: AdmissionQueue,
+    ledger_driver: LedgerDriver,
+    session: SessionOpened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(admission_queue)
+    holder, waiting = admit_request(session, "r1"), admit_request(session, "r1")
+    await worker.admit(holder, waiting)
+    worker.deferred.clear()
+    monkeypatch.setattr(ledger_driver.ledger, "_closed", True)  # whoever asks it is refused
+    await worker.admit(waiting)
+    assert worker.answer_to(waiting) == "held"
+
+
+async def test_a_settle_asks_nothing_about_admits_that_wait_for_something_else(
+    admission_queue: AdmissionQueue,
+    ledger_driver: LedgerDriver,
+    session: SessionOpened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    await worker.admit(admit_request(session, "r1"), admit_request(session, "r1"), admit_request(session, "r2"))
+    other = admit_request(session, "r3", target="b")
+    await worker.admit(other)
+    settle = settle_request(session, other)
+    call, _ = await ledger_driver.ledger.transact(lambda moment: calls.settle(moment, settle))
+    assert call is not None
+    monkeypatch.setattr(ledger_driver.ledger, "_closed", True)
+    await admission_queue.on_settled([call])
+    assert admission_queue.waiting_count == 2
+
+
+async def test_an_admit_of_a_session_that_was_closed_is_refused_at_the_next_sweep(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    child = await ledger_driver.open_session(parent=session, max_calls=1)
+    running, waiting, of_child = admit_request(session, "r1"), admit_request(session, "r2"), admit_request(child, "r3")
+    await worker.admit(running, waiting, of_child)
+    await ledger_driver.amend_session(session, state="closed")
+    await admission_queue.retry_waiting()
+    assert (worker.answer_to(waiting), worker.answer_to(of_child)) == ("unauthorized", "unauthorized")
+
+
+async def test_a_sweep_renews_the_joins_so_that_their_calls_are_not_cancelled(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    worker = Worker(admission_queue)
+    await worker.admit(admit_request(session, "r1"), admit_request(session, "r1"))
+    await ledger_driver.ledger.transact(lambda _: execute("UPDATE call SET joined_until = 0"))
+    await admission_queue.retry_waiting()
+    assert (await ledger_driver.cancel(session, "r1")).cancelled_count == 0
+
+
+async def test_an_attempt_whose_worker_waits_no_longer_is_forgotten(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    waiting = admit_request(session, "r2")
+    await worker.admit(admit_request(session, "r1"), waiting)
+    await admission_queue.on_settled([], [waiting.attempt_id])
+    assert admission_queue.waiting_count == 0
+
+
+async def settle_and_notify(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened, admit: Admit
+) -> None:
+    """Settle a call with a result, as the service does it."""
+    settle = settle_request(session, admit)
+    call, _ = await ledger_driver.ledger.transact(lambda moment: calls.settle(moment, settle))
+    assert call is not None
+    await admission_queue.on_settled([call])
