@@ -129,7 +129,9 @@ class MetadataService:
         }
         prefetches = {UNROUTED_QUEUE: routing.PREFETCH, HEARTBEAT_QUEUE: HEARTBEAT_PREFETCH}
         for queue, handler in handlers.items():
-            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=prefetches.get(queue, PREFETCH))
+            self._consumers[queue.name] = await self._bus.consume(
+                queue, handler, prefetch=prefetches.get(queue, PREFETCH)
+            )
         self._heartbeats.start_probes()
         self._ledger.listen_for_capacity(self._on_capacity)
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
