@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from quintain import logs
+from quintain.clock import Clock
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch
 from quintain.contracts.token import public_id
@@ -52,6 +53,7 @@ class AdmissionQueue:
     ) -> None:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
         self._waiting = WaitingAdmits()
+        self._clock = Clock()
         self._targets_to_fill: set[str] = set()
         #: Whether the ledger took the last operation of this queue.
         self._is_ledger_available = True
@@ -69,8 +71,9 @@ class AdmissionQueue:
         """
         self._metrics.observe_batch("admit", len(batch.items))
         now = asyncio.get_running_loop().time()
-        renewed_ids = [admit.attempt_id for admit in batch.items if self._renew(admit, send_answer, now)]
-        admits = [admit for admit in batch.items if self._waiting.get(admit.attempt_id) is None]
+        is_renewed = [self._renew(admit, send_answer, now) for admit in batch.items]
+        renewed_ids = [admit.attempt_id for admit, renewed in zip(batch.items, is_renewed, strict=True) if renewed]
+        admits = [admit for admit, renewed in zip(batch.items, is_renewed, strict=True) if not renewed]
         awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
         decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets)
         answers: list[Admission] = []
@@ -92,11 +95,15 @@ class AdmissionQueue:
             await self.fill(target)
 
     def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:
-        """Note that the worker still waits for this admit, and where; returns whether it waits here."""
+        """Note that the worker still waits for this admit, and where; returns whether it goes on waiting here.
+
+        An admit that is repeated after its deadline is decided: only the ledger knows that it was never admitted.
+        """
         waiting = self._waiting.get(admit.attempt_id)
-        if waiting is not None:
-            self._waiting.put(dataclasses.replace(waiting, send_answer=send_answer, last_requested_at=now))
-        return waiting is not None
+        if waiting is None or waiting.deferred.deadline <= self._clock.now_ms():
+            return False
+        self._waiting.put(dataclasses.replace(waiting, send_answer=send_answer, last_requested_at=now))
+        return True
 
     async def on_settled(self, settled_calls: Collection[CallRow], ended_attempts: Iterable[str] = ()) -> None:
         """Decide the admits that join these calls, and fill the capacity of their targets.
@@ -121,6 +128,7 @@ class AdmissionQueue:
         ready = await self._read(partial(read_ready, waited_for=self._waiting.waited_for()))
         if ready is None:
             return
+        self._clock.synchronize(ready.now)
         await self._retry(self._waiting.ready(ready))
         for target in self._waiting.targets():
             await self.fill(target)

@@ -224,6 +224,24 @@ async def test_what_waits_is_refused_when_its_deadline_passes(
     assert (await ledger_driver.info(session)).call_count == 1
 
 
+async def test_what_is_repeated_after_its_deadline_is_decided_at_once(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    await worker.admit(admit_request(session, "r1"))
+    late = admit_request(session, "r2", deadline=await ledger_driver.ledger.now() + 50)
+    await worker.admit(late)
+    assert worker.answer_to(late) == "held"
+    await asyncio.sleep(0.1)
+    await worker.admit(late)  # no sweep has looked at it
+    assert worker.answer_to(late) == "expired"
+    fault = worker.admissions[late.attempt_id].fault
+    assert fault is not None
+    assert not fault.charged
+    assert not admission_queue.waiting_count
+
+
 async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(
     ledger_driver: LedgerDriver, session: SessionOpened
 ) -> None:
