@@ -139,7 +139,7 @@ _COUNT_ENDED = (
 
 #: Statements of a migration on SQLite only, by its number.
 SQLITE_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
-    7: (
+    8: (
         f"""CREATE TRIGGER call_started AFTER INSERT ON call WHEN new.state = 'running' BEGIN
             INSERT INTO running_calls VALUES (new.target, new.incarnation, 1) {_COUNT_STARTED};
         END""",
@@ -158,7 +158,7 @@ SQLITE_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
 POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
     # The row of a busy session is updated with every call. Free space on its page keeps the row versions there (HOT).
     1: ("ALTER TABLE session SET (fillfactor = 50)",),
-    7: (
+    8: (
         "ALTER TABLE running_calls SET (fillfactor = 10)",
         f"""CREATE FUNCTION count_running_calls() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
