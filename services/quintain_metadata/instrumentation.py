@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from quintain.errors import BudgetUnavailable
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -59,6 +59,18 @@ class InstrumentedLedger:
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._ledger.suspend_lease_expiry_until(timestamp_ms)
+
+    def lapse_leases_until(self, timestamp_ms: int) -> None:
+        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
+        self._ledger.lapse_leases_until(timestamp_ms)
+
+    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
+        """Listen for free capacity (`Ledger.listen_for_capacity`)."""
+        self._ledger.listen_for_capacity(callback)
+
+    def announce_capacity(self, targets: Iterable[str]) -> None:
+        """Announce free capacity (`Ledger.announce_capacity`)."""
+        self._ledger.announce_capacity(targets)
 
     async def now(self) -> int:
         """Return the store's clock (`Ledger.now`)."""

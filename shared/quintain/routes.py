@@ -14,7 +14,7 @@ from quintain.contracts import admin, discovery, ledger, remote_target
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
-from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, Exchange
+from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, PROBE, Exchange
 from quintain.topology import INVOKE as INVOKE_EXCHANGE
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -58,6 +58,8 @@ DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discover
 REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed)
 HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed)
 ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitReply)
+#: Published by a metadata service, read by any: it has no reply.
+HEARTBEAT_PROBE = Route("heartbeat_probe", PROBE, "probe", ledger.HeartbeatProbe, Message)
 SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
 
 LEASE = Route("lease", HOST, "lease", remote_target.OpenLease, remote_target.LeaseOpened)
@@ -99,6 +101,6 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,
     *(INFO, OPEN, AMEND, CLOSE, RESERVE, RELEASE, CANCEL, LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN),
     DISCOVER,
-    *(REGISTER, HEARTBEAT, ADMIT, SETTLE),
+    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE),
     *(LEASE, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW),
 )

@@ -95,6 +95,8 @@ UNROUTED = Exchange("quintain.unrouted", "fanout")
 INVOKE = Exchange("quintain.invoke", "topic", alternate=UNROUTED.name)
 METADATA = Exchange("quintain.metadata", "direct")
 LEDGER = Exchange("quintain.ledger", "direct")
+#: Only the metadata service writes to it: a probe says until when heartbeats were read.
+PROBE = Exchange("quintain.probe", "direct")
 REPLY = Exchange("quintain.reply", "direct")
 CANCEL = Exchange("quintain.cancel", "fanout")
 HOST = Exchange("quintain.host", "direct")
@@ -107,6 +109,7 @@ POISON_LOCK = Exchange("quintain.poison.turn", "fanout")
 UNROUTED_QUEUE = Queue("quintain.metadata.unrouted", "quorum")
 METADATA_QUEUE = Queue("quintain.metadata", "quorum")
 ADMIT_QUEUE = Queue("quintain.ledger.admit", "quorum")
+HEARTBEAT_QUEUE = Queue("quintain.ledger.heartbeat", "quorum")
 SETTLE_QUEUE = Queue("quintain.ledger.settle", "quorum")
 DEAD_QUEUE = Queue("quintain.metadata.dead", "quorum")
 POISON_QUEUE = Queue("quintain.poison", "quorum")
@@ -178,14 +181,16 @@ OPERATION_KEYS = (
 
 #: The topology that the metadata service needs.
 METADATA_TOPOLOGY = Topology(
-    (UNROUTED, INVOKE, METADATA, LEDGER, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY),
-    (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
+    (UNROUTED, INVOKE, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY),
+    (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, HEARTBEAT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
     (
         Binding(UNROUTED, UNROUTED_QUEUE),
         Binding(DEAD, DEAD_QUEUE),
         Binding(POISON, POISON_QUEUE),
         *(Binding(METADATA, METADATA_QUEUE, key) for key in OPERATION_KEYS),
-        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "heartbeat", "admit")),
+        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "admit")),
+        Binding(LEDGER, HEARTBEAT_QUEUE, "heartbeat"),
+        Binding(PROBE, HEARTBEAT_QUEUE, "probe"),
         Binding(LEDGER, SETTLE_QUEUE, "settle"),
     ),
 )

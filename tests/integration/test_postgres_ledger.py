@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ import asyncpg
 import pytest
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.ledger import AttemptOutcome
+from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome, Register, TargetCard
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger import postgres
@@ -22,9 +23,13 @@ from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.ledger.migrations import SCHEMA_VERSION
 from quintain_metadata.ledger.postgres import MAX_TRIES, number_placeholders
 from quintain_metadata.ledger.url import redacted_url
-from quintain_metadata.rules import targets
+from quintain_metadata.rules import calls, leases, targets
 from quintain_metadata.rules.calls import Deferred
+from quintain_metadata.rules.lifecycle import CallState
+from quintain_metadata.service.admission import AdmissionQueue
+from support.ledger_driver import admit_request, settle_request
 from support.ledger_operations import (
+    WORKER,
     admit,
     assert_ledger_consistent,
     info,
@@ -251,6 +256,35 @@ def test_only_parameters_are_numbered() -> None:
 async def test_every_commit_is_on_the_disk_before_it_is_answered(ledger: Ledger) -> None:
     assert await ledger.transact(lambda _: fetch_one("SHOW synchronous_commit")) == ("on",)
     assert await ledger.transact(lambda _: fetch_one("SHOW transaction_isolation")) == ("read committed",)
+
+
+async def test_what_one_service_frees_another_grants_without_a_sweep(services: list[Ledger]) -> None:
+    card = TargetCard(name="a", provider="mock", max_concurrency=1)
+    registration = Register(worker_id=WORKER, incarnation=WORKER, targets=[card])
+    await services[0].transact(lambda moment: leases.register_worker(moment.now, registration))
+    session = await open_session(services[0], 10)
+    here, there = AdmissionQueue(services[0]), AdmissionQueue(services[1])
+    granted: asyncio.Queue[str] = asyncio.Queue()
+    fills = set[asyncio.Task[None]]()
+    services[1].listen_for_capacity(lambda target: fills.add(asyncio.ensure_future(there.fill(target))))
+
+    async def reply(items: list[Admission], _: list[str]) -> None:
+        for item in items:
+            assert item.fault is None
+            granted.put_nowait(item.attempt_id)
+
+    first, second = admit_request(session, "r1"), admit_request(session, "r2")
+    await here.admit(AdmitBatch(incarnation=WORKER, items=[first]), reply)
+    await there.admit(AdmitBatch(incarnation=WORKER, items=[second]), reply)
+    assert (granted.get_nowait(), granted.empty()) == (first.attempt_id, True)
+    async with asyncio.timeout(10):
+        while granted.empty():  # until it listens
+            call, _ = await services[0].transact(lambda moment: calls.settle(moment, settle_request(session, first)))
+            assert call is not None
+            await here.on_settled([dataclasses.replace(call, state=CallState.RUNNING)])
+            await asyncio.sleep(0.05)
+    assert granted.get_nowait() == second.attempt_id
+    await asyncio.gather(*fills)
 
 
 # Starting: several at once, an older release, a database that is not ours to change.

@@ -30,6 +30,7 @@ from quintain.rpc.server import send_reply
 from quintain.topology import (
     ADMIT_QUEUE,
     CANCEL,
+    HEARTBEAT_QUEUE,
     INVOKE,
     LEDGER,
     METADATA_TOPOLOGY,
@@ -80,7 +81,8 @@ class FakeLedgerService:
     async def start(self) -> None:
         """Declare the protocol's queues and hear what comes."""
         await self.bus.declare(METADATA_TOPOLOGY)
-        await self.bus.consume(ADMIT_QUEUE, self._on_ledger, prefetch=100)
+        for queue in (ADMIT_QUEUE, HEARTBEAT_QUEUE):
+            await self.bus.consume(queue, self._on_ledger, prefetch=100)
         await self.bus.consume(SETTLE_QUEUE, self._on_settle, prefetch=100)
 
     async def answer_last_admit(self, *items: Admission) -> None:

@@ -13,8 +13,7 @@ import apsw
 
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
-from quintain_metadata.ledger.migrations import MIGRATIONS
-from quintain_metadata.ledger.postgres import POSTGRES_STATEMENTS
+from quintain_metadata.ledger.migrations import MIGRATIONS, POSTGRES_STATEMENTS
 from support.servers.postgres_sql import run_sql
 
 #: Behind every lease and every deadline that is written here: an hour from now.

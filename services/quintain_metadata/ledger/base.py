@@ -17,16 +17,20 @@ class Moment:
     """The time of one operation, in milliseconds since the epoch on the store's clock.
 
     No lease lapses before ``lease_expiry_suspended_until``: after a stall of this service, workers had no chance to
-    renew.
+    renew. Nor does one that ends after ``leases_lapse_until``: heartbeats of that time may still be unread. None is no
+    such limit.
     """
 
     now: int
     lease_expiry_suspended_until: int = 0
+    leases_lapse_until: int | None = None
 
     @property
     def lease_expiry_cutoff(self) -> int:
         """Leases that end at or before this time have lapsed."""
-        return self.now if self.lease_expiry_suspended_until <= self.now else 0
+        if self.lease_expiry_suspended_until > self.now:
+            return 0
+        return self.now if self.leases_lapse_until is None else min(self.now, self.leases_lapse_until)
 
 
 SqlValue = str | int | bytes | None
@@ -118,6 +122,18 @@ class Ledger(Protocol):
 
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
         """Treat no lease as lapsed before this time, in milliseconds on the store's clock."""
+
+    def lapse_leases_until(self, timestamp_ms: int) -> None:
+        """Treat no lease as lapsed that ends after this time, in milliseconds on the store's clock."""
+
+    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` with a target's name when another service on the store announces that it has capacity."""
+
+    def announce_capacity(self, targets: Iterable[str]) -> None:
+        """Announce to the other services on the store, soon, that these targets have free capacity.
+
+        An announcement may be lost.
+        """
 
     async def now(self) -> int:
         """Return the store's clock, in milliseconds since the epoch."""

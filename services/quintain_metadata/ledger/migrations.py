@@ -118,6 +118,65 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (incarnation, target)
         )""",
     ),
+    (
+        # The number of running calls of each target at each worker. Triggers maintain it, because services of an older
+        # release may still write to the same database.
+        """CREATE TABLE running_calls (
+            target text NOT NULL,
+            incarnation text NOT NULL,
+            running bigint NOT NULL,
+            PRIMARY KEY (target, incarnation)
+        )""",
+        """INSERT INTO running_calls (target, incarnation, running)
+            SELECT target, incarnation, count(*) FROM call WHERE state = 'running' GROUP BY target, incarnation""",
+    ),
 )
+
+_COUNT_STARTED = "ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + 1"
+_COUNT_ENDED = (
+    "UPDATE running_calls SET running = running - 1 WHERE target = old.target AND incarnation = old.incarnation"
+)
+
+#: Statements of a migration on SQLite only, by its number.
+SQLITE_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
+    8: (
+        f"""CREATE TRIGGER call_started AFTER INSERT ON call WHEN new.state = 'running' BEGIN
+            INSERT INTO running_calls VALUES (new.target, new.incarnation, 1) {_COUNT_STARTED};
+        END""",
+        f"""CREATE TRIGGER call_changed AFTER UPDATE OF state, target, incarnation ON call
+            WHEN (old.state = 'running' OR new.state = 'running') AND
+                (old.state <> new.state OR old.target <> new.target OR old.incarnation IS NOT new.incarnation)
+        BEGIN
+            {_COUNT_ENDED} AND old.state = 'running';
+            INSERT INTO running_calls SELECT new.target, new.incarnation, 1 WHERE new.state = 'running'
+                {_COUNT_STARTED};
+        END""",
+    ),
+}
+
+#: Statements of a migration on PostgreSQL only, by its number.
+POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
+    # The row of a busy session is updated with every call. Free space on its page keeps the row versions there (HOT).
+    1: ("ALTER TABLE session SET (fillfactor = 50)",),
+    8: (
+        "ALTER TABLE running_calls SET (fillfactor = 10)",
+        f"""CREATE FUNCTION count_running_calls() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF TG_OP = 'UPDATE' THEN
+                {_COUNT_ENDED} AND old.state = 'running';
+            END IF;
+            IF new.state = 'running' THEN
+                INSERT INTO running_calls VALUES (new.target, new.incarnation, 1) {_COUNT_STARTED};
+            END IF;
+            RETURN NULL;
+        END $$""",
+        """CREATE TRIGGER call_started AFTER INSERT ON call FOR EACH ROW WHEN (new.state = 'running')
+            EXECUTE FUNCTION count_running_calls()""",
+        """CREATE TRIGGER call_changed AFTER UPDATE ON call FOR EACH ROW
+            WHEN ((old.state = 'running' OR new.state = 'running') AND
+                (old.state, old.target, old.incarnation) IS DISTINCT FROM (new.state, new.target, new.incarnation))
+            EXECUTE FUNCTION count_running_calls()""",
+    ),
+}
 
 SCHEMA_VERSION: Final = len(MIGRATIONS)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import asyncpg
@@ -20,18 +20,13 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 
 from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement
-from quintain_metadata.ledger.migrations import MIGRATIONS
+from quintain_metadata.ledger.migrations import MIGRATIONS, POSTGRES_STATEMENTS
 from quintain_metadata.ledger.postgres_errors import is_retryable, problem_of, translate_error, translate_startup_error
+from quintain_metadata.ledger.postgres_notifications import CapacityNotifications
 from quintain_metadata.ledger.url import redacted_url
 
 #: Operations lock keys of a prefix and a separator; this key cannot collide with one of them.
 MIGRATION_LOCK_SQL: Final = "SELECT pg_advisory_xact_lock(hashtextextended('quintain ledger migrations', 0))"
-
-#: Statements that a migration needs on PostgreSQL only, by its number. They never change the meaning of the schema.
-POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
-    # The row of a busy session is updated with every call. Free space on its page keeps the row versions there (HOT).
-    1: ("ALTER TABLE session SET (fillfactor = 50)",),
-}
 
 
 async def migrate(
@@ -101,9 +96,16 @@ class PostgresLedger:
 
     kind = "postgresql"
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], location: str) -> None:
+    def __init__(
+        self,
+        pool: asyncpg.Pool[asyncpg.Record],
+        location: str,
+        connect: Callable[[], Awaitable[asyncpg.Connection[asyncpg.Record]]],
+    ) -> None:
         self._pool, self._location = pool, location
+        self._notifications = CapacityNotifications(connect, pool.execute)
         self._lease_expiry_suspended_until = 0
+        self._leases_lapse_until: int | None = None
         self._closed = False
 
     @classmethod
@@ -129,7 +131,8 @@ class PostgresLedger:
                 async with pool.acquire() as connection:
                     await migrate(connection, location)
                 on_failure.pop_all()
-        return cls(pool, location)
+        connect = functools.partial(asyncpg.connect, url, timeout=CONNECT_SECONDS, server_settings=SERVER_SETTINGS)
+        return cls(pool, location, connect)
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation in a transaction, retrying deadlocks (`Ledger.transact`)."""
@@ -156,6 +159,19 @@ class PostgresLedger:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._lease_expiry_suspended_until = timestamp_ms
 
+    def lapse_leases_until(self, timestamp_ms: int) -> None:
+        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
+        self._leases_lapse_until = timestamp_ms
+
+    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
+        """Listen for free capacity (`Ledger.listen_for_capacity`)."""
+        self._notifications.listen(callback)
+
+    def announce_capacity(self, targets: Iterable[str]) -> None:
+        """Announce free capacity (`Ledger.announce_capacity`)."""
+        if not self._closed:
+            self._notifications.announce(targets)
+
     async def now(self) -> int:
         """Return the server's clock (`Ledger.now`)."""
         with _translated_errors(translate_error, self._location):
@@ -167,6 +183,7 @@ class PostgresLedger:
         if self._closed:
             return
         self._closed = True
+        await self._notifications.close()
         await _close_pool(self._pool)
 
     async def _run_once(self, operation: Operation[Returned]) -> Returned:
@@ -179,7 +196,8 @@ class PostgresLedger:
 
     async def _run_in_transaction(self, connection: Connection, operation: Operation[Returned]) -> Returned:
         await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        moment = Moment(await connection.fetchval(_NOW_SQL), self._lease_expiry_suspended_until)
+        now = await connection.fetchval(_NOW_SQL)
+        moment = Moment(now, self._lease_expiry_suspended_until, self._leases_lapse_until)
         result = await _run_program(connection, operation(moment))
         # If the connection ends here, it is unknown whether the transaction was committed, and asking would not help:
         # the server may still be committing. The caller gets `BudgetUnavailable`, as for an operation that did not

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ import apsw
 
 from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
 from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement, unwrap
-from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION
+from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMENTS
 
 #: The largest group of operations in one commit: every caller in a group waits for all of it.
 MAX_GROUP_OPERATIONS = 128
@@ -146,6 +146,7 @@ class SqliteLedger:
     ) -> None:
         self._loop = loop
         self._lease_expiry_suspended_until = 0
+        self._leases_lapse_until: int | None = None
         self._closed = False
         self._lock_handle = _lock_file(path)
         try:
@@ -172,6 +173,16 @@ class SqliteLedger:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
         self._lease_expiry_suspended_until = timestamp_ms
 
+    def lapse_leases_until(self, timestamp_ms: int) -> None:
+        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
+        self._leases_lapse_until = timestamp_ms
+
+    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
+        """Do nothing: no other service uses the file."""
+
+    def announce_capacity(self, targets: Iterable[str]) -> None:
+        """Do nothing: no other service uses the file."""
+
     async def now(self) -> int:
         """Return this machine's clock, in milliseconds since the epoch."""
         return _now_ms()
@@ -191,7 +202,7 @@ class SqliteLedger:
 
     def _commit(self, group: list[WriteBatch]) -> list[list[Any]]:
         """Run a group in one transaction; returns the outcomes of each batch after the commit."""
-        moment = Moment(_now_ms(), self._lease_expiry_suspended_until)
+        moment = Moment(_now_ms(), self._lease_expiry_suspended_until, self._leases_lapse_until)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             outcomes = [[self._run_operation(operation, moment) for operation in batch.operations] for batch in group]
@@ -293,8 +304,8 @@ def _connect_and_migrate(path: str) -> apsw.Connection:
             "quintain, or use another QUINTAIN_LEDGER_URL"
         )
     with connection:
-        for statements in MIGRATIONS[current_version:]:
-            for statement in statements:
+        for number, statements in enumerate(MIGRATIONS[current_version:], start=current_version + 1):
+            for statement in (*statements, *SQLITE_STATEMENTS.get(number, ())):
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return connection

@@ -55,6 +55,14 @@ AUDIT_RULES = (
         f" WHERE call.state = '{CallState.RUNNING}' AND attempt.id IS NULL",
     ),
     AuditRule(
+        "the number of a target's running calls at a worker is that of its running calls there",
+        "SELECT coalesce(kept.target, counted.target), coalesce(kept.incarnation, counted.incarnation), kept.running,"
+        " counted.running FROM running_calls AS kept FULL JOIN (SELECT target, incarnation, count(*) AS running"
+        f" FROM call WHERE state = '{CallState.RUNNING}' GROUP BY target, incarnation) AS counted"
+        " ON kept.target = counted.target AND kept.incarnation = counted.incarnation"
+        " WHERE coalesce(kept.running, 0) <> coalesce(counted.running, 0)",
+    ),
+    AuditRule(
         "a call's attempt count equals the number of its attempts",
         "SELECT call.session_id, call.request_id, call.attempts, count(attempt.id) FROM call"
         " LEFT JOIN attempt ON attempt.session_id = call.session_id AND attempt.request_id = call.request_id"

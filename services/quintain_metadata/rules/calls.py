@@ -17,8 +17,8 @@ from quintain.errors import (
     ReplyExpired,
     RequestConflict,
 )
-from quintain_metadata.ledger.base import Moment, SqlProgram, acquire_lock, execute, fetch_one
-from quintain_metadata.rules import call_repository, reservations, session_repository, sessions
+from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.rules import call_repository, reservations, session_repository, sessions, targets
 from quintain_metadata.rules.call_repository import (
     CallRow,
     apply_transition,
@@ -63,6 +63,8 @@ class Deferred:
     target: str
     reason: DeferReason
     deadline: int
+    #: Whether it takes over a call that is charged already; it is granted before new calls.
+    is_takeover: bool = False
 
     @property
     def is_duplicate(self) -> bool:
@@ -74,34 +76,45 @@ class Deferred:
 DUPLICATE_WAIT_MS = 10_000
 
 
-def admit(moment: Moment, request: Admit, incarnation: str) -> SqlProgram[Admission | Deferred]:
+@dataclass(frozen=True, slots=True)
+class _Requester:
+    """Who asks for an attempt: the request, its worker and its session; ``after_others`` as `admit` says."""
+
+    request: Admit
+    incarnation: str
+    session: SessionRow
+    after_others: bool
+
+
+def admit(
+    moment: Moment, request: Admit, incarnation: str, *, after_others: bool = False
+) -> SqlProgram[Admission | Deferred]:
     """Decide whether an attempt may run: a grant, the stored answer, or `Deferred`.
+
+    ``after_others``: other admits wait for the target, so that a new call waits too; a take-over does not.
 
     Raises the `Fault` that refuses it. The checks are in the protocol's order: token, body, target, request id, the
     call's state, deadline, budget. A refusal releases the call's reservation.
     """
     session = yield from sessions.authenticate(moment.now, SessionToken.parse(request.token))
+    requester = _Requester(request, incarnation, session, after_others)
     call = yield from lock_call(session.id, request.request_id)
     if call is None or call.state is not CallState.RESERVED:
-        return (yield from _decide_admission(moment, request, incarnation, session, call))
+        return (yield from _decide_admission(moment, requester, call))
     try:
-        return (yield from _decide_admission(moment, request, incarnation, session, call))
+        return (yield from _decide_admission(moment, requester, call))
     except Fault as refusal:
         # Returned, not raised: an exception would roll back the release.
         yield from apply_transition(moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None)
         return Admission(attempt_id=request.attempt_id, fault=FaultReply.from_fault(refusal))
 
 
-def _decide_admission(
-    moment: Moment, request: Admit, incarnation: str, session: SessionRow, call: CallRow | None
-) -> SqlProgram[Admission | Deferred]:
+def _decide_admission(moment: Moment, requester: _Requester, call: CallRow | None) -> SqlProgram[Admission | Deferred]:
+    request, session = requester.request, requester.session
     _require_valid(request, session, call)
     if call is None:
-        return (
-            yield from _start_attempt(
-                moment, request, incarnation, session, None, transition(CallState.NONE, LifecycleEvent.ADMITTED)
-            )
-        )
+        change = transition(CallState.NONE, LifecycleEvent.ADMITTED)
+        return (yield from _start_attempt(moment, requester, None, change))
     is_alive = yield from is_holder_alive(moment, call)
     event = admit_event(
         call.state,
@@ -132,7 +145,7 @@ def _decide_admission(
             if is_alive
             else _deferred(moment, request, session, DeferReason.LEASE)
         )
-    return (yield from _start_attempt(moment, request, incarnation, session, call, change))
+    return (yield from _start_attempt(moment, requester, call, change))
 
 
 def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
@@ -162,9 +175,10 @@ def _deferred(moment: Moment, request: Admit, session: SessionRow, reason: Defer
 
 
 def _start_attempt(
-    moment: Moment, request: Admit, incarnation: str, session: SessionRow, call: CallRow | None, change: Transition
+    moment: Moment, requester: _Requester, call: CallRow | None, change: Transition
 ) -> SqlProgram[Admission | Deferred]:
     """Start an attempt: the only place where a call becomes running."""
+    request, incarnation, session = requester.request, requester.incarnation, requester.session
     is_running = call is not None and call.state is CallState.RUNNING
     if not is_running:
         # A takeover is not a new call: it was charged already, and a pause of the session does not end it.
@@ -176,9 +190,9 @@ def _start_attempt(
         raise Cancelled("Its worker gave up this attempt before it was granted")
     if not (yield from is_lease_valid(moment, incarnation)):
         return _deferred(moment, request, session, DeferReason.LEASE)
-    yield from acquire_lock("target", request.target)
-    if (yield from _is_target_blocked(moment, request.target)):
-        return _deferred(moment, request, session, DeferReason.TARGET)
+    if (requester.after_others and not is_running) or (yield from targets.lock_and_check_full(moment, request.target)):
+        key = (session.id, request.request_id, request.target)
+        return Deferred(*key, DeferReason.TARGET, deadline, is_takeover=is_running)
     number = (0 if call is None else call.attempts) + change.attempts
     inserted = yield from execute(
         "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
@@ -201,7 +215,7 @@ def _start_attempt(
     )
     if not inserted:
         # The call was reserved after it was read: decide again by its new state.
-        return (yield from admit(moment, request, incarnation))
+        return (yield from admit(moment, request, incarnation, after_others=requester.after_others))
     # The call first, the session's counter last: all calls of a session wait for that row.
     call_count = (yield from session_repository.charge(session)) if change.used else session.used
     yield from execute(
@@ -314,16 +328,3 @@ def _settle_event(settlement: Settle, call: CallRow) -> SqlProgram[LifecycleEven
                 settlement.session_id, settlement.request_id, settlement.attempt_id
             )
             return refund_event(current=is_current, others_unproven=has_others)
-
-
-def _is_target_blocked(moment: Moment, target: str) -> SqlProgram[bool]:
-    """Whether the target is paused, or its running calls on workers with valid leases have reached its limit."""
-    row = yield from fetch_one(
-        "SELECT target.paused_until > ? OR target.max_concurrency <= (SELECT count(*) FROM call"
-        " WHERE call.target = target.name AND call.state = 'running'"
-        " AND incarnation IN (SELECT incarnation FROM worker WHERE lease_until > ?)) FROM target WHERE name = ?",
-        moment.now,
-        moment.lease_expiry_cutoff,
-        target,
-    )
-    return row is not None and bool(row[0])

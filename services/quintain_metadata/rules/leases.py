@@ -188,6 +188,9 @@ def sweep(moment: Moment) -> SqlProgram[int]:
     yield from execute("DELETE FROM reply WHERE expires_at <= ?", moment.now)
     yield from execute("DELETE FROM worker WHERE lease_until <= ?", moment.now - WORKER_RETENTION_MS)
     yield from delete_served_targets_of_forgotten_workers()
+    yield from execute(
+        "DELETE FROM running_calls WHERE running = 0 AND incarnation NOT IN (SELECT incarnation FROM worker)"
+    )
     return len(overdue)
 
 

@@ -15,7 +15,7 @@ from quintain.contracts.admin import (
 from quintain.contracts.discovery import RegisteredTarget, TargetList
 from quintain.contracts.strings import shorten
 from quintain.errors import UnknownTarget
-from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
+from quintain_metadata.ledger.base import Moment, SqlProgram, acquire_lock, execute, fetch_one
 from quintain_metadata.rules.served_targets import WorkerFingerprint, different_since, live_served_targets
 
 
@@ -88,6 +88,26 @@ def _workers_by_fingerprint(served: Iterable[WorkerFingerprint]) -> dict[str, li
         if one.fingerprint is not None:
             workers.setdefault(one.fingerprint, []).append(one.worker_id)
     return {fingerprint: sorted(ids) for fingerprint, ids in workers.items()}
+
+
+def free_capacity(moment: Moment, target: str) -> SqlProgram[int | None]:
+    """Return how many more calls of the target may run now: none while it is paused; None where it is not registered.
+
+    The calls of workers whose leases have lapsed are not counted. The counts are maintained by triggers on ``call``.
+    """
+    row = yield from fetch_one(
+        "SELECT CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
+        " FROM running_calls JOIN worker USING (incarnation)"
+        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END FROM target WHERE name = ?",
+        *(moment.now, moment.lease_expiry_cutoff, target),
+    )
+    return None if row is None else max(0, int(row[0]))
+
+
+def lock_and_check_full(moment: Moment, target: str) -> SqlProgram[bool]:
+    """Lock a target until the operation ends; returns whether no further call of it may run now."""
+    yield from acquire_lock("target", target)
+    return (yield from free_capacity(moment, target)) == 0
 
 
 def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:

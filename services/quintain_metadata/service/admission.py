@@ -1,11 +1,12 @@
 """Answers workers' admit requests, and queues those that must wait.
 
-An admit waits while another attempt runs its call, while its target is at its fleet-wide limit or paused, or
-while its worker has no valid lease. It is retried when a call of the target is settled, when its call is
-cancelled, and at every sweep, because leases lapse and pauses end without a message. A deadline that the request
-does not name starts at the first admit. Workers resend unanswered admits, so the queue may be lost with this
-process; an admit that is no longer resent is dropped. While the ledger is unavailable nothing is answered, and
-workers resend.
+An admit waits while another attempt runs its call, while its target is at its fleet-wide limit or paused, or while its
+worker has no valid lease. It is decided again only when what it waits for may have ended: when its call is settled or
+cancelled, when its target has free capacity (take-overs before new calls, then in order of arrival), and at a sweep
+that finds so, because leases lapse and pauses end without a message. A deadline that the request does not name starts
+at the first admit. Workers resend unanswered admits, so the queue may be lost with this process; an admit that is no
+longer resent is dropped, and one that waits already is answered from memory. While the ledger is unavailable nothing
+is answered, and workers resend. Decision 16 has the reasons.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Set
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from quintain import logs
+from quintain.clock import Clock
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch
 from quintain.contracts.token import public_id
@@ -29,33 +30,19 @@ from quintain.telemetry.semconv import ledger_admit_span
 from quintain.telemetry.spans import record_finished_span
 from quintain.telemetry.trace_context import valid_traceparent
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_metadata.ledger.base import Ledger
+from quintain_metadata.ledger.base import Ledger, Operation, Returned
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.rules import calls
+from quintain_metadata.rules.call_repository import CallRow
 from quintain_metadata.rules.calls import DeferReason, Deferred
-from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES
+from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES, CallState
+from quintain_metadata.rules.waiting import CallKey, read_capacity, read_ready
+from quintain_metadata.service.waiting_admits import SendAnswer, WaitingAdmit, WaitingAdmits
 
 log = logging.getLogger(__name__)
 
-#: Sends an answer to the worker that asked: the decided admissions, and the attempt ids that must wait.
-SendAnswer = Callable[[list[Admission], list[str]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _WaitingAdmit:
-    """An admit that waits for a decision."""
-
-    admit: Admit
-    incarnation: str
-    send_answer: SendAnswer
-    deferred: Deferred
-    #: When its worker last sent the admit, in the loop's seconds.
-    last_requested_at: float
-
-    @property
-    def call_key(self) -> tuple[str, str]:
-        """The key of the call it wants to run: session id and request id."""
-        return self.deferred.session_id, self.deferred.request_id
+#: How many waiting admits are decided at once: others of the same ledger wait for all of them.
+MAX_DECISIONS = 64
 
 
 class AdmissionQueue:
@@ -65,8 +52,12 @@ class AdmissionQueue:
         self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
     ) -> None:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
-        self._waiting: dict[str, _WaitingAdmit] = {}
-        self._retry_lock = asyncio.Lock()
+        self._waiting = WaitingAdmits()
+        self._clock = Clock()
+        self._targets_to_fill: set[str] = set()
+        #: Whether the ledger took the last operation of this queue.
+        self._is_ledger_available = True
+        self._fill_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def waiting_count(self) -> int:
@@ -79,112 +70,195 @@ class AdmissionQueue:
         ``send_answer`` is called now, and again for each waiting admit when it is decided.
         """
         self._metrics.observe_batch("admit", len(batch.items))
-        admits = [self._with_first_deadline(admit) for admit in batch.items]
-        decisions = await self._decide(admits, batch.incarnation)
+        now = asyncio.get_running_loop().time()
+        is_renewed = [self._renew(admit, send_answer, now) for admit in batch.items]
+        renewed_ids = [admit.attempt_id for admit, renewed in zip(batch.items, is_renewed, strict=True) if renewed]
+        admits = [admit for admit, renewed in zip(batch.items, is_renewed, strict=True) if not renewed]
+        awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
+        decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets)
         answers: list[Admission] = []
-        waiting_ids: list[str] = []
+        waiting_ids = renewed_ids if self._is_ledger_available else []
         for admit, decision in zip(admits, decisions, strict=True):
             if isinstance(decision, Deferred):
-                requested_at = asyncio.get_running_loop().time()
-                refusal = self._add_waiting(
-                    _WaitingAdmit(
-                        _with_deadline(admit, decision), batch.incarnation, send_answer, decision, requested_at
-                    )
+                waiting = WaitingAdmit(
+                    _with_deadline(admit, decision), batch.incarnation, send_answer, decision, last_requested_at=now
                 )
+                refusal = self._add_waiting(waiting)
                 answers += refusal
                 waiting_ids += [] if refusal else [admit.attempt_id]
             elif decision is not None:
-                self._waiting.pop(admit.attempt_id, None)
+                self._waiting.remove(admit.attempt_id)
                 answers.append(decision)
         await send_answer(answers, waiting_ids)
+        for target in awaited_targets:
+            # Its capacity may have become free while these were decided to wait behind others.
+            await self.fill(target)
 
-    def _with_first_deadline(self, admit: Admit) -> Admit:
-        """Return the admit with the deadline of its first arrival, if it names none itself."""
+    def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:
+        """Note that the worker still waits for this admit, and where; returns whether it goes on waiting here.
+
+        An admit that is repeated after its deadline is decided: only the ledger knows that it was never admitted.
+        """
         waiting = self._waiting.get(admit.attempt_id)
-        if admit.deadline is not None or waiting is None:
-            return admit
-        return admit.model_copy(update={"deadline": waiting.admit.deadline})
+        if waiting is None or waiting.deferred.deadline <= self._clock.now_ms():
+            return False
+        self._waiting.put(dataclasses.replace(waiting, send_answer=send_answer, last_requested_at=now))
+        return True
 
-    async def retry_waiting(self, target: str | None = None) -> None:
-        """Decide the waiting admits again, in order of arrival: all of them, or those of one target."""
-        async with self._retry_lock:
-            self._drop_expired()
-            is_target_blocked = False
-            for waiting in list(self._waiting.values()):
-                if target is not None and waiting.admit.target != target:
-                    continue
-                if is_target_blocked and waiting.deferred.reason is DeferReason.TARGET:
-                    continue  # the target still has no free slot: the decision would be the same
-                decision = await self._retry(waiting)
-                if decision is None:
-                    return
-                if target is not None and isinstance(decision, Deferred):
-                    is_target_blocked = is_target_blocked or decision.reason is DeferReason.TARGET
+    async def on_settled(self, settled_calls: Collection[CallRow], ended_attempts: Iterable[str] = ()) -> None:
+        """Decide the admits that join these calls, and fill the capacity of their targets.
 
-    async def retry_calls(self, call_keys: Set[tuple[str, str]]) -> None:
+        ``ended_attempts`` are attempts whose workers have stopped waiting for their grants.
+        """
+        for attempt_id in ended_attempts:
+            self._waiting.remove(attempt_id)
+        await self.retry_calls({(call.session_id, call.request_id) for call in settled_calls})
+        targets = {call.target for call in settled_calls if call.state is CallState.RUNNING}
+        for target in targets:
+            await self.fill(target)
+        # What is awaited here still has no capacity left for others.
+        self._ledger.announce_capacity(target for target in targets if not self._waiting.is_awaited(target))
+
+    async def retry_waiting(self) -> None:
+        """Decide the waiting admits that no longer need to wait; called at every sweep."""
+        for waiting in self._waiting.requested_before(self._oldest_request()):
+            self._waiting.remove(waiting.admit.attempt_id)
+        if not self._waiting:
+            return
+        ready = await self._read(partial(read_ready, waited_for=self._waiting.waited_for()))
+        if ready is None:
+            return
+        self._clock.synchronize(ready.now)
+        await self._retry(self._waiting.ready(ready))
+        for target in self._waiting.targets():
+            await self.fill(target)
+
+    async def retry_calls(self, call_keys: Iterable[CallKey]) -> None:
         """Decide again the waiting admits of these calls, given by session id and request id."""
-        async with self._retry_lock:
-            self._drop_expired()
-            for waiting in [candidate for candidate in self._waiting.values() if candidate.call_key in call_keys]:
-                await self._retry(waiting)
+        await self._retry(self._waiting.of_calls(call_keys))
 
-    async def _retry(self, waiting: _WaitingAdmit) -> Admission | Deferred | None:
-        (decision,) = await self._decide([waiting.admit], waiting.incarnation)
-        attempt_id = waiting.admit.attempt_id
-        if isinstance(decision, Admission):
-            await self._send_decision(waiting, decision)
-        elif decision is not None and self._waiting.get(attempt_id) is waiting:
-            self._waiting[attempt_id] = dataclasses.replace(waiting, deferred=decision)
-        return decision
+    async def fill(self, target: str) -> None:
+        """Grant the target's free capacity to the admits that wait for it."""
+        if not self._waiting.is_awaited(target):
+            return
+        self._targets_to_fill.add(target)
+        async with self._fill_locks[target]:
+            # Another task that had the lock may have done it already.
+            while target in self._targets_to_fill:
+                self._targets_to_fill.discard(target)
+                if await self._fill_once(target):
+                    self._targets_to_fill.add(target)
 
-    def _drop_expired(self) -> None:
-        expired_before = asyncio.get_running_loop().time() - self._timings.held_admit_seconds
-        for waiting in list(self._waiting.values()):
-            if waiting.last_requested_at < expired_before:
-                del self._waiting[waiting.admit.attempt_id]
+    async def _fill_once(self, target: str) -> bool:
+        """Decide the first admits that wait for this target; returns whether more of them may be granted."""
+        first = self._waiting.first_at(target, MAX_DECISIONS)
+        attempt_ids = [waiting.admit.attempt_id for waiting in first]
+        if not first:
+            return False
+        found = await self._read(partial(read_capacity, target=target, attempt_ids=attempt_ids))
+        if found is None:
+            return False
+        capacity, ended_ids = found
+        oldest_request = self._oldest_request()
+        chosen, is_any_removed = list[WaitingAdmit](), False
+        for waiting in first[:capacity]:
+            # Granted by another service, or its worker is gone. A lost grant is sent again when the admit is repeated.
+            if waiting.admit.attempt_id in ended_ids or waiting.last_requested_at < oldest_request:
+                self._waiting.remove(waiting.admit.attempt_id)
+                is_any_removed = True
+            else:
+                chosen.append(waiting)
+        decisions = await self._retry(chosen)
+        if any(decision is None or _is_blocked(decision) for decision in decisions):
+            return False
+        granted = sum(isinstance(decision, Admission) and decision.fault is None for decision in decisions)
+        return is_any_removed or (bool(decisions) and (capacity is None or granted < capacity))
 
-    async def _send_decision(self, waiting: _WaitingAdmit, decision: Admission) -> None:
-        self._waiting.pop(waiting.admit.attempt_id, None)
+    async def _read(self, operation: Operation[Returned]) -> Returned | None:
+        """Run an operation; None while the ledger is out of reach: the next sweep tries again."""
         try:
-            await waiting.send_answer([decision], [])
-        except (BusError, Fault) as error:
-            log.warning(
-                "An admission could not be sent; it is sent when the worker repeats its admit: %s", error.message
-            )
+            returned = await self._ledger.transact(operation)
+        except BudgetUnavailable:
+            self._is_ledger_available = False  # logged by the instrumented ledger
+            return None
+        self._is_ledger_available = True
+        return returned
 
-    def _add_waiting(self, waiting: _WaitingAdmit) -> list[Admission]:
-        duplicates = Counter(
-            other.call_key
-            for other in self._waiting.values()
-            if other.deferred.is_duplicate and other.admit.attempt_id != waiting.admit.attempt_id
-        )
-        if waiting.deferred.is_duplicate and duplicates[waiting.call_key] >= MAX_HELD_DUPLICATES:
-            # The call itself runs: it is not decided yet whether it stays charged.
-            refusal = Overloaded(
-                f"{MAX_HELD_DUPLICATES} duplicates of this call are waiting already",
-                retry_after_ms=1000,
-                charge_unknown=True,
-            )
-            return [_refusal(waiting.admit, refusal)]
-        self._waiting[waiting.admit.attempt_id] = waiting
+    def _oldest_request(self) -> float:
+        """Return the time before which an admit counts as no longer resent, in the loop's seconds."""
+        return asyncio.get_running_loop().time() - self._timings.held_admit_seconds
+
+    async def _retry(self, admits: Sequence[WaitingAdmit]) -> list[Admission | Deferred | None]:
+        """Decide waiting admits again, and answer those that are decided; returns the decisions."""
+        all_decisions = list[Admission | Deferred | None]()
+        for start in range(0, len(admits), MAX_DECISIONS):
+            page = admits[start : start + MAX_DECISIONS]
+            decisions = await self._decide([each.admit for each in page], [each.incarnation for each in page])
+            all_decisions += decisions
+            decided: dict[SendAnswer, list[Admission]] = {}
+            for waiting, decision in zip(page, decisions, strict=True):
+                current = self._waiting.get(waiting.admit.attempt_id)
+                if current is None:
+                    continue  # answered meanwhile
+                if isinstance(decision, Admission):
+                    self._waiting.remove(waiting.admit.attempt_id)
+                    decided.setdefault(current.send_answer, []).append(decision)
+                elif decision is not None:
+                    self._waiting.put(dataclasses.replace(current, deferred=decision))
+            await asyncio.gather(*(_send(send_answer, answers) for send_answer, answers in decided.items()))
+        return all_decisions
+
+    def _add_waiting(self, waiting: WaitingAdmit) -> list[Admission]:
+        if waiting.deferred.is_duplicate:
+            count = self._waiting.count_duplicates(waiting.call_key, but=waiting.admit.attempt_id)
+            if count >= MAX_HELD_DUPLICATES:
+                # The call itself runs: it is not decided yet whether it stays charged.
+                refusal = Overloaded(
+                    f"{MAX_HELD_DUPLICATES} duplicates of this call are waiting already",
+                    retry_after_ms=1000,
+                    charge_unknown=True,
+                )
+                return [_refusal(waiting.admit, refusal)]
+        self._waiting.put(waiting)
         return []
 
-    async def _decide(self, admits: list[Admit], incarnation: str) -> list[Admission | Deferred | None]:
+    async def _decide(
+        self, admits: Sequence[Admit], incarnations: Sequence[str], awaited_targets: Collection[str] = ()
+    ) -> list[Admission | Deferred | None]:
         """Return the ledger's decision on each admit; None while the ledger is out of reach.
 
-        A final decision is recorded as a span of the call's trace; a deferral is not, because it is decided many times.
+        A new call of one of the ``awaited_targets`` waits behind others. A final decision is recorded as a span of the
+        call's trace; a deferral is not, because it is decided many times.
         """
+        if not admits:
+            return []
         started_at = time.perf_counter()
         outcomes = await self._ledger.transact_each(
-            [partial(calls.admit, request=admit, incarnation=incarnation) for admit in admits]
+            [
+                partial(calls.admit, request=admit, incarnation=worker, after_others=admit.target in awaited_targets)
+                for admit, worker in zip(admits, incarnations, strict=True)
+            ]
         )
         seconds = time.perf_counter() - started_at
         decisions = [_decision_of(admit, outcome) for admit, outcome in zip(admits, outcomes, strict=True)]
+        self._is_ledger_available = None not in decisions
         for admit, decision in zip(admits, decisions, strict=True):
             if isinstance(decision, Admission):
                 self._metrics.count_admission(decision)
                 _record_span(admit, decision, seconds=seconds)
         return decisions
+
+
+async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:
+    try:
+        await send_answer(answers, [])
+    except (BusError, Fault) as error:
+        log.warning("An admission could not be sent; it is sent when the worker repeats its admit: %s", error.message)
+
+
+def _is_blocked(decision: Admission | Deferred) -> bool:
+    """Whether the decision is that the target has no capacity left."""
+    return isinstance(decision, Deferred) and decision.reason is DeferReason.TARGET
 
 
 def _decision_of(admit: Admit, outcome: Admission | Deferred | Exception) -> Admission | Deferred | None:

@@ -1,4 +1,4 @@
-"""The metadata service: composes its five queue consumers and the periodic sweep over one bus and one ledger."""
+"""The metadata service: composes its six queue consumers and the periodic sweep over one bus and one ledger."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.discovery import ServiceCard
-from quintain.contracts.ledger import Admission, AdmitBatch, AdmitReply, Heartbeat, Register, Settle, SettleBatch
+from quintain.contracts.ledger import (
+    Admission,
+    AdmitBatch,
+    AdmitReply,
+    AttemptOutcome,
+    Register,
+    Settle,
+    SettleBatch,
+)
 from quintain.contracts.message import Message
 from quintain.contracts.token import digest
 from quintain.discovery.announce import ServiceIdentity, announce
@@ -27,6 +36,7 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (
     ADMIT_QUEUE,
     DEAD_QUEUE,
+    HEARTBEAT_QUEUE,
     METADATA_QUEUE,
     METADATA_TOPOLOGY,
     SETTLE_QUEUE,
@@ -46,6 +56,7 @@ from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
 from quintain_metadata.service.dead_letters import DeadLetterConsumer
 from quintain_metadata.service.handlers import MetadataRequestHandler
+from quintain_metadata.service.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer
 from quintain_metadata.service.routing import Router
 
 log = logging.getLogger(__name__)
@@ -57,6 +68,21 @@ GAUGES_SECONDS = 10.0
 
 #: The service is not ready if a small query takes the ledger longer than this, in seconds.
 LEDGER_CHECK_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _AdmitReplySender:
+    """Sends admissions to the worker that asked. Two that have the same address are equal."""
+
+    address: tuple[str | None, str | None]
+    bus: Bus = field(compare=False)
+    ledger: Ledger = field(compare=False)
+    delivery: Delivery = field(compare=False)
+
+    async def __call__(self, items: list[Admission], waiting_ids: list[str]) -> None:
+        """Send the decided admissions, and the attempt ids that must wait."""
+        now = await self.ledger.now()
+        await send_reply(self.bus, self.delivery, AdmitReply(items=items, held=waiting_ids or None, now=now))
 
 
 class MetadataService:
@@ -78,16 +104,17 @@ class MetadataService:
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
         canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
         self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
+        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
         self._sweep_task: asyncio.Task[None] | None = None
-        self._last_active_at = 0.0
+        self._fill_tasks: set[asyncio.Task[object]] = set()
         self._gauges_read_at = -math.inf
 
     async def start(self) -> None:
         """Declare the topology and the queues of the registered targets, then start consuming and sweeping."""
-        await self._suspend_lease_expiry()
+        await self._heartbeats.start()
         self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
         await self._bus.declare(METADATA_TOPOLOGY)
         for target in await self._ledger.transact(lambda _: targets.target_names()):
@@ -98,10 +125,15 @@ class MetadataService:
             SETTLE_QUEUE: self._on_settle,
             UNROUTED_QUEUE: self._router,
             DEAD_QUEUE: DeadLetterConsumer(self._bus, self._ledger, self._timings),
+            HEARTBEAT_QUEUE: self._heartbeats,
         }
+        prefetches = {UNROUTED_QUEUE: routing.PREFETCH, HEARTBEAT_QUEUE: HEARTBEAT_PREFETCH}
         for queue, handler in handlers.items():
-            prefetch = routing.PREFETCH if queue is UNROUTED_QUEUE else PREFETCH
-            self._consumers[queue.name] = await self._bus.consume(queue, handler, prefetch=prefetch)
+            self._consumers[queue.name] = await self._bus.consume(
+                queue, handler, prefetch=prefetches.get(queue, PREFETCH)
+            )
+        self._heartbeats.start_probes()
+        self._ledger.listen_for_capacity(self._on_capacity)
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
@@ -111,9 +143,11 @@ class MetadataService:
         if self._router is not None:
             self._router.stop()
         await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
+        await self._heartbeats.stop()
         if self._sweep_task is not None:
             self._sweep_task.cancel()
             await asyncio.gather(self._sweep_task, return_exceptions=True)
+        await asyncio.gather(*self._fill_tasks)
 
     def card(self) -> ServiceCard:
         """Return the card that the service announces to discovery; waiting admits count as in flight."""
@@ -144,21 +178,15 @@ class MetadataService:
         await delivery.ack()
 
     async def _answer_ledger_request(self, delivery: Delivery) -> Message | None:
-        await self._suspend_lease_expiry_after_stall()
         if delivery.routing_key == ADMIT.key:
             batch = AdmitBatch.from_wire(delivery.body)
 
-            async def send_answer(items: list[Admission], waiting_ids: list[str]) -> None:
-                now = await self._ledger.now()
-                await send_reply(self._bus, delivery, AdmitReply(items=items, held=waiting_ids or None, now=now))
-
-            await self._admission_queue.admit(batch, send_answer)
+            sender = _AdmitReplySender((delivery.reply_to, delivery.correlation_id), self._bus, self._ledger, delivery)
+            await self._admission_queue.admit(batch, sender)
             return None
         if delivery.routing_key == HEARTBEAT.key:
-            heartbeat = Heartbeat.from_wire(delivery.body)
-            return await self._ledger.transact(
-                lambda moment: leases.renew_lease(moment.now, heartbeat, self._timings.lease_ms)
-            )
+            # A broker that was used by an older release still has its binding of heartbeats to this queue.
+            return await self._heartbeats.renew(delivery)
         assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys only"
         registration = Register.from_wire(delivery.body)
         for target in registration.targets:
@@ -179,8 +207,8 @@ class MetadataService:
             self._metrics.count_settle(item.outcome)
         settled_calls = await self._apply_settles(batch.items)
         await delivery.ack()
-        for target in {call.target for call in settled_calls}:
-            await self._admission_queue.retry_waiting(target)
+        ended_attempts = [item.attempt_id for item in batch.items if item.outcome is AttemptOutcome.NEVER_SENT]
+        await self._admission_queue.on_settled(settled_calls, ended_attempts)
 
     async def _apply_settles(self, items: list[Settle]) -> list[CallRow]:
         """Apply settles, retrying while the ledger is out of reach; returns the settled calls as they were before.
@@ -203,15 +231,19 @@ class MetadataService:
                 await asyncio.sleep(self._timings.sweep_seconds)
         return settled_calls
 
+    def _on_capacity(self, target: str) -> None:
+        """Fill a target's capacity that another service announced."""
+        work = result_or_fault(self._admission_queue.fill(target), f"filling target {target!r}")
+        task = asyncio.get_running_loop().create_task(work, name=f"fill-{target}")
+        self._fill_tasks.add(task)
+        task.add_done_callback(self._fill_tasks.discard)
+
     async def _sweep_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._timings.sweep_seconds)
             try:
-                await self._suspend_lease_expiry_after_stall()
                 await self._ledger.transact(leases.sweep)
                 await self._update_gauges()
-                # Workers could not renew while the ledger was out of reach: that time counts as a gap too.
-                self._last_active_at = asyncio.get_running_loop().time()
                 await self._admission_queue.retry_waiting()
             except BudgetUnavailable:
                 continue  # logged by the instrumented ledger
@@ -227,18 +259,6 @@ class MetadataService:
         if now - self._gauges_read_at >= GAUGES_SECONDS:
             self._gauges_read_at = now
             self._metrics.set_gauges(await self._ledger.transact(read_gauges))
-
-    async def _suspend_lease_expiry_after_stall(self) -> None:
-        """Suspend the expiry of leases after a stall of this process, in which workers could not renew.
-
-        Called before admits and before the sweep, because both act on lapsed leases.
-        """
-        if asyncio.get_running_loop().time() - self._last_active_at > self._timings.gap_seconds:
-            await self._suspend_lease_expiry()
-
-    async def _suspend_lease_expiry(self) -> None:
-        self._ledger.suspend_lease_expiry_until(await self._ledger.now() + self._timings.lease_ms)
-        self._last_active_at = asyncio.get_running_loop().time()
 
 
 def _settled_call(

@@ -96,6 +96,15 @@ class Heartbeat(Message):
     drain: DrainState | None = None
 
 
+class HeartbeatProbe(Message):
+    """Tells the metadata service that reads it that every heartbeat sent before ``sentAt`` was delivered.
+
+    ``sent_at`` is on the ledger's clock, in milliseconds since the epoch. Only metadata services publish it.
+    """
+
+    sent_at: Milliseconds
+
+
 class LeaseRenewed(Message):
     """The lease was renewed for another `Timings.lease_seconds`.
 

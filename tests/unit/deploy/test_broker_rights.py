@@ -19,6 +19,7 @@ from quintain.topology import (
     POISON_LOCK,
     POISON_LOCK_TOPOLOGY,
     POISON_TOPOLOGY,
+    PROBE,
     REPLY,
     RUN,
     Exchange,
@@ -61,8 +62,8 @@ FOUND = discovery_topology("some")
 NEEDS = {
     "metadata": Needs(
         METADATA_TOPOLOGY + TARGET + own(FOUND),
-        (REPLY, INVOKE, CANCEL, POISON),
-        ("quintain.metadata", "quintain.discovery."),
+        (REPLY, INVOKE, CANCEL, POISON, PROBE),
+        ("quintain.metadata", "quintain.ledger.", "quintain.discovery."),
     ),
     # It opens sessions for the agents it asks, under its callers'.
     "worker": Needs(
@@ -140,7 +141,8 @@ def test_nobody_has_the_default_exchange_or_what_is_not_ours(user: str) -> None:
 def test_the_ledgers_exchange_is_the_workers_alone() -> None:
     assert [user for user in NEEDS if allowed(user, "write", LEDGER.name)] == ["worker"]
     assert [user for user in NEEDS if allowed(user, "read", "quintain.ledger.admit")] == ["metadata"]
-    assert [user for user in NEEDS if allowed(user, "write", CANCEL.name)] == ["metadata"]
+    for exchange in (CANCEL, PROBE):
+        assert [user for user in NEEDS if allowed(user, "write", exchange.name)] == ["metadata"]
 
 
 def test_who_asks_reads_no_calls_and_no_answers_of_others() -> None:

@@ -11,10 +11,12 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import BrokerUnavailable
+from quintain_metadata.ledger.base import execute
 from quintain_metadata.ledger.sqlite import SqliteLedger
+from quintain_metadata.rules import calls
 from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES
 from quintain_metadata.service.admission import AdmissionQueue
-from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver
+from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
 from support.quick import timings
 
 
@@ -87,10 +89,10 @@ async def test_held_duplicates_are_answered_when_the_holder_settles(
     holder, one, two = admit_request(session, "r1"), admit_request(session, "r1"), admit_request(session, "r1")
     await worker.admit(holder, one)
     await other.admit(two)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(one), other.answer_to(two)) == ("held", "held")
     await ledger_driver.settle(session, holder)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(one), other.answer_to(two)) == ("replayed", "replayed")
     assert (await ledger_driver.info(session)).call_count == 1
 
@@ -102,7 +104,7 @@ async def test_one_held_duplicate_takes_over_a_refunded_call_and_the_others_wait
     holder, one, two = (admit_request(session, "r1") for _ in range(3))
     await worker.admit(holder, one, two)
     await ledger_driver.settle(session, holder, AttemptOutcome.REFUND)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(one), worker.answer_to(two)) == ("granted", "held")
     assert worker.admissions[one.attempt_id].attempt == 2
 
@@ -159,7 +161,7 @@ async def test_at_the_targets_limit_the_first_to_come_is_the_first_to_run(
     await worker.admit(third)
     for done, next_up, by in ((running, first, worker), (first, second, other), (second, third, worker)):
         await ledger_driver.settle(session, done)
-        await admission_queue.retry_waiting("a")
+        await admission_queue.retry_waiting()
         assert by.answer_to(next_up) == "granted"
     assert worker.order == [running.attempt_id, first.attempt_id, third.attempt_id]
 
@@ -173,7 +175,7 @@ async def test_a_slot_of_one_target_wakes_nobody_at_another(
     waits_a, waits_b = admit_request(session, "r3"), admit_request(session, "r4", target="b")
     await worker.admit(at_a, at_b, waits_a, waits_b)
     await ledger_driver.settle(session, at_b)
-    await admission_queue.retry_waiting("b")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(waits_a), worker.answer_to(waits_b)) == ("held", "granted")
 
 
@@ -186,10 +188,10 @@ async def test_a_repeated_admit_takes_the_place_of_its_waiter(
     await before.admit(running, first, second)
     await after.admit(first)
     await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (before.answer_to(first), after.answer_to(first)) == ("held", "granted")
     await ledger_driver.settle(session, first)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert before.answer_to(second) == "granted"
 
 
@@ -222,6 +224,24 @@ async def test_what_waits_is_refused_when_its_deadline_passes(
     assert (await ledger_driver.info(session)).call_count == 1
 
 
+async def test_what_is_repeated_after_its_deadline_is_decided_at_once(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    await worker.admit(admit_request(session, "r1"))
+    late = admit_request(session, "r2", deadline=await ledger_driver.ledger.now() + 50)
+    await worker.admit(late)
+    assert worker.answer_to(late) == "held"
+    await asyncio.sleep(0.1)
+    await worker.admit(late)  # no sweep has looked at it
+    assert worker.answer_to(late) == "expired"
+    fault = worker.admissions[late.attempt_id].fault
+    assert fault is not None
+    assert not fault.charged
+    assert not admission_queue.waiting_count
+
+
 async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(
     ledger_driver: LedgerDriver, session: SessionOpened
 ) -> None:
@@ -235,7 +255,7 @@ async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(
     await asyncio.sleep(0.21)
     await living.admit(waiting)  # a living worker repeats what it has no answer to
     await ledger_driver.settle(session, running)
-    await desk.retry_waiting("a")
+    await desk.retry_waiting()
     assert (dead.answer_to(left_behind), living.answer_to(waiting)) == ("held", "granted")
     assert (await ledger_driver.info(session)).call_count == 2
 
@@ -253,7 +273,7 @@ async def test_a_worker_that_cannot_be_told_keeps_nobody_else_from_hearing(
     await worker.admit(two)
     unreachable.unreachable = True
     await ledger_driver.settle(session, holder)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert worker.answer_to(two) == "replayed"
     assert "An admission could not be sent" in caplog.text
 
@@ -314,7 +334,7 @@ async def test_a_deadline_that_nobody_named_begins_when_the_call_is_first_heard(
         await asyncio.sleep(0.01)
     await worker.admit(waiting)  # it repeats what it has no answer to, and names no deadline this time either
     await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert worker.answer_to(waiting) == "granted"
     assert before + 100_000 <= worker.admissions[waiting.attempt_id].deadline <= after + 100_000
 
@@ -328,7 +348,7 @@ async def test_a_deadline_that_is_named_stays_as_it_is_named(
     running, waiting = admit_request(session, "r1"), admit_request(session, "r2", deadline=named)
     await worker.admit(running, waiting)
     await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert worker.admissions[waiting.attempt_id].deadline == named
 
 
@@ -342,7 +362,7 @@ async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(
     await stranger.admit(first)
     await worker.admit(second)
     await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (stranger.answer_to(first), worker.answer_to(second)) == ("held", "granted")
     await ledger_driver.settle(session, second)
     await ledger_driver.register("a", incarnation="stranger")
@@ -359,7 +379,7 @@ async def test_a_duplicate_is_answered_when_its_call_ends_though_the_target_is_p
     await ledger_driver.pause("a", 60_000)
     await worker.admit(fresh, duplicate)
     await ledger_driver.settle(session, holder)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     assert (worker.answer_to(fresh), worker.answer_to(duplicate)) == ("held", "replayed")
 
 
@@ -387,8 +407,114 @@ async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more
     await worker.admit(holder, *duplicates)
     await ledger_driver.settle(session, holder, AttemptOutcome.REFUND)
     await ledger_driver.pause("a", 60_000)
-    await admission_queue.retry_waiting("a")
+    await admission_queue.retry_waiting()
     await admission_queue.retry_waiting()
     one_more = admit_request(session, "r1")
     await worker.admit(one_more)
     assert {worker.answer_to(ask) for ask in (*duplicates, one_more)} == {"held"}
+
+
+async def test_take_overs_come_before_new_calls_that_have_waited_longer(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=2)
+    dead, living = Worker(admission_queue, "w1"), Worker(admission_queue, "w2")
+    orphan, running, new, heir = (admit_request(session, name) for name in ("r1", "r2", "r3", "r1"))
+    await dead.admit(orphan)
+    await living.admit(running, new, heir)
+    await ledger_driver.register("a", incarnation="w2", limit=1)  # a lapse alone frees nothing
+    await ledger_driver.expire_lease("w1")
+    await admission_queue.retry_waiting()
+    assert (living.answer_to(new), living.answer_to(heir)) == ("held", "held")
+    await settle_and_notify(admission_queue, ledger_driver, session, running)
+    assert (living.answer_to(new), living.answer_to(heir)) == ("held", "granted")
+
+
+async def test_a_new_call_waits_behind_others_though_there_is_room(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    running, first, second = (admit_request(session, name) for name in ("r1", "r2", "r3"))
+    await worker.admit(running, first)
+    await ledger_driver.settle(session, running)
+    await worker.admit(second)
+    assert (worker.answer_to(first), worker.answer_to(second)) == ("granted", "held")
+
+
+async def test_a_repeat_of_an_admit_that_waits_is_answered_from_memory(
+    admission_queue: AdmissionQueue,
+    ledger_driver: LedgerDriver,
+    session: SessionOpened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(admission_queue)
+    holder, waiting = admit_request(session, "r1"), admit_request(session, "r1")
+    await worker.admit(holder, waiting)
+    worker.deferred.clear()
+    monkeypatch.setattr(ledger_driver.ledger, "_closed", True)  # whoever asks it is refused
+    await worker.admit(waiting)
+    assert worker.answer_to(waiting) == "held"
+
+
+async def test_a_settle_asks_nothing_about_admits_that_wait_for_something_else(
+    admission_queue: AdmissionQueue,
+    ledger_driver: LedgerDriver,
+    session: SessionOpened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    await worker.admit(admit_request(session, "r1"), admit_request(session, "r1"), admit_request(session, "r2"))
+    other = admit_request(session, "r3", target="b")
+    await worker.admit(other)
+    settle = settle_request(session, other)
+    call, _ = await ledger_driver.ledger.transact(lambda moment: calls.settle(moment, settle))
+    assert call is not None
+    monkeypatch.setattr(ledger_driver.ledger, "_closed", True)
+    await admission_queue.on_settled([call])
+    assert admission_queue.waiting_count == 2
+
+
+async def test_an_admit_of_a_session_that_was_closed_is_refused_at_the_next_sweep(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    child = await ledger_driver.open_session(parent=session, max_calls=1)
+    running, waiting, of_child = admit_request(session, "r1"), admit_request(session, "r2"), admit_request(child, "r3")
+    await worker.admit(running, waiting, of_child)
+    await ledger_driver.amend_session(session, state="closed")
+    await admission_queue.retry_waiting()
+    assert (worker.answer_to(waiting), worker.answer_to(of_child)) == ("unauthorized", "unauthorized")
+
+
+async def test_a_sweep_renews_the_joins_so_that_their_calls_are_not_cancelled(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    worker = Worker(admission_queue)
+    await worker.admit(admit_request(session, "r1"), admit_request(session, "r1"))
+    await ledger_driver.ledger.transact(lambda _: execute("UPDATE call SET joined_until = 0"))
+    await admission_queue.retry_waiting()
+    assert (await ledger_driver.cancel(session, "r1")).cancelled_count == 0
+
+
+async def test_an_attempt_whose_worker_waits_no_longer_is_forgotten(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    await ledger_driver.register("a", limit=1)
+    worker = Worker(admission_queue)
+    waiting = admit_request(session, "r2")
+    await worker.admit(admit_request(session, "r1"), waiting)
+    await admission_queue.on_settled([], [waiting.attempt_id])
+    assert admission_queue.waiting_count == 0
+
+
+async def settle_and_notify(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened, admit: Admit
+) -> None:
+    """Settle a call with a result, as the service does it."""
+    settle = settle_request(session, admit)
+    call, _ = await ledger_driver.ledger.transact(lambda moment: calls.settle(moment, settle))
+    assert call is not None
+    await admission_queue.on_settled([call])

@@ -145,10 +145,10 @@ async def test_an_admit_that_waits_is_answered_at_once_when_its_call_is_cancelle
     assert refusal is not None
     assert (refusal.code, refusal.charged) == ("cancelled", False)
     # The other one still waits, and for its own reason.
-    await desk.retry_waiting("a")
+    await desk.retry_waiting()
     assert len(told) == 2
     await ledger_driver.settle(session, running)
-    await desk.retry_waiting("a")
+    await desk.retry_waiting()
     assert told[-1].attempt_id == other.attempt_id
     assert told[-1].fault is None
 

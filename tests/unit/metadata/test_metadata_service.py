@@ -192,20 +192,6 @@ async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(
     await wait_for_counters(metadata, session, reserved=0, call_count=0)
 
 
-# The sweep does not come first.
-@pytest.mark.parametrize("metadata", [timings(sweep_seconds=60, gap_seconds=0.05)], indirect=True)
-async def test_after_a_gap_of_its_own_the_first_to_ask_finds_nobody_gone(
-    session: SessionOpened, metadata: RunningMetadataService, worker: Worker
-) -> None:
-    await worker.admit_granted(admit_request(session, "r1"))
-    metadata.ledger_driver.ledger.suspend_lease_expiry_until(0)
-    await metadata.ledger_driver.expire_lease("w1")
-    await asyncio.sleep(0.06)
-    second = admit_request(session, "r1")
-    await worker.admit(second, incarnation="w2")
-    assert (await worker.next_reply()).held == [second.attempt_id]
-
-
 async def test_a_heartbeat_pauses_its_targets_for_everybody(
     metadata: RunningMetadataService, session: SessionOpened, worker: Worker
 ) -> None:

@@ -1,0 +1,126 @@
+"""Heartbeats: which leases may lapse, and how a heartbeat that is read late or not taken keeps all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.bus.base import Delivery, Envelope
+from quintain.contracts.ledger import Heartbeat, HeartbeatProbe, LeaseRenewed
+from quintain.contracts.session import SessionOpened
+from quintain.routes import HEARTBEAT_PROBE
+from quintain.topology import ADMIT_QUEUE, LEDGER, Binding, Topology
+from quintain_metadata.ledger.sqlite import SqliteLedger
+from quintain_metadata.rules import leases
+from quintain_metadata.rules.calls import Deferred
+from support.ledger_driver import LedgerDriver, admit_request
+from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+from support.quick import QUICK, timings
+
+#: The service publishes no probe by itself.
+NO_PROBES = timings(sweep_seconds=60)
+
+
+@pytest.fixture(params=[NO_PROBES])
+async def metadata(request: pytest.FixtureRequest) -> AsyncIterator[RunningMetadataService]:
+    async with run_metadata_service(request.param) as alone:
+        for worker in ("w1", "w2"):
+            await alone.ledger_driver.register("a", incarnation=worker)
+        alone.ledger_driver.ledger.suspend_lease_expiry_until(0)  # the lease that follows every start is over
+        yield alone
+
+
+@pytest.fixture
+async def session(metadata: RunningMetadataService) -> SessionOpened:
+    return await metadata.ledger_driver.open_session()
+
+
+async def end_lease_now(driver: LedgerDriver, incarnation: str) -> None:
+    """The worker's lease ends in this millisecond."""
+    heartbeat = Heartbeat(worker_id=incarnation, incarnation=incarnation)
+    await driver.ledger.transact(lambda moment: leases.renew_lease(moment.now, heartbeat, 1))
+    await asyncio.sleep(0.005)
+
+
+async def is_taken_over(driver: LedgerDriver, session: SessionOpened) -> bool:
+    """Whether another worker is granted the call."""
+    return not isinstance(await driver.admit(admit_request(session, "r1"), "w2"), Deferred)
+
+
+async def publish_probe(metadata: RunningMetadataService) -> None:
+    """Publish a probe as a metadata service does, and wait until it was read."""
+    probe = HeartbeatProbe(sent_at=await metadata.ledger_driver.ledger.now())
+    envelope = Envelope(body=probe.to_wire(), type=HEARTBEAT_PROBE.key)
+    await metadata.bus.publish(HEARTBEAT_PROBE.exchange, HEARTBEAT_PROBE.key, envelope)
+    await send_heartbeat(metadata, "w2")  # it is answered after what came before it
+
+
+async def send_heartbeat(metadata: RunningMetadataService, incarnation: str) -> Delivery:
+    replies: asyncio.Queue[Delivery] = asyncio.Queue()
+    unsubscribe = metadata.rpc_client.subscribe("beat", replies.put_nowait)
+    body = Heartbeat(worker_id=incarnation, incarnation=incarnation).to_wire()
+    envelope = Envelope(body=body, type="heartbeat", correlation_id="beat", reply_to=metadata.rpc_client.reply_key)
+    await metadata.bus.publish(LEDGER, "heartbeat", envelope)
+    reply = await next_delivery(replies)
+    unsubscribe()
+    return reply
+
+
+async def test_no_lease_lapses_while_a_heartbeat_sent_before_its_end_may_be_unread(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    driver = metadata.ledger_driver
+    await driver.admit(admit_request(session, "r1"))
+    await end_lease_now(driver, "w1")
+    assert not await is_taken_over(driver, session)
+    await publish_probe(metadata)
+    assert await is_taken_over(driver, session)
+
+
+@pytest.mark.parametrize("metadata", [timings(sweep_seconds=60, gap_seconds=0.05)], indirect=True)
+async def test_after_heartbeats_were_read_late_no_lease_lapses_for_a_lease(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    driver = metadata.ledger_driver
+    await driver.admit(admit_request(session, "r1"))
+    await driver.expire_lease("w1")
+    await asyncio.sleep(0.06)
+    await publish_probe(metadata)
+    assert not await is_taken_over(driver, session)
+
+
+async def test_after_a_heartbeat_that_the_ledger_did_not_take_no_lease_lapses_for_a_lease(
+    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = metadata.ledger_driver
+    await driver.admit(admit_request(session, "r1"))
+    await driver.expire_lease("w1")
+    assert isinstance(driver.ledger, SqliteLedger)
+    with monkeypatch.context() as away:
+        away.setattr(driver.ledger, "_closed", True)
+        assert (await send_heartbeat(metadata, "w1")).type == "fault"
+    await publish_probe(metadata)
+    assert not await is_taken_over(driver, session)
+
+
+async def test_a_heartbeat_that_comes_through_an_older_releases_binding_renews(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    await metadata.bus.declare(Topology((LEDGER,), (ADMIT_QUEUE,), (Binding(LEDGER, ADMIT_QUEUE, "heartbeat"),)))
+    await metadata.ledger_driver.expire_lease("w1")
+    reply = await send_heartbeat(metadata, "w1")
+    assert LeaseRenewed.from_wire(reply.body).known
+    assert not isinstance(await metadata.ledger_driver.admit(admit_request(session, "r1"), "w1"), Deferred)
+
+
+@pytest.mark.parametrize("metadata", [QUICK], indirect=True)
+async def test_a_running_service_reads_its_own_probes(metadata: RunningMetadataService, session: SessionOpened) -> None:
+    driver = metadata.ledger_driver
+    await driver.admit(admit_request(session, "r1"))
+    await end_lease_now(driver, "w1")
+    async with asyncio.timeout(5):
+        while not await is_taken_over(driver, session):
+            await send_heartbeat(metadata, "w2")
+            await asyncio.sleep(0.01)
