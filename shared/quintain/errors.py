@@ -150,8 +150,6 @@ class Fault(QuintainError):
         charge_unknown: bool = False,
         retry_after_ms: int | None = None,
         available_targets: Sequence[str] | None = None,
-        parameter: str | None = None,
-        provider_error: ProviderError | None = None,
     ) -> None:
         super().__init__(message)
         known_charge = bool(charged) if self.always_charged is None else self.always_charged
@@ -159,7 +157,8 @@ class Fault(QuintainError):
         self.retryable = self.charged is False if self.always_retryable is None else self.always_retryable
         self.retry_after_ms = retry_after_ms
         self.available_targets = None if available_targets is None else tuple(available_targets)
-        self.parameter, self.provider_error = parameter, provider_error
+        self.parameter: str | None = None
+        self.provider_error: ProviderError | None = None
 
 
 class BadRequest(Fault):

@@ -12,6 +12,7 @@ from pydantic import AliasChoices, Field, JsonValue, field_serializer
 
 from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.errors import ProviderError
 from quintain_runner.results.verdict import Check, Verdict
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
@@ -140,10 +141,14 @@ class GraderRow(Message):
 
 
 class RowError(Message):
-    """Why a row has no score: the code of a fault, or `GRADER_FAILED` or `BUDGET_EXHAUSTED`, and a sentence."""
+    """Why a row has no score: the code of a fault, or `GRADER_FAILED` or `BUDGET_EXHAUSTED`, and a sentence.
+
+    ``provider_error`` is what the provider itself said.
+    """
 
     code: str
     error: str
+    provider_error: ProviderError | None = Field(default=None, exclude_if=_is_none)
 
 
 class RowFingerprints(Message):

@@ -96,7 +96,6 @@ def truncate_message(fault: Fault) -> Fault:
         f"{fault.message[:MAX_MESSAGE_LENGTH]}…",
         charged=fault.charged,
         retry_after_ms=fault.retry_after_ms,
-        parameter=fault.parameter,
     )
 
 

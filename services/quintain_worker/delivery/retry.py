@@ -216,12 +216,10 @@ def with_charge(fault: Fault, *, charged: bool) -> Fault:
         return fault
     fault_class = type(fault) if fault.always_charged is None or not charged else ProviderFailed
     corrected = fault_class(
-        f"{fault.message} (an earlier try may have been billed)" if charged else fault.message,
-        charged=charged,
-        parameter=fault.parameter,
-        provider_error=fault.provider_error,
+        f"{fault.message} (an earlier try may have been billed)" if charged else fault.message, charged=charged
     )
     corrected.charged = charged
+    corrected.parameter, corrected.provider_error = fault.parameter, fault.provider_error
     return corrected
 
 

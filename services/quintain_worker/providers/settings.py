@@ -123,4 +123,6 @@ def _merge(fields: JsonObject, more: JsonObject) -> None:
 
 def _unsupported(parameter: str, reason: str) -> ProviderFailure:
     shown = shorten(parameter)
-    return ProviderFailure(UnsupportedParameter(f"settings.{shown}: {reason}", parameter=shown), Billing.UNBILLED)
+    fault = UnsupportedParameter(f"settings.{shown}: {reason}")
+    fault.parameter = shown
+    return ProviderFailure(fault, Billing.UNBILLED)

@@ -294,13 +294,8 @@ class FaultReply(Message):
     def to_fault(self) -> errors.Fault:
         """Return the fault as an exception; an unknown code becomes an `InternalFault` with the same message."""
         fault_type = errors.FAULTS.get(self.code, errors.InternalFault)
-        fault = fault_type(
-            self.error,
-            retry_after_ms=self.retry_after_ms,
-            available_targets=self.available_targets,
-            parameter=self.parameter,
-            provider_error=self.provider_error,
-        )
+        fault = fault_type(self.error, retry_after_ms=self.retry_after_ms, available_targets=self.available_targets)
+        fault.parameter, fault.provider_error = self.parameter, self.provider_error
         fault.charged, fault.retryable = None if self.charge_unknown else self.charged, self.retryable
         return fault
 
