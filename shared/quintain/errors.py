@@ -110,10 +110,7 @@ class RemoteTargetError(QuintainError, RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderError:
-    """A provider's own words about a failure: its HTTP status, its code, its error type, the parameter and the message.
-
-    All of them are shortened, and what looks like a secret is masked.
-    """
+    """A provider's own words about a failure, shortened, with secrets masked."""
 
     status: int | None = None
     code: str | None = None
@@ -139,6 +136,9 @@ class Fault(QuintainError):
     always_retryable: ClassVar[bool | None] = False
     always_charged: ClassVar[bool | None] = False
 
+    parameter: str | None = None
+    provider_error: ProviderError | None = None
+
     #: Whether faults of this class are sent only where no ledger decided whether the call is charged.
     always_unknown: ClassVar[bool] = False
 
@@ -157,8 +157,6 @@ class Fault(QuintainError):
         self.retryable = self.charged is False if self.always_retryable is None else self.always_retryable
         self.retry_after_ms = retry_after_ms
         self.available_targets = None if available_targets is None else tuple(available_targets)
-        self.parameter: str | None = None
-        self.provider_error: ProviderError | None = None
 
 
 class BadRequest(Fault):
