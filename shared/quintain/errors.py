@@ -136,8 +136,8 @@ class Fault(QuintainError):
     always_retryable: ClassVar[bool | None] = False
     always_charged: ClassVar[bool | None] = False
 
-    parameter: str | None = None
-    provider_error: ProviderError | None = None
+    parameter: str | None
+    provider_error: ProviderError | None
 
     #: Whether faults of this class are sent only where no ledger decided whether the call is charged.
     always_unknown: ClassVar[bool] = False
@@ -157,6 +157,7 @@ class Fault(QuintainError):
         self.retryable = self.charged is False if self.always_retryable is None else self.always_retryable
         self.retry_after_ms = retry_after_ms
         self.available_targets = None if available_targets is None else tuple(available_targets)
+        self.parameter = self.provider_error = None
 
 
 class BadRequest(Fault):
