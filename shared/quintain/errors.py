@@ -15,6 +15,7 @@
     ├── RemoteTargetError           a hosted target raised an exception whose class is unknown here
     └── Fault                       a typed reply that says why a call has no result
         ├── BadRequest              400 bad_request
+        ├── UnsupportedParameter    400 unsupported_parameter
         ├── UnknownTarget           400 unknown_target
         ├── Unauthorized            401 unauthorized
         ├── ForbiddenTarget         403 forbidden_target
@@ -42,6 +43,7 @@ The first line of a class's docstring is its default message. Programs decide by
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -106,14 +108,25 @@ class RemoteTargetError(QuintainError, RuntimeError):
     """A hosted target raised an exception whose class is not known here; the message has its class and text."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderError:
+    """A provider's own words about a failure, shortened, with secrets masked."""
+
+    status: int | None = None
+    code: str | None = None
+    type: str | None = None
+    parameter: str | None = None
+    message: str | None = None
+
+
 class Fault(QuintainError):
     """The call has no result.
 
     ``retryable``: the request may be sent again with the same request id; never true for a charged fault. ``charged``:
     the call counts against ``max_calls``; None: unknown, because no ledger decided it, and another copy of the request
     may have been admitted. The same request again, with the same request id, is answered with what the ledger knows.
-    ``retry_after_ms``: milliseconds to wait before a retry, if known. Example: ``except quintain.Fault as fault:
-    print(fault.code, fault.retryable)``.
+    ``retry_after_ms``: milliseconds to wait before a retry, if known. ``parameter``: the setting that the fault is
+    about. ``provider_error``: the provider's own words. Example: ``except quintain.Fault as fault: print(fault.code)``.
     """
 
     code: ClassVar[str] = "internal"
@@ -122,6 +135,9 @@ class Fault(QuintainError):
     #: The fixed value of ``retryable`` and ``charged`` for this class; None if the sender decides.
     always_retryable: ClassVar[bool | None] = False
     always_charged: ClassVar[bool | None] = False
+
+    parameter: str | None
+    provider_error: ProviderError | None
 
     #: Whether faults of this class are sent only where no ledger decided whether the call is charged.
     always_unknown: ClassVar[bool] = False
@@ -141,12 +157,19 @@ class Fault(QuintainError):
         self.retryable = self.charged is False if self.always_retryable is None else self.always_retryable
         self.retry_after_ms = retry_after_ms
         self.available_targets = None if available_targets is None else tuple(available_targets)
+        self.parameter = self.provider_error = None
 
 
 class BadRequest(Fault):
     """The request does not follow the protocol."""
 
     code, status = "bad_request", 400
+
+
+class UnsupportedParameter(BadRequest):
+    """The target's provider cannot honour a parameter of the request."""
+
+    code, status = "unsupported_parameter", 400
 
 
 class UnknownTarget(Fault):
@@ -283,6 +306,7 @@ FAULTS: dict[str, type[Fault]] = {
     cls.code: cls
     for cls in (
         BadRequest,
+        UnsupportedParameter,
         UnknownTarget,
         Unauthorized,
         ForbiddenTarget,

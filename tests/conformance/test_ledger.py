@@ -342,6 +342,17 @@ async def test_the_token_is_checked_before_the_body(ledger_driver: ClockedLedger
         await ledger_driver.admit(stranger, "r1", problem=problem)
 
 
+async def test_a_grant_says_what_the_session_does_with_unsupported_settings(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    strict = await ledger_driver.open_session()
+    assert not (await ledger_driver.admit_granted(strict, "r1")).ignore_unsupported
+    assert (await ledger_driver.info(strict)).unsupported is None
+    tolerant = await ledger_driver.open_session(unsupported="ignore")
+    assert (await ledger_driver.admit_granted(tolerant, "r1")).ignore_unsupported
+    assert (await ledger_driver.info(tolerant)).unsupported == "ignore"
+
+
 async def test_a_reply_no_longer_kept_is_never_a_second_call(ledger_driver: ClockedLedgerDriver) -> None:
     session = await ledger_driver.open_session(store_replies=False)
     grant = await ledger_driver.admit_granted(session, "r1")

@@ -48,6 +48,12 @@ def chat_refusal_events(parts: Sequence[str]) -> list[bytes]:
     return _chat([{"role": "assistant", "content": None}, *({"refusal": part} for part in parts)], "stop")
 
 
+def chat_reasoning_events(reasoning: str, parts: Sequence[str]) -> list[bytes]:
+    """A chat completion that begins with the model's reasoning, as vLLM and DeepSeek send it."""
+    deltas: list[dict[str, object]] = [{"role": "assistant", "content": ""}, {"reasoning_content": reasoning}]
+    return _chat([*deltas, *({"content": part} for part in parts)], "stop")
+
+
 def _chat(deltas: Sequence[dict[str, object]], reason: str) -> list[bytes]:
     def chunk(choices: list[dict[str, object]], usage: object = None) -> bytes:
         whole = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "served-2026-01-01"}

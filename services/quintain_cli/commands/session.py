@@ -13,6 +13,7 @@ from rich.text import Text
 
 from quintain.client.admin import Admin
 from quintain.client.connect import connect_admin
+from quintain.contracts.invoke import Unsupported
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.session import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
 from quintain.errors import ConfigError
@@ -35,6 +36,10 @@ def open_session(
         str | None, typer.Option(help="The targets it may call, comma-separated; by default all.")
     ] = None,
     expires_in: Annotated[float | None, typer.Option(help="Seconds until the session expires.")] = None,
+    unsupported: Annotated[
+        Unsupported | None,
+        typer.Option(help="What happens to settings that a provider cannot honour; by default the call is refused."),
+    ] = None,
     label: Annotated[str | None, typer.Option(help="A note that is shown with the session.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,6 +50,7 @@ def open_session(
             max_calls=max_calls,
             allowed_targets=None if targets is None else [name.strip() for name in targets.split(",")],
             expires_in_seconds=expires_in,
+            unsupported=unsupported,
             label=label,
         )
     except ValidationError as error:

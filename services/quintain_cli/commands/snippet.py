@@ -138,9 +138,12 @@ def _lm_eval(connection: GatewayConnection) -> Snippet:
         variables={"OPENAI_API_KEY": connection.token},
         command=(
             "lm_eval --model local-chat-completions --apply_chat_template --tasks gsm8k "
-            f"--model_args {shlex.quote(model_args)}"
+            f"--model_args {shlex.quote(model_args)} --gen_kwargs unsupported=ignore"
         ),
-        note="only tasks that generate; a chat API has no log-likelihoods. It sends a seed, which some targets refuse.",
+        note=(
+            "only tasks that generate; a chat API has no log-likelihoods. It sends a seed to every target, so that "
+            "`unsupported=ignore` is needed where a provider has none: answers name what was ignored."
+        ),
     )
 
 

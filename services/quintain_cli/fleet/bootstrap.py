@@ -105,6 +105,7 @@ async def run_worker(
             max_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
             trace_content=trace_content,
+            ignore_unsupported=resolved.targets[name].unsupported == "ignore",
             read_fingerprint=fingerprints[name],
         )
         for name in names

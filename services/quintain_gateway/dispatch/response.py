@@ -19,6 +19,8 @@ from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
 from quintain_gateway.dispatch.streaming import CallStreamingResponse, ChunkAssembler
 from quintain_gateway.http.context import RequestContext
 from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE
+from quintain_gateway.http.schemas import IGNORED_HEADER, format_field_names
+from quintain_gateway.http.settings import ignored_parameters
 
 #: Headers that tell proxies not to buffer or cache a stream.
 NO_BUFFERING_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -30,6 +32,10 @@ class ResponseEncoder(Protocol):
     @property
     def keep_alive_event(self) -> bytes:
         """An event without content, sent while there is nothing else to send."""
+
+    @property
+    def separates_refusals(self) -> bool:
+        """Whether the text of a refusal is no text of the answer, but a field of its own."""
 
     def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return the JSON body of a complete response, one result per choice."""
@@ -169,6 +175,8 @@ class ResponseWriter:
         delta = (
             assembler.add_chunk(event.payload) if isinstance(event.payload, Chunk) else assembler.finish(event.payload)
         )
+        if isinstance(event.payload, Result) and self._encoder.separates_refusals and _is_refusal(event.payload):
+            delta = ""
         encoded_delta = self._encoder.stream_delta(event.choice, delta, is_first=is_first) if delta else b""
         return (
             encoded_delta
@@ -177,9 +185,15 @@ class ResponseWriter:
         )
 
 
+def _is_refusal(result: Result) -> bool:
+    return any(message.refusal is not None and message.refusal == result.raw_text for message in result.output)
+
+
 def result_headers(results: Sequence[Result]) -> dict[str, str]:
-    """Return the response headers with the session's call count and limit and the longest time in a queue."""
+    """Return the response headers: budget of the session, longest wait in a queue, names of ignored parameters."""
+    ignored = format_field_names(ignored_parameters(results))
     return {
+        **({IGNORED_HEADER: ignored} if ignored else {}),
         "x-quintain-call-count": str(max(result.call_count for result in results)),
         "x-quintain-max-calls": str(results[0].max_calls),
         "x-quintain-queued-ms": f"{max(result.queued_ms for result in results):.0f}",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from quintain.errors import BadRequest
 from quintain_gateway.http.headers import IDEMPOTENCY_KEY_HEADER
-from quintain_gateway.http.schemas import format_field_names
 
 #: The maximum length of an idempotency key: that of a request id, less the suffix for the choice.
 MAX_KEY_LENGTH = 120
@@ -31,11 +29,9 @@ class IdempotencyKey:
         """Return the request id of each choice: the key itself, then the key with a number."""
         return [self.text, *(f"{self.text}.{choice}" for choice in range(1, choice_count))]
 
-    def headers(self, ignored_fields: Iterable[str]) -> dict[str, str]:
-        """Return the response headers with the request id and with the names of request fields that were ignored."""
-        ignored_names = format_field_names(ignored_fields)
-        headers = {"x-quintain-request-id": self.text}
-        return {**headers, "x-quintain-ignored": ignored_names} if ignored_names else headers
+    def headers(self) -> dict[str, str]:
+        """Return the response header with the request id."""
+        return {"x-quintain-request-id": self.text}
 
 
 def read_idempotency_key(request: Request) -> IdempotencyKey:

@@ -1,7 +1,6 @@
-"""Parses JSON bodies of other vendors' APIs: strict types, ``null`` as absent, unknown fields allowed. No I/O.
+"""Parses JSON bodies of other vendors' APIs: strict types, ``null`` as absent, unknown fields kept. No I/O.
 
-A field that a call cannot carry does not cause an error, because clients send many of them. It is listed in a
-response header, so that no evaluation relies on a setting that was ignored.
+An unknown field is passed on with the settings of the call, for its target's provider to refuse or ignore by name.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quintain.errors import BadRequest
+
+#: The response header that names what a call was made without.
+IGNORED_HEADER = "x-quintain-ignored"
 
 #: The maximum number and length of names in the header: they come from the client.
 MAX_LISTED_NAMES, MAX_NAME_LENGTH = 20, 60

@@ -130,6 +130,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         """INSERT INTO running_calls (target, incarnation, running)
             SELECT target, incarnation, count(*) FROM call WHERE state = 'running' GROUP BY target, incarnation""",
     ),
+    (
+        # Whether calls are made without the settings that a provider cannot honour, in place of being refused.
+        "ALTER TABLE session ADD COLUMN ignore_unsupported integer NOT NULL DEFAULT 0",
+    ),
 )
 
 _COUNT_STARTED = "ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + 1"

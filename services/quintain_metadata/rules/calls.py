@@ -280,6 +280,7 @@ def _grant_admission(session: SessionRow, call: CallRow) -> SqlProgram[Admission
         call_count=call.call_count,
         max_calls=session.max_calls,
         store_replies=bool(session.store_replies),
+        ignore_unsupported=bool(session.ignore_unsupported),
         # A first attempt has no others.
         unproven=call.attempts > 1 and (yield from call_repository.has_other_unproven_attempts(*attempt_key)),
     )

@@ -40,6 +40,7 @@ class SessionRow:
     tokens_cached: int
     tokens_reasoning: int
     reserved: int
+    ignore_unsupported: int
     ancestors: tuple[SessionRow, ...] = ()
 
     @property

@@ -70,10 +70,12 @@ def open_session(
         expires_at = min(expiries, default=None)
     deadline_ms = DEFAULT_DEADLINE_MS if request.deadline_seconds is None else int(request.deadline_seconds * 1000)
     store_replies = request.store_replies is not False and (parent is None or bool(parent.store_replies))
+    inherited = parent is not None and bool(parent.ignore_unsupported)
+    ignore_unsupported = inherited if request.unsupported is None else request.unsupported == "ignore"
     yield from execute(
         "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
-        " deadline_ms, store_replies, created_at, expires_at, reserved)"
-        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?)",
+        " deadline_ms, store_replies, created_at, expires_at, reserved, ignore_unsupported)"
+        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?)",
         token.id,
         token.sha256,
         parent.id if parent else None,
@@ -86,6 +88,7 @@ def open_session(
         now,
         expires_at,
         reserved,
+        int(ignore_unsupported),
     )
     if parent is not None and reserved:
         require_not_paused(parent)
@@ -201,6 +204,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         state=SessionState(session.state),
         label=session.label,
         parent_id=session.parent_id,
+        unsupported="ignore" if session.ignore_unsupported else None,
         now=now,
     )
 

@@ -103,10 +103,10 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
-        return TrialOutcome(
-            row=_fault_row(trial, RowError(code=fault.code, error=fault.message, request_id=trial.request_id), fault),
-            target_fault=fault,
+        error = RowError(
+            code=fault.code, error=fault.message, request_id=trial.request_id, provider_error=fault.provider_error
         )
+        return TrialOutcome(row=_fault_row(trial, error, fault), target_fault=fault)
     if trial.target_fingerprint is not None and result.target_fingerprint != trial.target_fingerprint:
         error = RowError(code=TARGET_CHANGED, error=target_changed_text(trial.target), request_id=trial.request_id)
         return TrialOutcome(row=_fault_row(trial, error, result))

@@ -12,6 +12,7 @@ from pydantic import AliasChoices, Field, JsonValue
 
 from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result
 from quintain.contracts.message import Message
+from quintain.errors import ProviderError
 from quintain_runner.results.row_content import Answer, RowCase, StoredUsage, is_none, is_one, is_zero
 from quintain_runner.results.verdict import Check, Verdict
 
@@ -143,12 +144,14 @@ class GraderRow(Message):
 class RowError(Message):
     """Why a row has no score: the code of a fault, or `GRADER_FAILED` or `BUDGET_EXHAUSTED`, and a sentence.
 
-    ``request_id`` is that of the target's call, if that call ended with the fault.
+    ``request_id`` is that of the target's call, if that call ended with the fault, and ``provider_error`` what the
+    provider itself said.
     """
 
     code: str
     error: str
     request_id: str | None = Field(default=None, exclude_if=is_none)
+    provider_error: ProviderError | None = Field(default=None, exclude_if=is_none)
 
 
 class RowFingerprints(Message):

@@ -43,6 +43,7 @@ from quintain_worker.delivery.response import CallResponse, CallTiming, response
 from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
 from quintain_worker.delivery.streaming import PROGRESS_SECONDS, ChunkSender, report_progress, send_interim
 from quintain_worker.providers.provider import Provider, provider_for_session
+from quintain_worker.providers.settings import with_policy
 
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
 DEFAULT_DEADLINE_SECONDS = 600.0
@@ -60,6 +61,7 @@ _REPLY_SPAN = reply_span(REPLY.name)
 class WorkerTarget:
     """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans.
 
+    ``ignore_unsupported``: settings that its provider cannot honour are ignored, unless a request refuses that.
     ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
     """
 
@@ -69,6 +71,7 @@ class WorkerTarget:
     timeout_seconds: float | None = None
     progress_seconds: float = PROGRESS_SECONDS
     trace_content: bool = False
+    ignore_unsupported: bool = False
     read_fingerprint: Callable[[], str | None] = lambda: None
 
 
@@ -232,16 +235,22 @@ class _DeliveryHandler:
         ends_at = asyncio.get_running_loop().time() + self._context.clock.seconds_until(grant.deadline)
         retry_policy = RetryPolicy(self._target.max_tries, ends_at, self._target.timeout_seconds, grant.unproven)
         if not self._request.accepts:
-            return await self._attempt(run, retry_policy)
+            return await self._attempt(run, grant, retry_policy)
         async with self._stream_chunks(grant) as on_text, self._report_progress(grant):
-            return await self._attempt(run, retry_policy, on_text)
+            return await self._attempt(run, grant, retry_policy, on_text)
 
     async def _attempt(
-        self, run: InflightCall, retry_policy: RetryPolicy, on_text: Callable[[int, str], None] | None = None
+        self,
+        run: InflightCall,
+        grant: Admission,
+        retry_policy: RetryPolicy,
+        on_text: Callable[[int, str], None] | None = None,
     ) -> AttemptResult:
         assert self._request.request is not None, "the ledger refuses a request with a problem"
         provider = provider_for_session(self._target.provider, self._request.token)
-        attempt = Attempt(provider, self._request.request, retry_policy, self._pause, on_text)
+        ignores = self._target.ignore_unsupported or grant.ignore_unsupported
+        request = with_policy(self._request.request, ignore_unsupported=ignores)
+        attempt = Attempt(provider, request, retry_policy, self._pause, on_text)
         try:
             async with run.abort_scope():
                 return await attempt.run()

@@ -93,7 +93,9 @@ def truncate_message(fault: Fault) -> Fault:
     if len(fault.message) <= MAX_MESSAGE_LENGTH:
         return fault
     return type(fault)(
-        f"{fault.message[:MAX_MESSAGE_LENGTH]}…", charged=fault.charged, retry_after_ms=fault.retry_after_ms
+        f"{fault.message[:MAX_MESSAGE_LENGTH]}…",
+        charged=fault.charged,
+        retry_after_ms=fault.retry_after_ms,
     )
 
 

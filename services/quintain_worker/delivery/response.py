@@ -89,4 +89,5 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         call_count=grant.call_count,
         max_calls=grant.max_calls,
         target_fingerprint=timing.fingerprint,
+        ignored=list(answer.ignored) or None,
     )

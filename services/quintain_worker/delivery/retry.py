@@ -219,6 +219,7 @@ def with_charge(fault: Fault, *, charged: bool) -> Fault:
         f"{fault.message} (an earlier try may have been billed)" if charged else fault.message, charged=charged
     )
     corrected.charged = charged
+    corrected.parameter, corrected.provider_error = fault.parameter, fault.provider_error
     return corrected
 
 

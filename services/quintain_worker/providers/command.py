@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,11 @@ from quintain.process import (
     TooMuchOutput,
     run_program,
 )
-from quintain_worker.providers.conversation import refuse_settings, text_messages
+from quintain_worker.providers.conversation import text_messages
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.output_json import parse_output
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.settings import take_settings
 
 #: The largest answer, in bytes.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -82,7 +84,7 @@ class CommandProvider:
 
         ``on_text`` is never called: the output counts only once the program has exited with 0.
         """
-        refuse_settings(request.settings, supported=(), provider=f"{self._name}, a command,")
+        taken = take_settings(request.settings, {}, f"{self._name}, a command,")
         prompt, system_prompt = _prompts(request, separate_system="system_prompt_file" in self._placeholders)
         with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:
             files = _CallFiles(Path(folder), prompt, system_prompt)
@@ -96,7 +98,8 @@ class CommandProvider:
             if "output_file" in self._placeholders:
                 output = await asyncio.to_thread(self._read_output_file, files.path("output_file"))
         text = output.decode(errors="replace")
-        return ProviderAnswer(text=text) if self._target.output_format == "text" else self._parse_output(text)
+        answer = ProviderAnswer(text=text) if self._target.output_format == "text" else self._parse_output(text)
+        return dataclasses.replace(answer, ignored=taken.ignored)
 
     async def close(self) -> None:
         """Do nothing: no resource is held between calls."""

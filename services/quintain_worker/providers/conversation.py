@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
+from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.errors import BadRequest
 from quintain_worker.providers.provider import Billing, ProviderFailure
 
@@ -34,16 +33,6 @@ def messages_with_fields(request: InvokeRequest) -> list[tuple[str, ChatMessage]
 def text_messages(request: InvokeRequest) -> list[TextMessage]:
     """Return the conversation as text. Raises `ProviderFailure` for content that is not text."""
     return [_text_message(field, message) for field, message in messages_with_fields(request)]
-
-
-def refuse_settings(settings: InvokeSettings | None, *, supported: Iterable[str], provider: str) -> None:
-    """Raise `ProviderFailure`, naming the field, for a requested setting that is not in ``supported``."""
-    if settings is None:
-        return
-    known = frozenset(supported)
-    for name, field in InvokeSettings.model_fields.items():
-        if name not in known and getattr(settings, name) is not None:
-            raise refusal(f"settings.{field.alias or name}", f"{provider} does not take it; leave it out")
 
 
 def refusal(field: str, reason: str) -> ProviderFailure:

@@ -11,6 +11,7 @@ from quintain.contracts.invoke import ChatMessage, InvokeRequest, TokenUsage, co
 from quintain.errors import ProviderFailed, TimedOut
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.settings import EVERY_SETTING, take_settings
 
 #: A word with the whitespace around it; joined, the words are the original text.
 _WORD = re.compile(r"\s*\S+\s*|\s+")
@@ -35,6 +36,7 @@ class MockProvider:
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Return the configured answer, streamed word by word to ``on_text``. Raises `ProviderFailure`."""
+        taken = take_settings(request.settings, EVERY_SETTING, "mock")
         conversation = request.conversation()
         text = _last_user_text(conversation) if self._target.response is None else self._target.response
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
@@ -44,7 +46,11 @@ class MockProvider:
             raise ProviderFailure(failure, Billing.BILLED, retryable=True)
         await self._stream(_WORD.findall(text), on_text, ends_at)
         return ProviderAnswer(
-            text=text, token_usage=self._usage(conversation, text), model="mock", finish_reason="stop"
+            text=text,
+            token_usage=self._usage(conversation, text),
+            model="mock",
+            finish_reason="stop",
+            ignored=taken.ignored,
         )
 
     async def close(self) -> None:

@@ -26,7 +26,8 @@ MAX_RETRY_AFTER_SECONDS = 24 * 3600.0
 class ProviderAnswer:
     """The answer of a provider. ``model`` is the model that served the request, where the provider names it.
 
-    ``output`` is set where the answer is more than ``text``: several messages, or tool calls.
+    ``output`` is set where the answer is more than ``text``: several messages, tool calls, reasoning. ``ignored`` names
+    the settings that the provider was asked without.
     """
 
     text: str
@@ -34,6 +35,7 @@ class ProviderAnswer:
     token_usage: TokenUsage | None = None
     model: str | None = None
     finish_reason: str | None = None
+    ignored: tuple[str, ...] = ()
 
 
 class Billing(StrEnum):
@@ -79,9 +81,9 @@ class Provider(Protocol):
     ) -> ProviderAnswer:
         """Make one try within ``timeout_seconds`` and return the answer. Raises `ProviderFailure`.
 
-        ``on_text`` is called with each piece of text as it arrives: joined, the pieces are the answer's text; after a
-        failure they are void. A provider that cannot stream never calls it. The returned answer is complete in any
-        case.
+        ``on_text`` is called with each piece of text as it arrives: joined, the pieces are the answer's text, or
+        nothing where that is a refusal; after a failure they are void. A provider that cannot stream never calls it.
+        The returned answer is complete in any case.
         """
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ProviderFailed, TimedOut
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.settings import EVERY_SETTING, take_settings
 
 AnswerFunction = Callable[[InvokeRequest], object]
 
@@ -42,6 +44,7 @@ class PythonProvider:
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Call the function and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
+        taken = take_settings(request.settings, EVERY_SETTING, self._name)
         try:
             async with asyncio.timeout(timeout_seconds) as deadline:
                 answer = await self._call(request)
@@ -57,9 +60,9 @@ class PythonProvider:
                 raise ProviderFailure(failure, Billing.UNKNOWN) from None
             raise self._failure(f"the function raised {type(error).__name__}") from error
         if isinstance(answer, str):
-            return ProviderAnswer(text=answer)
+            return ProviderAnswer(text=answer, ignored=taken.ignored)
         if isinstance(answer, ProviderAnswer):
-            return answer
+            return dataclasses.replace(answer, ignored=(*taken.ignored, *answer.ignored))
         raise self._failure(f"the function returned {type(answer).__name__}, not str or ProviderAnswer")
 
     async def close(self) -> None:

@@ -41,7 +41,7 @@ from quintain.target.serialization import to_json_text
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import Timings
 from quintain_worker.providers.child_session import AgentSession
-from quintain_worker.providers.conversation import refusal, refuse_settings, text_messages
+from quintain_worker.providers.conversation import refusal, text_messages
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.provider import (
     Billing,
@@ -51,6 +51,7 @@ from quintain_worker.providers.provider import (
     ProviderFailure,
     SessionScopedProvider,
 )
+from quintain_worker.providers.settings import take_settings
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class RemoteTargetProvider(SessionScopedProvider):
         self, agent_session: AgentSession | None, request: InvokeRequest, timeout_seconds: float
     ) -> ProviderAnswer:
         """Answer like `answer`; an ``agent_session`` that is not None is opened for the agent and closed at the end."""
-        refuse_settings(request.settings, supported=(), provider=f"{self._name}, a hosted target,")
+        taken = take_settings(request.settings, {}, f"{self._name}, a hosted target,")
         question = self._question(request)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         remote_lease = await self._lease(min(timeout_seconds, LEASE_SECONDS))
@@ -145,7 +146,8 @@ class RemoteTargetProvider(SessionScopedProvider):
             async with asyncio.timeout_at(ends_at):
                 config = {} if agent_session is None else await agent_session.open(remote_lease.descriptor, ends_at)
                 text = await call.answer(question, {**self._target.config, **config})
-                return ProviderAnswer(text=text if agent_session is None else agent_session.masked(text))
+                masked = text if agent_session is None else agent_session.masked(text)
+                return ProviderAnswer(text=masked, ignored=taken.ignored)
         except TimeoutError:
             failure = TimedOut(f"{self._name}: the target did not end its run within {timeout_seconds:g} s")
             raise ProviderFailure(failure, call.billing) from None

@@ -24,7 +24,11 @@ def config_schema() -> Schema:
     _, schema = models_json_schema([(model, "validation") for model in TARGET_MODELS.values()])
     definitions: dict[str, Schema] = schema["$defs"]
     kinds = {model.__name__ for model in TARGET_MODELS.values()}
-    models = {name: _model_schema(definition, is_target=name in kinds) for name, definition in definitions.items()}
+    models = {
+        # What JSON can hold has no properties of its own.
+        name: _model_schema(definition, is_target=name in kinds) if definition else definition
+        for name, definition in definitions.items()
+    }
     named = {f"Named{name}": _with_name_property(models[name]) for name in sorted(kinds)}
     return {
         "$schema": DIALECT,

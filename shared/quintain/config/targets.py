@@ -22,9 +22,11 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from quintain.config.references import holds_reference, without_references
+from quintain.contracts.invoke import InvokeSettings, Unsupported
 from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
 from quintain.contracts.strings import TargetName
 
@@ -57,13 +59,20 @@ class TargetPrice(_Strict):
     cached_input_per_million: Amount | None = None
 
 
+class TargetSettings(InvokeSettings):
+    """The settings of a target's calls, used where a request sets none; the keys are in snake_case."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, alias_generator=str)
+
+
 class _Target(_Strict):
     """Fields of every target.
 
     ``timeout_seconds`` bounds one try at the provider, ``max_tries`` is the number of tries per attempt,
     ``max_concurrency`` the maximum number of concurrent calls over all workers. ``depends_on`` are
     files, from the configuration's folder, whose bytes are part of the target's fingerprint. ``replica_fields`` are
-    keys of this target that are no part of it, because workers may differ in them.
+    keys of this target that are no part of it, because workers may differ in them. ``unsupported`` is what happens to
+    settings that the provider cannot honour, where neither request nor session says ``ignore``.
     """
 
     judge_target: TargetName | None = None
@@ -71,6 +80,7 @@ class _Target(_Strict):
     timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
     price: TargetPrice | None = None
+    unsupported: Unsupported = "refuse"
     depends_on: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     replica_fields: list[str] = Field(default_factory=list)
 
@@ -116,6 +126,22 @@ class _ModelTarget(_Target):
     api_key: SecretStr | None = None
     base_url: str | None = None
     temperature: FiniteFloat | None = None
+    max_tokens: Positive | None = None
+    settings: TargetSettings | None = None
+
+    @property
+    def default_settings(self) -> InvokeSettings:
+        """The settings of calls that set none themselves: ``settings``, with ``temperature`` and ``max_tokens``."""
+        given = {} if self.settings is None else self.settings.model_dump(exclude_none=True)
+        own = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return InvokeSettings.model_validate({**own, **given})
+
+    @model_validator(mode="after")
+    def _check_given_once(self) -> Self:
+        given = set() if self.settings is None else self.settings.model_fields_set
+        for name in sorted(given & self.model_fields_set & {"temperature", "max_tokens"}):
+            raise ValueError(f"{name}: it is given twice, here and in settings; leave one of them out")
+        return self
 
     @field_validator("base_url")
     @classmethod
@@ -135,7 +161,6 @@ class OpenAITarget(_ModelTarget):
 
     provider: Literal["openai"]
     api: Literal["chat", "responses"] = "chat"
-    max_tokens: Positive | None = None
 
 
 class AnthropicTarget(_ModelTarget):
@@ -253,6 +278,7 @@ TARGET_MODELS: dict[str, type[_AnyTarget]] = {
 NESTED_MODELS: dict[str, type[BaseModel]] = {
     "child_session": TargetChildSession,
     "price": TargetPrice,
+    "settings": TargetSettings,
     "token_usage": MockUsage,
 }
 

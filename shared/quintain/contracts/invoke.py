@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue, StrictStr, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, StrictBool, StrictStr, model_validator
 
 from quintain import errors
 from quintain.contracts.finite import non_finite_path
@@ -13,6 +13,12 @@ from quintain.contracts.strings import shorten
 
 #: The largest body of a request, in bytes (``protocol.md`` §2).
 MAX_REQUEST_BYTES = 1024 * 1024
+
+#: A number between 0 and 1, such as a probability.
+Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+#: What happens to a setting that the provider cannot honour: the call is refused, or made without it.
+Unsupported = Literal["refuse", "ignore"]
 
 #: A JSON object whose keys are defined by the provider, such as a JSON schema.
 JsonObject = dict[str, JsonValue]
@@ -30,7 +36,7 @@ class ChatMessage(Message):
     """One message of a conversation; ``content`` is text, or a list of parts in OpenAI's format.
 
     ``tool_calls`` are the calls that an assistant message requests; ``tool_call_id`` is the call that a message of role
-    ``tool`` answers.
+    ``tool`` answers. ``is_error``: that call failed; Anthropic is told so, other APIs have only the text.
 
     Example::
 
@@ -41,23 +47,51 @@ class ChatMessage(Message):
     content: str | list[JsonObject]
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    is_error: bool | None = None
 
 
 class InvokeSettings(Message):
-    """Sampling and tool settings of a request; a provider that does not support one rejects the request and names it.
+    """Sampling and tool settings of a request, in OpenAI's words; other providers get them translated.
+
+    A setting that a provider cannot honour is refused by name (`UnsupportedParameter`), and so is one whose name is not
+    among these fields, unless ``unsupported`` is ``ignore``: then the result names it in ``ignored``. ``extra_body``
+    holds fields of the provider's own, which its request gets unchanged.
 
     Example::
 
-        InvokeSettings(temperature=0, max_tokens=200)
+        InvokeSettings(temperature=0, max_tokens=200, reasoning_effort="high")
     """
 
-    temperature: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    # A setting of a later version is kept, so that a worker that does not know it can refuse it by name.
+    model_config = ConfigDict(extra="allow")
+
+    temperature: FiniteFloat | None = None
     max_tokens: Annotated[int, Field(gt=0)] | None = None
+    top_p: Fraction | None = None
+    top_k: int | None = None
+    min_p: Fraction | None = None
+    frequency_penalty: FiniteFloat | None = None
+    presence_penalty: FiniteFloat | None = None
+    repetition_penalty: FiniteFloat | None = None
+    logit_bias: dict[str, FiniteFloat] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    reasoning_effort: str | None = None
+    thinking: JsonObject | None = None
+    verbosity: str | None = None
+    modalities: list[str] | None = None
     response_format: JsonObject | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: StrictBool | None = None
+    extra_body: JsonObject | None = None
+    unsupported: Unsupported | None = None
+
+    def unknown(self) -> set[str]:
+        """Return the names of settings with a value that are no fields of this class."""
+        return {name for name, value in (self.model_extra or {}).items() if value is not None}
 
 
 class InvokeRequest(Message):
@@ -96,13 +130,9 @@ class InvokeRequest(Message):
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
         fields: list[tuple[str, object]] = []
-        if self.settings is not None:
-            fields += [
-                ("settings.temperature", self.settings.temperature),
-                ("settings.responseFormat", self.settings.response_format),
-                ("settings.tools", self.settings.tools),
-                ("settings.toolChoice", self.settings.tool_choice),
-            ]
+        for name, value in self.settings or ():
+            field = InvokeSettings.model_fields.get(name)
+            fields.append((f"settings.{name if field is None else field.alias}", value))
         fields += [(f"messages.{index}.content", turn.content) for index, turn in enumerate(self.messages or [])]
         for name, value in fields:
             if (path := non_finite_path(value, name)) is not None:
@@ -156,12 +186,30 @@ class TokenUsage(Message):
 NO_TOKENS: Final = TokenUsage()
 
 
+class Reasoning(Message):
+    """A piece of a model's reasoning, which Anthropic calls thinking.
+
+    ``signature`` is the provider's proof that it wrote the text; ``redacted`` is a piece that only the provider reads.
+    """
+
+    text: str = ""
+    signature: str | None = None
+    redacted: str | None = None
+
+
 class OutputMessage(Message):
-    """One message of an answer."""
+    """One message of an answer.
+
+    ``refusal`` is the text with which the model refused to answer; it is the content too if there is no other.
+    ``logprobs`` are the tokens of the content with their log probabilities, in OpenAI's format.
+    """
 
     role: Literal["assistant"] = "assistant"
     content: str | list[JsonObject]
     tool_calls: list[ToolCall] | None = None
+    reasoning: list[Reasoning] | None = None
+    refusal: str | None = None
+    logprobs: list[JsonObject] | None = None
 
 
 class Chunk(Message):
@@ -189,6 +237,7 @@ class Result(Message):
     ``raw_text`` is the text of the whole answer. ``call_count`` and ``max_calls`` are the session's budget after the
     call. ``replayed``: the stored reply of an earlier request with the same id.
     ``target_fingerprint`` is the fingerprint of the configuration that the worker answered with, if it has one.
+    ``ignored`` names the settings that the call was made without, because ``unsupported`` was ``ignore``.
     """
 
     output: list[OutputMessage]
@@ -205,6 +254,7 @@ class Result(Message):
     call_count: int
     max_calls: int
     target_fingerprint: str | None = None
+    ignored: list[str] | None = None
 
 
 class FaultReply(Message):
@@ -222,6 +272,8 @@ class FaultReply(Message):
     charge_unknown: bool | None = None
     retry_after_ms: int | None = None
     available_targets: list[str] | None = None
+    parameter: str | None = None
+    provider_error: errors.ProviderError | None = None
 
     @classmethod
     def from_fault(cls, fault: errors.Fault) -> Self:
@@ -235,12 +287,15 @@ class FaultReply(Message):
             charge_unknown=True if fault.charged is None else None,
             retry_after_ms=fault.retry_after_ms,
             available_targets=None if fault.available_targets is None else list(fault.available_targets),
+            parameter=fault.parameter,
+            provider_error=fault.provider_error,
         )
 
     def to_fault(self) -> errors.Fault:
         """Return the fault as an exception; an unknown code becomes an `InternalFault` with the same message."""
         fault_type = errors.FAULTS.get(self.code, errors.InternalFault)
         fault = fault_type(self.error, retry_after_ms=self.retry_after_ms, available_targets=self.available_targets)
+        fault.parameter, fault.provider_error = self.parameter, self.provider_error
         fault.charged, fault.retryable = None if self.charge_unknown else self.charged, self.retryable
         return fault
 

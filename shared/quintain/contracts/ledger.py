@@ -151,7 +151,7 @@ class Admission(Message):
 
     ``attempt`` is the attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
-    refunds nothing.
+    refunds nothing. ``ignore_unsupported``: the session was opened with ``unsupported: ignore``.
     """
 
     attempt_id: Id
@@ -161,6 +161,7 @@ class Admission(Message):
     max_calls: int = 0
     store_replies: bool = True
     unproven: bool = False
+    ignore_unsupported: bool = False
     replay: Result | None = None
     fault: FaultReply | None = None
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from quintain.contracts.invoke import NO_TOKENS, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.message import Message
 from quintain.contracts.strings import Id, RequestId, TargetName
 
@@ -55,6 +55,7 @@ class Info(Message):
     epoch on the metadata service's clock. ``per_target`` is set if it was requested.
     ``allowed_targets`` are those that the session may call, registered or not; None if it may call all.
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
+    ``unsupported`` is set if it is ``ignore``.
     """
 
     session_id: str
@@ -75,6 +76,7 @@ class Info(Message):
     parent_id: str | None = None
     per_target: dict[str, TargetUsage] | None = None
     target_fingerprints: dict[str, str] | None = None
+    unsupported: Unsupported | None = None
     now: int
 
 
@@ -83,6 +85,8 @@ class OpenSession(Message):
 
     ``reserve`` charges that many calls of a child to its parent at once, or all of its ``max_calls`` (``True``): nobody
     else can use them until the child is closed or expires. Those that were not used are given back then.
+    ``unsupported`` is what happens to settings that a target's provider cannot honour, where the request does not say
+    it: by default the call is refused. A child has its parent's, unless it says otherwise.
     """
 
     default_target: TargetName
@@ -91,6 +95,7 @@ class OpenSession(Message):
     expires_in_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     deadline_seconds: Annotated[float, Field(gt=0, le=1500)] | None = None
     store_replies: bool | None = None
+    unsupported: Unsupported | None = None
     label: Id | None = None
     reserve: bool | Count | None = None
 

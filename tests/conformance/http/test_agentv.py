@@ -463,3 +463,18 @@ async def test_twenty_sockets_that_stall_between_headers_and_body_overspend_noth
     barrier = asyncio.Barrier(20)
     statuses = await asyncio.gather(*(stall(barrier) for _ in range(20)))
     assert sorted(statuses) == [200] + [429] * 19
+
+
+async def test_unknown_keys_are_ignored_and_named_and_unknown_settings_refused(gateway_client: GatewayClient) -> None:
+    ask = {"question": "x", "maxOutputTokens": 5, "colour": None}
+    response = await gateway_client.http.post("/invoke", json=ask)
+    assert (response.status_code, response.headers["x-quintain-ignored"]) == (200, "maxOutputTokens")
+    batch = await gateway_client.http.post("/invokeBatch", json={"requests": [ask, "no request", {"question": "y"}]})
+    assert (batch.status_code, batch.headers["x-quintain-ignored"]) == (200, "maxOutputTokens")
+    count = await gateway_client.read_call_count()
+    status, answer = await gateway_client.post("/invoke", {"question": "x", "settings": {"temprature": 1}})
+    assert (status, answer["code"], answer["parameter"]) == (400, "unsupported_parameter", "temprature")
+    assert (answer["charged"], await gateway_client.read_call_count()) == (False, count)
+    settings = {"temprature": 1, "unsupported": "ignore"}
+    status, answer = await gateway_client.post("/invoke", {"question": "x", "settings": settings})
+    assert (status, answer["ignored"]) == (200, ["temprature"])

@@ -14,6 +14,7 @@ from quintain.contracts.token import SessionToken
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
+from support.model_streams import chat_reasoning_events
 from support.model_wires import ANTHROPIC, CHAT
 from support.official_clients import SentRequests, anthropic_client
 
@@ -228,27 +229,66 @@ async def test_the_tools_that_a_model_wants_called_come_back(
     ]
 
 
-async def test_what_is_not_carried_is_tolerated_and_named(client: anthropic.AsyncAnthropic) -> None:
-    messages: Any = [
-        {"role": "user", "content": [{"type": "text", "text": "x", "citations": {"enabled": True}}]},
+async def test_every_parameter_reaches_the_provider(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
+    thinking = [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "redacted_thinking", "data": "r"}]
+    answer = ANTHROPIC.answer("Yes")
+    text: Any = answer["content"]
+    fleet.provider.set_responses(ScriptedResponse(body=answer | {"content": [*thinking, *text]}))
+    settings: Any = {
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "stop_sequences": ["END"],
+        "tools": [{**WEATHER, "cache_control": {"type": "ephemeral"}}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "output_config": {"effort": "high"},
+    }
+    others = {"top_p": 0.5, "top_k": 5, "service_tier": "auto", "extra_body": {"inference_geo": "us"}}
+    history: Any = [
+        {"role": "user", "content": "x"},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": "no"}]},
-        {"role": "user", "content": "y"},
     ]
-    raw = await client.messages.with_raw_response.create(
-        model="echo",
-        max_tokens=5,
-        messages=messages,
-        extra_body={"top_p": 0.5},
-        tools=[{**WEATHER, "defer_loading": True, "cache_control": {"type": "ephemeral"}}],
-        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
-        metadata={"user_id": "u"},
-    )
-    assert (await raw.parse()).content[0].to_dict()["text"] == "y"
+    ask = {**ASK, "model": "claude", "max_tokens": 2048, "messages": history}
+    said = await client.messages.create(**ask, metadata={"user_id": "u"}, extra_body=others, **settings)
+    assert [block.to_dict() for block in said.content] == [*thinking, *text]
+    sent = fleet.provider.requests[-1].body
+    wanted = {**settings, "tools": [WEATHER], "top_p": 0.5, "top_k": 5, "inference_geo": "us", "max_tokens": 2048}
+    assert {name: sent[name] for name in wanted} == wanted
+    result: Any = sent["messages"]
+    assert (result[2]["content"][0]["is_error"], result[2]["content"][0]["content"][0]["text"]) == (True, "no")
+
+
+async def test_thinking_is_streamed_after_the_text(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
+    answer = CHAT.answer("Yes") | {"choices": [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Yes", "reasoning": "Hm."}}
+    ]}  # fmt: skip
+    fleet.provider.set_responses(ScriptedResponse(body=answer))
+    said = await client.messages.create(**{**ASK, "model": "model"})
+    assert [block.type for block in said.content] == ["thinking", "text"]
+    fleet.provider.set_responses(StreamedResponse(events=chat_reasoning_events("Hm.", ["Ye", "s"])))
+    async with client.messages.stream(**{**ASK, "model": "model"}) as stream:
+        streamed = await stream.get_final_message()
+    assert [block.to_dict() for block in streamed.content] == [
+        {"type": "text", "text": "Yes"},
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+    ]
+
+
+async def test_what_cannot_be_honoured_is_refused_and_ignored_on_request(
+    gateway_client: GatewayClient, client: anthropic.AsyncAnthropic
+) -> None:
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "x", "colour": "red"}]}]
+    ask: Any = {
+        "model": "mute", "max_tokens": 5, "messages": messages, "tools": [{**WEATHER, "defer_loading": True}],
+    }  # fmt: skip
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await client.messages.create(**ask)
+    assert refused.value.body["error"]["code"] == "unsupported_parameter"  # type: ignore[index]
+    assert await gateway_client.read_call_count() == 0
+    raw = await client.messages.with_raw_response.create(**ask, extra_body={"unsupported": "ignore", "top_p": 0.5})
     assert raw.headers["x-quintain-ignored"].split(", ") == [
-        "messages[].content[].citations",
-        "messages[].content[].is_error",
-        "tool_choice.disable_parallel_tool_use",
+        "max_tokens",
+        "messages[].content[].colour",
+        "tools",
         "tools[].defer_loading",
         "top_p",
     ]

@@ -162,9 +162,21 @@ async def test_what_a_client_sends_reaches_the_provider(fleet: ModelFleet, clien
         "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "object"}}},
         "tools": [WEATHER],
         "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "parallel_tool_calls": False,
+        "top_p": 0.2,
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "logit_bias": {"50256": -100},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "reasoning_effort": "high",
+        "verbosity": "low",
+        "modalities": ["text"],
     }
+    servers_own: Any = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "thinking": {"type": "enabled"}}
     fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("It rains")))
-    answer = await client.chat.completions.create(model="model", messages=messages, **settings)
+    extra_body = {**servers_own, "extra_body": {"chat_template_kwargs": {"think": False}}}
+    answer = await client.chat.completions.create(model="model", messages=messages, extra_body=extra_body, **settings)
     assert answer.choices[0].message.content == "It rains"
     assert answer.model == "served-2026-01-01"
     assert answer.usage is not None
@@ -179,6 +191,8 @@ async def test_what_a_client_sends_reaches_the_provider(fleet: ModelFleet, clien
     said.pop("max_tokens", None)
     wanted = {name: value for name, value in settings.items() if name != "max_completion_tokens"}
     assert {name: said[name] for name in wanted} == wanted
+    assert {name: said[name] for name in servers_own} == servers_own
+    assert said["chat_template_kwargs"] == {"think": False}
     assert fleet.provider.requests[-1].body["max_tokens"] == 77
 
 
@@ -218,33 +232,72 @@ async def test_the_tools_that_a_model_wants_called_come_back(fleet: ModelFleet, 
     assert fleet.provider.requests[-1].body["tool_choice"] == "required"
 
 
-async def test_what_is_not_carried_is_tolerated_and_named(client: openai.AsyncOpenAI) -> None:
+UNKNOWN: Any = {
+    "model_extra": 1, "unread": 1, "__class__": 1, "a\r\nb: c": 1, "é" * 100: 2, "\U0001f600": {}, "absent": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        *(({"extra_body": {field: value}}, field) for field, value in UNKNOWN.items() if len(field) < 60 and value),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Ada"}]}, "messages[].name"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name_and_costs_nothing(
+    fleet: ModelFleet, client: openai.AsyncOpenAI, gateway_client: GatewayClient, more: dict[str, Any], name: str
+) -> None:
+    asked = len(fleet.provider.requests)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**{"model": "model", "messages": HELLO, **more})
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", name)
+    assert refused.value.body["charged"] is False  # type: ignore[index]
+    assert (await gateway_client.read_call_count(), len(fleet.provider.requests)) == (0, asked)
+
+
+async def test_what_changes_no_answer_is_accepted(client: openai.AsyncOpenAI) -> None:
     raw = await client.chat.completions.with_raw_response.create(
         model="echo",
-        messages=[{"role": "user", "content": "x", "name": "Ada"}],
-        top_p=0.5,
-        logprobs=True,
+        messages=HELLO,
         user="somebody",
+        store=False,
         metadata={"a": "b"},
-        extra_body={
-            "model_extra": 1,
-            "unread": 1,
-            "__class__": 1,
-            "a\r\nb: c": 1,
-            "é" * 100: 2,
-            "\U0001f600": {},
-            "absent": None,
-        },
+        service_tier="flex",
+        safety_identifier="s",
+        prompt_cache_key="k",
     )
-    assert raw.parse().choices[0].message.content == "x"
-    named = raw.headers["x-quintain-ignored"].split(", ")
-    assert named == [
-        "?", "?" * 60, "__class__", "a??b??c", "logprobs", "messages[].name", "model_extra", "top_p", "unread",
-    ]  # fmt: skip
+    assert "x-quintain-ignored" not in raw.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_session_that_ignores_what_cannot_be_honoured_gets_its_names(fleet: ModelFleet, stream: bool) -> None:
+    token = await fleet.token(unsupported="ignore")
+    client = openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key=token, max_retries=0)
+    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("Hi")))
+    ask: Any = {"messages": HELLO, "extra_body": UNKNOWN, "modalities": ["audio"], "stream": stream}
+    if stream:
+        chunks = [chunk async for chunk in await client.chat.completions.create(model="echo", **ask)]
+        named = chunks[-1].model_extra["ignored_parameters"]
+    else:
+        raw = await client.chat.completions.with_raw_response.create(model="model", **ask)
+        named = raw.parse().model_extra["ignored_parameters"]
+        assert (
+            raw.headers["x-quintain-ignored"]
+            == "?, " + "?" * 60 + ", __class__, a??b??c, modalities, model_extra, unread"
+        )
+    assert {"model_extra", "unread", "__class__"} <= set(named)
+    await client.close()
+
+
+async def test_a_request_may_say_itself_what_is_to_be_ignored(gateway_client: GatewayClient) -> None:
+    body = {"model": "mute", "messages": HELLO, "seed": 7, "top_p": 1, "unsupported": "ignore"}
+    response = await gateway_client.http.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.headers["x-quintain-ignored"]) == (200, "seed")
 
 
 async def test_a_flood_of_unknown_fields_makes_no_flood_of_names(gateway_client: GatewayClient) -> None:
-    body = {"model": "echo", "messages": HELLO, **{f"field{n:04}": n for n in range(3000)}}
+    body = {"model": "echo", "messages": HELLO, **{f"field{n:04}": n for n in range(3000)}, "unsupported": "ignore"}
     response = await gateway_client.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200
     assert response.headers["x-quintain-ignored"].endswith("field0019, and 2980 more")
@@ -465,6 +518,18 @@ BAD: list[tuple[object, str | None]] = [
             "response_format": ["json", 5, []],
             "tools": ["x", {}, ["x"]],
             "tool_choice": [5, []],
+            "top_p": [1.5, -1, "0.2", True],
+            "min_p": [2],
+            "top_k": ["x", 1.5],
+            "frequency_penalty": ["x"],
+            "logit_bias": [5, {"a": "b"}],
+            "logprobs": [5, "true"],
+            "top_logprobs": [-1, True],
+            "reasoning_effort": [5],
+            "parallel_tool_calls": ["no"],
+            "modalities": ["text"],
+            "extra_body": [5],
+            "unsupported": ["maybe"],
         }.items()
         for value in values
     ),

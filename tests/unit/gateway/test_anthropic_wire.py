@@ -74,11 +74,12 @@ def test_what_came_from_a_cache_is_counted_apart() -> None:
 
 @pytest.mark.parametrize("kind", FAULTS.values())
 def test_every_fault_is_an_error_that_clients_know(kind: type[Fault]) -> None:
-    status, body, headers = write_error(kind())
+    fault = kind()
+    status, body, headers = write_error(fault)
     assert body["error"]["type"] in TYPES
     assert (status, headers["x-should-retry"]) == (
         402 if kind.code == "budget_exhausted" else kind.status,
-        "true" if kind().retryable else "false",
+        "true" if fault.retryable and fault.charged is False else "false",
     )
 
 

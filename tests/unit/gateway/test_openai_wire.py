@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.contracts.invoke import OutputMessage, Result, TokenUsage, ToolCall
+from quintain.contracts.invoke import OutputMessage, Reasoning, Result, TokenUsage, ToolCall
 from quintain.errors import FAULTS, BadRequest, Fault, Overloaded
 from quintain_gateway.apis.openai.wire import (
     finish_reason_of,
@@ -32,9 +32,7 @@ def result(text: str = "", *calls: ToolCall, **more: Any) -> Result:
 def test_a_plain_question_has_no_settings() -> None:
     chat = parse_chat_request(ASK)
     assert chat.request.settings is None
-    assert (chat.request.target, chat.choice_count, chat.stream, chat.include_usage, chat.ignored_fields) == (
-        "t", 1, False, False, frozenset(),
-    )  # fmt: skip
+    assert (chat.request.target, chat.choice_count, chat.stream, chat.include_usage) == ("t", 1, False, False)
 
 
 def test_the_newer_name_of_a_setting_wins() -> None:
@@ -57,7 +55,28 @@ def test_an_answer_comes_back_as_it_was_given() -> None:
         {**ASK, "messages": [{**said, "annotations": None, "audio": None, "function_call": None}]}
     )
     turn = (chat.request.messages or [])[0]
-    assert (turn.content, turn.tool_calls, chat.ignored_fields) == ("", [call], frozenset())
+    assert (turn.content, turn.tool_calls, chat.request.settings) == ("", [call], None)
+
+
+def test_what_the_model_added_to_its_text_has_openais_shape() -> None:
+    tokens: Any = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]
+    message = OutputMessage(content="a", reasoning=[Reasoning(text="hm", signature="s")], logprobs=tokens)
+    answer = Result(output=[message], raw_text="a", target="t", call_count=1, max_calls=1, ignored=["topK", "x"])
+    body = write_completion("id", "t", 1, [answer])
+    assert body["choices"][0]["message"] == {
+        "role": "assistant", "content": "a", "refusal": None, "reasoning_content": "hm",
+    }  # fmt: skip
+    assert body["choices"][0]["logprobs"] == {"content": tokens, "refusal": None}
+    assert body["ignored_parameters"] == ["top_k", "x"]
+    # A client may send back what it got.
+    assert parse_chat_request({**ASK, "messages": [body["choices"][0]["message"]]}).request.settings is None
+
+
+def test_a_refusal_is_no_content() -> None:
+    message = OutputMessage(content="I will not.", refusal="I will not.")
+    refused = Result(output=[message], raw_text="I will not.", target="t", call_count=1, max_calls=1)
+    said = write_completion("id", "t", 1, [refused])["choices"][0]["message"]
+    assert said == {"role": "assistant", "content": None, "refusal": "I will not."}
 
 
 def test_a_refusal_is_what_the_assistant_said() -> None:

@@ -16,6 +16,7 @@ UNKNOWN = "unknown"
 #: protocol.md §3: code, status, retryable, charged. None: as the ledger says, or where uncharged.
 PROTOCOL: list[tuple[str, int, bool | None, bool | str | None]] = [
     ("bad_request", 400, False, False),
+    ("unsupported_parameter", 400, False, False),
     ("unknown_target", 400, False, False),
     ("unauthorized", 401, False, False),
     ("forbidden_target", 403, False, False),

@@ -68,15 +68,18 @@ def test_null_inside_the_providers_own_objects_is_kept() -> None:
     assert InvokeSettings.from_wire(settings.to_wire()) == settings
 
 
-def test_unknown_keys_are_ignored_at_every_depth() -> None:
+def test_unknown_keys_are_ignored_except_settings_which_a_worker_refuses_by_name() -> None:
     body = {
         "question": "x",
         "somethingNew": {"deep": [1]},
-        "settings": {"temperature": 0.5, "newSetting": True},
+        "settings": {"temperature": 0.5, "newSetting": True, "absent": None},
     }
-    assert InvokeRequest.from_wire(json.dumps(body)) == InvokeRequest(
-        question="x", settings=InvokeSettings(temperature=0.5)
-    )
+    request = InvokeRequest.from_wire(json.dumps(body))
+    assert request.model_copy(update={"settings": None}) == InvokeRequest(question="x")
+    assert request.settings is not None
+    assert (request.settings.temperature, request.settings.unknown()) == (0.5, {"newSetting"})
+    assert InvokeRequest.from_wire(request.to_wire()).settings is not None
+    assert json.loads(request.to_wire())["settings"] == {"temperature": 0.5, "newSetting": True}
 
 
 def test_text_travels_as_utf_8() -> None:

@@ -82,13 +82,15 @@ async def test_a_status_says_what_is_charged_and_whether_to_try_again(
     assert len(server.requests) == 1
     provider = "anthropic" if wire is ANTHROPIC else "openai"
     assert failed.fault.message.startswith(f"{provider} ")
-    assert failed.fault.message.endswith(f"HTTP {row.status}, request id req_42)")
+    assert f"HTTP {row.status}, request id req_42)" in failed.fault.message
     assert "(Model" in failed.fault.message
     assert KEY not in failed.fault.message
+    assert failed.fault.provider_error is not None
+    assert (failed.fault.provider_error.status, failed.fault.provider_error.type) == (row.status, "some_error")
 
 
 @wires
-async def test_a_failure_never_repeats_what_the_provider_wrote(server: ModelServer, wire: Wire) -> None:
+async def test_a_refused_key_is_never_repeated(server: ModelServer, wire: Wire) -> None:
     server.set_responses(ScriptedResponse(status=401, body=error_body(), headers={"x-request-id": f"<{KEY}>"}))
     failed = await failure(wire, server.url)
     assert KEY not in f"{failed} {failed!r} {failed.fault.message}"
@@ -201,7 +203,9 @@ async def test_a_server_that_cannot_be_reached_costs_nothing(wire: Wire) -> None
     failed = await failure(wire, f"http://127.0.0.1:{port}")
     assert isinstance(failed.fault, ProviderFailed)
     assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNBILLED, True, False)
-    assert "nothing was sent (ModelConnectionError)" in failed.fault.message
+    base_url = f"http://127.0.0.1:{port}{'' if wire is ANTHROPIC else '/v1'}"
+    assert f"(ModelConnectionError, {base_url}, Connection refused)" in failed.fault.message
+    assert failed.fault.provider_error is None
 
 
 @wires

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.invoke import InvokeRequest, TokenUsage
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import BadRequest, TimedOut
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, model_server
@@ -238,6 +238,7 @@ async def test_a_refusal_is_what_the_model_said(server: ModelServer) -> None:
     server.set_responses(ScriptedResponse(body=body))
     answer = await answer_of(CHAT.provider(server.url))
     assert (answer.text, answer.finish_reason) == ("I will not.", "content_filter")
+    assert answer.output == [OutputMessage(content="I will not.", refusal="I will not.")]
 
 
 async def test_a_server_that_counts_no_tokens_leaves_the_usage_out(server: ModelServer) -> None:

@@ -25,6 +25,7 @@ from quintain_gateway.apis.agentv.wire import (
     AgentVInfo,
     AgentVResult,
     agentv_status,
+    ignored_keys,
     read_batch,
     read_invoke,
     write_info,
@@ -44,6 +45,7 @@ from quintain_gateway.http.endpoint import (
 from quintain_gateway.http.errors import JSON_MEDIA_TYPE, NotFound
 from quintain_gateway.http.headers import read_deadline_seconds, read_request_id
 from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
+from quintain_gateway.http.schemas import IGNORED_HEADER, format_field_names
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +134,13 @@ class AgentVEndpoints:
         """``POST /invoke``: call a target and return its result."""
         async with verify_token_on_body_error(client):
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
-            invoke_request = read_invoke(parse_json(await self._gateway.read_body(request)))
+            body = parse_json(await self._gateway.read_body(request))
+            invoke_request = read_invoke(body)
         call = client.send(invoke_request, request_id=request_id, deadline_seconds=deadline_seconds)
-        return JSONResponse(write_result(await cancel_on_disconnect(request, call)))
+        result = await cancel_on_disconnect(request, call)
+        return JSONResponse(
+            write_result(result), headers=_ignored_header({*ignored_keys(body), *(result.ignored or ())})
+        )
 
     async def batch(self, request: Request, client: Client) -> Response:
         """``POST /invokeBatch``: make several calls concurrently and return their results in the order of the request.
@@ -143,12 +149,20 @@ class AgentVEndpoints:
         """
         async with verify_token_on_body_error(client):
             deadline_seconds = read_deadline_seconds(request, self._gateway.clock)
-            items = read_batch(parse_json(await self._gateway.read_body(request)))
+            body = parse_json(await self._gateway.read_body(request))
+            items = read_batch(body)
         if not items:
             await client.get_info()
             return JSONResponse({"responses": []})
         results = await cancel_on_disconnect(request, _invoke_batch(client, items, deadline_seconds))
-        return JSONResponse({"responses": [_write_item(item) for item in results]})
+        ignored = set().union(*map(ignored_keys, body["requests"])) if isinstance(body, dict) else set()
+        ignored.update(name for item in results if item.result is not None for name in item.result.ignored or ())
+        responses = {"responses": [_write_item(item) for item in results]}
+        return JSONResponse(responses, headers=_ignored_header(ignored))
+
+
+def _ignored_header(names: set[str]) -> dict[str, str]:
+    return {IGNORED_HEADER: format_field_names(names)} if names else {}
 
 
 async def _invoke_batch(

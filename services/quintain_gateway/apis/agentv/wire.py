@@ -93,6 +93,14 @@ def read_invoke(value: object) -> InvokeRequest:
         raise BadRequest(describe_validation_error(error)) from None
 
 
+def ignored_keys(value: object) -> set[str]:
+    """Return the keys of a request that have no meaning here, and are ignored as AgentV ignores them."""
+    if not isinstance(value, dict):
+        return set()
+    known = {name for field, info in InvokeRequest.model_fields.items() for name in (field, info.alias)}
+    return {str(key) for key, item in value.items() if item is not None} - known
+
+
 def read_batch(value: object) -> list[InvokeRequest | Fault]:
     """Parse a batch. An invalid request becomes a `Fault` in its place, so that the others can be made.
 

@@ -40,6 +40,7 @@ class _ToolUseBlock(RequestModel):
 class _ToolResultBlock(RequestModel):
     tool_use_id: str
     content: str | list[JsonObject] | None = None
+    is_error: bool | None = None
 
 
 BlockT = TypeVar("BlockT", bound=RequestModel)
@@ -93,9 +94,22 @@ def parse_block(path: str, block: JsonObject) -> JsonObject:
 
 
 def unknown_message_fields(message: AnthropicRequestMessage) -> set[str]:
-    """Return the fields of a message and its blocks that are not used."""
+    """Return the fields of a message and its blocks that are not used, and might change an answer."""
     blocks = message.content if isinstance(message.content, list) else []
-    known = {"text", "source", "id", "name", "input", "tool_use_id", "content", "type", *CACHE_FIELDS}
+    known = {
+        "text",
+        "source",
+        "id",
+        "name",
+        "input",
+        "tool_use_id",
+        "content",
+        "type",
+        "citations",
+        "caller",
+        "is_error",
+        *CACHE_FIELDS,
+    }
     sent = {name for block in blocks for name, value in block.items() if value not in (None, False, [])}
     return message.unknown_fields("messages[].") | {f"messages[].content[].{name}" for name in sent - known}
 
@@ -103,7 +117,8 @@ def unknown_message_fields(message: AnthropicRequestMessage) -> set[str]:
 def _parse_tool_result(path: str, block: JsonObject) -> ChatMessage:
     result = _validate_block(path, _ToolResultBlock, block)
     content = parse_blocks(f"{path}.content", result.content or "")
-    return ChatMessage(role="tool", tool_call_id=result.tool_use_id, content=content)
+    is_error = True if result.is_error else None
+    return ChatMessage(role="tool", tool_call_id=result.tool_use_id, content=content, is_error=is_error)
 
 
 def _validate_block(path: str, model: type[BlockT], block: JsonObject) -> BlockT:

@@ -84,7 +84,7 @@ class AnthropicEndpoints:
         writer = ResponseWriter(
             AnthropicMessageEncoder(f"msg_{key.text}", parsed.request.target or ""),
             CallGroup(client, dispatch_request),
-            key.headers(parsed.ignored_fields),
+            key.headers(),
             context_of(request),
             keep_alive_seconds=self._gateway.limits.keep_alive_seconds,
         )

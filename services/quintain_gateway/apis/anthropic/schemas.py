@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from quintain.contracts.invoke import JsonObject
+from quintain.contracts.invoke import Fraction, JsonObject, Unsupported
 from quintain_gateway.http.schemas import RequestModel
 
 
@@ -32,6 +32,7 @@ class AnthropicToolChoice(RequestModel):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class AnthropicOutputFormat(RequestModel):
@@ -42,24 +43,37 @@ class AnthropicOutputFormat(RequestModel):
 
 
 class AnthropicOutputConfig(RequestModel):
-    """The format of the response."""
+    """The format of the response, and the effort that the model puts into it."""
 
     format: AnthropicOutputFormat | None = None
+    effort: str | None = None
 
 
 class AnthropicMessageRequest(RequestModel):
-    """A messages request. ``model`` is the name of a target."""
+    """A messages request. ``model`` is the name of a target.
+
+    ``metadata`` and ``service_tier`` are accepted without effect: they change no answer. ``extra_body`` holds fields of
+    the provider's own, which get there unchanged; any other field is refused by name, or ignored with ``unsupported``.
+    """
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[AnthropicRequestMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(gt=0)]
     system: str | list[JsonObject] | None = None
     temperature: float | None = None
+    top_p: Fraction | None = None
+    top_k: int | None = None
+    thinking: JsonObject | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     output_config: AnthropicOutputConfig | None = None
+    extra_body: JsonObject | None = None
+    unsupported: Unsupported | None = None
+    metadata: JsonObject | None = None
+    service_tier: str | None = None
+    cache_control: JsonObject | None = None
 
 
 class AnthropicMessageResponse(BaseModel):
@@ -94,9 +108,6 @@ class AnthropicErrorResponse(BaseModel):
     type: Literal["error"]
     error: AnthropicErrorObject
 
-
-#: Request fields that are ignored and not listed in a response header, because they do not affect the result.
-SILENTLY_IGNORED_FIELDS = frozenset({"metadata"})
 
 #: Fields of tools and blocks that only control caching and do not affect the result.
 CACHE_FIELDS = frozenset({"cache_control"})

@@ -11,11 +11,13 @@ from quintain.contracts.invoke import Result
 from quintain.errors import Fault
 from quintain_gateway.apis.anthropic.wire import (
     stop_reason_of,
+    thinking_blocks,
     tool_use_blocks,
     write_error,
     write_message,
     write_usage,
 )
+from quintain_gateway.apis.openai.wire import write_ignored
 
 
 def encode_named_event(kind: str, **fields: Any) -> bytes:
@@ -36,6 +38,7 @@ class AnthropicMessageEncoder:
     message_id: str
     model: str
     keep_alive_event: bytes = PING_EVENT
+    separates_refusals: bool = False
 
     def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return the message as one JSON body."""
@@ -74,18 +77,17 @@ class AnthropicMessageEncoder:
         )
 
     def stream_choice_end(self, _: int, result: Result) -> bytes:
-        """Return the events with the tool calls, the stop reason and the usage."""
+        """Return the events with the thinking blocks, the tool calls, the stop reason and the usage.
+
+        The thinking blocks come after the text, because they are known only at the end.
+        """
         text_block_stop = encode_named_event("content_block_stop", index=0) if result.raw_text else b""
-        tool_use_events = b"".join(
-            _tool_use_events(index, call)
-            for index, call in enumerate(tool_use_blocks(result), start=1 if text_block_stop else 0)
+        blocks = [*thinking_blocks(result), *tool_use_blocks(result)]
+        block_events = b"".join(
+            _block_events(index, block) for index, block in enumerate(blocks, start=1 if text_block_stop else 0)
         )
-        delta = {"stop_reason": stop_reason_of(result), "stop_sequence": None}
-        return (
-            text_block_stop
-            + tool_use_events
-            + encode_named_event("message_delta", delta=delta, usage=write_usage(result))
-        )
+        ending = {"delta": {"stop_reason": stop_reason_of(result), "stop_sequence": None}, **write_ignored([result])}
+        return text_block_stop + block_events + encode_named_event("message_delta", usage=write_usage(result), **ending)
 
     def stream_end(self, _: Sequence[Result]) -> bytes:
         """Return the ``message_stop`` event."""
@@ -96,10 +98,22 @@ class AnthropicMessageEncoder:
         return encode_named_event("error", error=self.encode_error(fault)["error"])
 
 
-def _tool_use_events(index: int, block: dict[str, Any]) -> bytes:
-    input_delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-    return (
-        encode_named_event("content_block_start", index=index, content_block={**block, "input": {}})
-        + encode_named_event("content_block_delta", index=index, delta=input_delta)
-        + encode_named_event("content_block_stop", index=index)
+def _block_events(index: int, block: dict[str, Any]) -> bytes:
+    empty, deltas = _block_deltas(block)
+    return b"".join(
+        [
+            encode_named_event("content_block_start", index=index, content_block=empty),
+            *(encode_named_event("content_block_delta", index=index, delta=delta) for delta in deltas),
+            encode_named_event("content_block_stop", index=index),
+        ]
     )
+
+
+def _block_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the block as it begins, and the deltas that complete it."""
+    if block["type"] == "tool_use":
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+    if block["type"] == "thinking":
+        deltas = [{"type": f"{name}_delta", name: block[name]} for name in ("thinking", "signature")]
+        return {**block, "thinking": "", "signature": ""}, deltas
+    return block, []

@@ -1,7 +1,4 @@
-"""Converts between Anthropic's messages API and Quintain's messages. No I/O.
-
-Fields of a request that a call cannot carry are listed in `ParsedMessageRequest.ignored_fields`.
-"""
+"""Converts between Anthropic's messages API and Quintain's messages. No I/O."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from quintain.errors import Fault
 from quintain_gateway.apis.anthropic.blocks import parse_blocks, parse_message, unknown_message_fields
 from quintain_gateway.apis.anthropic.schemas import (
     CACHE_FIELDS,
-    SILENTLY_IGNORED_FIELDS,
     AnthropicMessageRequest,
     AnthropicTool,
     AnthropicToolChoice,
 )
-from quintain_gateway.apis.openai.wire import tool_calls_of
+from quintain_gateway.apis.openai.wire import tool_calls_of, write_ignored
 from quintain_gateway.http.errors import retry_header
 from quintain_gateway.http.schemas import InvalidField, validate_as
+from quintain_gateway.http.settings import parse_settings
 
 JsonDict = dict[str, Any]
 
@@ -53,11 +50,10 @@ ERROR_TYPES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedMessageRequest:
-    """A parsed messages request. ``ignored_fields`` names the fields that the call cannot carry."""
+    """A parsed messages request."""
 
     request: InvokeRequest
     stream: bool
-    ignored_fields: frozenset[str]
 
 
 def parse_message_request(value: object) -> ParsedMessageRequest:
@@ -73,25 +69,26 @@ def parse_message_request(value: object) -> ParsedMessageRequest:
     return ParsedMessageRequest(
         request=InvokeRequest(target=body.model, messages=messages, settings=_parse_settings(body)),
         stream=body.stream is True,
-        ignored_fields=frozenset(
-            body.unknown_fields(known=SILENTLY_IGNORED_FIELDS)
-            | {name for turn in body.messages for name in unknown_message_fields(turn)}
-            | {name for tool in body.tools or [] for name in tool.unknown_fields("tools[].", known=CACHE_FIELDS)}
-            | (set() if body.tool_choice is None else body.tool_choice.unknown_fields("tool_choice."))
-            | (set() if body.output_config is None else body.output_config.unknown_fields("output_config."))
-        ),
     )
 
 
 def _parse_settings(body: AnthropicMessageRequest) -> InvokeSettings:
-    return InvokeSettings(
-        temperature=body.temperature,
-        max_tokens=body.max_tokens,
-        stop=body.stop_sequences,
-        tools=[_parse_tool(tool) for tool in body.tools] if body.tools else None,
-        tool_choice=None if body.tool_choice is None else _parse_tool_choice(body.tool_choice),
-        response_format=_parse_response_format(body),
+    choice, config = body.tool_choice, body.output_config
+    values = {
+        "stop": body.stop_sequences,
+        "tools": [_parse_tool(tool) for tool in body.tools] if body.tools else None,
+        "tool_choice": None if choice is None else _parse_tool_choice(choice),
+        "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
+        "response_format": _parse_response_format(body),
+        "reasoning_effort": None if config is None else config.effort,
+    }
+    unknown = (
+        {name for turn in body.messages for name in unknown_message_fields(turn)}
+        | {name for tool in body.tools or [] for name in tool.unknown_fields("tools[].", known=CACHE_FIELDS)}
+        | (set() if choice is None else choice.unknown_fields("tool_choice."))
+        | (set() if config is None else config.unknown_fields("output_config."))
     )
+    return parse_settings(body, values, unknown)
 
 
 def _parse_response_format(body: AnthropicMessageRequest) -> JsonObject | None:
@@ -127,13 +124,26 @@ def write_message(message_id: str, model: str, result: Result) -> JsonDict:
         "role": "assistant",
         "model": result.model or model,
         "content": [
+            *thinking_blocks(result),
             *([{"type": "text", "text": result.raw_text}] if result.raw_text else []),
             *tool_use_blocks(result),
         ],
         "stop_reason": stop_reason_of(result),
         "stop_sequence": None,
         "usage": write_usage(result),
+        **write_ignored([result]),
     }
+
+
+def thinking_blocks(result: Result) -> list[JsonDict]:
+    """Return the model's reasoning as thinking blocks; another vendor's reasoning has an empty signature."""
+    return [
+        {"type": "thinking", "thinking": piece.text, "signature": piece.signature or ""}
+        if piece.redacted is None
+        else {"type": "redacted_thinking", "data": piece.redacted}
+        for message in result.output
+        for piece in message.reasoning or []
+    ]
 
 
 def tool_use_blocks(result: Result) -> list[JsonDict]:

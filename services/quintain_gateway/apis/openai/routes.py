@@ -86,7 +86,7 @@ class OpenAIEndpoints:
         writer = ResponseWriter(
             ChatCompletionEncoder(f"chatcmpl-{key.text}", model, include_usage=parsed.include_usage),
             CallGroup(client, dispatch_request),
-            key.headers(parsed.ignored_fields),
+            key.headers(),
             context_of(request),
             keep_alive_seconds=self._gateway.limits.keep_alive_seconds,
         )

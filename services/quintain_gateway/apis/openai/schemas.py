@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from quintain.contracts.invoke import JsonObject
+from quintain.contracts.invoke import Fraction, JsonObject, Unsupported
 from quintain_gateway.http.schemas import RequestModel
 
 #: The maximum number of choices of a request; each choice is one call.
@@ -47,7 +47,11 @@ class StreamOptions(RequestModel):
 
 
 class ChatCompletionRequest(RequestModel):
-    """A chat completion request. ``model`` is the name of a target; each of ``n`` choices is one call."""
+    """A chat completion request. ``model`` is the name of a target; each of ``n`` choices is one call.
+
+    Fields from ``user`` on are accepted without effect: none of them changes an answer. ``extra_body`` holds fields of
+    the provider's own, which get there unchanged; any other field is refused by name, or ignored with ``unsupported``.
+    """
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[ChatRequestMessage], Field(min_length=1)]
@@ -57,11 +61,34 @@ class ChatCompletionRequest(RequestModel):
     temperature: float | None = None
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
+    top_p: Fraction | None = None
+    top_k: int | None = None
+    min_p: Fraction | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    reasoning_effort: str | None = None
+    thinking: JsonObject | None = None
+    verbosity: str | None = None
+    modalities: list[str] | None = None
     response_format: JsonObject | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    extra_body: JsonObject | None = None
+    unsupported: Unsupported | None = None
+    user: str | None = None
+    store: bool | None = None
+    metadata: JsonObject | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
 
 class OpenAIModel(BaseModel):
@@ -111,5 +138,5 @@ class OpenAIErrorResponse(BaseModel):
     error: OpenAIErrorObject
 
 
-#: Request fields that are ignored and not listed in a response header, because they do not affect the result.
-SILENTLY_IGNORED_FIELDS = frozenset({"user", "store", "metadata", "safety_identifier", "prompt_cache_key"})
+#: Fields that clients copy from an answer into the messages of their next request, and that no provider reads there.
+ANSWER_FIELDS = frozenset({"annotations", "audio", "function_call", "reasoning", "reasoning_content"})

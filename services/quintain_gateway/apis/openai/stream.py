@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from quintain.contracts.invoke import Result
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.wire import (
     finish_reason_of,
+    logprobs_of,
+    reasoning_text_of,
+    refusal_of,
     tool_calls_of,
     write_completion,
     write_error,
+    write_ignored,
     write_tool_call,
     write_usage,
 )
@@ -42,6 +47,7 @@ class ChatCompletionEncoder:
     model: str
     include_usage: bool = False
     keep_alive_event: bytes = KEEP_ALIVE_COMMENT
+    separates_refusals: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
 
     def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -63,10 +69,15 @@ class ChatCompletionEncoder:
         return self._chunk_event(choice, {"content": delta})
 
     def stream_choice_end(self, choice: int, result: Result) -> bytes:
-        """Return the events with a choice's tool calls, if there are any, and its finish reason."""
+        """Return the events with what is known only at the end of a choice, and its finish reason.
+
+        These are the reasoning, the refusal, the tool calls and the log probabilities.
+        """
         calls = [{"index": index, **write_tool_call(call)} for index, call in enumerate(tool_calls_of(result))]
-        tool_calls_chunk = self._chunk_event(choice, {"tool_calls": calls}) if calls else b""
-        return tool_calls_chunk + self._chunk_event(choice, {}, finish_reason_of(result))
+        late = {"reasoning_content": reasoning_text_of(result), "refusal": refusal_of(result), "tool_calls": calls}
+        events = [self._chunk_event(choice, {name: value}) for name, value in late.items() if value]
+        ending = {"finish_reason": finish_reason_of(result), "logprobs": logprobs_of(result)}
+        return b"".join([*events, self._chunk_event(choice, {}, ending, write_ignored([result]))])
 
     def stream_end(self, results: Sequence[Result]) -> bytes:
         """Return the event with the usage, if the client requested it, and the ``[DONE]`` event."""
@@ -81,9 +92,15 @@ class ChatCompletionEncoder:
         """Return the error event that ends a stream, without ``[DONE]``."""
         return encode_data_event(self.encode_error(fault))
 
-    def _chunk_event(self, choice: int, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice_object = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return encode_data_event({**self._common_fields(), "choices": [choice_object]})
+    def _chunk_event(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        ending: Mapping[str, object] = MappingProxyType({}),
+        more: Mapping[str, object] = MappingProxyType({}),
+    ) -> bytes:
+        choice_object = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **ending}
+        return encode_data_event({**self._common_fields(), "choices": [choice_object], **more})
 
     def _common_fields(self) -> dict[str, Any]:
         return {

@@ -1,7 +1,4 @@
-"""Converts between OpenAI's chat completions and Quintain's messages. No I/O.
-
-Fields of a request that a call cannot carry are listed in `ParsedChatRequest.ignored_fields`.
-"""
+"""Converts between OpenAI's chat completions and Quintain's messages. No I/O."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ from typing import Any
 
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage, ToolCall
 from quintain.errors import Fault
-from quintain_gateway.apis.openai.schemas import SILENTLY_IGNORED_FIELDS, ChatCompletionRequest, ChatRequestMessage
+from quintain_gateway.apis.openai.schemas import ANSWER_FIELDS, ChatCompletionRequest, ChatRequestMessage
 from quintain_gateway.http.errors import retry_header
 from quintain_gateway.http.schemas import InvalidField, validate_as
+from quintain_gateway.http.settings import ignored_parameters, parameter_name, parse_settings
 
 JsonDict = dict[str, Any]
 
@@ -36,16 +34,12 @@ ERROR_TYPES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedChatRequest:
-    """A parsed chat completion request.
-
-    ``choice_count`` is the number of calls to make; ``ignored_fields`` names the fields that the call cannot carry.
-    """
+    """A parsed chat completion request; ``choice_count`` is the number of calls to make."""
 
     request: InvokeRequest
     choice_count: int
     stream: bool
     include_usage: bool
-    ignored_fields: frozenset[str]
 
 
 def parse_chat_request(value: object) -> ParsedChatRequest:
@@ -61,24 +55,13 @@ def parse_chat_request(value: object) -> ParsedChatRequest:
         choice_count=body.n or 1,
         stream=body.stream is True,
         include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
-        ignored_fields=frozenset(
-            body.unknown_fields(known=SILENTLY_IGNORED_FIELDS).union(
-                *(turn.unknown_fields("messages[].") for turn in body.messages)
-            )
-        ),
     )
 
 
 def _parse_settings(body: ChatCompletionRequest) -> InvokeSettings | None:
-    settings = InvokeSettings(
-        temperature=body.temperature,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        seed=body.seed,
-        stop=body.stop,
-        response_format=body.response_format,
-        tools=body.tools,
-        tool_choice=body.tool_choice,
-    )
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    unknown = set().union(*(turn.unknown_fields("messages[].", known=ANSWER_FIELDS) for turn in body.messages))
+    settings = parse_settings(body, {} if limit is None else {"max_tokens": limit}, unknown)
     return None if settings == InvokeSettings() else settings
 
 
@@ -122,19 +105,48 @@ def write_completion(completion_id: str, model: str, created: int, results: Sequ
                 "index": index,
                 "message": _write_message(result),
                 "finish_reason": finish_reason_of(result),
-                "logprobs": None,
+                "logprobs": logprobs_of(result),
             }
             for index, result in enumerate(results)
         ],
+        **write_ignored(results),
     }
     usage = write_usage(results)
     return body if usage is None else {**body, "usage": usage}
 
 
+def write_ignored(results: Sequence[Result]) -> JsonDict:
+    """Return the field that names the parameters that calls were made without, if there are any."""
+    ignored = ignored_parameters(results)
+    return {"ignored_parameters": ignored} if ignored else {}
+
+
 def _write_message(result: Result) -> JsonDict:
-    calls = tool_calls_of(result)
-    message: JsonDict = {"role": "assistant", "content": result.raw_text or (None if calls else ""), "refusal": None}
+    calls, refusal, reasoning = tool_calls_of(result), refusal_of(result), reasoning_text_of(result)
+    text = "" if result.raw_text == refusal else result.raw_text
+    message: JsonDict = {
+        "role": "assistant",
+        "content": text or (None if calls or refusal else ""),
+        "refusal": refusal,
+        **({"reasoning_content": reasoning} if reasoning else {}),
+    }
     return {**message, "tool_calls": [write_tool_call(call) for call in calls]} if calls else message
+
+
+def refusal_of(result: Result) -> str | None:
+    """Return the text with which the model refused to answer, if it did."""
+    return "".join(message.refusal or "" for message in result.output) or None
+
+
+def reasoning_text_of(result: Result) -> str:
+    """Return the text of the model's reasoning: ``reasoning_content``, as vLLM and DeepSeek call it."""
+    return "".join(piece.text for message in result.output for piece in message.reasoning or [])
+
+
+def logprobs_of(result: Result) -> JsonDict | None:
+    """Return the log probabilities of a result's tokens, if the provider sent them."""
+    tokens = [token for message in result.output for token in message.logprobs or []]
+    return {"content": tokens, "refusal": None} if tokens else None
 
 
 def write_tool_call(call: ToolCall) -> JsonDict:
@@ -174,6 +186,8 @@ def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:
     """
     status = 402 if fault.code == "budget_exhausted" else fault.status
     param = "model" if fault.code in {"unknown_target", "forbidden_target"} else None
+    if fault.parameter is not None:
+        param = parameter_name(fault.parameter)
     error = {
         "message": fault.message,
         "type": ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),

@@ -9,31 +9,67 @@ from pydantic_ai.messages import (
     PartStartEvent,
     TextPart,
     TextPartDelta,
+    ThinkingPart,
     ToolCallPart,
 )
 from pydantic_ai.usage import RequestUsage
 
-from quintain.contracts.invoke import OutputMessage, TokenUsage, ToolCall
+from quintain.contracts.invoke import JsonObject, OutputMessage, Reasoning, TokenUsage, ToolCall
 from quintain.contracts.strings import replace_surrogates
 from quintain_worker.providers.models.capabilities import ApiCapabilities
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 
 
 def answer_of(response: ModelResponse, capabilities: ApiCapabilities) -> ProviderAnswer:
-    """Convert the model library's response into an answer; tool calls are part of its output."""
+    """Convert the model library's response into an answer.
+
+    Tool calls, reasoning, a refusal and log probabilities are part of its output.
+    """
     text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
-    refusal = _details(response).get("refusal")
-    if not text and isinstance(refusal, str):
-        # A refusal is the model's answer: evaluations need its text.
-        text = refusal
+    refusal = _refusal(response)
+    # A refusal is the model's answer: evaluations need its text.
+    text = text or refusal or ""
     calls = [_tool_call(part, capabilities) for part in response.parts if isinstance(part, ToolCallPart)]
+    message = OutputMessage(
+        content=replace_surrogates(text),
+        tool_calls=calls or None,
+        reasoning=[_reasoning(part) for part in response.parts if isinstance(part, ThinkingPart)] or None,
+        refusal=None if refusal is None else replace_surrogates(refusal),
+        logprobs=_logprobs(response),
+    )
     return ProviderAnswer(
         text=text,
-        output=[OutputMessage(content=replace_surrogates(text), tool_calls=calls)] if calls else None,
+        output=None if message == OutputMessage(content=message.content) else [message],
         token_usage=_usage(response.usage),
         model=response.model_name,
         finish_reason=_finish_reason(response, has_tool_calls=bool(calls)),
     )
+
+
+def is_refusal(answer: ProviderAnswer) -> bool:
+    """Whether the answer's text is the model's refusal to answer."""
+    return any(message.refusal == message.content for message in answer.output or [])
+
+
+def _refusal(response: ModelResponse) -> str | None:
+    refusal = _details(response).get("refusal")
+    return refusal if isinstance(refusal, str) else None
+
+
+def _reasoning(part: ThinkingPart) -> Reasoning:
+    if part.signature is not None and not part.content:
+        return Reasoning(redacted=part.signature)
+    return Reasoning(text=replace_surrogates(part.content), signature=part.signature)
+
+
+def _logprobs(response: ModelResponse) -> list[JsonObject] | None:
+    """Return the log probabilities of the text's tokens: of the whole answer, or of each of its parts."""
+    holders = [
+        _details(response),
+        *(part.provider_details or {} for part in response.parts if isinstance(part, TextPart)),
+    ]
+    found = [holder["logprobs"] for holder in holders if isinstance(holder.get("logprobs"), list)]
+    return [token for logprobs in found for token in logprobs] or None
 
 
 class StreamedText:
@@ -51,7 +87,7 @@ class StreamedText:
         self._emit(text.removesuffix(self._high_surrogate))
 
     def finish(self, text: str) -> None:
-        """Pass on the rest of the answer's ``text``: all of it where nothing was streamed, as for a refusal."""
+        """Pass on the rest of the answer's ``text``: all of it where nothing was streamed."""
         self._emit(self._high_surrogate if self._high_surrogate or self._has_text else text)
 
     def _emit(self, text: str) -> None:

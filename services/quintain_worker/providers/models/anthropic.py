@@ -10,11 +10,11 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 
 from quintain.config import AnthropicTarget
 from quintain.contracts.invoke import JsonObject
-from quintain_worker.providers.conversation import refusal
 from quintain_worker.providers.factory import ProviderContext
-from quintain_worker.providers.models.capabilities import ApiCapabilities, RequestFields, SettingDefaults
+from quintain_worker.providers.models.capabilities import ApiCapabilities, RequestFields, fields_of_same_name
 from quintain_worker.providers.models.provider import PLACEHOLDER_API_KEY, VERBATIM_PROFILE, ModelProvider, http_client
 from quintain_worker.providers.models.tools import FunctionTool, ToolSettings
+from quintain_worker.providers.settings import UnsupportedValue, no_fields
 
 #: Given explicitly, so that no environment variable of the library changes it.
 _BASE_URL = "https://api.anthropic.com"
@@ -27,8 +27,8 @@ _PROFILE = AnthropicModelProfile(
 )
 
 
-def anthropic_provider(_name: str, target: AnthropicTarget, _context: ProviderContext) -> ModelProvider:
-    """Create the Anthropic provider of this target."""
+def anthropic_provider(name: str, target: AnthropicTarget, _context: ProviderContext) -> ModelProvider:
+    """Create the Anthropic provider of this target. Raises `ConfigError` for settings that its API lacks."""
     key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
     client = http_client(target.max_concurrency)
     sdk = AsyncAnthropic(
@@ -39,23 +39,27 @@ def anthropic_provider(_name: str, target: AnthropicTarget, _context: ProviderCo
         provider=AnthropicProvider(anthropic_client=sdk),
         profile=merge_profile(_PROFILE, VERBATIM_PROFILE),
     )
-    return ModelProvider(
-        model,
-        client,
-        capabilities=_CAPABILITIES,
-        defaults=SettingDefaults(temperature=target.temperature, max_tokens=target.max_tokens),
-    )
+    return ModelProvider(name, target, model, client, CAPABILITIES)
 
 
 #: OpenAI's tool choices → Anthropic's.
 _TOOL_CHOICES = {"none": "none", "auto": "auto", "required": "any"}
 
 
+#: The values of ``reasoning_effort`` that Anthropic's ``effort`` has too.
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
 def _tool_fields(tools: ToolSettings) -> RequestFields:
     body: RequestFields = {"tools": [_tool_definition(function) for function in tools.functions]}
+    choice: RequestFields = {}
     if tools.required_function is not None:
-        return {**body, "tool_choice": {"type": "tool", "name": tools.required_function}}
-    return body if tools.choice_mode is None else {**body, "tool_choice": {"type": _TOOL_CHOICES[tools.choice_mode]}}
+        choice = {"type": "tool", "name": tools.required_function}
+    elif tools.choice_mode is not None:
+        choice = {"type": _TOOL_CHOICES[tools.choice_mode]}
+    if tools.parallel is False and choice.get("type") != "none":
+        choice = {"type": "auto", **choice, "disable_parallel_tool_use": True}
+    return {**body, "tool_choice": choice} if choice else body
 
 
 def _tool_definition(function: FunctionTool) -> JsonObject:
@@ -74,17 +78,34 @@ def _format_fields(response_format: JsonObject) -> RequestFields:
     json_schema = response_format.get("json_schema")
     schema = json_schema.get("schema") if isinstance(json_schema, dict) else None
     if response_format.get("type") != "json_schema" or not isinstance(schema, dict):
-        raise refusal("settings.responseFormat", "anthropic takes type json_schema, with a json_schema.schema")
+        raise UnsupportedValue("anthropic takes type json_schema, with a json_schema.schema")
     return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
 
-_CAPABILITIES = ApiCapabilities(
+def _stop_fields(stop: str | list[str]) -> RequestFields:
+    return {"stop_sequences": [stop] if isinstance(stop, str) else list(stop)}
+
+
+def _effort_fields(effort: str) -> RequestFields:
+    if effort not in _EFFORTS:
+        raise UnsupportedValue(f"anthropic takes {', '.join(_EFFORTS)}")
+    return {"output_config": {"effort": effort}}
+
+
+CAPABILITIES = ApiCapabilities(
     provider="anthropic",
-    settings=frozenset({"temperature", "max_tokens", "stop", "response_format", "tools", "tool_choice"}),
+    writers={
+        **fields_of_same_name("temperature", "max_tokens", "top_p", "top_k", "thinking"),
+        # The tools' own fields hold whether they may be called in parallel; `settings_of` adds the extra body.
+        **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "extra_body"), no_fields),
+        "stop": _stop_fields,
+        "reasoning_effort": _effort_fields,
+        "response_format": _format_fields,
+    },
     write_tools=_tool_fields,
-    write_format=_format_fields,
     allows_late_system=False,
     allows_empty_text=False,
     allows_image_detail=False,
     allows_text_arguments=False,
+    marks_failed_calls=True,
 )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+
+from pydantic import JsonValue
 
 from quintain.contracts.invoke import JsonObject
 from quintain_worker.providers.models.tools import ToolSettings
+from quintain_worker.providers.settings import Writer
 
 #: Fields of the request body.
 RequestFields = JsonObject
@@ -14,16 +18,15 @@ RequestFields = JsonObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCapabilities:
-    """What a provider's API supports. ``settings`` are field names of `InvokeSettings`.
+    """What a provider's API supports.
 
-    ``write_tools`` and ``write_format`` return the request fields for tools and response format; they bypass the
-    library, which would rewrite schemas. ``write_format`` raises `ProviderFailure` for a format that the API lacks.
+    ``writers`` return the request fields of each setting that it supports, by the names of `InvokeSettings`;
+    ``write_tools`` returns those of tools, tool choice and parallel tool calls.
     """
 
     provider: str
-    settings: frozenset[str]
+    writers: Mapping[str, Writer]
     write_tools: Callable[[ToolSettings], RequestFields]
-    write_format: Callable[[JsonObject], RequestFields]
     #: Whether a system message may come after other messages, and whether a message may be empty.
     allows_late_system: bool = True
     allows_empty_text: bool = True
@@ -31,11 +34,14 @@ class ApiCapabilities:
     allows_image_detail: bool = True
     #: Whether a tool call's arguments may be any text; otherwise they must be a JSON object.
     allows_text_arguments: bool = True
+    #: Whether the answer to a tool call may say that the call failed.
+    marks_failed_calls: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingDefaults:
-    """The target's configured settings, used where a request sets none."""
+def fields_of_same_name(*names: str) -> dict[str, Writer]:
+    """Return the writers of settings that the API has under the same name."""
+    return {name: partial(_field, name) for name in names}
 
-    temperature: float | None
-    max_tokens: int | None
+
+def _field(name: str, value: JsonValue) -> RequestFields:
+    return {name: value}

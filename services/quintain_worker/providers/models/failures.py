@@ -2,15 +2,17 @@
 
 A refund needs proof that no inference happened (``design.md`` §3.4): never sent, 401, 402, 403, 404, 429, 503,
 529. Other answers of the provider are charged. Unknown outcomes, such as an interrupted stream, are charged and
-in doubt. Messages name the provider, the exception, the HTTP status and the provider's request id, and never
-quote the provider: error bodies repeat keys and prompts.
+in doubt. Messages name the provider, the exception, the HTTP status and the provider's request id, for a failing
+endpoint its URL, and at the end the provider's own words, as `read_provider_error` bounds and masks them.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_ai.exceptions import (
     ModelAPIError,
@@ -25,7 +27,18 @@ from pydantic_ai.exceptions import (
     ModelUnavailableError,
 )
 
-from quintain.errors import BadRequest, Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
+from quintain.config import AnthropicTarget, OpenAITarget
+from quintain.errors import (
+    BadRequest,
+    Fault,
+    ProviderError,
+    ProviderFailed,
+    Rejected,
+    TargetUnavailable,
+    Throttled,
+    TimedOut,
+)
+from quintain_worker.providers.models.provider_errors import read_provider_error
 from quintain_worker.providers.provider import Billing, ProviderFailure, clamp_retry_after
 
 
@@ -66,6 +79,9 @@ _STREAM_INTERRUPTED = _FailureKind(
 _UNREADABLE = _FailureKind(_failed_charged, "sent an answer that cannot be read", Billing.UNKNOWN, retryable=True)
 _NOT_WRITABLE = _FailureKind(BadRequest, "cannot be sent this request; nothing was sent", Billing.UNBILLED)
 
+#: The failures that a wrong or dead endpoint has, so that its URL helps.
+_OF_THE_ENDPOINT = (_REFUSED, _OVERLOADED, _NOT_SENT, _SERVER_ERROR, _CONNECTION_LOST, _UNREADABLE)
+
 #: HTTP statuses with a meaning of their own; the others are mapped by their class (4xx, 5xx).
 _BY_STATUS = {
     401: _REFUSED,
@@ -97,18 +113,43 @@ _REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-def failure_of(error: Exception, provider: str, *, is_sent: bool = True) -> ProviderFailure:
-    """Map an exception of the model library to a failure; ``is_sent`` is whether it began an HTTP request."""
-    failure_kind = _failure_kind(error)
-    if failure_kind is _UNREADABLE and not is_sent:
-        failure_kind = _NOT_WRITABLE
-    fault = failure_kind.make_fault(f"{provider} {failure_kind.description} ({', '.join(_details(error))})")
-    retry_after_seconds = clamp_retry_after(error.retry_after) if isinstance(error, ModelAPIError) else None
-    if retry_after_seconds is not None:
-        fault.retry_after_ms = round(retry_after_seconds * 1000)
-    return ProviderFailure(
-        fault, failure_kind.billing, retryable=failure_kind.retryable, retry_after_seconds=retry_after_seconds
-    )
+class FailureReader:
+    """Maps the failures of one target: knows its provider, its URL and the secret that no message may hold."""
+
+    def __init__(self, target: OpenAITarget | AnthropicTarget) -> None:
+        self._provider = target.provider
+        self._secrets = () if target.api_key is None else (target.api_key.get_secret_value().strip(),)
+        self._endpoint = [] if target.base_url is None else [_without_query(target.base_url)]
+
+    def failure_of(self, error: Exception, *, is_sent: bool = True) -> ProviderFailure:
+        """Map an exception of the model library to a failure; ``is_sent`` is whether it began an HTTP request."""
+        failure_kind = _failure_kind(error)
+        if failure_kind is _UNREADABLE and not is_sent:
+            failure_kind = _NOT_WRITABLE
+        provider_error = read_provider_error(error, self._secrets)
+        fault = failure_kind.make_fault(self._message(error, failure_kind, provider_error))
+        fault.provider_error = provider_error
+        retry_after_seconds = clamp_retry_after(error.retry_after) if isinstance(error, ModelAPIError) else None
+        if retry_after_seconds is not None:
+            fault.retry_after_ms = round(retry_after_seconds * 1000)
+        return ProviderFailure(
+            fault, failure_kind.billing, retryable=failure_kind.retryable, retry_after_seconds=retry_after_seconds
+        )
+
+    def _message(self, error: Exception, failure_kind: _FailureKind, provider_error: ProviderError | None) -> str:
+        endpoint = self._endpoint if failure_kind in _OF_THE_ENDPOINT else []
+        details = [type(error).__name__, *endpoint, *_details(error)]
+        sentence = f"{self._provider} {failure_kind.description} ({', '.join(details)})"
+        if provider_error is None:
+            return sentence
+        words = [provider_error.code or provider_error.type, provider_error.message]
+        return ": ".join([sentence, *(word for word in words if word is not None)])
+
+
+def _without_query(url: str) -> str:
+    """Return a URL that may be shown: without credentials, query and fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
 
 
 def _failure_kind(error: Exception) -> _FailureKind:
@@ -132,10 +173,23 @@ def _kind_by_status(error: ModelHTTPError) -> _FailureKind:
 
 
 def _details(error: Exception) -> list[str]:
-    details = [type(error).__name__]
-    if isinstance(error, ModelHTTPError):
-        details.append(f"HTTP {error.status_code}")
-        headers = error.headers or {}
-        header_values = (headers.get(name, "") for name in _REQUEST_ID_HEADERS)
-        details += [f"request id {request_id}" for request_id in header_values if _REQUEST_ID.fullmatch(request_id)][:1]
-    return details
+    if isinstance(error, ModelConnectionError):
+        return _system_errors(error)[-1:]
+    if not isinstance(error, ModelHTTPError):
+        return []
+    headers = error.headers or {}
+    header_values = (headers.get(name, "") for name in _REQUEST_ID_HEADERS)
+    request_ids = [f"request id {request_id}" for request_id in header_values if _REQUEST_ID.fullmatch(request_id)]
+    return [f"HTTP {error.status_code}", *request_ids[:1]]
+
+
+def _system_errors(error: BaseException) -> list[str]:
+    """Return what the operating system says about a failed connection, the first cause last."""
+    found: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            # asyncio writes a text of its own over the system's; a failed look-up of a name has a number of its own.
+            found.append(os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror))
+        cause = cause.__cause__ or cause.__context__
+    return found

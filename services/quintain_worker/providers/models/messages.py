@@ -71,16 +71,16 @@ def messages_of(request: InvokeRequest, capabilities: ApiCapabilities) -> list[M
     # The leading system messages go into one request: in separate ones, the library would treat the later ones as late.
     leading = [SystemPromptPart(turn.text) for turn in turns[:first]]
     opening: list[ModelMessage] = [ModelRequest(leading)] if leading else []
-    return [*opening, *_messages(turns[first:])]
+    return [*opening, *_messages(turns[first:], capabilities)]
 
 
-def _messages(turns: Sequence[_ModelMessage]) -> Iterator[ModelMessage]:
+def _messages(turns: Sequence[_ModelMessage], capabilities: ApiCapabilities) -> Iterator[ModelMessage]:
     tool_names = {call.id: call.name for turn in turns for call in turn.message.tool_calls or []}
     for is_tool, group in groupby(turns, lambda turn: turn.role == "tool"):
         if is_tool:
             # All results of one message's tool calls go into one request, because Anthropic requires them in one
             # message.
-            yield ModelRequest([_tool_return(turn, tool_names) for turn in group])
+            yield ModelRequest([_tool_return(turn, tool_names, capabilities) for turn in group])
         else:
             yield from map(_message, group)
 
@@ -97,9 +97,11 @@ def _message(turn: _ModelMessage) -> ModelMessage:
     return ModelRequest([UserPromptPart(single_part if isinstance(single_part, str) else list(turn.content))])
 
 
-def _tool_return(turn: _ModelMessage, tool_names: dict[str, str]) -> ToolReturnPart:
+def _tool_return(turn: _ModelMessage, tool_names: dict[str, str], capabilities: ApiCapabilities) -> ToolReturnPart:
     call_id = turn.message.tool_call_id or ""
-    return ToolReturnPart(tool_names.get(call_id, ""), turn.text, call_id)
+    # Where an API has no mark for it, the library would put words of its own around the text.
+    is_marked = turn.message.is_error is True and capabilities.marks_failed_calls
+    return ToolReturnPart(tool_names.get(call_id, ""), turn.text, call_id, outcome="failed" if is_marked else "success")
 
 
 def _read_message(field: str, message: ChatMessage, capabilities: ApiCapabilities) -> _ModelMessage:

@@ -13,45 +13,46 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from quintain.config import OpenAITarget
 from quintain.contracts.invoke import JsonObject
-from quintain_worker.providers.conversation import refusal
 from quintain_worker.providers.factory import ProviderContext
-from quintain_worker.providers.models.capabilities import ApiCapabilities, RequestFields, SettingDefaults
+from quintain_worker.providers.models.capabilities import ApiCapabilities, RequestFields, fields_of_same_name
 from quintain_worker.providers.models.provider import PLACEHOLDER_API_KEY, VERBATIM_PROFILE, ModelProvider, http_client
 from quintain_worker.providers.models.tools import FunctionTool, ToolSettings
+from quintain_worker.providers.settings import UnsupportedValue, Writer, no_fields
 
 #: Given explicitly, so that no environment variable of the library changes it.
 _BASE_URL = "https://api.openai.com/v1"
 
-#: Hosts that require ``max_completion_tokens``; other servers know only ``max_tokens``, and some ignore the other.
-_MAX_COMPLETION_TOKENS_HOSTS = (".openai.com", ".azure.com")
+#: The hosts of OpenAI's own API. It requires ``max_completion_tokens``, where other servers know only ``max_tokens``,
+#: and lacks some settings that other servers have.
+_OPENAI_HOSTS = (".openai.com", ".azure.com")
 
 
-def openai_provider(_name: str, target: OpenAITarget, _context: ProviderContext) -> ModelProvider:
-    """Create the OpenAI provider of this target."""
+def openai_provider(name: str, target: OpenAITarget, _context: ProviderContext) -> ModelProvider:
+    """Create the OpenAI provider of this target. Raises `ConfigError` for settings that its API lacks."""
     key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
     client = http_client(target.max_concurrency)
     sdk = AsyncOpenAI(
         api_key=key or PLACEHOLDER_API_KEY, base_url=target.base_url or _BASE_URL, http_client=client, max_retries=0
     )
     return ModelProvider(
-        _model(target, OpenAIProvider(openai_client=sdk)),
-        client,
-        capabilities=_CAPABILITIES_BY_API[target.api],
-        defaults=SettingDefaults(temperature=target.temperature, max_tokens=target.max_tokens),
+        name, target, _model(target, OpenAIProvider(openai_client=sdk)), client, capabilities_of(target)
     )
 
 
+def capabilities_of(target: OpenAITarget) -> ApiCapabilities:
+    """Return what the API of this target supports: OpenAI's own, or that of a compatible server."""
+    if target.api == "responses":
+        return _RESPONSES
+    return _CHAT if (urlsplit(target.base_url or _BASE_URL).hostname or "").endswith(_OPENAI_HOSTS) else _COMPATIBLE
+
+
 def _model(target: OpenAITarget, provider: OpenAIProvider) -> Model:
-    host = urlsplit(target.base_url or _BASE_URL).hostname or ""
     profile = OpenAIModelProfile(
-        # The caller's settings are sent unchanged; the provider itself refuses those that it does not support. Without
-        # this profile the library would silently drop a temperature, and for some models send system messages as the
-        # user's.
+        # Without this profile the library would send some models' system messages as the user's.
         openai_supports_reasoning=False,
         openai_supports_encrypted_reasoning_content=False,
         openai_responses_supports_reasoning_context=False,
         openai_system_prompt_role="system",
-        openai_chat_supports_max_completion_tokens=host.endswith(_MAX_COMPLETION_TOKENS_HOSTS),
     )
     kind = OpenAIChatModel if target.api == "chat" else OpenAIResponsesModel
     return kind(target.model, provider=provider, profile=merge_profile(profile, VERBATIM_PROFILE))
@@ -62,8 +63,14 @@ def _chat_tool_fields(tools: ToolSettings) -> RequestFields:
     return body if tools.raw_choice is None else {**body, "tool_choice": tools.raw_choice}
 
 
-def _chat_format_fields(response_format: JsonObject) -> RequestFields:
-    return {"response_format": response_format}
+def _stop_fields(stop: str | list[str]) -> RequestFields:
+    return {"stop": [stop] if isinstance(stop, str) else list(stop)}
+
+
+def _modality_fields(modalities: list[str]) -> RequestFields:
+    if modalities != ["text"]:
+        raise UnsupportedValue("answers are text only")
+    return {"modalities": ["text"]}
 
 
 def _responses_tool_fields(tools: ToolSettings) -> RequestFields:
@@ -90,25 +97,52 @@ def _responses_format_fields(response_format: JsonObject) -> RequestFields:
         return {"text": {"format": response_format}}
     schema = response_format.get("json_schema")
     if format_type != "json_schema" or not isinstance(schema, dict):
-        raise refusal(
-            "settings.responseFormat", 'write {"type": "json_schema", "json_schema": {"name": …, "schema": …}}'
-        )
+        raise UnsupportedValue('write {"type": "json_schema", "json_schema": {"name": …, "schema": …}}')
     return {"text": {"format": {**schema, "type": "json_schema"}}}
 
 
-_COMMON_SETTINGS = frozenset({"temperature", "max_tokens", "response_format", "tools", "tool_choice"})
+def _logprobs_fields(logprobs: bool) -> RequestFields:  # noqa: FBT001 -- a writer gets the setting's value
+    return {"include": ["message.output_text.logprobs"]} if logprobs else {}
 
-_CAPABILITIES_BY_API = {
-    "chat": ApiCapabilities(
-        provider="openai",
-        settings=_COMMON_SETTINGS | {"seed", "stop"},
-        write_tools=_chat_tool_fields,
-        write_format=_chat_format_fields,
-    ),
-    "responses": ApiCapabilities(
-        provider="openai",
-        settings=_COMMON_SETTINGS,
-        write_tools=_responses_tool_fields,
-        write_format=_responses_format_fields,
-    ),
+
+#: Written by ``write_tools``, and by `settings_of`.
+_WRITTEN_ELSEWHERE: dict[str, Writer] = dict.fromkeys(("tools", "tool_choice", "extra_body"), no_fields)
+
+_CHAT_WRITERS: dict[str, Writer] = {
+    **fields_of_same_name("temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
+    **fields_of_same_name("logprobs", "top_logprobs", "reasoning_effort", "verbosity", "response_format"),
+    **fields_of_same_name("parallel_tool_calls"),
+    **_WRITTEN_ELSEWHERE,
+    "stop": _stop_fields,
+    "modalities": _modality_fields,
 }
+
+_CHAT = ApiCapabilities(
+    provider="openai",
+    writers={**_CHAT_WRITERS, "max_tokens": lambda limit: {"max_completion_tokens": limit}},
+    write_tools=_chat_tool_fields,
+)
+
+#: vLLM, Ollama, DeepSeek, LiteLLM, OpenRouter and the like: which of the settings they honour is theirs to say.
+_COMPATIBLE = ApiCapabilities(
+    provider="openai",
+    writers={
+        **_CHAT_WRITERS,
+        **fields_of_same_name("max_tokens", "top_k", "min_p", "repetition_penalty", "thinking"),
+    },
+    write_tools=_chat_tool_fields,
+)
+
+_RESPONSES = ApiCapabilities(
+    provider="openai (api: responses)",
+    writers={
+        **fields_of_same_name("temperature", "top_p", "top_logprobs", "parallel_tool_calls"),
+        **_WRITTEN_ELSEWHERE,
+        "max_tokens": lambda limit: {"max_output_tokens": limit},
+        "logprobs": _logprobs_fields,
+        "reasoning_effort": lambda effort: {"reasoning": {"effort": effort}},
+        "verbosity": lambda verbosity: {"text": {"verbosity": verbosity}},
+        "response_format": _responses_format_fields,
+    },
+    write_tools=_responses_tool_fields,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import ssl
 from contextvars import ContextVar
@@ -14,13 +15,15 @@ from pydantic_ai.models import Model
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.settings import ModelSettings
 
-from quintain.contracts.invoke import InvokeRequest, InvokeSettings
-from quintain_worker.providers.models.answers import StreamedText, answer_of, is_complete
-from quintain_worker.providers.models.capabilities import ApiCapabilities, SettingDefaults
-from quintain_worker.providers.models.failures import StreamInterrupted, failure_of
+from quintain.config import AnthropicTarget, OpenAITarget
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import ConfigError
+from quintain_worker.providers.models.answers import StreamedText, answer_of, is_complete, is_refusal
+from quintain_worker.providers.models.capabilities import ApiCapabilities
+from quintain_worker.providers.models.failures import FailureReader, StreamInterrupted
 from quintain_worker.providers.models.messages import messages_of
 from quintain_worker.providers.models.settings import settings_of
-from quintain_worker.providers.provider import OnText, ProviderAnswer
+from quintain_worker.providers.provider import OnText, ProviderAnswer, ProviderFailure
 
 #: API key for servers that need none: the libraries require one.
 PLACEHOLDER_API_KEY = "no-key-is-set"
@@ -80,10 +83,21 @@ class ModelProvider:
     """Sends each call to a model as one API request; the library's own retries are off."""
 
     def __init__(
-        self, model: Model, client: httpx2.AsyncClient, *, capabilities: ApiCapabilities, defaults: SettingDefaults
+        self,
+        name: str,
+        target: OpenAITarget | AnthropicTarget,
+        model: Model,
+        client: httpx2.AsyncClient,
+        capabilities: ApiCapabilities,
     ) -> None:
+        """Create the provider of the target with this name. Raises `ConfigError` for settings that its API lacks."""
         self._model, self._client = model, client
-        self._capabilities, self._defaults = capabilities, defaults
+        self._capabilities, self._defaults = capabilities, target.default_settings
+        self._failures = FailureReader(target)
+        try:
+            settings_of(None, self._defaults, capabilities)
+        except ProviderFailure as failure:
+            raise ConfigError(f"targets.{name}.{failure.fault.message}") from None
 
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
@@ -92,19 +106,22 @@ class ModelProvider:
 
         Raises `ProviderFailure`.
         """
-        settings = settings_of(request.settings or InvokeSettings(), self._defaults, self._capabilities)
+        settings, ignored = settings_of(request.settings, self._defaults, self._capabilities)
         messages = messages_of(request, self._capabilities)
         settings["request_timeout"] = timeout_seconds
         http_try = _HttpTry()
         _current_try.set(http_try)
         try:
             if on_text is not None:
-                return await self._answer_streamed(messages, settings, on_text)
-            return answer_of(await model_request(self._model, messages, model_settings=settings), self._capabilities)
+                answer = await self._answer_streamed(messages, settings, on_text)
+            else:
+                response = await model_request(self._model, messages, model_settings=settings)
+                answer = answer_of(response, self._capabilities)
         except Exception as error:
             # An unexpected response body can make the library raise anything. Not chained, because its message quotes
             # the body.
-            raise failure_of(error, self._capabilities.provider, is_sent=http_try.is_sent) from None
+            raise self._failures.failure_of(error, is_sent=http_try.is_sent) from None
+        return dataclasses.replace(answer, ignored=ignored)
 
     async def close(self) -> None:
         """Close the HTTP connections."""
@@ -121,5 +138,7 @@ class ModelProvider:
         if not is_complete(response):
             raise StreamInterrupted
         answer = answer_of(response, self._capabilities)
-        streamed_text.finish(answer.text)
+        if not is_refusal(answer):
+            # A refusal is not streamed: only the end of the answer shows that its text is one.
+            streamed_text.finish(answer.text)
         return answer

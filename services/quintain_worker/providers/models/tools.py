@@ -57,7 +57,8 @@ class ToolSettings:
     """The tools that a model may call, and the tool choice.
 
     ``raw_tools`` and ``raw_choice`` are as in the request. ``choice_mode`` is none, auto, required or None;
-    ``required_function`` is the function that must be called, if one is named.
+    ``required_function`` is the function that must be called, if one is named. ``parallel`` is whether one answer may
+    call several.
     """
 
     functions: Sequence[FunctionTool]
@@ -65,6 +66,7 @@ class ToolSettings:
     choice_mode: str | None = None
     required_function: str | None = None
     raw_choice: str | JsonObject | None = None
+    parallel: bool | None = None
 
 
 def tools_of(settings: InvokeSettings) -> ToolSettings | None:
@@ -73,7 +75,7 @@ def tools_of(settings: InvokeSettings) -> ToolSettings | None:
     Raises `ProviderFailure`, naming the field, for tools that no provider supports.
     """
     if settings.tools is None:
-        if settings.tool_choice is not None:
+        if settings.tool_choice is not None and settings.tool_choice != "none":
             raise refusal("settings.toolChoice", "there are no settings.tools to choose from; leave it out")
         return None
     if not settings.tools:
@@ -86,6 +88,7 @@ def tools_of(settings: InvokeSettings) -> ToolSettings | None:
         choice_mode=choice_mode,
         required_function=required_function,
         raw_choice=settings.tool_choice,
+        parallel=settings.parallel_tool_calls,
     )
 
 
