@@ -8,15 +8,7 @@ from enum import Enum, auto
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.token import SessionToken
-from quintain.errors import (
-    Cancelled,
-    Expired,
-    Fault,
-    ForbiddenTarget,
-    ProviderFailed,
-    ReplyExpired,
-    RequestConflict,
-)
+from quintain.errors import Cancelled, Expired, Fault, ForbiddenTarget, ProviderFailed, ReplyExpired, RequestConflict
 from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
 from quintain_metadata.rules import call_repository, reservations, session_repository, sessions, targets
 from quintain_metadata.rules.call_repository import (

@@ -85,7 +85,8 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
     request = InvokeRequest.from_wire(delivery.body)
     if request.requested_target is not None and request.requested_target != target:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")
-    return request
+    # A provider is told its target's name, whether the body names it or not.
+    return request if request.target == target else request.model_copy(update={"target": target})
 
 
 def truncate_message(fault: Fault) -> Fault:

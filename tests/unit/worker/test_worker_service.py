@@ -63,7 +63,8 @@ async def test_a_granted_call_is_asked_settled_and_answered(
     assert (reply.type, reply.correlation_id, reply.headers[REQUEST_ID_HEADER]) == ("result", "c1", "r-c1")
     result = Result.from_wire(reply.body)
     assert (result.raw_text, result.target, result.call_count, result.max_calls) == ("yes", "a", 1, 10)
-    assert (await gated_provider.requests.get()).system_prompt == "be brief"
+    asked = await gated_provider.requests.get()
+    assert (asked.system_prompt, asked.target) == ("be brief", "a"), "the target's name, though the body has none"
     settle, admit = await next_item(ledger.settles), await ledger.admits.get()
     assert (settle.outcome, settle.attempt_id, settle.request_id) == (AttemptOutcome.RESULT, admit.attempt_id, "r-c1")
     assert settle.reply == result
