@@ -9,6 +9,7 @@ from quintain_gateway.apis import admin, health, models
 from quintain_gateway.apis.agentv import routes as agentv
 from quintain_gateway.apis.anthropic import routes as anthropic
 from quintain_gateway.apis.openai import routes as openai
+from quintain_gateway.apis.responses import routes as responses
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.openapi import OpenApiEndpoints
 from quintain_gateway.server.access_log import AccessLog
@@ -18,6 +19,7 @@ OPERATIONS = (
     *agentv.OPERATIONS,
     *models.OPERATIONS,
     *openai.OPERATIONS,
+    *responses.OPERATIONS,
     *anthropic.OPERATIONS,
     *admin.OPERATIONS,
     *health.OPERATIONS,
@@ -39,6 +41,7 @@ def build_router(gateway: FleetGateway) -> Router:
     model_endpoints = (
         models.ModelEndpoints(gateway),
         openai.OpenAIEndpoints(gateway),
+        responses.ResponsesEndpoints(gateway),
         anthropic.AnthropicEndpoints(gateway),
     )
     endpoint_groups = (

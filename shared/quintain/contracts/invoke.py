@@ -24,6 +24,17 @@ Unsupported = Literal["refuse", "ignore"]
 JsonObject = dict[str, JsonValue]
 
 
+class Reasoning(Message):
+    """A piece of a model's reasoning, which Anthropic calls thinking.
+
+    ``signature`` is the provider's proof that it wrote the text; ``redacted`` is a piece that only the provider reads.
+    """
+
+    text: str = ""
+    signature: str | None = None
+    redacted: str | None = None
+
+
 class ToolCall(Message):
     """A tool call requested by a model; ``arguments`` is the model's text, which should be JSON but may not be."""
 
@@ -37,6 +48,7 @@ class ChatMessage(Message):
 
     ``tool_calls`` are the calls that an assistant message requests; ``tool_call_id`` is the call that a message of role
     ``tool`` answers. ``is_error``: that call failed; Anthropic is told so, other APIs have only the text.
+    ``reasoning`` is what the assistant thought before it answered, as an earlier answer brought it.
 
     Example::
 
@@ -48,6 +60,7 @@ class ChatMessage(Message):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     is_error: bool | None = None
+    reasoning: list[Reasoning] | None = None
 
 
 class InvokeSettings(Message):
@@ -184,17 +197,6 @@ class TokenUsage(Message):
 
 #: The usage of calls that reported none; adding it is free.
 NO_TOKENS: Final = TokenUsage()
-
-
-class Reasoning(Message):
-    """A piece of a model's reasoning, which Anthropic calls thinking.
-
-    ``signature`` is the provider's proof that it wrote the text; ``redacted`` is a piece that only the provider reads.
-    """
-
-    text: str = ""
-    signature: str | None = None
-    redacted: str | None = None
 
 
 class OutputMessage(Message):

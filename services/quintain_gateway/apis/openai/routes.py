@@ -34,6 +34,12 @@ CHAT_COMPLETIONS_PATH = "/v1/chat/completions"
 _COMMON_FAULT_STATUSES = (401, 405, 500, 503)
 _CALL_FAULT_STATUSES = (400, 402, 403, 408, 409, 410, 413, 422, 499, 502, 504)
 
+#: The error responses of an operation that makes calls, in OpenAI's format.
+FAULT_RESPONSES = {
+    **fault_responses(*_CALL_FAULT_STATUSES, *_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
+    **fault_responses(431),
+}
+
 OPERATIONS = (
     Operation(
         "POST",
@@ -42,11 +48,7 @@ OPERATIONS = (
         token=SESSION_TOKEN,
         request_model=ChatCompletionRequest,
         streams=True,
-        responses={
-            200: ChatCompletionResponse,
-            **fault_responses(*_CALL_FAULT_STATUSES, *_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
-            **fault_responses(431),
-        },
+        responses={200: ChatCompletionResponse, **FAULT_RESPONSES},
     ),
 )
 
