@@ -15,6 +15,7 @@ from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Delivery
+from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.message import Message
@@ -61,12 +62,14 @@ _REPLY_SPAN = reply_span(REPLY.name)
 class WorkerTarget:
     """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans.
 
+    ``inputs`` is what requests may bring to it; a request that brings anything else is refused.
     ``ignore_unsupported``: settings that its provider cannot honour are ignored, unless a request refuses that.
     ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
     """
 
     name: str
     provider: Provider
+    inputs: frozenset[InputKind] = frozenset({"conversation"})
     max_tries: int = 3
     timeout_seconds: float | None = None
     progress_seconds: float = PROGRESS_SECONDS
@@ -86,7 +89,7 @@ def make_handler(
             await delivery.dead_letter()
             return
         try:
-            request = parse_request(delivery, target.name)
+            request = parse_request(delivery, target.name, target.inputs)
         except Fault as fault:
             await context.reply(delivery, fault, request_id_of(delivery))
             await delivery.ack()

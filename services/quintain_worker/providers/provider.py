@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from quintain.contracts.inputs import Vector
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault
@@ -27,7 +28,7 @@ class ProviderAnswer:
     """The answer of a provider. ``model`` is the model that served the request, where the provider names it.
 
     ``output`` is set where the answer is more than ``text``: several messages, tool calls, reasoning. ``ignored`` names
-    the settings that the provider was asked without.
+    the settings that the provider was asked without. ``embeddings`` are the vectors of embedded texts.
     """
 
     text: str
@@ -36,6 +37,7 @@ class ProviderAnswer:
     model: str | None = None
     finish_reason: str | None = None
     ignored: tuple[str, ...] = ()
+    embeddings: list[Vector] | None = None
 
 
 class Billing(StrEnum):

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, StrictBool, Stri
 
 from quintain import errors
 from quintain.contracts.finite import non_finite_path
+from quintain.contracts.inputs import CompletionInput, EmbeddingInput, InputKind, Vector
 from quintain.contracts.message import Message
 from quintain.contracts.strings import shorten
 
@@ -108,7 +109,9 @@ class InvokeSettings(Message):
 
 
 class InvokeRequest(Message):
-    """A request to one target, with either ``question`` or ``messages``; ``provider`` is an alias of ``target``.
+    """A request to one target; ``provider`` is an alias of ``target``.
+
+    It has one of ``question``, ``messages``, ``completion`` and ``embedding``.
 
     NaN and infinite numbers are refused at any depth of ``settings`` and ``messages``: JSON has none.
 
@@ -129,13 +132,16 @@ class InvokeRequest(Message):
     attempt: Annotated[int, Field(ge=0)] | None = None
     settings: InvokeSettings | None = None
     metadata: dict[str, str] | None = None
+    completion: CompletionInput | None = None
+    embedding: EmbeddingInput | None = None
 
     @model_validator(mode="after")
     def _check_question_and_target(self) -> Self:
-        if not self.question and not self.messages:
+        given = [name for name in ("question", "messages", "completion", "embedding") if getattr(self, name)]
+        if not given:
             raise ValueError("Missing required field: question")
-        if self.question and self.messages:
-            raise ValueError("question and messages: give one of them")
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: give one of them")
         if self.target is not None and self.provider is not None and self.target != self.provider:
             raise ValueError("target and provider: they name different targets")
         return self
@@ -156,6 +162,13 @@ class InvokeRequest(Message):
     def requested_target(self) -> str | None:
         """The name of the target in the request, under either field name, or None."""
         return self.target if self.target is not None else self.provider
+
+    @property
+    def input_kind(self) -> InputKind:
+        """What the request brings to its target."""
+        if self.completion is not None:
+            return "completion"
+        return "conversation" if self.embedding is None else "embedding"
 
     def conversation(self) -> list[ChatMessage]:
         """Return the conversation as messages, starting with the system prompt."""
@@ -203,7 +216,8 @@ class OutputMessage(Message):
     """One message of an answer.
 
     ``refusal`` is the text with which the model refused to answer; it is the content too if there is no other.
-    ``logprobs`` are the tokens of the content with their log probabilities, in OpenAI's format.
+    ``logprobs`` are the tokens of the content with their log probabilities, in OpenAI's format, and
+    ``completion_logprobs`` in that of its completions endpoint.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -212,6 +226,7 @@ class OutputMessage(Message):
     reasoning: list[Reasoning] | None = None
     refusal: str | None = None
     logprobs: list[JsonObject] | None = None
+    completion_logprobs: JsonObject | None = None
 
 
 class Chunk(Message):
@@ -240,6 +255,7 @@ class Result(Message):
     call. ``replayed``: the stored reply of an earlier request with the same id.
     ``target_fingerprint`` is the fingerprint of the configuration that the worker answered with, if it has one.
     ``ignored`` names the settings that the call was made without, because ``unsupported`` was ``ignore``.
+    ``embeddings`` are the vectors of the embedded texts, in their order: numbers, or their bytes in base64.
     """
 
     output: list[OutputMessage]
@@ -257,6 +273,7 @@ class Result(Message):
     max_calls: int
     target_fingerprint: str | None = None
     ignored: list[str] | None = None
+    embeddings: list[Vector] | None = None
 
 
 class FaultReply(Message):

@@ -98,7 +98,7 @@ async def test_another_method_is_405(gateway_client: GatewayClient, method: str,
 
 async def test_what_is_not_there_is_not_found(client: openai.AsyncOpenAI, gateway_client: GatewayClient) -> None:
     with pytest.raises(openai.NotFoundError):
-        await client.embeddings.create(model="echo", input="x")
+        await client.moderations.create(model="echo", input="x")
     assert await gateway_client.read_call_count() == 0
 
 

@@ -79,7 +79,7 @@ class AnthropicEndpoints:
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
             parsed = parse_message_request(parse_json(await self._gateway.read_body(request)))
         dispatch_request = DispatchRequest(
-            request=parsed.request, key=key, deadline_seconds=deadline_seconds, stream=parsed.stream
+            requests=[parsed.request], key=key, deadline_seconds=deadline_seconds, stream=parsed.stream
         )
         writer = ResponseWriter(
             AnthropicMessageEncoder(f"msg_{key.text}", parsed.request.target or ""),

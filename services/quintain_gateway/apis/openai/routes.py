@@ -78,10 +78,9 @@ class OpenAIEndpoints:
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
             parsed = parse_chat_request(parse_json(await self._gateway.read_body(request)))
         dispatch_request = DispatchRequest(
-            request=parsed.request,
+            requests=[parsed.request] * parsed.choice_count,
             key=key,
             deadline_seconds=deadline_seconds,
-            choice_count=parsed.choice_count,
             stream=parsed.stream,
         )
         model = parsed.request.target or ""
