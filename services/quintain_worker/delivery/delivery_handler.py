@@ -43,7 +43,7 @@ from quintain_worker.delivery.request import IncomingRequest, parse_request
 from quintain_worker.delivery.response import CallResponse, CallTiming, response_of
 from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
 from quintain_worker.delivery.streaming import PROGRESS_SECONDS, ChunkSender, report_progress, send_interim
-from quintain_worker.providers.provider import Provider, provider_for_session
+from quintain_worker.providers.provider import Delta, Provider, provider_for_session
 from quintain_worker.providers.settings import with_policy
 
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
@@ -247,7 +247,7 @@ class _DeliveryHandler:
         run: InflightCall,
         grant: Admission,
         retry_policy: RetryPolicy,
-        on_text: Callable[[int, str], None] | None = None,
+        on_text: Callable[[int, Delta], None] | None = None,
     ) -> AttemptResult:
         assert self._request.request is not None, "the ledger refuses a request with a problem"
         provider = provider_for_session(self._target.provider, self._request.token)
@@ -261,7 +261,7 @@ class _DeliveryHandler:
             return attempt.cancelled_result()
 
     @contextlib.asynccontextmanager
-    async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, str], None] | None]:
+    async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, Delta], None] | None]:
         """Yield the callback that streams text to the caller, or None where the caller did not ask for chunks."""
         if ACCEPT_CHUNKS not in self._request.accepts:
             yield None

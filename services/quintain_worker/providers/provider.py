@@ -12,12 +12,15 @@ from enum import StrEnum
 from typing import Protocol
 
 from quintain.contracts.inputs import Vector
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCallChunk
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault
 
-#: Callback for each piece of an answer's text, in order. It must return at once and never raise.
-OnText = Callable[[str], None]
+#: A piece of an answer on its way: the next text, or the next piece of a tool call.
+Delta = str | ToolCallChunk
+
+#: Callback for each piece of an answer, in order. It must return at once and never raise.
+OnText = Callable[[Delta], None]
 
 #: The longest retry-after that is accepted from a provider, in seconds.
 MAX_RETRY_AFTER_SECONDS = 24 * 3600.0

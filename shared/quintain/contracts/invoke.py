@@ -229,8 +229,20 @@ class OutputMessage(Message):
     completion_logprobs: JsonObject | None = None
 
 
+class ToolCallChunk(Message):
+    """A piece of a tool call on its way; ``index`` counts the calls of an answer, and ``arguments`` is the next text.
+
+    The first piece of a call has its ``id`` and ``name``.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
 class Chunk(Message):
-    """A piece of an answer, sent to callers that accept chunks.
+    """A piece of an answer, sent to callers that accept chunks: of its text, or of a tool call.
 
     ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it.
     """
@@ -238,6 +250,7 @@ class Chunk(Message):
     attempt: int
     seq: int
     delta: str
+    tool_call: ToolCallChunk | None = None
 
 
 class Progress(Message):

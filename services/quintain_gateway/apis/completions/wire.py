@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintain.contracts.inputs import CompletionInput
-from quintain.contracts.invoke import InvokeRequest, InvokeSettings, Result
+from quintain.contracts.invoke import InvokeRequest, InvokeSettings, Result, ToolCallChunk
 from quintain.errors import Fault
 from quintain_gateway.apis.completions.schemas import CompletionRequest
 from quintain_gateway.apis.openai.stream import DONE_EVENT, KEEP_ALIVE_COMMENT, encode_data_event
@@ -100,6 +100,10 @@ class CompletionEncoder:
     def stream_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
         """Return the event for the next piece of a choice's text."""
         return self._chunk_event([self._choice(choice, delta)])
+
+    def stream_call(self, _: int, __: ToolCallChunk) -> bytes:
+        """Return nothing: a completion calls no tools."""
+        return b""
 
     def stream_choice_end(self, choice: int, result: Result) -> bytes:
         """Return the event with a choice's log probabilities and its finish reason."""

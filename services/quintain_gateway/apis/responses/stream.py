@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintain.contracts.invoke import Result
+from quintain.contracts.invoke import Result, ToolCall, ToolCallChunk
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.stream import KEEP_ALIVE_COMMENT
 from quintain_gateway.apis.openai.wire import refusal_of, tool_calls_of, write_error, write_ignored
@@ -41,7 +41,9 @@ class ResponseEventEncoder:
     separates_refusals: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     _sequence_number: int = 0
-    _items: list[JsonDict] = field(default_factory=list)
+    #: The place in the output of the text (None), of each call by its index, and of each piece of reasoning.
+    _places: dict[int | str | None, int] = field(default_factory=dict)
+    _items: dict[int, JsonDict] = field(default_factory=dict)
     _text: list[str] = field(default_factory=list)
 
     def encode_response(self, results: Sequence[Result]) -> JsonDict:
@@ -65,29 +67,40 @@ class ResponseEventEncoder:
         start = self._message_start(write_text_part("")) if is_first else b""
         return start + self._part_event("response.output_text.delta", delta=delta, logprobs=[])
 
+    def stream_call(self, _: int, piece: ToolCallChunk) -> bytes:
+        """Return the events for the next piece of a function call; the first one begins its item."""
+        events = []
+        if piece.id is not None:
+            call = ToolCall(id=piece.id, name=piece.name or "", arguments="")
+            item = {**write_call_item(self.key, piece.index, call), "status": "in_progress"}
+            events.append(self._event("response.output_item.added", output_index=self._place(piece.index), item=item))
+        if piece.arguments:
+            place = {"item_id": f"fc_{self.key}_{piece.index}", "output_index": self._place(piece.index)}
+            events.append(self._event("response.function_call_arguments.delta", **place, delta=piece.arguments))
+        return b"".join(events)
+
     def stream_choice_end(self, _: int, result: Result) -> bytes:
-        """Return the events that end the message, and those of the items that are known only at the end."""
+        """Return the events that end the message and the function calls, and those of the reasoning."""
         events = [self._message_end(result)]
-        for item in write_reasoning_items(self.key, result):
-            events += [
-                self._event("response.output_item.added", output_index=len(self._items), item=item),
-                self._item_done(item),
-            ]
         for index, call in enumerate(tool_calls_of(result)):
-            item = write_call_item(self.key, index, call)
-            place = {"item_id": item["id"], "output_index": len(self._items)}
-            opened = {**item, "arguments": "", "status": "in_progress"}
+            item, output_index = write_call_item(self.key, index, call), self._place(index)
+            done = {"item_id": item["id"], "output_index": output_index, "name": call.name, "arguments": call.arguments}
             events += [
-                self._event("response.output_item.added", output_index=len(self._items), item=opened),
-                self._event("response.function_call_arguments.delta", **place, delta=call.arguments),
-                self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
-                self._item_done(item),
+                self._event("response.function_call_arguments.done", **done),
+                self._item_done(output_index, item),
+            ]
+        for item in write_reasoning_items(self.key, result):
+            output_index = len(self._places)
+            self._places[item["id"]] = output_index
+            events += [
+                self._event("response.output_item.added", output_index=output_index, item=item),
+                self._item_done(output_index, item),
             ]
         return b"".join(events)
 
     def stream_end(self, results: Sequence[Result]) -> bytes:
         """Return the event with the complete response."""
-        response = self._finished_response(results[0], self._items)
+        response = self._finished_response(results[0], [self._items[index] for index in sorted(self._items)])
         return self._event(f"response.{response['status']}", response=response)
 
     def stream_error(self, fault: Fault) -> bytes:
@@ -103,7 +116,7 @@ class ResponseEventEncoder:
             "status": "in_progress",
             "content": [],
         }
-        added = self._event("response.output_item.added", output_index=len(self._items), item=item)
+        added = self._event("response.output_item.added", output_index=self._place(None), item=item)
         return added + self._part_event("response.content_part.added", part=part)
 
     def _message_end(self, result: Result) -> bytes:
@@ -122,16 +135,18 @@ class ResponseEventEncoder:
             events = [start, self._part_event("response.output_text.done", **text)]
         else:
             return b""
-        events += [self._part_event("response.content_part.done", part=part), self._item_done(item)]
+        events += [self._part_event("response.content_part.done", part=part), self._item_done(self._place(None), item)]
         return b"".join(events)
 
-    def _item_done(self, item: JsonDict) -> bytes:
-        event = self._event("response.output_item.done", output_index=len(self._items), item=item)
-        self._items.append(item)
-        return event
+    def _place(self, key: int | None) -> int:
+        return self._places.setdefault(key, len(self._places))
+
+    def _item_done(self, output_index: int, item: JsonDict) -> bytes:
+        self._items[output_index] = item
+        return self._event("response.output_item.done", output_index=output_index, item=item)
 
     def _part_event(self, kind: str, **fields: object) -> bytes:
-        place = {"item_id": f"msg_{self.key}", "output_index": len(self._items), "content_index": 0}
+        place = {"item_id": f"msg_{self.key}", "output_index": self._place(None), "content_index": 0}
         return self._event(kind, **place, **fields)
 
     def _event(self, kind: str, **fields: object) -> bytes:

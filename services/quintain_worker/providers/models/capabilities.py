@@ -34,6 +34,8 @@ class ApiCapabilities:
     allows_image_detail: bool = True
     #: Whether a tool call's arguments may be any text; otherwise they must be a JSON object.
     allows_text_arguments: bool = True
+    #: Whether the API takes back the reasoning of an earlier answer, where the provider has signed it.
+    takes_signed_reasoning: bool = False
     #: Whether the answer to a tool call may say that the call failed.
     marks_failed_calls: bool = False
 
