@@ -126,12 +126,15 @@ class _Target(_Strict):
 
 
 class _ModelTarget(_Target):
+    """Fields of every model. ``image_urls``: whether the provider gets the URLs of images, or they are refused."""
+
     model: Annotated[str, Field(min_length=1)]
     api_key: SecretStr | None = None
     base_url: str | None = None
     temperature: FiniteFloat | None = None
     max_tokens: Positive | None = None
     settings: TargetSettings | None = None
+    image_urls: Literal["pass", "refuse"] = "pass"
 
     @property
     def default_settings(self) -> InvokeSettings:

@@ -555,3 +555,17 @@ async def test_thinking_of_earlier_answers_goes_back_to_the_provider_that_signed
     raw = await client.messages.with_raw_response.create(**{**ask, "model": "claude"})
     assert raw.headers["x-quintain-ignored"] == "messages.reasoning"
     assert "Ask the service." not in str(fleet.provider.requests[-1].body)
+
+
+async def test_a_pdf_reaches_the_provider(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
+    source: Any = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQK"}
+    document: Any = {"type": "document", "source": source}
+    ask = {**ASK, "messages": [{"role": "user", "content": [document, {"type": "text", "text": "What is it?"}]}]}
+    fleet.provider.set_responses(ScriptedResponse(body=ANTHROPIC.answer("A paper")))
+    await client.messages.create(**{**ask, "model": "claude"})
+    sent: Any = fleet.provider.requests[-1].body["messages"]
+    assert sent[0]["content"] == [document, {"type": "text", "text": "What is it?"}]
+    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("A paper")))
+    await client.messages.create(**{**ask, "model": "model"})
+    sent = fleet.provider.requests[-1].body["messages"]
+    assert sent[0]["content"][0]["file"]["file_data"] == "data:application/pdf;base64,JVBERi0xLjQK"

@@ -31,6 +31,17 @@ class _ImageBlock(RequestModel):
     source: Annotated[_Base64Source | _UrlSource, Field(discriminator="type")]
 
 
+class _PdfSource(RequestModel):
+    type: Literal["base64"]
+    media_type: Literal["application/pdf"]
+    data: str
+
+
+class _DocumentBlock(RequestModel):
+    source: _PdfSource
+    title: str | None = None
+
+
 class _ThinkingBlock(RequestModel):
     thinking: str
     signature: str | None = None
@@ -96,7 +107,7 @@ def parse_blocks(path: str, content: str | list[JsonObject]) -> str | list[JsonO
 
 
 def parse_block(path: str, block: JsonObject) -> JsonObject:
-    """Convert a text or image block to a content part. Raises `BadRequest`, which names the field."""
+    """Convert a text, image or document block to a content part. Raises `BadRequest`, which names the field."""
     kind = block.get("type")
     if kind == "text":
         return {"type": "text", "text": _validate_block(path, _TextBlock, block).text}
@@ -104,8 +115,14 @@ def parse_block(path: str, block: JsonObject) -> JsonObject:
         source = _validate_block(path, _ImageBlock, block).source
         url = source.url if isinstance(source, _UrlSource) else f"data:{source.media_type};base64,{source.data}"
         return {"type": "image_url", "image_url": {"url": url}}
+    if kind == "document":
+        document = _validate_block(path, _DocumentBlock, block)
+        name: JsonObject = {} if document.title is None else {"filename": document.title}
+        url = f"data:{document.source.media_type};base64,{document.source.data}"
+        return {"type": "file", "file": {"file_data": url, **name}}
     message = (
-        "supported are text and image, thinking and tool_use in assistant messages and tool_result in user messages"
+        "supported are text, image and document, thinking and tool_use in assistant messages, "
+        "and tool_result in user messages"
     )
     raise InvalidField(f"{path}.type", f"{path}.type: {message}")
 
@@ -128,6 +145,7 @@ def unknown_message_fields(message: AnthropicRequestMessage) -> set[str]:
         "thinking",
         "signature",
         "data",
+        "title",
         *CACHE_FIELDS,
     }
     sent = {name for block in blocks for name, value in block.items() if value not in (None, False, [])}

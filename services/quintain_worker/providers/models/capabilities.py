@@ -30,6 +30,8 @@ class ApiCapabilities:
     #: Whether a system message may come after other messages, and whether a message may be empty.
     allows_late_system: bool = True
     allows_empty_text: bool = True
+    #: Whether an image may be given by its URL, which the provider fetches.
+    allows_image_urls: bool = True
     #: Whether an image may have a ``detail`` field.
     allows_image_detail: bool = True
     #: Whether a tool call's arguments may be any text; otherwise they must be a JSON object.

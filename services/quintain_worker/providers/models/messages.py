@@ -27,7 +27,7 @@ from pydantic_ai.messages import (
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, JsonObject, Reasoning, ToolCall
 from quintain_worker.providers.conversation import messages_with_fields, refusal
 from quintain_worker.providers.models.capabilities import ApiCapabilities
-from quintain_worker.providers.models.images import image_of
+from quintain_worker.providers.models.images import file_of, image_of
 
 _Content = str | ImageUrl | BinaryContent
 
@@ -145,9 +145,11 @@ def _read_part(field: str, message: ChatMessage, part: JsonObject, capabilities:
     kind = part.get("type", "text")
     if kind == "image_url" and message.role == "user":
         return image_of(field, part, capabilities)
+    if kind == "file" and message.role == "user":
+        return file_of(field, part)
     text = part.get("text")
     if kind != "text" or not isinstance(text, str):
-        supported = "text and image_url parts only" if message.role == "user" else "text parts only here"
+        supported = "text, image_url and file parts only" if message.role == "user" else "text parts only here"
         raise refusal(field, f"this target takes {supported}")
     return text
 

@@ -92,7 +92,8 @@ class ModelProvider:
     ) -> None:
         """Create the provider of the target with this name. Raises `ConfigError` for settings that its API lacks."""
         self._model, self._client = model, client
-        self._capabilities, self._defaults = capabilities, target.default_settings
+        self._capabilities = dataclasses.replace(capabilities, allows_image_urls=target.image_urls == "pass")
+        self._defaults = target.default_settings
         self._failures = FailureReader(target)
         try:
             settings_of(None, self._defaults, capabilities)
