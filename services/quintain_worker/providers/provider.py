@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from quintain.contracts.inputs import Vector
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCallChunk
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.contracts.token import SessionToken
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 
 #: A piece of an answer on its way: the next text, or the next piece of a tool call.

@@ -11,6 +11,7 @@ from quintain.contracts.finite import non_finite_path
 from quintain.contracts.inputs import CompletionInput, EmbeddingInput, InputKind, Vector
 from quintain.contracts.message import Message
 from quintain.contracts.strings import shorten
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 
 #: The largest body of a request, in bytes (``protocol.md`` §2).
 MAX_REQUEST_BYTES = 1024 * 1024
@@ -227,18 +228,6 @@ class OutputMessage(Message):
     refusal: str | None = None
     logprobs: list[JsonObject] | None = None
     completion_logprobs: JsonObject | None = None
-
-
-class ToolCallChunk(Message):
-    """A piece of a tool call on its way; ``index`` counts the calls of an answer, and ``arguments`` is the next text.
-
-    The first piece of a call has its ``id`` and ``name``.
-    """
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
 
 
 class Chunk(Message):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintain.contracts.inputs import CompletionInput
-from quintain.contracts.invoke import InvokeRequest, InvokeSettings, Result, ToolCallChunk
+from quintain.contracts.invoke import InvokeRequest, InvokeSettings, Result
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 from quintain_gateway.apis.completions.schemas import CompletionRequest
 from quintain_gateway.apis.openai.stream import DONE_EVENT, KEEP_ALIVE_COMMENT, encode_data_event
