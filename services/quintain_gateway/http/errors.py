@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from quintain.contracts.invoke import FaultReply
-from quintain.errors import BadRequest, Fault, Overloaded
+from quintain.errors import BadRequest, Fault
 
 JSON_MEDIA_TYPE, EVENT_STREAM_MEDIA_TYPE = "application/json", "text/event-stream"
 
@@ -51,16 +51,6 @@ class GatewayStopping(BadRequest):
     code, status = "overloaded", 503
     always_retryable = True
     always_unknown = True
-
-
-def retry_header(fault: Fault) -> dict[str, str]:
-    """Return the header that tells official clients whether to send the request again.
-
-    They do so without an ``Idempotency-Key`` too, as another call: a call that may be charged is not sent again. Where
-    a queue is full, the gateway knows only that it has not delivered the request.
-    """
-    should_retry = fault.retryable and (fault.charged is False or fault.code == Overloaded.code)
-    return {"x-should-retry": "true" if should_retry else "false"}
 
 
 def fault_response(fault: Fault) -> Response:

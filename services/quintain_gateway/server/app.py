@@ -9,6 +9,7 @@ from quintain_gateway.apis import admin, health, models
 from quintain_gateway.apis.agentv import routes as agentv
 from quintain_gateway.apis.anthropic import routes as anthropic
 from quintain_gateway.apis.openai import routes as openai
+from quintain_gateway.apis.unmatched import UnmatchedEndpoints, error_response_of
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.openapi import OpenApiEndpoints
 from quintain_gateway.server.access_log import AccessLog
@@ -26,7 +27,7 @@ OPERATIONS = (
 
 def build_app(gateway: FleetGateway) -> ASGIApp:
     """Return the ASGI application of a gateway: its router inside the access log."""
-    return AccessLog(build_router(gateway), gateway.limits, gateway.metrics)
+    return AccessLog(build_router(gateway), gateway.limits, gateway.metrics, error_response_of)
 
 
 def build_router(gateway: FleetGateway) -> Router:
@@ -46,6 +47,7 @@ def build_router(gateway: FleetGateway) -> Router:
         admin.SessionEndpoints(gateway),
         *model_endpoints,
         OpenApiEndpoints(OPERATIONS),
+        UnmatchedEndpoints(gateway),
         agentv_endpoints,
     )
     return Router([route for group in endpoint_groups for route in group.routes], redirect_slashes=False)

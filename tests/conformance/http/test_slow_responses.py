@@ -61,7 +61,7 @@ async def wait_for_call_count(gateway_client: GatewayClient, calls: int) -> None
 async def test_a_spent_budget_is_told_before_the_headers(fleet: ModelFleet, path: str, stream: bool) -> None:
     async with open_waiting_stream(fleet, path, max_calls=0, stream=stream) as (response, _):
         assert response.status_code == 402
-        assert json.loads(await response.aread())["error"]["code"] == "budget_exhausted"
+        assert json.loads(await response.aread())["error"]["code"] == "insufficient_quota"
 
 
 @pytest.mark.parametrize("stream", [False, True])
