@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quintain.errors import Fault, Overloaded, ProviderError
+from quintain_gateway.http.errors import StillRunning
 from quintain_gateway.http.schemas import InvalidField
 from quintain_gateway.http.settings import parameter_name
 
@@ -102,9 +103,10 @@ def _should_retry(fault: Fault) -> bool:
     """Return whether official clients should send the request again.
 
     They do so without an ``Idempotency-Key`` too, as another call: a call that may be charged is not sent again. Where
-    a queue is full, the gateway knows only that it has not delivered the request.
+    a queue is full, the gateway knows only that it has not delivered the request, and a call that still runs under
+    the client's own key is joined.
     """
-    is_safe = fault.charged is False or fault.code == Overloaded.code
+    is_safe = fault.charged is False or fault.code in {Overloaded.code, StillRunning.code}
     return fault.retryable and is_safe and fault.code not in _RETRIED_BY_WORKER
 
 

@@ -22,13 +22,15 @@ class RequestContext:
     """The facts about one HTTP request that the access log, the metrics and the span show.
 
     ``id`` is the value of ``x-request-id``; it is not an idempotency key. ``route`` is a path template and
-    ``session_id`` the public id of the session; ``code`` is the code of the error response. The last two may be empty.
+    ``session_id`` the public id of the session; ``code`` is the code of the error response. ``session_key`` tells
+    sessions apart by their whole tokens, which may not be valid; it is never shown. The last three may be empty.
     """
 
     id: str
     route: str = UNMATCHED_ROUTE
     session_id: str = ""
     code: str = ""
+    session_key: str = ""
 
 
 def valid_or_new_id(client_value: str | None) -> str:

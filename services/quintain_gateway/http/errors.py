@@ -53,6 +53,14 @@ class GatewayStopping(BadRequest):
     always_unknown = True
 
 
+class StillRunning(BadRequest):
+    """The answer takes longer than the gateway holds a response: repeat the request with the same Idempotency-Key."""
+
+    code, status = "still_running", 504
+    always_retryable = True
+    always_charged = True
+
+
 def fault_response(fault: Fault) -> Response:
     """Return a fault with its own status and the error body of ``protocol.md`` §5."""
     return Response(FaultReply.from_fault(fault).to_wire(), status_code=fault.status, media_type=JSON_MEDIA_TYPE)
