@@ -13,7 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
-from quintain.contracts.message import Message, describe_validation_error
+from quintain.contracts.message import (
+    Message,
+    StrictMessage,
+    describe_validation_error,
+    unknown_keys_message,
+)
 from quintain.contracts.session import (
     AmendSession,
     Count,
@@ -39,7 +44,7 @@ _COMMON_FAULT_STATUSES = (401, 431, 500, 503)
 _BODY_FAULT_STATUSES = (400, 408, 413)
 
 
-class SessionPatch(Message):
+class SessionPatch(StrictMessage):
     """Change the call limit or state of a session. Usage is never reset; a limit below the usage is raised to it."""
 
     max_calls: Count | None = None
@@ -111,13 +116,15 @@ class SessionEndpoints:
     async def list(self, request: Request) -> Response:
         """``GET /sessions?cursor=&state=``: list sessions, newest first, one page at a time."""
         admin = self._gateway.admin_client(request)
+        query = {name: value for name, value in request.query_params.items() if value}
         try:
-            list_sessions = ListSessions.model_validate(
-                {name: value for name, value in request.query_params.items() if value}
-            )
+            list_sessions = ListSessions.model_validate(query)
+            message = unknown_keys_message(query.keys() - ListSessions.model_fields.keys(), ListSessions.model_fields)
         except ValidationError as error:
+            message = describe_validation_error(error)
+        if message:
             await self._verify_token(request, admin)
-            raise BadRequest(describe_validation_error(error)) from None
+            raise BadRequest(message)
         return _message_response(await admin.list(list_sessions))
 
     async def show(self, request: Request) -> Response:

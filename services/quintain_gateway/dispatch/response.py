@@ -117,8 +117,8 @@ class ResponseWriter:
             self._encoded_events(first_event), self._calls, self._encode_stream_error, EVENT_STREAM_MEDIA_TYPE, headers
         )
 
-    async def _held_results(self) -> Sequence[Result]:
-        """Wait for the results until the deadline, or under the client's own key until ``answer_seconds`` have passed."""
+    async def _held_results(self) -> list[Result]:
+        """Wait for the results until the deadline, or under the client's own key for ``answer_seconds`` in all."""
         hold_seconds = max(0.0, self._limits.answer_seconds - self._keep_alive_seconds)
         results = await self._calls.results(hold_seconds if self._calls.key.is_from_client else None)
         if results is None:
