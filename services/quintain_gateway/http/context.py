@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -23,7 +24,8 @@ class RequestContext:
 
     ``id`` is the value of ``x-request-id``; it is not an idempotency key. ``route`` is a path template and
     ``session_id`` the public id of the session; ``code`` is the code of the error response. ``session_key`` tells
-    sessions apart by their whole tokens, which may not be valid; it is never shown. The last three may be empty.
+    sessions apart by their whole tokens, which may not be valid; it is never shown. ``on_end`` is called when the
+    response has ended. The last four may be empty.
     """
 
     id: str
@@ -31,6 +33,7 @@ class RequestContext:
     session_id: str = ""
     code: str = ""
     session_key: str = ""
+    on_end: Callable[[], None] | None = None
 
 
 def valid_or_new_id(client_value: str | None) -> str:

@@ -53,6 +53,19 @@ class GatewayStopping(BadRequest):
     always_unknown = True
 
 
+class SessionBusy(BadRequest):
+    """This session makes as many requests at once as it may; try again later."""
+
+    code, status = "overloaded", 503
+    always_retryable = True
+
+
+class MisdirectedRequest(BadRequest):
+    """The Host of this request is no name of this gateway: use its own, or start it with --allowed-host NAME."""
+
+    code, status = "misdirected_request", 421
+
+
 class StillRunning(BadRequest):
     """The answer takes longer than the gateway holds a response: repeat the request with the same Idempotency-Key."""
 

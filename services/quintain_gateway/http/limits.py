@@ -17,6 +17,8 @@ class GatewayLimits:
     max_header_bytes: int = 16 * 1024
     #: Maximum number of open connections; a further one is answered with 503 and closed.
     max_connections: int = 1000
+    #: Maximum number of requests that one session makes at once; a further one is answered with 503.
+    max_session_requests: int = 500
     #: Timeout from the first byte of a request (or from the connection's opening) to the end of the headers.
     header_timeout_seconds: float = 10.0
     #: Timeout from the headers to the end of the body.

@@ -63,6 +63,8 @@ class AccessLog:
             try:
                 await self._respond(scope, receive, recorder)
             finally:
+                if context.on_end is not None:
+                    context.on_end()
                 self._metrics.in_flight.dec()
                 duration_seconds = time.perf_counter() - started_at
                 self._metrics.count_request(context.route, method, recorder.status, duration_seconds)

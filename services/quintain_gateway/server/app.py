@@ -13,6 +13,7 @@ from quintain_gateway.apis.unmatched import UnmatchedEndpoints, error_response_o
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.openapi import OpenApiEndpoints
 from quintain_gateway.server.access_log import AccessLog
+from quintain_gateway.server.host_check import HostCheck
 
 #: The operations of all APIs, for the OpenAPI document.
 OPERATIONS = (
@@ -25,9 +26,14 @@ OPERATIONS = (
 )
 
 
-def build_app(gateway: FleetGateway) -> ASGIApp:
-    """Return the ASGI application of a gateway: its router inside the access log."""
-    return AccessLog(build_router(gateway), gateway.limits, gateway.metrics, error_response_of)
+def build_app(gateway: FleetGateway, host_names: frozenset[str] | None = None) -> ASGIApp:
+    """Return the ASGI application of a gateway: its router inside the access log.
+
+    ``host_names`` are the names that a request may have as its ``Host``; None for any.
+    """
+    router = build_router(gateway)
+    app = router if host_names is None else HostCheck(router, host_names, error_response_of)
+    return AccessLog(app, gateway.limits, gateway.metrics, error_response_of)
 
 
 def build_router(gateway: FleetGateway) -> Router:
