@@ -30,6 +30,7 @@ from quintain.contracts.session import (
     SessionState,
     ShowSession,
 )
+from quintain.contracts.strings import Id
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain_gateway.http.endpoint import Api, FleetGateway, bearer_token, method_route
@@ -45,8 +46,12 @@ _BODY_FAULT_STATUSES = (400, 408, 413)
 
 
 class SessionPatch(StrictMessage):
-    """Change the call limit or state of a session. Usage is never reset; a limit below the usage is raised to it."""
+    """Change the call limit or state of a session. Usage is never reset; a limit below the usage is raised to it.
 
+    ``session_id`` may be repeated from the path, as clients do.
+    """
+
+    session_id: Id | None = None
     max_calls: Count | None = None
     state: SessionState | None = None
 
@@ -136,6 +141,8 @@ class SessionEndpoints:
         admin = self._gateway.admin_client(request)
         session = await _existing_session(admin, request)
         patch = SessionPatch.from_wire(await self._gateway.read_body(request))
+        if patch.session_id not in {None, session.session_id}:
+            raise BadRequest("sessionId: it is not the session of the path")
         amend_session = AmendSession(session_id=session.session_id, max_calls=patch.max_calls, state=patch.state)
         return _message_response(await admin.amend(amend_session))
 
