@@ -20,6 +20,17 @@ from quintain_gateway import BindAddress, GatewayLimits, GatewayMetrics
 
 _DEFAULT_LIMITS = GatewayLimits()
 
+_AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(help="A further name under which clients reach this gateway, such as a proxy's; may be repeated."),
+]
+_EarlyStatus = Annotated[
+    bool,
+    typer.Option(
+        "--early-status", help="Send status 200 after 15 s, then newlines until the answer; errors are in the body."
+    ),
+]
+
 
 def serve_gateway(
     host: Annotated[str, typer.Option(help="The address to listen on; beyond loopback only with TLS.")] = LOOPBACK,
@@ -33,10 +44,7 @@ def serve_gateway(
             help="Allow other addresses than loopback without TLS: tokens are sent unencrypted.",
         ),
     ] = False,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A further name under which clients reach this gateway, such as a proxy's; may be repeated."),
-    ] = None,
+    allowed_host: _AllowedHosts = None,
     max_connections: Annotated[
         int, typer.Option(min=1, help="Maximum number of open connections; a further one gets 503.")
     ] = _DEFAULT_LIMITS.max_connections,
@@ -46,13 +54,7 @@ def serve_gateway(
     answer_seconds: Annotated[
         float, typer.Option(min=1, help="Seconds after which an answer that is not streamed is 504.")
     ] = _DEFAULT_LIMITS.answer_seconds,
-    early_status: Annotated[
-        bool,
-        typer.Option(
-            "--early-status",
-            help="Send status 200 after 15 s, then newlines until the answer; errors are in the body.",
-        ),
-    ] = False,
+    early_status: _EarlyStatus = False,
     grace_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take after SIGTERM.")
     ] = 30.0,
