@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from quintain_gateway.apis.health import MetadataHealthCheck
     from quintain_gateway.http.endpoint import FleetGateway
     from quintain_gateway.http.limits import GatewayLimits
     from quintain_gateway.metrics import GatewayMetrics
@@ -20,6 +21,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "quintain_gateway.apis.health": ("MetadataHealthCheck",),
             "quintain_gateway.http.endpoint": ("FleetGateway",),
             "quintain_gateway.http.limits": ("GatewayLimits",),
             "quintain_gateway.metrics": ("GatewayMetrics",),
@@ -34,6 +36,7 @@ __all__ = [
     "FleetGateway",
     "GatewayLimits",
     "GatewayMetrics",
+    "MetadataHealthCheck",
     "build_app",
     "serve_app",
 ]

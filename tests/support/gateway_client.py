@@ -106,5 +106,5 @@ async def open_raw_connection(url: str) -> AsyncIterator[RawConnection]:
 
 def request_head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     """A request's line and headers, with the blank line after them."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: gateway", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()

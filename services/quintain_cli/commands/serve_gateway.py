@@ -14,11 +14,22 @@ from quintain_cli.commands.serve import AsJson, Verbose, print_ready
 from quintain_cli.commands.up import DEFAULT_PORT
 from quintain_cli.console import run_command, set_up_logging
 from quintain_cli.fleet import bootstrap
-from quintain_cli.fleet.ops_options import connect_when_available, print_waiting
+from quintain_cli.fleet.ops_options import OpsHost, OpsOptions, OpsPort, connect_when_available, open_ops_endpoints
 from quintain_cli.signals import handle_stop_signals
-from quintain_gateway import BindAddress, GatewayLimits
+from quintain_gateway import BindAddress, GatewayLimits, GatewayMetrics
 
 _DEFAULT_LIMITS = GatewayLimits()
+
+_AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(help="A further name under which clients reach this gateway, such as a proxy's; may be repeated."),
+]
+_EarlyStatus = Annotated[
+    bool,
+    typer.Option(
+        "--early-status", help="Send status 200 after 15 s, then newlines until the answer; errors are in the body."
+    ),
+]
 
 
 def serve_gateway(
@@ -33,12 +44,22 @@ def serve_gateway(
             help="Allow other addresses than loopback without TLS: tokens are sent unencrypted.",
         ),
     ] = False,
+    allowed_host: _AllowedHosts = None,
     max_connections: Annotated[
         int, typer.Option(min=1, help="Maximum number of open connections; a further one gets 503.")
     ] = _DEFAULT_LIMITS.max_connections,
+    max_session_requests: Annotated[
+        int, typer.Option(min=1, help="Maximum number of requests of one session at once; a further one gets 503.")
+    ] = _DEFAULT_LIMITS.max_session_requests,
+    answer_seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds after which an answer that is not streamed is 504.")
+    ] = _DEFAULT_LIMITS.answer_seconds,
+    early_status: _EarlyStatus = False,
     grace_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take after SIGTERM.")
     ] = 30.0,
+    ops_port: OpsPort = None,
+    ops_host: OpsHost = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -49,20 +70,34 @@ def serve_gateway(
     """
     set_up_logging(verbose=verbose)
     address = BindAddress(
-        host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, allow_plain_http=insecure_plain_http
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        allow_plain_http=insecure_plain_http,
+        allowed_hosts=tuple(allowed_host or ()),
     )
-    limits = GatewayLimits(max_connections=max_connections, grace_seconds=grace_seconds)
-    run_command(_run_gateway(address, limits, as_json=as_json), as_json=as_json, service="gateway")
+    limits = GatewayLimits(
+        max_connections=max_connections,
+        max_session_requests=max_session_requests,
+        answer_seconds=answer_seconds,
+        early_status=early_status,
+        grace_seconds=grace_seconds,
+    )
+    ops_options = OpsOptions(ops_port, ops_host)
+    run_command(_run_gateway(address, limits, ops_options, as_json=as_json), as_json=as_json, service="gateway")
 
 
-async def _run_gateway(address: BindAddress, limits: GatewayLimits, *, as_json: bool) -> None:
+async def _run_gateway(address: BindAddress, limits: GatewayLimits, ops_options: OpsOptions, *, as_json: bool) -> None:
     settings = read_settings(environment())
     url = settings.require_broker_url()
     address.ssl_context()  # report an address that is not allowed before waiting for the broker
+    metrics = GatewayMetrics()
     async with (
         handle_stop_signals() as stop,
-        connect_when_available(settings, "gateway", print_waiting) as bus,
-        bootstrap.run_gateway(bus, address, limits) as gateway_url,
+        open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
+        connect_when_available(settings, "gateway", endpoints.set_not_ready) as bus,
+        bootstrap.run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
     ):
         print_ready("gateway", {"url": gateway_url, "broker": without_password(url)}, as_json=as_json)
         await stop.wait()

@@ -17,6 +17,7 @@ from quintain.config import Config, card_of, target_fingerprints
 from quintain.contracts.discovery import ServiceCard
 from quintain.discovery.announce import ServiceIdentity, announce
 from quintain.errors import BudgetUnavailable
+from quintain.observability.ops_server import OpsEndpoints
 from quintain.rpc.client import RpcClient
 from quintain.secret_files import without_variables
 from quintain.settings import read_trace_settings
@@ -124,10 +125,18 @@ async def run_worker(
 
 @contextlib.asynccontextmanager
 async def run_gateway(
-    bus: Bus, address: quintain_gateway.BindAddress, limits: quintain_gateway.GatewayLimits
+    bus: Bus,
+    address: quintain_gateway.BindAddress,
+    limits: quintain_gateway.GatewayLimits,
+    *,
+    metrics: quintain_gateway.GatewayMetrics | None = None,
+    ops_endpoints: OpsEndpoints | None = None,
 ) -> AsyncIterator[str]:
-    """Run a gateway; yields its base URL, without a trailing slash. Raises `ConfigError` for a bad address."""
-    rpc_client, metrics = RpcClient(bus), quintain_gateway.GatewayMetrics()
+    """Run a gateway; yields its base URL, without a trailing slash. Raises `ConfigError` for a bad address.
+
+    With ``ops_endpoints``, these report ready when the gateway is.
+    """
+    rpc_client, metrics = RpcClient(bus), metrics or quintain_gateway.GatewayMetrics()
     metrics.set_bus(bus)
     identity = ServiceIdentity("gateway")
 
@@ -139,9 +148,12 @@ async def run_gateway(
     try:
         fleet_gateway = quintain_gateway.FleetGateway(rpc_client, Clock(), limits, metrics)
         try:
+            app = quintain_gateway.build_app(fleet_gateway, address.host_names())
+            check = quintain_gateway.MetadataHealthCheck(rpc_client).check
             async with (
-                quintain_gateway.serve_app(quintain_gateway.build_app(fleet_gateway), address, limits, metrics) as url,
+                quintain_gateway.serve_app(app, address, limits, metrics) as url,
                 announce(bus, card),
+                contextlib.nullcontext() if ops_endpoints is None else ops_endpoints.report_ready(bus, check, card),
             ):
                 yield url
         finally:

@@ -13,7 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
-from quintain.contracts.message import Message, describe_validation_error
+from quintain.contracts.message import (
+    Message,
+    StrictMessage,
+    describe_validation_error,
+    unknown_keys_message,
+)
 from quintain.contracts.session import (
     AmendSession,
     Count,
@@ -25,6 +30,7 @@ from quintain.contracts.session import (
     SessionState,
     ShowSession,
 )
+from quintain.contracts.strings import Id
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain_gateway.http.endpoint import Api, FleetGateway, bearer_token, method_route
@@ -39,9 +45,13 @@ _COMMON_FAULT_STATUSES = (401, 431, 500, 503)
 _BODY_FAULT_STATUSES = (400, 408, 413)
 
 
-class SessionPatch(Message):
-    """Change the call limit or state of a session. Usage is never reset; a limit below the usage is raised to it."""
+class SessionPatch(StrictMessage):
+    """Change the call limit or state of a session. Usage is never reset; a limit below the usage is raised to it.
 
+    ``session_id`` may be repeated from the path, as clients do.
+    """
+
+    session_id: Id | None = None
     max_calls: Count | None = None
     state: SessionState | None = None
 
@@ -111,13 +121,15 @@ class SessionEndpoints:
     async def list(self, request: Request) -> Response:
         """``GET /sessions?cursor=&state=``: list sessions, newest first, one page at a time."""
         admin = self._gateway.admin_client(request)
+        query = {name: value for name, value in request.query_params.items() if value}
         try:
-            list_sessions = ListSessions.model_validate(
-                {name: value for name, value in request.query_params.items() if value}
-            )
+            list_sessions = ListSessions.model_validate(query)
+            message = unknown_keys_message(query.keys() - ListSessions.model_fields.keys(), ListSessions.model_fields)
         except ValidationError as error:
+            message = describe_validation_error(error)
+        if message:
             await self._verify_token(request, admin)
-            raise BadRequest(describe_validation_error(error)) from None
+            raise BadRequest(message)
         return _message_response(await admin.list(list_sessions))
 
     async def show(self, request: Request) -> Response:
@@ -129,6 +141,8 @@ class SessionEndpoints:
         admin = self._gateway.admin_client(request)
         session = await _existing_session(admin, request)
         patch = SessionPatch.from_wire(await self._gateway.read_body(request))
+        if patch.session_id not in {None, session.session_id}:
+            raise BadRequest("sessionId: it is not the session of the path")
         amend_session = AmendSession(session_id=session.session_id, max_calls=patch.max_calls, state=patch.state)
         return _message_response(await admin.amend(amend_session))
 

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from quintain.errors import UnknownTarget
 from quintain_gateway.apis.anthropic import routes as anthropic
 from quintain_gateway.apis.anthropic.wire import write_anthropic_model, write_anthropic_models
 from quintain_gateway.apis.openai import routes as openai
 from quintain_gateway.apis.openai.schemas import OpenAIErrorResponse, OpenAIModel, OpenAIModelList
 from quintain_gateway.apis.openai.wire import write_model, write_models
 from quintain_gateway.http.endpoint import FleetGateway, Handler, bearer_token, method_route
-from quintain_gateway.http.errors import NotFound
 from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
 
 MODELS_PATH, MODEL_PATH = "/v1/models", "/v1/models/{model}"
@@ -77,21 +77,24 @@ class ModelEndpoints:
         return JSONResponse(write(await self._targets(request)))
 
     async def get_model(self, request: Request) -> Response:
-        """``GET /v1/models/{model}``: return one target. Raises `NotFound` if the session may not call it."""
+        """``GET /v1/models/{model}``: return one target. Raises `UnknownTarget` if the session may not call it."""
         targets = await self._targets(request)
         name = request.path_params["model"]
         if name not in targets:
-            raise NotFound(f"There is no such target. Available: {', '.join(targets)}")
+            raise UnknownTarget(f"There is no such target. Available: {', '.join(targets)}")
         write = write_anthropic_model if is_anthropic_client(request) else write_model
         return JSONResponse(write(name))
 
     async def _targets(self, request: Request) -> list[str]:
-        client = await self._gateway.session_client(
-            request, anthropic.read_token if is_anthropic_client(request) else bearer_token
-        )
+        client = await self._gateway.session_client(request, read_any_token)
         return (await client.get_info()).available_targets
 
 
 def is_anthropic_client(request: Request) -> bool:
-    """Whether the request comes from a client of Anthropic's API."""
-    return ANTHROPIC_VERSION_HEADER in request.headers
+    """Whether the request is one of Anthropic's API: by its header, or below the path that only this API has."""
+    return ANTHROPIC_VERSION_HEADER in request.headers or anthropic.MESSAGES_PATH in request.scope["path"]
+
+
+def read_any_token(request: Request) -> str:
+    """Return the session token as the client's API sends it. Raises `Unauthorized` if there is none."""
+    return (anthropic.read_token if is_anthropic_client(request) else bearer_token)(request)

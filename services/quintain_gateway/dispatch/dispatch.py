@@ -18,6 +18,7 @@ from quintain.errors import BudgetExhausted, BusError, Fault, ForbiddenTarget, N
 from quintain.rpc.server import log_defect
 from quintain_gateway.http.endpoint import unreachable_fault
 from quintain_gateway.http.idempotency import IdempotencyKey
+from quintain_gateway.http.retries import RetryWindow
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +59,25 @@ class CallGroup:
 
     def __init__(self, client: Client, dispatch_request: DispatchRequest) -> None:
         self._client, self._dispatch_request = client, dispatch_request
+        self._retry_window: tuple[RetryWindow[CallGroup], str] | None = None
         self._request_ids = dispatch_request.key.request_ids(len(dispatch_request.requests))
         self._calls: list[asyncio.Task[Result]] = []
-        self._events: asyncio.Queue[CallEvent] = asyncio.Queue()
+        # All events are kept, because a retry of the client reads them from the first one on.
+        self._events: list[CallEvent] = []
+        self._read_count, self._event_added = 0, asyncio.Event()
         self._reserved_ids = set[str]()
+
+    @property
+    def key(self) -> IdempotencyKey:
+        """The key that gives the request ids of the calls."""
+        return self._dispatch_request.key
+
+    def keep_for_retry(self, window: RetryWindow[CallGroup], identity: str) -> None:
+        """Let the calls go on in ``window`` if the client disconnects, for the retry of the request with ``identity``.
+
+        For the retry itself, the events begin with the first one again.
+        """
+        self._retry_window, self._read_count = (window, identity), 0
 
     @property
     def choice_count(self) -> int:
@@ -71,8 +87,11 @@ class CallGroup:
     async def start(self) -> None:
         """Start all calls. The budget for several calls is reserved first, for all of them or for none.
 
-        Raises `BudgetExhausted` if the budget does not suffice, or any other `Fault` of the reservation.
+        Nothing happens if they were started already, for the request that this one repeats. Raises `BudgetExhausted` if
+        the budget does not suffice, or any other `Fault` of the reservation.
         """
+        if self._calls:
+            return
         if len(self._request_ids) > 1:
             await self._reserve(self._request_ids)
         loop = asyncio.get_running_loop()
@@ -110,13 +129,17 @@ class CallGroup:
 
     async def next_event(self, timeout_seconds: float) -> CallEvent | None:
         """Return the next event of any call, or None if there is none within ``timeout_seconds``."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                return await self._events.get()
-        except TimeoutError:
-            return None
+        if self._read_count == len(self._events):
+            self._event_added.clear()
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._event_added.wait()
+            except TimeoutError:
+                return None
+        self._read_count += 1
+        return self._events[self._read_count - 1]
 
-    async def results(self, timeout_seconds: float) -> list[Result] | None:
+    async def results(self, timeout_seconds: float | None) -> list[Result] | None:
         """Return the results in the order of the choices, or None if a call still runs after ``timeout_seconds``.
 
         Raises the first `Fault` of any call without waiting for the other calls.
@@ -126,7 +149,15 @@ class CallGroup:
             call.result()
         return None if pending else [call.result() for call in self._calls]
 
-    async def close(self) -> None:
+    async def close(self, *, client_left: bool = False) -> None:
+        """End the use of the calls: `cancel` them, or let them go on for a retry if the client disconnected."""
+        if client_left and self._calls and self._retry_window is not None:
+            window, identity = self._retry_window
+            await window.keep(identity, self)
+        else:
+            await self.cancel()
+
+    async def cancel(self) -> None:
         """Cancel the calls that still run, and release reservations that were not used."""
         for call in self._calls:
             call.cancel()
@@ -156,18 +187,22 @@ class CallGroup:
         except Fault as fault:
             if fault.charged:
                 self._reserved_ids.discard(self._request_ids[choice])
-            self._events.put_nowait(CallEvent(choice, fault))
+            self._add_event(CallEvent(choice, fault))
             raise
         except asyncio.CancelledError:
             self._reserved_ids.discard(self._request_ids[choice])
             raise
         self._reserved_ids.discard(self._request_ids[choice])
-        self._events.put_nowait(CallEvent(choice, result))
+        self._add_event(CallEvent(choice, result))
         return result
+
+    def _add_event(self, event: CallEvent) -> None:
+        self._events.append(event)
+        self._event_added.set()
 
     async def _send(self, choice: int) -> Result:
         def on_chunk(chunk: Chunk) -> None:
-            self._events.put_nowait(CallEvent(choice, chunk))
+            self._add_event(CallEvent(choice, chunk))
 
         try:
             return await self._client.send(

@@ -6,9 +6,10 @@ cancelled.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
@@ -19,7 +20,8 @@ from quintain.errors import Fault
 from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
 from quintain_gateway.dispatch.streaming import CallStreamingResponse, ChunkAssembler
 from quintain_gateway.http.context import RequestContext
-from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE
+from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, StillRunning
+from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.http.schemas import IGNORED_HEADER, format_field_names
 from quintain_gateway.http.settings import ignored_parameters
 
@@ -66,35 +68,33 @@ class ResponseEncoder(Protocol):
 class ResponseWriter:
     """Writes the response of one HTTP request.
 
-    ``headers`` are sent with every response. While the calls run, something is sent every ``keep_alive_seconds``, so
-    that proxies do not close the connection.
+    Once the status is sent, something is sent every ``keep_alive_seconds`` of the limits, so that proxies do not close
+    the connection.
     """
 
     def __init__(
-        self,
-        encoder: ResponseEncoder,
-        calls: CallGroup,
-        headers: Mapping[str, str],
-        context: RequestContext,
-        *,
-        keep_alive_seconds: float,
+        self, encoder: ResponseEncoder, calls: CallGroup, context: RequestContext, limits: GatewayLimits
     ) -> None:
-        self._encoder, self._calls, self._headers, self._context = encoder, calls, dict(headers), context
-        self._keep_alive_seconds = keep_alive_seconds
+        self._encoder, self._calls, self._headers, self._context = encoder, calls, calls.key.headers(), context
+        self._limits, self._keep_alive_seconds = limits, limits.keep_alive_seconds
 
     async def json_response(self) -> Response:
         """Return the response as one JSON body.
 
-        If the calls take longer than ``keep_alive_seconds``, the body is streamed and begins with newlines, which JSON
-        permits. Raises the `Fault` of a call that fails before headers are sent.
+        The status line is held until the calls end; after ``keep_alive_seconds`` it is made sure that they may be made.
+        With ``early_status``, the body is streamed from then on and begins with newlines, which JSON permits. Raises
+        the `Fault` of a call that fails before headers are sent, and `StillRunning` for calls under the client's own
+        key, which go on.
         """
         async with self._started_calls():
-            results = await self._calls.results(self._keep_alive_seconds)
+            results = await self._calls.results(min(self._keep_alive_seconds, self._limits.answer_seconds))
             if results is None:
                 await self._calls.check_and_reserve()
-                return CallStreamingResponse(
-                    self._padded_json(), self._calls, self._encode_error, JSON_MEDIA_TYPE, self._headers
-                )
+                if self._limits.early_status:
+                    return CallStreamingResponse(
+                        self._padded_json(), self._calls, self._encode_error, JSON_MEDIA_TYPE, self._headers
+                    )
+                results = await self._held_results()
         await self._calls.close()
         return JSONResponse(
             self._encoder.encode_response(results), headers={**self._headers, **result_headers(results)}
@@ -121,14 +121,23 @@ class ResponseWriter:
             self._encoded_events(first_event), self._calls, self._encode_stream_error, EVENT_STREAM_MEDIA_TYPE, headers
         )
 
+    async def _held_results(self) -> list[Result]:
+        """Wait for the results until the deadline, or under the client's own key for ``answer_seconds`` in all."""
+        hold_seconds = max(0.0, self._limits.answer_seconds - self._keep_alive_seconds)
+        results = await self._calls.results(hold_seconds if self._calls.key.is_from_client else None)
+        if results is None:
+            raise StillRunning
+        return results
+
     @contextlib.asynccontextmanager
     async def _started_calls(self) -> AsyncIterator[None]:
         """Start the calls, and close them if the response cannot be started."""
         try:
             await self._calls.start()
             yield
-        except BaseException:
-            await self._calls.close()
+        except BaseException as error:
+            # The task is cancelled if the client disconnects.
+            await self._calls.close(client_left=isinstance(error, asyncio.CancelledError))
             raise
 
     async def _padded_json(self) -> AsyncIterator[bytes]:

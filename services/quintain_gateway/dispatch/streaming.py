@@ -143,11 +143,12 @@ class CallStreamingResponse(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the body until it is complete or the client disconnects."""
-        has_started = False
+        has_started = is_complete = False
 
         async def tracked_send(message: Message) -> None:
-            nonlocal has_started
+            nonlocal has_started, is_complete
             has_started = True
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
@@ -160,4 +161,4 @@ class CallStreamingResponse(StreamingResponse):
                 {"type": "http.response.body", "body": self._encode_fault(GatewayStopping()), "more_body": False}
             )
         finally:
-            await self._calls.close()
+            await self._calls.close(client_left=not is_complete)

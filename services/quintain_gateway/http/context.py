@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -22,13 +23,17 @@ class RequestContext:
     """The facts about one HTTP request that the access log, the metrics and the span show.
 
     ``id`` is the value of ``x-request-id``; it is not an idempotency key. ``route`` is a path template and
-    ``session_id`` the public id of the session; ``code`` is the code of the error response. The last two may be empty.
+    ``session_id`` the public id of the session; ``code`` is the code of the error response. ``session_key`` tells
+    sessions apart by their whole tokens, which may not be valid; it is never shown. ``on_end`` is called when the
+    response has ended. The last four may be empty.
     """
 
     id: str
     route: str = UNMATCHED_ROUTE
     session_id: str = ""
     code: str = ""
+    session_key: str = ""
+    on_end: Callable[[], None] | None = None
 
 
 def valid_or_new_id(client_value: str | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import math
 import re
@@ -43,7 +44,9 @@ from quintain.rpc.server import log_defect
 from quintain_gateway.http.context import context_of
 from quintain_gateway.http.errors import MethodNotAllowed, RequestTimeout
 from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.http.retries import RetryWindow
 from quintain_gateway.http.schemas import InvalidField
+from quintain_gateway.http.session_requests import SessionRequests
 from quintain_gateway.metrics import GatewayMetrics, InstrumentedTransport
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -152,6 +155,9 @@ class FleetGateway:
     def __init__(self, rpc_client: RpcClient, clock: Clock, limits: GatewayLimits, metrics: GatewayMetrics) -> None:
         self.rpc_client, self.clock, self.limits, self.metrics = rpc_client, clock, limits, metrics
         metrics.watch_rpc_client(rpc_client)
+        self._session_requests = SessionRequests(limits.max_session_requests)
+        #: The calls that go on for the retries of clients that disconnected.
+        self.retry_window: RetryWindow[Any] = RetryWindow(limits.retry_window_seconds)
         self._info_received_at = -math.inf
         self._answered = AnsweredCalls()
         # One transport per request; it is garbage-collected after the request and after its last cancellation.
@@ -159,6 +165,7 @@ class FleetGateway:
 
     async def close(self) -> None:
         """Finish cancelling the calls of disconnected clients, for a few seconds at most. No request may follow."""
+        await self.retry_window.close()
         await asyncio.gather(*(transport.close() for transport in list(self._transports)))
 
     async def session_client(self, request: Request, read_token: Callable[[Request], str] = bearer_token) -> Client:
@@ -168,10 +175,12 @@ class FleetGateway:
         token are checked without I/O; whether the token is valid is decided by the metadata service when a call is
         made. If the time of the metadata service is older than `CLOCK_MAX_AGE_SECONDS`, it is requested first.
 
-        Raises `Unauthorized`.
+        Raises `Unauthorized`, and `SessionBusy` if the session makes too many requests at once.
         """
         token = SessionToken.parse(read_token(request))
-        context_of(request).session_id = token.id
+        context = context_of(request)
+        context.session_id, context.session_key = token.id, hashlib.sha256(token.text.encode()).hexdigest()
+        self._session_requests.enter(context)
         transport = AmqpTransport(self.rpc_client, token.text, self.clock, self._answered)
         self._transports.add(transport)
         client = Client(InstrumentedTransport(transport, self.metrics, self._on_info))

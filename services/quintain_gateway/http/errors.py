@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from quintain.contracts.invoke import FaultReply
-from quintain.errors import BadRequest, Fault, Overloaded
+from quintain.errors import BadRequest, Fault
 
 JSON_MEDIA_TYPE, EVENT_STREAM_MEDIA_TYPE = "application/json", "text/event-stream"
 
@@ -53,14 +53,25 @@ class GatewayStopping(BadRequest):
     always_unknown = True
 
 
-def retry_header(fault: Fault) -> dict[str, str]:
-    """Return the header that tells official clients whether to send the request again.
+class SessionBusy(BadRequest):
+    """This session makes as many requests at once as it may; try again later."""
 
-    They do so without an ``Idempotency-Key`` too, as another call: a call that may be charged is not sent again. Where
-    a queue is full, the gateway knows only that it has not delivered the request.
-    """
-    should_retry = fault.retryable and (fault.charged is False or fault.code == Overloaded.code)
-    return {"x-should-retry": "true" if should_retry else "false"}
+    code, status = "overloaded", 503
+    always_retryable = True
+
+
+class MisdirectedRequest(BadRequest):
+    """The Host of this request is no name of this gateway: use its own, or start it with --allowed-host NAME."""
+
+    code, status = "misdirected_request", 421
+
+
+class StillRunning(BadRequest):
+    """The answer takes longer than the gateway holds a response: repeat the request with the same Idempotency-Key."""
+
+    code, status = "still_running", 504
+    always_retryable = True
+    always_charged = True
 
 
 def fault_response(fault: Fault) -> Response:

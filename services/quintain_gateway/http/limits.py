@@ -17,12 +17,21 @@ class GatewayLimits:
     max_header_bytes: int = 16 * 1024
     #: Maximum number of open connections; a further one is answered with 503 and closed.
     max_connections: int = 1000
+    #: Maximum number of requests that one session makes at once; a further one is answered with 503.
+    max_session_requests: int = 500
     #: Timeout from the first byte of a request (or from the connection's opening) to the end of the headers.
     header_timeout_seconds: float = 10.0
     #: Timeout from the headers to the end of the body.
     body_timeout_seconds: float = 30.0
-    #: Interval of keep-alive bytes to a waiting client; proxies often close connections that idle for a minute.
+    #: How long a stream waits for its first text before status 200 is sent, and the interval of keep-alive bytes after
+    #: that; proxies often close connections that idle for a minute.
     keep_alive_seconds: float = 15.0
+    #: How long a whole answer holds the status line; then it is 504. Node's fetch gives up at 300 s.
+    answer_seconds: float = 280.0
+    #: Send status 200 after ``keep_alive_seconds`` for whole answers too, and newlines until the body.
+    early_status: bool = False
+    #: How long a call goes on after a client that retries has disconnected; their retries come within 8 s.
+    retry_window_seconds: float = 10.0
     #: Timeout for a connection without a request.
     idle_timeout_seconds: int = 30
     #: How long running requests may take after the gateway was told to stop.

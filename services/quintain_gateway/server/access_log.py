@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintain import logs
+from quintain.errors import Fault
 from quintain.rpc.server import log_defect
 from quintain.telemetry.semconv import http_response_attributes, http_server_span
 from quintain.telemetry.spans import Span, span
 from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain_gateway.http.context import RequestContext, valid_or_new_id
 from quintain_gateway.http.endpoint import HTTP_METHODS
-from quintain_gateway.http.errors import GatewayStopping, HeadersTooLarge, fault_response
+from quintain_gateway.http.errors import GatewayStopping, HeadersTooLarge
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
 
@@ -31,10 +34,20 @@ PROBE_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
 
 
 class AccessLog:
-    """The outermost ASGI application, which logs and measures every HTTP request of the application inside."""
+    """The outermost ASGI application, which logs and measures every HTTP request of the application inside.
 
-    def __init__(self, app: ASGIApp, limits: GatewayLimits, metrics: GatewayMetrics) -> None:
+    ``error_response_of`` returns, for a request, the function that writes an error in the format of its API.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: GatewayLimits,
+        metrics: GatewayMetrics,
+        error_response_of: Callable[[Scope], Callable[[Fault], Response]],
+    ) -> None:
         self._app, self._limits, self._metrics = app, limits, metrics
+        self._error_response_of = error_response_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; connections that are not HTTP are ignored."""
@@ -50,6 +63,8 @@ class AccessLog:
             try:
                 await self._respond(scope, receive, recorder)
             finally:
+                if context.on_end is not None:
+                    context.on_end()
                 self._metrics.in_flight.dec()
                 duration_seconds = time.perf_counter() - started_at
                 self._metrics.count_request(context.route, method, recorder.status, duration_seconds)
@@ -63,11 +78,12 @@ class AccessLog:
         return span(http_server_span(method, scope["path"]), parent=Headers(scope=scope).get(TRACEPARENT_HEADER))
 
     async def _respond(self, scope: Scope, receive: Receive, recorder: _ResponseRecorder) -> None:
+        error_response = self._error_response_of(scope)
         if _header_size(scope) > self._limits.max_header_bytes:
             fault = HeadersTooLarge(
                 f"The request line and headers are larger than {self._limits.max_header_bytes} bytes"
             )
-            await fault_response(fault)(scope, receive, recorder.send)
+            await error_response(fault)(scope, receive, recorder.send)
             return
         try:
             await self._app(scope, receive, recorder.send)
@@ -75,9 +91,9 @@ class AccessLog:
             # The server's grace period is over; nothing else cancels this task.
             if not recorder.status:
                 recorder.context.code = GatewayStopping.code
-                await fault_response(GatewayStopping())(scope, receive, recorder.send)
+                await error_response(GatewayStopping())(scope, receive, recorder.send)
         except Exception as error:
-            response = fault_response(
+            response = error_response(
                 log_defect(error, f"answering {recorder.context.route}, x-request-id {recorder.context.id}")
             )
             if recorder.status:

@@ -12,9 +12,11 @@ from quintain_gateway.apis.completions import routes as completions
 from quintain_gateway.apis.embeddings import routes as embeddings
 from quintain_gateway.apis.openai import routes as openai
 from quintain_gateway.apis.responses import routes as responses
+from quintain_gateway.apis.unmatched import UnmatchedEndpoints, error_response_of
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.openapi import OpenApiEndpoints
 from quintain_gateway.server.access_log import AccessLog
+from quintain_gateway.server.host_check import HostCheck
 
 #: The operations of all APIs, for the OpenAPI document.
 OPERATIONS = (
@@ -30,9 +32,14 @@ OPERATIONS = (
 )
 
 
-def build_app(gateway: FleetGateway) -> ASGIApp:
-    """Return the ASGI application of a gateway: its router inside the access log."""
-    return AccessLog(build_router(gateway), gateway.limits, gateway.metrics)
+def build_app(gateway: FleetGateway, host_names: frozenset[str] | None = None) -> ASGIApp:
+    """Return the ASGI application of a gateway: its router inside the access log.
+
+    ``host_names`` are the names that a request may have as its ``Host``; None for any.
+    """
+    router = build_router(gateway)
+    app = router if host_names is None else HostCheck(router, host_names, error_response_of)
+    return AccessLog(app, gateway.limits, gateway.metrics, error_response_of)
 
 
 def build_router(gateway: FleetGateway) -> Router:
@@ -55,6 +62,7 @@ def build_router(gateway: FleetGateway) -> Router:
         admin.SessionEndpoints(gateway),
         *model_endpoints,
         OpenApiEndpoints(OPERATIONS),
+        UnmatchedEndpoints(gateway),
         agentv_endpoints,
     )
     return Router([route for group in endpoint_groups for route in group.routes], redirect_slashes=False)

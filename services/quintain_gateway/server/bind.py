@@ -11,12 +11,16 @@ from pathlib import Path
 from quintain.errors import ConfigError
 from quintain.runtime.http_server import LOOPBACK, open_listener, url_of
 
+#: The names that every machine has for itself.
+_LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindAddress:
     """The host and port to listen on, and the PEM files for TLS.
 
-    Port 0 takes a free port. ``allow_plain_http`` permits an address beyond loopback without TLS.
+    Port 0 takes a free port. ``allow_plain_http`` permits an address beyond loopback without TLS. ``allowed_hosts`` are
+    names under which clients reach this address, beside its own.
     """
 
     host: str = LOOPBACK
@@ -24,6 +28,7 @@ class BindAddress:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     allow_plain_http: bool = False
+    allowed_hosts: tuple[str, ...] = ()
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS context, or None for plain HTTP.
@@ -49,6 +54,12 @@ class BindAddress:
                 "files, the key without a password and made for this certificate"
             ) from None
         return context
+
+    def host_names(self) -> frozenset[str] | None:
+        """Return the names that requests may have as their ``Host``; None for any, beyond loopback without a list."""
+        if not _is_loopback(self.host) and not self.allowed_hosts:
+            return None
+        return frozenset(name.lower() for name in (*_LOOPBACK_NAMES, self.host, *self.allowed_hosts))
 
     def open_socket(self) -> socket.socket:
         """Return a listening socket. Raises `ConfigError` if the port is in use or the host is not of this machine."""

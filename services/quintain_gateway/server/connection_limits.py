@@ -20,6 +20,7 @@ from quintain_gateway.http.context import valid_or_new_id
 from quintain_gateway.http.errors import JSON_MEDIA_TYPE, HeadersTooLarge, RequestTimeout, TooManyConnections
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
+from quintain_gateway.server.strict_http import StrictReceiveBuffer
 
 #: How long a rejected connection, or one that was answered before its body arrived, stays open, in seconds. If it
 #: were closed at once, a TCP reset could discard the response of a client that still sends.
@@ -42,6 +43,7 @@ class LimitedH11Protocol(H11Protocol):
 
     def __init__(self, shared: SharedConnectionState, **protocol_options: Any) -> None:
         super().__init__(**protocol_options)
+        self.conn._receive_buffer = StrictReceiveBuffer()  # noqa: SLF001 -- h11 has no setting for it
         self.access_log = False  # uvicorn's log would contain paths chosen by clients; see `access_log`
         self._shared = shared
         self._is_rejected = False

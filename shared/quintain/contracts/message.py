@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -10,6 +12,9 @@ from pydantic_core import PydanticSerializationError
 
 from quintain.contracts.strings import shorten
 from quintain.errors import BadRequest
+
+#: How many unknown keys an error names.
+MAX_NAMED_KEYS = 5
 
 
 class Message(BaseModel):
@@ -53,6 +58,40 @@ class Message(BaseModel):
         object.__setattr__(message, "__pydantic_extra__", None)
         object.__setattr__(message, "__pydantic_private__", None)
         return message
+
+
+class StrictMessage(Message):
+    """Base class of administrative requests: unknown keys are refused, because ignoring one would grant more."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @classmethod
+    def from_wire(cls, body: bytes | str) -> Self:
+        """Parse and validate a message. Raises `BadRequest`; for unknown keys it names the nearest known ones."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            raise BadRequest(describe_unknown_keys(error, cls) or describe_validation_error(error)) from None
+
+
+def describe_unknown_keys(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return one sentence that names each unknown key and the nearest known one; empty if no key is unknown."""
+    details = error.errors(include_url=False, include_input=False)
+    unknown = [str(detail["loc"][-1]) for detail in details if detail["type"] == "extra_forbidden"]
+    known = [field.alias or name for name, field in model.model_fields.items()]
+    return unknown_keys_message(unknown, known)
+
+
+def unknown_keys_message(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return one sentence that names each unknown key and the nearest known one; empty if no key is unknown."""
+    by_lower_case = {key.lower(): key for key in known}
+    sentences = []
+    for key in unknown:
+        nearest = get_close_matches(key.lower(), by_lower_case, n=1)
+        known_keys = ", ".join(by_lower_case.values())
+        hint = f"did you mean {by_lower_case[nearest[0]]!r}?" if nearest else f"known: {known_keys}"
+        sentences.append(f"unknown key {shorten(key)!r}; {hint}")
+    return ". ".join(sentences[:MAX_NAMED_KEYS])
 
 
 def describe_validation_error(error: ValidationError) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
-from quintain.contracts.message import Message
+from quintain.contracts.message import Message, StrictMessage
 from quintain.contracts.strings import Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
@@ -80,7 +80,7 @@ class Info(Message):
     now: int
 
 
-class OpenSession(Message):
+class OpenSession(StrictMessage):
     """Open a session. With a session's token it becomes that session's child, and can only narrow its permissions.
 
     ``reserve`` charges that many calls of a child to its parent at once, or all of its ``max_calls`` (``True``): nobody
@@ -108,7 +108,7 @@ class SessionOpened(Message):
     parent_id: str | None = None
 
 
-class AmendSession(Message):
+class AmendSession(StrictMessage):
     """Change a session's limit or state; usage is never reset, and a limit below the usage is raised to it."""
 
     session_id: Id

@@ -310,9 +310,9 @@ async def test_a_retry_under_the_same_key_is_the_same_call(
 
 
 async def test_every_refusal_is_the_clients_own_exception(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError) as unknown:
+    with pytest.raises(anthropic.NotFoundError) as unknown:
         await client.messages.create(**{**ASK, "model": "nope"})
-    assert unknown.value.type == "invalid_request_error"
+    assert unknown.value.type == "not_found_error"
     assert unknown.value.request_id
     assert "Unknown target 'nope'. Available: broken, claude" in str(unknown.value)
     async with anthropic_client(fleet.url, SessionToken.mint().text) as (nobody, _):
@@ -333,7 +333,7 @@ async def test_a_spent_budget_is_402_and_no_client_repeats_it(fleet: ModelFleet)
             with pytest.raises(anthropic.APIStatusError) as spent:
                 await client.messages.create(**ASK, stream=stream)
             assert (spent.value.status_code, spent.value.type) == (402, "billing_error")
-            assert spent.value.body["error"]["code"] == "budget_exhausted"  # type: ignore[index]
+            assert spent.value.body["error"]["code"] == "insufficient_quota"  # type: ignore[index]
             assert spent.value.response.headers["x-should-retry"] == "false"
             assert len(sent.requests) == before + 1
 
@@ -480,7 +480,7 @@ async def test_the_first_token_comes_before_the_provider_has_finished(
 
 @pytest.mark.parametrize(
     ("model", "kind", "status"),
-    [("nope", anthropic.BadRequestError, 400), ("broken", anthropic.InternalServerError, 502)],
+    [("nope", anthropic.NotFoundError, 404), ("broken", anthropic.InternalServerError, 502)],
 )
 async def test_what_fails_before_a_stream_has_begun_has_its_status(
     client: anthropic.AsyncAnthropic, model: str, kind: type[anthropic.APIStatusError], status: int

@@ -201,11 +201,9 @@ def test_a_probe_asks_at_a_port_that_is_open(workload: Workload) -> None:
 
 def test_the_ports_are_the_ones_that_the_services_are_told() -> None:
     for each in SERVICES:
-        if each.name == "gateway":
-            assert each.ports == {"http": int(each.option("--port"))}
-        else:
-            assert each.ports == {"ops": int(each.environment["QUINTAIN_OPS_PORT"])}
-            assert each.environment["QUINTAIN_OPS_HOST"] == "0.0.0.0"
+        public = {"http": int(each.option("--port"))} if each.name == "gateway" else {}
+        assert each.ports == {"ops": int(each.environment["QUINTAIN_OPS_PORT"]), **public}
+        assert each.environment["QUINTAIN_OPS_HOST"] == "0.0.0.0"
 
 
 @pytest.mark.parametrize("workload", SERVICES, ids=by_name)

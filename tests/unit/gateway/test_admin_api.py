@@ -51,8 +51,8 @@ async def test_a_session_is_amended_and_closed(fleet: MemoryFleet, admin: Gatewa
     assert (await admin.send("PATCH", path, {}))[1]["maxCalls"] == 7
     # Whose session it is, the path says.
     other = (await admin.post("/sessions", {"defaultTarget": "echo"}))[1]["sessionId"]
-    amended = (await admin.send("PATCH", path, {"sessionId": other, "session_id": other, "maxCalls": 9}))[1]
-    assert (amended["sessionId"], amended["maxCalls"]) == (opened["sessionId"], 9)
+    assert (await admin.send("PATCH", path, {"sessionId": other, "maxCalls": 9}))[0] == 400
+    assert (await admin.send("PATCH", path, {"sessionId": opened["sessionId"], "maxCalls": 9}))[1]["maxCalls"] == 9
     for _ in range(2):
         status, closed = await admin.send("DELETE", path)
         assert (status, closed["state"]) == (200, "closed")
@@ -72,6 +72,27 @@ async def test_the_sessions_come_a_page_at_a_time(admin: GatewayClient) -> None:
         cursor, pages = page.get("cursor"), pages + 1
     assert (pages, len(listed), set(listed)) == (2, PAGE_SIZE + 2, set(ids[1:]))
     assert [one["sessionId"] for one in (await admin.get("/sessions?state=closed"))[1]["sessions"]] == ids[:1]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "named"),
+    [
+        ("POST", "/sessions", {"targets": ["echo"], "maxcalls": 5}, ["'targets'", "'allowedTargets'", "'maxCalls'"]),
+        ("POST", "/sessions", {"defaultTarget": "echo", "expiresIn": 5}, ["'expiresIn'", "'expiresInSeconds'"]),
+        ("POST", "/sessions", {"defaultTarget": "echo", "x" * 5000: 1}, ["xxxxx", "maxCalls"]),
+        ("PATCH", "/sessions/{id}", {"max_call": 5}, ["'max_call'", "'maxCalls'"]),
+        ("GET", "/sessions?stat=open", None, ["'stat'", "'state'"]),
+    ],
+)
+async def test_an_unknown_key_is_refused_with_the_nearest_known_one(
+    fleet: MemoryFleet, admin: GatewayClient, method: str, path: str, body: object, named: list[str]
+) -> None:
+    session_id = (await fleet.open_session("echo")).session_id
+    status, answer = await admin.send(method, path.format(id=session_id), body)
+    assert (status, answer["code"]) == (400, "bad_request")
+    assert all(name in answer["error"] for name in named), answer["error"]
+    assert len(answer["error"]) < 1000
+    assert len((await admin.get("/sessions"))[1]["sessions"]) == 1
 
 
 @pytest.mark.parametrize("session_id", ["nobody", "0" * 12, "a%00b", "%F0%9F%92%A9", "a" * 2000, "%2e%2e"])

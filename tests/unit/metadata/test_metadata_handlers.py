@@ -108,6 +108,20 @@ async def test_a_question_nobody_can_read_is_a_bad_request(
             await metadata.call_operation(operation, token, body)
 
 
+@pytest.mark.parametrize("operation", list(OPERATION_BODIES))
+async def test_open_and_amend_refuse_unknown_keys_and_other_operations_ignore_them(
+    metadata: RunningMetadataService, session: SessionOpened, operation: str
+) -> None:
+    token = session.token if "session" in OPERATION_BODIES[operation][1] else ADMIN_TOKEN
+    body = {**operation_body(operation, session), "maxcalls": 5}
+    if operation not in {"open", "amend"}:
+        assert await metadata.call_operation(operation, token, body)
+        return
+    with pytest.raises(BadRequest, match="unknown key 'maxcalls'; did you mean 'maxCalls'"):
+        await metadata.call_operation(operation, token, body)
+    assert (await metadata.call_operation("info", session.token))["maxCalls"] == 5
+
+
 async def test_an_unknown_operation_names_those_there_are(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:

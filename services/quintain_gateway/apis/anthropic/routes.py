@@ -17,14 +17,12 @@ from quintain_gateway.apis.anthropic.schemas import (
 )
 from quintain_gateway.apis.anthropic.stream import AnthropicMessageEncoder
 from quintain_gateway.apis.anthropic.wire import parse_message_request, write_error
-from quintain_gateway.dispatch.dispatch import CallGroup, DispatchRequest
-from quintain_gateway.dispatch.response import ResponseWriter
-from quintain_gateway.http.context import context_of
+from quintain_gateway.dispatch.dispatch import DispatchRequest
+from quintain_gateway.dispatch.respond import respond
 from quintain_gateway.http.endpoint import (
     Api,
     FleetGateway,
     bearer_token,
-    cancel_on_disconnect,
     method_route,
     parse_json,
     verify_token_on_body_error,
@@ -35,7 +33,7 @@ from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_respon
 
 MESSAGES_PATH = "/v1/messages"
 
-_FAULT_STATUSES = (400, 401, 402, 403, 405, 408, 409, 410, 413, 422, 499, 500, 502, 503, 504)
+_FAULT_STATUSES = (400, 401, 402, 403, 404, 405, 408, 409, 410, 413, 422, 429, 499, 500, 502, 503, 504)
 
 OPERATIONS = (
     Operation(
@@ -77,20 +75,16 @@ class AnthropicEndpoints:
         client = await self._gateway.session_client(request, read_token)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
-            parsed = parse_message_request(parse_json(await self._gateway.read_body(request)))
+            body = await self._gateway.read_body(request)
+            parsed = parse_message_request(parse_json(body))
         dispatch_request = DispatchRequest(
             requests=[parsed.request], key=key, deadline_seconds=deadline_seconds, stream=parsed.stream
         )
-        writer = ResponseWriter(
-            AnthropicMessageEncoder(f"msg_{key.text}", parsed.request.target or ""),
-            CallGroup(client, dispatch_request),
-            key.headers(),
-            context_of(request),
-            keep_alive_seconds=self._gateway.limits.keep_alive_seconds,
-        )
-        return await cancel_on_disconnect(
-            request, writer.streaming_response() if parsed.stream else writer.json_response()
-        )
+
+        def encoder_of(call_id: str) -> AnthropicMessageEncoder:
+            return AnthropicMessageEncoder(f"msg_{call_id}", parsed.request.target or "")
+
+        return await respond(self._gateway, request, client, body, dispatch_request, encoder_of)
 
 
 def read_token(request: Request) -> str:

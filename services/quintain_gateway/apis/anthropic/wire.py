@@ -17,7 +17,7 @@ from quintain_gateway.apis.anthropic.schemas import (
     AnthropicToolChoice,
 )
 from quintain_gateway.apis.openai.wire import tool_calls_of, write_ignored
-from quintain_gateway.http.errors import retry_header
+from quintain_gateway.http.api_errors import CONTENT_FILTER, CONTEXT_LENGTH_EXCEEDED, api_error_of
 from quintain_gateway.http.schemas import InvalidField, validate_as
 from quintain_gateway.http.settings import parse_settings
 
@@ -45,6 +45,12 @@ ERROR_TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
+}
+
+#: Anthropic's sentences for errors that have no type of their own there, by OpenAI's code: its clients look for them.
+ERROR_PHRASES: Mapping[str, str] = {
+    CONTEXT_LENGTH_EXCEEDED: "prompt is too long",
+    CONTENT_FILTER: "Output blocked by content filtering policy",
 }
 
 
@@ -206,13 +212,15 @@ def write_anthropic_model(target: str) -> JsonDict:
 
 
 def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:
-    """Return a fault in Anthropic's format: the status, the body, and a header that says whether a retry may help."""
-    status = 402 if fault.code == "budget_exhausted" else fault.status
+    """Return a fault in Anthropic's format: the status, the body, and headers that say whether a retry may help."""
+    api_error = api_error_of(fault)
+    status, message = api_error.status, api_error.message
+    phrase = ERROR_PHRASES.get(api_error.code, "")
     error = {
         "type": ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error"),
-        "message": fault.message,
-        "code": fault.code,
+        "message": message if phrase.lower() in message.lower() else f"{phrase}: {message}",
+        "code": api_error.code,
         "charged": fault.charged is not False,
         **({"chargeUnknown": True} if fault.charged is None else {}),
     }
-    return status, {"type": "error", "error": error}, retry_header(fault)
+    return status, {"type": "error", "error": error}, api_error.headers

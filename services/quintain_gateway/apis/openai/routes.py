@@ -14,13 +14,11 @@ from quintain.errors import Fault
 from quintain_gateway.apis.openai.schemas import ChatCompletionRequest, ChatCompletionResponse, OpenAIErrorResponse
 from quintain_gateway.apis.openai.stream import ChatCompletionEncoder
 from quintain_gateway.apis.openai.wire import parse_chat_request, write_error
-from quintain_gateway.dispatch.dispatch import CallGroup, DispatchRequest
-from quintain_gateway.dispatch.response import ResponseWriter
-from quintain_gateway.http.context import context_of
+from quintain_gateway.dispatch.dispatch import DispatchRequest
+from quintain_gateway.dispatch.respond import respond
 from quintain_gateway.http.endpoint import (
     Api,
     FleetGateway,
-    cancel_on_disconnect,
     method_route,
     parse_json,
     verify_token_on_body_error,
@@ -32,7 +30,7 @@ from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_respon
 CHAT_COMPLETIONS_PATH = "/v1/chat/completions"
 
 _COMMON_FAULT_STATUSES = (401, 405, 500, 503)
-_CALL_FAULT_STATUSES = (400, 402, 403, 408, 409, 410, 413, 422, 499, 502, 504)
+_CALL_FAULT_STATUSES = (400, 402, 403, 404, 408, 409, 410, 413, 422, 429, 499, 502, 504)
 
 #: The error responses of an operation that makes calls, in OpenAI's format.
 FAULT_RESPONSES = {
@@ -76,7 +74,8 @@ class OpenAIEndpoints:
         client = await self._gateway.session_client(request)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
-            parsed = parse_chat_request(parse_json(await self._gateway.read_body(request)))
+            body = await self._gateway.read_body(request)
+            parsed = parse_chat_request(parse_json(body))
         dispatch_request = DispatchRequest(
             requests=[parsed.request] * parsed.choice_count,
             key=key,
@@ -84,13 +83,8 @@ class OpenAIEndpoints:
             stream=parsed.stream,
         )
         model = parsed.request.target or ""
-        writer = ResponseWriter(
-            ChatCompletionEncoder(f"chatcmpl-{key.text}", model, include_usage=parsed.include_usage),
-            CallGroup(client, dispatch_request),
-            key.headers(),
-            context_of(request),
-            keep_alive_seconds=self._gateway.limits.keep_alive_seconds,
-        )
-        return await cancel_on_disconnect(
-            request, writer.streaming_response() if parsed.stream else writer.json_response()
-        )
+
+        def encoder_of(call_id: str) -> ChatCompletionEncoder:
+            return ChatCompletionEncoder(f"chatcmpl-{call_id}", model, include_usage=parsed.include_usage)
+
+        return await respond(self._gateway, request, client, body, dispatch_request, encoder_of)

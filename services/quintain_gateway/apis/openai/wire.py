@@ -9,9 +9,9 @@ from typing import Any
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage, ToolCall
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.schemas import ANSWER_FIELDS, ChatCompletionRequest, ChatRequestMessage
-from quintain_gateway.http.errors import retry_header
+from quintain_gateway.http.api_errors import api_error_of
 from quintain_gateway.http.schemas import InvalidField, validate_as
-from quintain_gateway.http.settings import ignored_parameters, parameter_name, parse_settings
+from quintain_gateway.http.settings import ignored_parameters, parse_settings
 
 JsonDict = dict[str, Any]
 
@@ -180,23 +180,15 @@ def write_usage(results: Sequence[Result]) -> JsonDict | None:
 
 
 def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:
-    """Return a fault in OpenAI's format: the status, the body, and headers that say whether a retry may help.
-
-    An exhausted budget is answered with 402, because clients retry a 429 as a rate limit.
-    """
-    status = 402 if fault.code == "budget_exhausted" else fault.status
-    param = "model" if fault.code in {"unknown_target", "forbidden_target"} else None
-    if fault.parameter is not None:
-        param = parameter_name(fault.parameter)
+    """Return a fault in OpenAI's format: the status, the body, and headers that say whether a retry may help."""
+    api_error = api_error_of(fault)
+    status = api_error.status
     error = {
-        "message": fault.message,
+        "message": api_error.message,
         "type": ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
-        "param": (fault.field or None) if isinstance(fault, InvalidField) else param,
-        "code": fault.code,
+        "param": api_error.parameter,
+        "code": api_error.code,
         "charged": fault.charged is not False,
         **({"chargeUnknown": True} if fault.charged is None else {}),
     }
-    headers = retry_header(fault)
-    if fault.retry_after_ms is not None:
-        headers["retry-after-ms"] = str(fault.retry_after_ms)
-    return status, {"error": error}, headers
+    return status, {"error": error}, api_error.headers

@@ -10,12 +10,10 @@ from quintain_gateway.apis.openai.routes import API, FAULT_RESPONSES
 from quintain_gateway.apis.responses.schemas import ResponseObject, ResponseRequest
 from quintain_gateway.apis.responses.stream import ResponseEventEncoder
 from quintain_gateway.apis.responses.wire import parse_response_request
-from quintain_gateway.dispatch.dispatch import CallGroup, DispatchRequest
-from quintain_gateway.dispatch.response import ResponseWriter
-from quintain_gateway.http.context import context_of
+from quintain_gateway.dispatch.dispatch import DispatchRequest
+from quintain_gateway.dispatch.respond import respond
 from quintain_gateway.http.endpoint import (
     FleetGateway,
-    cancel_on_disconnect,
     method_route,
     parse_json,
     verify_token_on_body_error,
@@ -53,17 +51,13 @@ class ResponsesEndpoints:
         client = await self._gateway.session_client(request)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
-            parsed = parse_response_request(parse_json(await self._gateway.read_body(request)))
+            body = await self._gateway.read_body(request)
+            parsed = parse_response_request(parse_json(body))
         dispatch_request = DispatchRequest(
             requests=[parsed.request], key=key, deadline_seconds=deadline_seconds, stream=parsed.stream
         )
-        writer = ResponseWriter(
-            ResponseEventEncoder(key.text, parsed.request.target or "", parsed.echoed),
-            CallGroup(client, dispatch_request),
-            key.headers(),
-            context_of(request),
-            keep_alive_seconds=self._gateway.limits.keep_alive_seconds,
-        )
-        return await cancel_on_disconnect(
-            request, writer.streaming_response() if parsed.stream else writer.json_response()
-        )
+
+        def encoder_of(call_id: str) -> ResponseEventEncoder:
+            return ResponseEventEncoder(call_id, parsed.request.target or "", parsed.echoed)
+
+        return await respond(self._gateway, request, client, body, dispatch_request, encoder_of)

@@ -1,0 +1,142 @@
+"""The error of a fault in the APIs of model providers: status, code, parameter, message, and whether to retry. No I/O.
+
+Clients of these APIs decide by the status and by the providers' own codes. AgentV's API and AMQP have the codes of
+``protocol.md`` §3 instead.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quintain.errors import Fault, Overloaded, ProviderError
+from quintain_gateway.http.errors import StillRunning
+from quintain_gateway.http.schemas import InvalidField
+from quintain_gateway.http.settings import parameter_name
+
+MODEL_NOT_FOUND, INSUFFICIENT_QUOTA = "model_not_found", "insufficient_quota"
+CONTEXT_LENGTH_EXCEEDED, CONTENT_FILTER = "context_length_exceeded", "content_filter"
+
+#: The status and code of faults that have others in these APIs. A client retries a 429, so an exhausted budget is 402.
+_BY_CODE: Mapping[str, tuple[int, str]] = {
+    "budget_exhausted": (402, INSUFFICIENT_QUOTA),
+    "unknown_target": (404, MODEL_NOT_FOUND),
+    "throttled": (429, "rate_limit_exceeded"),
+}
+
+#: The fault codes of calls that the worker has retried already, as often as their target allows.
+_RETRIED_BY_WORKER = frozenset({"provider_error", "throttled"})
+
+#: How long clients wait after throttling, in milliseconds, if the provider did not say.
+DEFAULT_THROTTLE_MS = 5000
+
+#: The statuses of a provider that refused the request itself, which the answer repeats; all others become 400.
+_REQUEST_STATUSES = frozenset({400, 413, 422})
+
+#: Codes and sentences of providers that mean the same, by OpenAI's code, which its clients look for.
+_MEANINGS: Mapping[str, re.Pattern[str]] = {
+    CONTEXT_LENGTH_EXCEEDED: re.compile(
+        r"context_length_exceeded|prompt is too long|maximum context length|exceeds? (?:the|its) context window",
+        re.IGNORECASE,
+    ),
+    CONTENT_FILTER: re.compile(
+        r"content_filter|content_policy_violation|content filtering policy|content management policy", re.IGNORECASE
+    ),
+}
+
+_QUOTA = re.compile(r"quota|billing|credit balance", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiError:
+    """An error as a client of a model provider's API expects it; ``parameter`` is in OpenAI's words."""
+
+    status: int
+    code: str
+    message: str
+    parameter: str | None = None
+    retry_after_ms: int | None = None
+    should_retry: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that tell the official clients whether to send the request again, and when."""
+        headers = {"x-should-retry": "true" if self.should_retry else "false"}
+        if self.retry_after_ms is None:
+            return headers
+        seconds = math.ceil(self.retry_after_ms / 1000)
+        return {**headers, "retry-after": str(seconds), "retry-after-ms": str(self.retry_after_ms)}
+
+
+def api_error_of(fault: Fault) -> ApiError:
+    """Return the error of a fault.
+
+    What the provider wrote goes through: its message, its code and its parameter. A provider that refused the target's
+    credentials is not quoted, because its words are about them.
+    """
+    status, code = _BY_CODE.get(fault.code, (fault.status, fault.code))
+    message = fault.message
+    provider_error = fault.provider_error
+    if provider_error is not None and fault.code == "rejected":
+        status, code = _rejection(provider_error)
+        message = provider_error.message or message
+    elif provider_error is not None and fault.code == "target_unavailable":
+        status, code = _refusal(provider_error)
+        message = provider_error.message or message
+        if code == "upstream_auth":
+            message = f"The provider refused the access of this target (HTTP {provider_error.status})"
+    return ApiError(
+        status=status,
+        code=code,
+        message=message,
+        parameter=_parameter(fault),
+        retry_after_ms=DEFAULT_THROTTLE_MS
+        if fault.code == "throttled" and fault.retry_after_ms is None
+        else fault.retry_after_ms,
+        should_retry=_should_retry(fault),
+    )
+
+
+def _should_retry(fault: Fault) -> bool:
+    """Return whether official clients should send the request again.
+
+    They do so without an ``Idempotency-Key`` too, as another call: a call that may be charged is not sent again. Where
+    a queue is full, the gateway knows only that it has not delivered the request, and a call that still runs under
+    the client's own key is joined.
+    """
+    is_safe = fault.charged is False or fault.code in {Overloaded.code, StillRunning.code}
+    return fault.retryable and is_safe and fault.code not in _RETRIED_BY_WORKER
+
+
+def _rejection(provider_error: ProviderError) -> tuple[int, str]:
+    """Return the status and code of a request that the provider judged wrong."""
+    status = provider_error.status if provider_error.status in _REQUEST_STATUSES else 400
+    words = f"{provider_error.code} {provider_error.message}"
+    meaning = next((code for code, pattern in _MEANINGS.items() if pattern.search(words)), None)
+    if meaning is not None:
+        return 400, meaning
+    # Some servers count their codes, or repeat the status as the code.
+    named = [name for name in (provider_error.code, provider_error.type) if name is not None and not name.isdigit()]
+    return status, named[0] if named else "invalid_request_error"
+
+
+def _refusal(provider_error: ProviderError) -> tuple[int, str]:
+    """Return the status and code of a provider that refused the credentials, the model or the quota."""
+    words = f"{provider_error.code} {provider_error.type} {provider_error.message}"
+    if provider_error.status == 404 or provider_error.code == MODEL_NOT_FOUND:
+        return 404, MODEL_NOT_FOUND
+    if provider_error.status in {401, 403} and not _QUOTA.search(words):
+        return 502, "upstream_auth"
+    return 402, INSUFFICIENT_QUOTA
+
+
+def _parameter(fault: Fault) -> str | None:
+    if isinstance(fault, InvalidField):
+        return fault.field or None
+    if fault.parameter is not None:
+        return parameter_name(fault.parameter)
+    if fault.provider_error is not None and fault.code == "rejected":
+        return fault.provider_error.parameter
+    return "model" if fault.code in {"unknown_target", "forbidden_target"} else None
