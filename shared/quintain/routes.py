@@ -41,6 +41,9 @@ INFO = Route("info", METADATA, "info", session_messages.GetInfo, session_message
 OPEN = Route("open", METADATA, "open", session_messages.OpenSession, session_messages.SessionOpened)
 AMEND = Route("amend", METADATA, "amend", session_messages.AmendSession, session_messages.Info)
 CLOSE = Route("close", METADATA, "close", session_messages.CloseSession, session_messages.Info)
+CLOSE_CHILDREN = Route(
+    "close_children", METADATA, "close_children", session_messages.CloseChildren, session_messages.Info
+)
 RESERVE = Route("reserve", METADATA, "reserve", session_messages.ReserveCalls, session_messages.CallsReserved)
 RELEASE = Route("release", METADATA, "release", session_messages.ReleaseCalls, session_messages.CallsReleased)
 CANCEL = Route("cancel", METADATA, "cancel", session_messages.CancelCalls, session_messages.CallsCancelled)
@@ -99,7 +102,8 @@ PROTOCOL_VERSION = 1
 #: All routes.
 ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,
-    *(INFO, OPEN, AMEND, CLOSE, RESERVE, RELEASE, CANCEL, LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN),
+    *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL),
+    *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN),
     DISCOVER,
     *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE),
     *(LEASE, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW),

@@ -35,11 +35,12 @@ from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain_gateway.http.endpoint import Api, FleetGateway, bearer_token, method_route
 from quintain_gateway.http.errors import JSON_MEDIA_TYPE, NotFound, fault_response
-from quintain_gateway.http.openapi import ADMIN_TOKEN, Operation, fault_responses
+from quintain_gateway.http.openapi import ADMIN_TOKEN, SESSION_TOKEN, Operation, fault_responses
 
 API = Api(error_response=fault_response)
 
 SESSION_PATH = "/sessions/{session_id}"
+CHILDREN_PATH = f"{SESSION_PATH}/children"
 
 _COMMON_FAULT_STATUSES = (401, 431, 500, 503)
 _BODY_FAULT_STATUSES = (400, 408, 413)
@@ -95,6 +96,13 @@ OPERATIONS = (
         token=ADMIN_TOKEN,
         responses={200: Info, **fault_responses(404, *_COMMON_FAULT_STATUSES)},
     ),
+    Operation(
+        "DELETE",
+        CHILDREN_PATH,
+        "Close all children of the token's session permanently",
+        token=SESSION_TOKEN,
+        responses={200: Info, **fault_responses(404, *_COMMON_FAULT_STATUSES)},
+    ),
 )
 
 
@@ -106,6 +114,7 @@ class SessionEndpoints:
         self.routes: list[Route] = [
             method_route("/sessions", {"GET": self.list, "POST": self.open}, API.to_endpoint),
             method_route(SESSION_PATH, {"GET": self.show, "PATCH": self.amend, "DELETE": self.close}, API.to_endpoint),
+            method_route(CHILDREN_PATH, {"DELETE": self.close_children}, API.to_endpoint),
         ]
 
     async def open(self, request: Request) -> Response:
@@ -156,6 +165,13 @@ class SessionEndpoints:
         return _message_response(
             await admin.amend(AmendSession(session_id=session.session_id, state=SessionState.CLOSED))
         )
+
+    async def close_children(self, request: Request) -> Response:
+        """``DELETE /sessions/{session_id}/children``: close the children of a session, with its own token."""
+        client = await self._gateway.session_client(request)
+        if SessionToken.parse(bearer_token(request)).id != request.path_params["session_id"]:
+            raise NotFound("There is no such session of this token")
+        return _message_response(await client.close_children())
 
     async def _verify_token(self, request: Request, admin: Admin) -> None:
         """Raise `Unauthorized` if the token is not valid, before details of an invalid request are disclosed."""

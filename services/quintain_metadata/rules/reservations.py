@@ -104,6 +104,14 @@ def release_all(moment: Moment, session: SessionRow) -> SqlProgram[int]:
     return released_count
 
 
+def lock_descendants(session: SessionRow) -> SqlProgram[None]:
+    """Lock the reservations of all descendants of a session, in order, until the operation ends."""
+    family = yield from execute(f"{sessions.FAMILY_CTE} SELECT id FROM family ORDER BY id", session.id)
+    for (session_id,) in family:
+        if session_id != session.id:
+            yield from lock_reservations(session_id)
+
+
 def release_if_reserved(moment: Moment, call: CallRow | None) -> SqlProgram[Transition]:
     """Release a call if it is still only reserved; returns the transition."""
     if call is None or call.state is not CallState.RESERVED:

@@ -159,6 +159,16 @@ def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
     return (yield from info_by_id(now, session.id))
 
 
+def open_children(now: int, session_id: str) -> SqlProgram[list[str]]:
+    """Return the ids of a session's children that are neither closed nor expired, in order."""
+    rows = yield from execute(
+        "SELECT id FROM session WHERE parent_id = ? AND state <> ? AND (expires_at IS NULL OR expires_at > ?)"
+        " ORDER BY id",
+        *(session_id, SessionState.CLOSED, now),
+    )
+    return [row[0] for row in rows]
+
+
 def info_by_id(now: int, session_id: str) -> SqlProgram[Info]:
     """Return a session's information. Raises `BadRequest` where there is no such session."""
     session = yield from require_session(session_id)

@@ -18,6 +18,7 @@ from quintain.routes import (
     AMEND,
     CANCEL,
     CLOSE,
+    CLOSE_CHILDREN,
     DRAIN,
     INFO,
     LIST,
@@ -167,6 +168,19 @@ def _close(
     return (yield from _amend(moment, amendment, session))
 
 
+def _close_children(
+    moment: Moment, _: session_messages.CloseChildren, session: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    parent = _require_session(session)
+    children = yield from sessions.open_children(moment.now, parent.id)
+    # Every lock before any counter, as when a session is closed.
+    yield from reservations.lock_descendants(parent)
+    for child_id in children:
+        closed = session_messages.AmendSession(session_id=child_id, state=session_messages.SessionState.CLOSED)
+        yield from _amend(moment, closed, None)
+    return (yield from sessions.info_by_id(moment.now, parent.id))
+
+
 def _reserve(
     moment: Moment, request: session_messages.ReserveCalls, session: SessionRow | None
 ) -> SqlProgram[session_messages.CallsReserved]:
@@ -263,6 +277,7 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     OPEN.key: _bind(OPEN, Role.EITHER, _open),
     AMEND.key: _bind(AMEND, Role.ADMINISTRATOR, _amend),
     CLOSE.key: _bind(CLOSE, Role.SESSION, _close),
+    CLOSE_CHILDREN.key: _bind(CLOSE_CHILDREN, Role.SESSION, _close_children),
     RESERVE.key: _bind(RESERVE, Role.SESSION, _reserve),
     RELEASE.key: _bind(RELEASE, Role.SESSION, _release),
     CANCEL.key: _cancel,

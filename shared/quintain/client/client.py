@@ -25,7 +25,7 @@ from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, NoAnswer
-from quintain.routes import CANCEL, CLOSE, INFO, OPEN, RELEASE, RESERVE, ReplyT, RequestT, Route
+from quintain.routes import CANCEL, CLOSE, CLOSE_CHILDREN, INFO, OPEN, RELEASE, RESERVE, ReplyT, RequestT, Route
 
 #: One item of a batch: a request, its fields, or only its question.
 BatchRequest = InvokeRequest | Mapping[str, object] | str
@@ -227,6 +227,11 @@ class Client:
             print(info.call_count)
         """
         return await self._call(CLOSE, session_messages.CloseSession())
+
+    async def close_children(self) -> session_messages.Info:
+        """Close all children of the session permanently, and return the session's counters. What they reserved and did
+        not use is this session's again."""
+        return await self._call(CLOSE_CHILDREN, session_messages.CloseChildren())
 
     async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         try:

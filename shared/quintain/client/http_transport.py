@@ -253,8 +253,9 @@ def _method_and_path(request: Message, own_session_id: str | None) -> tuple[str,
             return "POST", "/sessions"
         case session_messages.AmendSession():
             return "PATCH", _session_path(request.session_id)
-        case session_messages.CloseSession():
-            return "DELETE", _session_path(own_session_id or "")
+        case session_messages.CloseSession() | session_messages.CloseChildren():
+            suffix = "/children" if isinstance(request, session_messages.CloseChildren) else ""
+            return "DELETE", f"{_session_path(own_session_id or '')}{suffix}"
         case session_messages.ShowSession():
             return "GET", _session_path(request.session_id)
         case session_messages.ListSessions():

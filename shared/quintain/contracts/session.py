@@ -120,6 +120,10 @@ class CloseSession(Message):
     """Close the session of the request's token, and its children, permanently."""
 
 
+class CloseChildren(Message):
+    """Close all children of the request's session permanently; the session itself stays as it is."""
+
+
 class ReserveCalls(Message):
     """Reserve calls, all or none, until the deadline (milliseconds since the epoch)."""
 

@@ -11,7 +11,7 @@ from quintain.client.client import Client
 from quintain.client.http_transport import open_http_transport
 from quintain.contracts.session import OpenSession, SessionState
 from quintain.contracts.token import SessionToken
-from quintain.errors import BudgetExhausted
+from quintain.errors import BudgetExhausted, Unauthorized
 from quintain_metadata.rules.sessions import PAGE_SIZE
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
@@ -142,6 +142,27 @@ async def test_a_child_session_reserves_its_calls_and_closes_itself_over_http(fl
             assert (await Client(child_transport).close_session()).state is SessionState.CLOSED
         info = await client.get_info()
         assert (info.reserved, info.call_count, info.state) == (0, 0, SessionState.OPEN)
+
+
+async def test_a_session_closes_its_children_and_stays_open_itself(fleet: MemoryFleet) -> None:
+    parent = await fleet.open_session("echo", 4)
+    async with open_http_transport(fleet.gateway_url, parent.token) as transport:
+        client = Client(transport)
+        children = [
+            await client.open_child(OpenSession(default_target="echo", max_calls=2, reserve=True)) for _ in range(2)
+        ]
+        async with open_http_transport(fleet.gateway_url, children[0].token) as child_transport:
+            child = Client(child_transport)
+            await child.invoke("counts")
+            await child.open_child(OpenSession(default_target="echo", max_calls=1, reserve=True))
+        info = await client.close_children()
+        assert (info.reserved, info.call_count, info.state) == (0, 1, SessionState.OPEN)
+        assert (await client.close_children()).call_count == 1
+        async with open_http_transport(fleet.gateway_url, children[1].token) as child_transport:
+            with pytest.raises(Unauthorized):
+                await Client(child_transport).get_info()
+    async with open_gateway_client(fleet.gateway_url, children[0].token) as stranger:
+        assert (await stranger.send("DELETE", f"/sessions/{parent.session_id}/children", None))[0] in {401, 404}
 
 
 async def test_a_sessions_own_token_opens_its_children_and_nothing_else(fleet: MemoryFleet) -> None:
