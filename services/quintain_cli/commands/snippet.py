@@ -141,8 +141,10 @@ def _lm_eval(connection: GatewayConnection) -> Snippet:
             f"--model_args {shlex.quote(model_args)} --gen_kwargs unsupported=ignore"
         ),
         note=(
-            "only tasks that generate; a chat API has no log-likelihoods. It sends a seed to every target, so that "
-            "`unsupported=ignore` is needed where a provider has none: answers name what was ignored."
+            "a chat API has no log-likelihoods; tasks that need them run with --model local-completions, a tokenizer, "
+            f"base_url={connection.url}/v1/completions and a target whose provider has that endpoint. It sends a seed "
+            "to every target, so that `unsupported=ignore` is needed where a provider has none: answers name what was "
+            "ignored."
         ),
     )
 

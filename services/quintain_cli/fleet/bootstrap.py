@@ -103,6 +103,7 @@ async def run_worker(
         name: quintain_worker.WorkerTarget(
             name=name,
             provider=quintain_worker.build_provider(name, resolved.targets[name], provider_context),
+            inputs=resolved.targets[name].inputs,
             max_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
             trace_content=trace_content,

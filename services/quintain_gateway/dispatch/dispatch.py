@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quintain.client.client import Client
@@ -30,16 +31,15 @@ REGISTRATION_CHECK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchRequest:
-    """The calls to make for one HTTP request: the same `InvokeRequest`, once per choice.
+    """The calls to make for one HTTP request: one for each of ``requests``, which are all for the same target.
 
-    ``key`` gives the request ids, ``deadline_seconds`` counts from now, ``choice_count`` is the number of calls, and
-    ``stream`` asks the workers for chunks while they produce the text.
+    ``key`` gives the request ids, ``deadline_seconds`` counts from now, and ``stream`` asks the workers for chunks
+    while they produce the text.
     """
 
-    request: InvokeRequest
+    requests: Sequence[InvokeRequest]
     key: IdempotencyKey
     deadline_seconds: float
-    choice_count: int = 1
     stream: bool = False
 
 
@@ -60,7 +60,7 @@ class CallGroup:
     def __init__(self, client: Client, dispatch_request: DispatchRequest) -> None:
         self._client, self._dispatch_request = client, dispatch_request
         self._retry_window: tuple[RetryWindow[CallGroup], str] | None = None
-        self._request_ids = dispatch_request.key.request_ids(dispatch_request.choice_count)
+        self._request_ids = dispatch_request.key.request_ids(len(dispatch_request.requests))
         self._calls: list[asyncio.Task[Result]] = []
         # All events are kept, because a retry of the client reads them from the first one on.
         self._events: list[CallEvent] = []
@@ -104,7 +104,7 @@ class CallGroup:
         `Unauthorized`.
         """
         info = await self._client.get_info()
-        target = self._dispatch_request.request.requested_target or info.target_name
+        target = self._dispatch_request.requests[0].requested_target or info.target_name
         if info.allowed_targets is not None and target not in info.allowed_targets:
             raise ForbiddenTarget(f"This session may not call {target!r}")
         if target not in info.available_targets:
@@ -206,7 +206,7 @@ class CallGroup:
 
         try:
             return await self._client.send(
-                self._dispatch_request.request,
+                self._dispatch_request.requests[choice],
                 request_id=self._request_ids[choice],
                 deadline_seconds=self._dispatch_request.deadline_seconds,
                 on_chunk=on_chunk if self._dispatch_request.stream else None,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from starlette.responses import JSONResponse, Response
 
 from quintain.contracts.invoke import Chunk, Result
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
 from quintain_gateway.dispatch.streaming import CallStreamingResponse, ChunkAssembler
@@ -51,8 +52,11 @@ class ResponseEncoder(Protocol):
     def stream_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
         """Return the events for the next piece of a choice's text. ``is_first`` marks the choice's first piece."""
 
+    def stream_call(self, choice: int, piece: ToolCallChunk) -> bytes:
+        """Return the events for the next piece of a choice's tool call; the first one has its id and name."""
+
     def stream_choice_end(self, choice: int, result: Result) -> bytes:
-        """Return the events that end a choice whose text was sent completely."""
+        """Return the events that end a choice whose text and tool calls were sent completely."""
 
     def stream_end(self, results: Sequence[Result]) -> bytes:
         """Return the events that end the stream, after all choices have ended."""
@@ -181,17 +185,27 @@ class ResponseWriter:
         if isinstance(event.payload, Fault):
             raise event.payload
         is_first = not assembler.has_output
-        delta = (
-            assembler.add_chunk(event.payload) if isinstance(event.payload, Chunk) else assembler.finish(event.payload)
-        )
-        if isinstance(event.payload, Result) and self._encoder.separates_refusals and _is_refusal(event.payload):
+        if isinstance(event.payload, Chunk):
+            if event.payload.tool_call is not None:
+                return self._encode_calls(
+                    event.choice, assembler.add_call_chunk(event.payload, event.payload.tool_call)
+                )
+            return self._encode_delta(event.choice, assembler.add_chunk(event.payload), is_first=is_first)
+        result = event.payload
+        delta = assembler.finish(result)
+        if self._encoder.separates_refusals and _is_refusal(result):
             delta = ""
-        encoded_delta = self._encoder.stream_delta(event.choice, delta, is_first=is_first) if delta else b""
         return (
-            encoded_delta
-            if isinstance(event.payload, Chunk)
-            else encoded_delta + self._encoder.stream_choice_end(event.choice, event.payload)
+            self._encode_delta(event.choice, delta, is_first=is_first)
+            + self._encode_calls(event.choice, *assembler.finish_calls(result))
+            + self._encoder.stream_choice_end(event.choice, result)
         )
+
+    def _encode_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
+        return self._encoder.stream_delta(choice, delta, is_first=is_first) if delta else b""
+
+    def _encode_calls(self, choice: int, *pieces: ToolCallChunk | None) -> bytes:
+        return b"".join(self._encoder.stream_call(choice, piece) for piece in pieces if piece is not None)
 
 
 def _is_refusal(result: Result) -> bool:

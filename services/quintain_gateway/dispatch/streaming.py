@@ -9,64 +9,119 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from quintain.contracts.invoke import Chunk, Result
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault, ProviderFailed
 from quintain_gateway.dispatch.dispatch import CallGroup
 from quintain_gateway.http.errors import GatewayStopping
 
 
 class ChunkAssembler:
-    """Decides which text of one choice is sent to the client when a worker retries a call.
+    """Decides which text and which tool calls of one choice are sent to the client when a worker retries a call.
 
-    Every attempt produces the text from the beginning, and text that was sent cannot be taken back. An attempt that
-    repeats the sent text continues from there. For an attempt that differs, or lost a chunk, nothing is sent until its
-    result arrives; the result shows whether it begins with the sent text.
+    Every attempt produces its answer from the beginning, and what was sent cannot be taken back. An attempt that
+    repeats it continues from there. For an attempt that differs, or lost a chunk, nothing is sent until its result
+    arrives; the result shows whether it begins with what was sent.
     """
 
     def __init__(self) -> None:
-        self._sent: list[str] = []
+        #: What was sent: the text (None), and the arguments of each call by its index.
+        self._sent: dict[int | None, list[str]] = {}
+        #: Id and name of each call that was sent.
+        self._calls: dict[int, tuple[str | None, str | None]] = {}
         self._attempt = self._seq = 0
-        #: Text that was sent and that the current attempt has not repeated yet.
-        self._unrepeated = ""
+        #: What was sent and that the current attempt has not repeated yet.
+        self._unrepeated: dict[int | None, str] = {}
         self._has_diverged = False
 
     @property
     def has_output(self) -> bool:
         """Whether any text was sent."""
-        return bool(self._sent)
+        return None in self._sent
 
     def add_chunk(self, chunk: Chunk) -> str:
         """Add a chunk and return the text to send for it: often all of the chunk, empty if it repeats sent text."""
-        if chunk.attempt > self._attempt:
-            self._attempt, self._seq = chunk.attempt, 0
-            self._unrepeated, self._has_diverged = "".join(self._sent), False
-        if chunk.attempt < self._attempt or chunk.seq < self._seq or self._has_diverged:
-            return ""  # of an earlier attempt, or a duplicate
-        repeated_length = min(len(self._unrepeated), len(chunk.delta))
-        if chunk.seq > self._seq or not self._unrepeated.startswith(chunk.delta[:repeated_length]):
+        return self._add(None, chunk.delta) if self._is_next(chunk) else ""
+
+    def add_call_chunk(self, chunk: Chunk, piece: ToolCallChunk) -> ToolCallChunk | None:
+        """Add the chunk of a tool call and return what to send for it, or None if it repeats what was sent."""
+        if not self._is_next(chunk):
+            return None
+        is_new = piece.index not in self._calls
+        head = (piece.id, piece.name)
+        if (piece.id is None) if is_new else (piece.id is not None and self._calls[piece.index] != head):
             self._has_diverged = True
-            return ""
-        self._seq += 1
-        self._unrepeated = self._unrepeated[repeated_length:]
-        return self._emit(chunk.delta[repeated_length:])
+            return None
+        if is_new:
+            self._calls[piece.index] = head
+        arguments = self._add(piece.index, piece.arguments)
+        if is_new:
+            return piece
+        return ToolCallChunk(index=piece.index, arguments=arguments) if arguments else None
 
     def finish(self, result: Result) -> str:
         """Return the rest of the text to send, from the result of the call.
 
         Raises `ProviderFailed` if the result does not begin with the text that was sent.
         """
-        sent = "".join(self._sent)
-        if not result.raw_text.startswith(sent):
-            raise ProviderFailed(
-                "A retry gave another answer than the part that was streamed: repeat the request with the same "
-                "Idempotency-Key and without stream to get the whole answer without another charge",
-                charged=True,
-            )
-        return self._emit(result.raw_text[len(sent) :])
+        return self._rest(None, result.raw_text)
 
-    def _emit(self, text: str) -> str:
+    def finish_calls(self, result: Result) -> list[ToolCallChunk]:
+        """Return the rest of the tool calls to send, from the result of the call.
+
+        Raises `ProviderFailed` if the result does not begin with those that were sent.
+        """
+        calls = [call for message in result.output for call in message.tool_calls or []]
+        if len(calls) < len(self._calls):
+            raise _other_answer()
+        pieces: list[ToolCallChunk] = []
+        for index, call in enumerate(calls):
+            rest = self._rest(index, call.arguments)
+            if index not in self._calls:
+                pieces.append(ToolCallChunk(index=index, id=call.id, name=call.name, arguments=rest))
+            elif self._calls[index] != (call.id, call.name):
+                raise _other_answer()
+            elif rest:
+                pieces.append(ToolCallChunk(index=index, arguments=rest))
+        return pieces
+
+    def _is_next(self, chunk: Chunk) -> bool:
+        """Whether the chunk is the next one of the newest attempt, which has repeated everything that was sent."""
+        if chunk.attempt > self._attempt:
+            self._attempt, self._seq, self._has_diverged = chunk.attempt, 0, False
+            self._unrepeated = {channel: "".join(pieces) for channel, pieces in self._sent.items()}
+        if chunk.attempt < self._attempt or chunk.seq < self._seq or self._has_diverged:
+            return False  # of an earlier attempt, or a duplicate
+        self._has_diverged = chunk.seq > self._seq
+        self._seq += 1
+        return not self._has_diverged
+
+    def _add(self, channel: int | None, delta: str) -> str:
+        unrepeated = self._unrepeated.get(channel, "")
+        repeated_length = min(len(unrepeated), len(delta))
+        if not unrepeated.startswith(delta[:repeated_length]):
+            self._has_diverged = True
+            return ""
+        self._unrepeated[channel] = unrepeated[repeated_length:]
+        return self._emit(channel, delta[repeated_length:])
+
+    def _rest(self, channel: int | None, whole: str) -> str:
+        sent = "".join(self._sent.get(channel, ()))
+        if not whole.startswith(sent):
+            raise _other_answer()
+        return self._emit(channel, whole[len(sent) :])
+
+    def _emit(self, channel: int | None, text: str) -> str:
         if text:
-            self._sent.append(text)
+            self._sent.setdefault(channel, []).append(text)
         return text
+
+
+def _other_answer() -> ProviderFailed:
+    return ProviderFailed(
+        "A retry gave another answer than the part that was streamed: repeat the request with the same "
+        "Idempotency-Key and without stream to get the whole answer without another charge",
+        charged=True,
+    )
 
 
 class CallStreamingResponse(StreamingResponse):

@@ -8,7 +8,10 @@ from starlette.types import ASGIApp
 from quintain_gateway.apis import admin, health, models
 from quintain_gateway.apis.agentv import routes as agentv
 from quintain_gateway.apis.anthropic import routes as anthropic
+from quintain_gateway.apis.completions import routes as completions
+from quintain_gateway.apis.embeddings import routes as embeddings
 from quintain_gateway.apis.openai import routes as openai
+from quintain_gateway.apis.responses import routes as responses
 from quintain_gateway.apis.unmatched import UnmatchedEndpoints, error_response_of
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.openapi import OpenApiEndpoints
@@ -20,6 +23,9 @@ OPERATIONS = (
     *agentv.OPERATIONS,
     *models.OPERATIONS,
     *openai.OPERATIONS,
+    *responses.OPERATIONS,
+    *completions.OPERATIONS,
+    *embeddings.OPERATIONS,
     *anthropic.OPERATIONS,
     *admin.OPERATIONS,
     *health.OPERATIONS,
@@ -46,6 +52,9 @@ def build_router(gateway: FleetGateway) -> Router:
     model_endpoints = (
         models.ModelEndpoints(gateway),
         openai.OpenAIEndpoints(gateway),
+        responses.ResponsesEndpoints(gateway),
+        completions.CompletionEndpoints(gateway),
+        embeddings.EmbeddingEndpoints(gateway),
         anthropic.AnthropicEndpoints(gateway),
     )
     endpoint_groups = (

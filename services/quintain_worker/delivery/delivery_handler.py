@@ -15,6 +15,7 @@ from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Delivery
+from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.message import Message
@@ -42,7 +43,7 @@ from quintain_worker.delivery.request import IncomingRequest, parse_request
 from quintain_worker.delivery.response import CallResponse, CallTiming, response_of
 from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
 from quintain_worker.delivery.streaming import PROGRESS_SECONDS, ChunkSender, report_progress, send_interim
-from quintain_worker.providers.provider import Provider, provider_for_session
+from quintain_worker.providers.provider import Delta, Provider, provider_for_session
 from quintain_worker.providers.settings import with_policy
 
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
@@ -61,12 +62,14 @@ _REPLY_SPAN = reply_span(REPLY.name)
 class WorkerTarget:
     """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans.
 
+    ``inputs`` is what requests may bring to it; a request that brings anything else is refused.
     ``ignore_unsupported``: settings that its provider cannot honour are ignored, unless a request refuses that.
     ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
     """
 
     name: str
     provider: Provider
+    inputs: frozenset[InputKind] = frozenset({"conversation"})
     max_tries: int = 3
     timeout_seconds: float | None = None
     progress_seconds: float = PROGRESS_SECONDS
@@ -86,7 +89,7 @@ def make_handler(
             await delivery.dead_letter()
             return
         try:
-            request = parse_request(delivery, target.name)
+            request = parse_request(delivery, target.name, target.inputs)
         except Fault as fault:
             await context.reply(delivery, fault, request_id_of(delivery))
             await delivery.ack()
@@ -244,7 +247,7 @@ class _DeliveryHandler:
         run: InflightCall,
         grant: Admission,
         retry_policy: RetryPolicy,
-        on_text: Callable[[int, str], None] | None = None,
+        on_text: Callable[[int, Delta], None] | None = None,
     ) -> AttemptResult:
         assert self._request.request is not None, "the ledger refuses a request with a problem"
         provider = provider_for_session(self._target.provider, self._request.token)
@@ -258,7 +261,7 @@ class _DeliveryHandler:
             return attempt.cancelled_result()
 
     @contextlib.asynccontextmanager
-    async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, str], None] | None]:
+    async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, Delta], None] | None]:
         """Yield the callback that streams text to the caller, or None where the caller did not ask for chunks."""
         if ACCEPT_CHUNKS not in self._request.accepts:
             yield None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from quintain.bus.base import Delivery
+from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import MAX_REQUEST_BYTES, InvokeRequest
 from quintain.contracts.strings import sanitize_request_id, shorten
 from quintain.contracts.token import SessionToken
@@ -46,8 +47,8 @@ class IncomingRequest:
     accepts: frozenset[str]
 
 
-def parse_request(delivery: Delivery, target: str) -> IncomingRequest:
-    """Parse a delivery of this target's queue.
+def parse_request(delivery: Delivery, target: str, inputs: Collection[InputKind]) -> IncomingRequest:
+    """Parse a delivery of this target's queue; ``inputs`` is what a request may bring to it.
 
     Raises `Unauthorized` for a token whose format or checksum is wrong, which needs no ledger. Every other error
     becomes the request's ``problem``: the ledger refuses it after it has checked the token.
@@ -60,6 +61,7 @@ def parse_request(delivery: Delivery, target: str) -> IncomingRequest:
     try:
         deadline = integer_header(headers, DEADLINE_HEADER)
         request = _request(delivery, target, request_id)
+        _check_input(request, target, inputs)
     except Fault as fault:
         deadline, problem = None, truncate_message(fault)
     return IncomingRequest(
@@ -87,6 +89,11 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")
     # A provider is told its target's name, whether the body names it or not.
     return request if request.target == target else request.model_copy(update={"target": target})
+
+
+def _check_input(request: InvokeRequest, target: str, inputs: Collection[InputKind]) -> None:
+    if request.input_kind not in inputs:
+        raise BadRequest(f"{request.input_kind}: the provider of target {target!r} has no endpoint for it")
 
 
 def truncate_message(fault: Fault) -> Fault:

@@ -90,4 +90,5 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         max_calls=grant.max_calls,
         target_fingerprint=timing.fingerprint,
         ignored=list(answer.ignored) or None,
+        embeddings=answer.embeddings,
     )

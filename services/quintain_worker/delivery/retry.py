@@ -16,7 +16,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
 from quintain_worker.delivery.pause import PauseState
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Attempt:
         request: InvokeRequest,
         retry_policy: RetryPolicy,
         pause: PauseState,
-        on_text: Callable[[int, str], None] | None = None,
+        on_text: Callable[[int, Delta], None] | None = None,
     ) -> None:
         """Prepare an attempt; `run` starts it.
 

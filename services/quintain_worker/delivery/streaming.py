@@ -16,6 +16,7 @@ from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BusError
 from quintain.routes import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
 from quintain.topology import REPLY
+from quintain_worker.providers.provider import Delta
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ async def report_progress(
 
 
 class ChunkSender:
-    """Streams the text of one attempt to the caller, in numbered chunks.
+    """Streams the text and the tool calls of one attempt to the caller, in numbered chunks.
 
     ``first_attempt`` is added to the number of the try to get the attempt number of a chunk.
     """
@@ -76,20 +77,24 @@ class ChunkSender:
     def __init__(self, bus: Bus, delivery: Delivery, request_id: str, *, first_attempt: int) -> None:
         self._bus, self._delivery, self._request_id, self._first_attempt = bus, delivery, request_id, first_attempt
         self._attempt, self._seq = 0, 0
-        self._unsent_text = ""
-        self._has_text = asyncio.Event()
+        self._unsent: list[Delta] = []
+        self._has_unsent = asyncio.Event()
         self._send_task = asyncio.get_running_loop().create_task(self._send_chunks(), name="chunks")
 
-    def add(self, try_number: int, text: str) -> None:
-        """Queue a piece of the answer's text; pieces that wait are sent as one chunk.
+    def add(self, try_number: int, delta: Delta) -> None:
+        """Queue a piece of the answer; pieces of the same text that wait are sent as one chunk.
 
         A new try discards those of the last.
         """
         attempt = self._first_attempt + try_number
         if attempt != self._attempt:
-            self._attempt, self._seq, self._unsent_text = attempt, 0, ""
-        self._unsent_text += text
-        self._has_text.set()
+            self._attempt, self._seq, self._unsent = attempt, 0, []
+        joined = _join(self._unsent[-1], delta) if self._unsent else None
+        if joined is None:
+            self._unsent.append(delta)
+        else:
+            self._unsent[-1] = joined
+        self._has_unsent.set()
 
     async def close(self) -> None:
         """Stop sending: the reply with the whole answer follows."""
@@ -98,15 +103,27 @@ class ChunkSender:
 
     async def _send_chunks(self) -> None:
         while True:
-            await self._has_text.wait()
-            self._has_text.clear()
-            delta, self._unsent_text = self._unsent_text, ""
-            if not delta:
-                continue
-            chunk = Chunk(attempt=self._attempt, seq=self._seq, delta=replace_surrogates(delta))
-            self._seq += 1
-            try:
-                await send_interim(self._bus, self._delivery, self._request_id, chunk)
-            except BusError as error:
-                log.info("Chunks of an answer are no longer sent: %s", error.message)
-                return
+            await self._has_unsent.wait()
+            self._has_unsent.clear()
+            while self._unsent:
+                chunk = self._chunk(self._unsent.pop(0))
+                self._seq += 1
+                try:
+                    await send_interim(self._bus, self._delivery, self._request_id, chunk)
+                except BusError as error:
+                    log.info("Chunks of an answer are no longer sent: %s", error.message)
+                    return
+
+    def _chunk(self, delta: Delta) -> Chunk:
+        if isinstance(delta, str):
+            return Chunk(attempt=self._attempt, seq=self._seq, delta=replace_surrogates(delta))
+        return Chunk(attempt=self._attempt, seq=self._seq, delta="", tool_call=delta)
+
+
+def _join(first: Delta, second: Delta) -> Delta | None:
+    """Return two pieces as one, or None if they are not of the same text or call."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    if isinstance(first, str) or isinstance(second, str) or first.index != second.index or second.id is not None:
+        return None
+    return first.model_copy(update={"arguments": first.arguments + second.arguments})

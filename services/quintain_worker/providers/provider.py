@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from quintain.contracts.inputs import Vector
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.contracts.token import SessionToken
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 
-#: Callback for each piece of an answer's text, in order. It must return at once and never raise.
-OnText = Callable[[str], None]
+#: A piece of an answer on its way: the next text, or the next piece of a tool call.
+Delta = str | ToolCallChunk
+
+#: Callback for each piece of an answer, in order. It must return at once and never raise.
+OnText = Callable[[Delta], None]
 
 #: The longest retry-after that is accepted from a provider, in seconds.
 MAX_RETRY_AFTER_SECONDS = 24 * 3600.0
@@ -27,7 +32,7 @@ class ProviderAnswer:
     """The answer of a provider. ``model`` is the model that served the request, where the provider names it.
 
     ``output`` is set where the answer is more than ``text``: several messages, tool calls, reasoning. ``ignored`` names
-    the settings that the provider was asked without.
+    the settings that the provider was asked without. ``embeddings`` are the vectors of embedded texts.
     """
 
     text: str
@@ -36,6 +41,7 @@ class ProviderAnswer:
     model: str | None = None
     finish_reason: str | None = None
     ignored: tuple[str, ...] = ()
+    embeddings: list[Vector] | None = None
 
 
 class Billing(StrEnum):

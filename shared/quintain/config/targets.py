@@ -6,7 +6,7 @@ The repr and the dump of a target that was loaded from a file show its reference
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from quintain.config.references import holds_reference, without_references
+from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import InvokeSettings, Unsupported
 from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
 from quintain.contracts.strings import TargetName
@@ -75,6 +76,9 @@ class _Target(_Strict):
     settings that the provider cannot honour, where neither request nor session says ``ignore``.
     """
 
+    #: What requests may bring to targets of this provider.
+    inputs: ClassVar[frozenset[InputKind]] = frozenset({"conversation"})
+
     judge_target: TargetName | None = None
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 64
     timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
@@ -122,12 +126,15 @@ class _Target(_Strict):
 
 
 class _ModelTarget(_Target):
+    """Fields of every model. ``image_urls``: whether the provider gets the URLs of images, or they are refused."""
+
     model: Annotated[str, Field(min_length=1)]
     api_key: SecretStr | None = None
     base_url: str | None = None
     temperature: FiniteFloat | None = None
     max_tokens: Positive | None = None
     settings: TargetSettings | None = None
+    image_urls: Literal["pass", "refuse"] = "pass"
 
     @property
     def default_settings(self) -> InvokeSettings:
@@ -158,6 +165,8 @@ class _ModelTarget(_Target):
 
 class OpenAITarget(_ModelTarget):
     """A model behind OpenAI's API or, with ``base_url``, behind any compatible server."""
+
+    inputs = frozenset({"conversation", "completion", "embedding"})
 
     provider: Literal["openai"]
     api: Literal["chat", "responses"] = "chat"

@@ -8,8 +8,10 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, StrictBool, Stri
 
 from quintain import errors
 from quintain.contracts.finite import non_finite_path
+from quintain.contracts.inputs import CompletionInput, EmbeddingInput, InputKind, Vector
 from quintain.contracts.message import Message
 from quintain.contracts.strings import shorten
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 
 #: The largest body of a request, in bytes (``protocol.md`` §2).
 MAX_REQUEST_BYTES = 1024 * 1024
@@ -22,6 +24,17 @@ Unsupported = Literal["refuse", "ignore"]
 
 #: A JSON object whose keys are defined by the provider, such as a JSON schema.
 JsonObject = dict[str, JsonValue]
+
+
+class Reasoning(Message):
+    """A piece of a model's reasoning, which Anthropic calls thinking.
+
+    ``signature`` is the provider's proof that it wrote the text; ``redacted`` is a piece that only the provider reads.
+    """
+
+    text: str = ""
+    signature: str | None = None
+    redacted: str | None = None
 
 
 class ToolCall(Message):
@@ -37,6 +50,7 @@ class ChatMessage(Message):
 
     ``tool_calls`` are the calls that an assistant message requests; ``tool_call_id`` is the call that a message of role
     ``tool`` answers. ``is_error``: that call failed; Anthropic is told so, other APIs have only the text.
+    ``reasoning`` is what the assistant thought before it answered, as an earlier answer brought it.
 
     Example::
 
@@ -48,6 +62,7 @@ class ChatMessage(Message):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     is_error: bool | None = None
+    reasoning: list[Reasoning] | None = None
 
 
 class InvokeSettings(Message):
@@ -95,7 +110,9 @@ class InvokeSettings(Message):
 
 
 class InvokeRequest(Message):
-    """A request to one target, with either ``question`` or ``messages``; ``provider`` is an alias of ``target``.
+    """A request to one target; ``provider`` is an alias of ``target``.
+
+    It has one of ``question``, ``messages``, ``completion`` and ``embedding``.
 
     NaN and infinite numbers are refused at any depth of ``settings`` and ``messages``: JSON has none.
 
@@ -116,13 +133,16 @@ class InvokeRequest(Message):
     attempt: Annotated[int, Field(ge=0)] | None = None
     settings: InvokeSettings | None = None
     metadata: dict[str, str] | None = None
+    completion: CompletionInput | None = None
+    embedding: EmbeddingInput | None = None
 
     @model_validator(mode="after")
     def _check_question_and_target(self) -> Self:
-        if not self.question and not self.messages:
+        given = [name for name in ("question", "messages", "completion", "embedding") if getattr(self, name)]
+        if not given:
             raise ValueError("Missing required field: question")
-        if self.question and self.messages:
-            raise ValueError("question and messages: give one of them")
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: give one of them")
         if self.target is not None and self.provider is not None and self.target != self.provider:
             raise ValueError("target and provider: they name different targets")
         return self
@@ -143,6 +163,13 @@ class InvokeRequest(Message):
     def requested_target(self) -> str | None:
         """The name of the target in the request, under either field name, or None."""
         return self.target if self.target is not None else self.provider
+
+    @property
+    def input_kind(self) -> InputKind:
+        """What the request brings to its target."""
+        if self.completion is not None:
+            return "completion"
+        return "conversation" if self.embedding is None else "embedding"
 
     def conversation(self) -> list[ChatMessage]:
         """Return the conversation as messages, starting with the system prompt."""
@@ -186,22 +213,12 @@ class TokenUsage(Message):
 NO_TOKENS: Final = TokenUsage()
 
 
-class Reasoning(Message):
-    """A piece of a model's reasoning, which Anthropic calls thinking.
-
-    ``signature`` is the provider's proof that it wrote the text; ``redacted`` is a piece that only the provider reads.
-    """
-
-    text: str = ""
-    signature: str | None = None
-    redacted: str | None = None
-
-
 class OutputMessage(Message):
     """One message of an answer.
 
     ``refusal`` is the text with which the model refused to answer; it is the content too if there is no other.
-    ``logprobs`` are the tokens of the content with their log probabilities, in OpenAI's format.
+    ``logprobs`` are the tokens of the content with their log probabilities, in OpenAI's format, and
+    ``completion_logprobs`` in that of its completions endpoint.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -210,10 +227,11 @@ class OutputMessage(Message):
     reasoning: list[Reasoning] | None = None
     refusal: str | None = None
     logprobs: list[JsonObject] | None = None
+    completion_logprobs: JsonObject | None = None
 
 
 class Chunk(Message):
-    """A piece of an answer, sent to callers that accept chunks.
+    """A piece of an answer, sent to callers that accept chunks: of its text, or of a tool call.
 
     ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it.
     """
@@ -221,6 +239,7 @@ class Chunk(Message):
     attempt: int
     seq: int
     delta: str
+    tool_call: ToolCallChunk | None = None
 
 
 class Progress(Message):
@@ -238,6 +257,7 @@ class Result(Message):
     call. ``replayed``: the stored reply of an earlier request with the same id.
     ``target_fingerprint`` is the fingerprint of the configuration that the worker answered with, if it has one.
     ``ignored`` names the settings that the call was made without, because ``unsupported`` was ``ignore``.
+    ``embeddings`` are the vectors of the embedded texts, in their order: numbers, or their bytes in base64.
     """
 
     output: list[OutputMessage]
@@ -255,6 +275,7 @@ class Result(Message):
     max_calls: int
     target_fingerprint: str | None = None
     ignored: list[str] | None = None
+    embeddings: list[Vector] | None = None
 
 
 class FaultReply(Message):

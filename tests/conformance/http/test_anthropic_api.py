@@ -507,3 +507,65 @@ async def test_what_fails_within_a_stream_ends_it_with_an_error(
     assert failed.value.body["type"] == "error"  # type: ignore[index]
     assert failed.value.body["error"]["charged"] is True  # type: ignore[index]
     assert await gateway_client.read_call_count() == 1
+
+
+async def test_a_call_of_a_tool_is_streamed_while_the_model_still_writes_it(
+    fleet: ModelFleet, client: anthropic.AsyncAnthropic
+) -> None:
+    events = CHAT.call_events([("c1", "weather", ['{"city": ', '"Paris"}'])])
+    fleet.provider.set_responses(StreamedResponse(events=events, event_count=3, then="stall"))
+    seen = ""
+    async with client.messages.stream(**{**ASK, "model": "model"}, tools=[WEATHER]) as stream:
+        async for event in stream:
+            if event.type == "input_json":
+                seen += event.partial_json
+                if seen:
+                    break
+    assert seen == '{"city": '
+
+
+async def test_thinking_of_earlier_answers_goes_back_to_the_provider_that_signed_it(
+    fleet: ModelFleet, client: anthropic.AsyncAnthropic
+) -> None:
+    content: Any = [
+        {"type": "thinking", "thinking": "Ask the service.", "signature": "s"},
+        {"type": "redacted_thinking", "data": "r"},
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "t", "name": "weather", "input": {"city": "Paris"}},
+    ]
+    history: Any = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": content},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "Rain"}]},
+    ]
+    ask = {**ASK, "messages": history, "tools": [WEATHER]}
+    fleet.provider.set_responses(ScriptedResponse(body=ANTHROPIC.answer("Rain")))
+    raw = await client.messages.with_raw_response.create(**{**ask, "model": "claude"})
+    sent: Any = fleet.provider.requests[-1].body["messages"]
+    assert sent[1]["content"] == content
+    assert "x-quintain-ignored" not in raw.headers
+    # Another API has no place for it: the answer says so.
+    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("Rain")))
+    raw = await client.messages.with_raw_response.create(**{**ask, "model": "model"})
+    assert "Ask the service." not in str(fleet.provider.requests[-1].body)
+    assert raw.headers["x-quintain-ignored"] == "messages.reasoning"
+    # Nor does a provider take back what it has not signed.
+    content[0]["signature"] = ""
+    fleet.provider.set_responses(ScriptedResponse(body=ANTHROPIC.answer("Rain")))
+    raw = await client.messages.with_raw_response.create(**{**ask, "model": "claude"})
+    assert raw.headers["x-quintain-ignored"] == "messages.reasoning"
+    assert "Ask the service." not in str(fleet.provider.requests[-1].body)
+
+
+async def test_a_pdf_reaches_the_provider(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
+    source: Any = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQK"}
+    document: Any = {"type": "document", "source": source}
+    ask = {**ASK, "messages": [{"role": "user", "content": [document, {"type": "text", "text": "What is it?"}]}]}
+    fleet.provider.set_responses(ScriptedResponse(body=ANTHROPIC.answer("A paper")))
+    await client.messages.create(**{**ask, "model": "claude"})
+    sent: Any = fleet.provider.requests[-1].body["messages"]
+    assert sent[0]["content"] == [document, {"type": "text", "text": "What is it?"}]
+    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("A paper")))
+    await client.messages.create(**{**ask, "model": "model"})
+    sent = fleet.provider.requests[-1].body["messages"]
+    assert sent[0]["content"][0]["file"]["file_data"] == "data:application/pdf;base64,JVBERi0xLjQK"

@@ -98,7 +98,7 @@ async def test_another_method_is_405(gateway_client: GatewayClient, method: str,
 
 async def test_what_is_not_there_is_not_found(client: openai.AsyncOpenAI, gateway_client: GatewayClient) -> None:
     with pytest.raises(openai.NotFoundError):
-        await client.embeddings.create(model="echo", input="x")
+        await client.moderations.create(model="echo", input="x")
     assert await gateway_client.read_call_count() == 0
 
 
@@ -686,3 +686,21 @@ async def test_what_fails_within_a_stream_ends_it_with_an_error(
     assert failed.value.body["charged"] is True
     assert failed.value.code == failed.value.body["code"]
     assert await gateway_client.read_call_count() == 1
+
+
+async def test_a_call_of_a_tool_is_streamed_while_the_model_still_writes_it(
+    fleet: ModelFleet, client: openai.AsyncOpenAI
+) -> None:
+    events = CHAT.call_events([("c1", "weather", ['{"city": ', '"Paris"}'])])
+    fleet.provider.set_responses(StreamedResponse(events=events, event_count=3, then="stall"))
+    seen: list[Any] = []
+    async with await client.chat.completions.create(
+        model="model", messages=HELLO, tools=[WEATHER], stream=True
+    ) as stream:
+        async for chunk in stream:
+            seen += chunk.choices[0].delta.tool_calls or []
+            if sum(len(call.function.arguments) for call in seen) > 5:
+                break
+    assert (seen[0].index, seen[0].id, seen[0].function.name) == (0, "c1", "weather")
+    assert "".join(call.function.arguments for call in seen) == '{"city": '
+    assert all(call.id is None for call in seen[1:])

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.contracts.invoke import Chunk, OutputMessage, Result
+from quintain.contracts.invoke import Chunk, OutputMessage, Result, ToolCall
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import ProviderFailed
 from quintain_gateway.dispatch.streaming import ChunkAssembler
 
@@ -107,3 +108,47 @@ def test_of_pieces_that_are_lost_or_repeated_what_is_passed_on_begins_the_answer
     text = ChunkAssembler()
     said = "".join(passed_on(text, *kept))
     assert any("".join(attempt).startswith(said) for attempt in attempts)
+
+
+# Tool calls.
+
+
+def call_chunk(attempt: int, seq: int, index: int, arguments: str, call_id: str | None = None) -> Chunk:
+    piece = ToolCallChunk(index=index, id=call_id, name=call_id and "weather", arguments=arguments)
+    return Chunk(attempt=attempt, seq=seq, delta="", tool_call=piece)
+
+
+def called(*calls: tuple[str, str]) -> Result:
+    tool_calls = [ToolCall(id=call_id, name="weather", arguments=arguments) for call_id, arguments in calls]
+    return result("").model_copy(update={"output": [OutputMessage(content="", tool_calls=tool_calls)]})
+
+
+def passed_on_calls(text: ChunkAssembler, *chunks: Chunk) -> list[tuple[int, str | None, str]]:
+    added = [text.add_call_chunk(piece, piece.tool_call) for piece in chunks if piece.tool_call is not None]
+    return [(piece.index, piece.id, piece.arguments) for piece in added if piece is not None]
+
+
+def test_the_pieces_of_calls_are_passed_on_and_then_what_is_left() -> None:
+    text = ChunkAssembler()
+    pieces = [call_chunk(1, 0, 0, "", "c1"), call_chunk(1, 1, 0, '{"a"'), call_chunk(1, 2, 1, "{", "c2")]
+    assert passed_on_calls(text, *pieces) == [(0, "c1", ""), (0, None, '{"a"'), (1, "c2", "{")]
+    rest = text.finish_calls(called(("c1", '{"a": 1}'), ("c2", "{}"), ("c3", "{}")))
+    assert [(piece.index, piece.id, piece.arguments) for piece in rest] == [
+        (0, None, ": 1}"), (1, None, "}"), (2, "c3", "{}"),
+    ]  # fmt: skip
+    assert not text.has_output
+
+
+def test_a_later_attempt_that_calls_the_same_goes_on_and_one_that_differs_ends_with_an_error() -> None:
+    text = ChunkAssembler()
+    first = [call_chunk(1, 0, 0, '{"a', "c1")]
+    assert passed_on_calls(text, *first, call_chunk(2, 0, 0, '{"a": 1', "c1")) == [(0, "c1", '{"a'), (0, None, '": 1')]
+    for answer in (called(("c9", '{"a": 1}')), called(("c1", '{"b": 1}')), called()):
+        with pytest.raises(ProviderFailed, match="Idempotency-Key"):
+            text.finish_calls(answer)
+
+
+def test_after_a_lost_piece_of_a_call_nothing_is_passed_on_until_the_end() -> None:
+    text = ChunkAssembler()
+    assert passed_on_calls(text, call_chunk(1, 1, 0, "{", "c1"), call_chunk(1, 2, 0, "}")) == []
+    assert [piece.arguments for piece in text.finish_calls(called(("c1", "{}")))] == ["{}"]

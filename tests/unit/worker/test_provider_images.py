@@ -116,9 +116,8 @@ async def test_an_image_that_is_none_is_refused_by_name(
         ({"type": "image_url"}, "Missing required field: image_url"),
         (image(5), "image_url.url: "),
         (image(IN_PLACE, size=3), "image_url.size: "),
-        ({"type": "input_audio", "input_audio": {}}, "this target takes text and image_url parts only"),
-        ({"type": "file", "file": {"file_id": "x"}}, "this target takes text and image_url parts only"),
-        ({"type": "text"}, "this target takes text and image_url parts only"),
+        ({"type": "input_audio", "input_audio": {}}, "this target takes text, image_url and file parts only"),
+        ({"type": "text"}, "this target takes text, image_url and file parts only"),
     ],
 )
 @wires
@@ -139,3 +138,68 @@ async def test_only_the_user_shows_images(server: ModelServer, wire: Wire, role:
 async def test_a_detail_that_anthropic_does_not_take_is_refused_by_name(server: ModelServer) -> None:
     message = await refusal_message(server, ANTHROPIC, {"role": "user", "content": [image(ELSEWHERE, detail="low")]})
     assert message.startswith("messages[0].content[0].image_url.detail: anthropic does not take it")
+
+
+PDF = f"data:application/pdf;base64,{DATA}"
+
+
+def file(**fields: object) -> dict[str, object]:
+    return {"type": "file", "file": fields}
+
+
+async def test_a_pdf_reaches_every_provider_in_its_own_words(server: ModelServer) -> None:
+    part = file(file_data=PDF, filename="paper.pdf")
+    [chat] = as_list(await sent(server, CHAT, part))
+    assert (chat["type"], chat["file"]["file_data"]) == ("file", PDF)
+    server.requests.clear()
+    [responses] = as_list(await sent(server, RESPONSES, part))
+    assert (responses["type"], responses["file_data"]) == ("input_file", PDF)
+    server.requests.clear()
+    source = {"type": "base64", "media_type": "application/pdf", "data": DATA}
+    assert as_list(await sent(server, ANTHROPIC, part)) == [{"type": "document", "source": source}]
+
+
+def as_list(content: object) -> list[Any]:
+    assert isinstance(content, list)
+    return content
+
+
+@wires
+@pytest.mark.parametrize(
+    "part",
+    [
+        file(),
+        file(file_id="file_1"),
+        file(file_url="https://example.org/a.pdf"),
+        file(file_data=""),
+        file(file_data="no URL"),
+        file(file_data=IN_PLACE),
+        file(file_data="data:application/pdf;base64,no base64"),
+        file(file_data="data:text/html;base64,aGk="),
+    ],
+)
+async def test_a_file_that_is_no_pdf_in_the_message_is_refused_by_name(
+    server: ModelServer, wire: Wire, part: dict[str, object]
+) -> None:
+    with pytest.raises(ProviderFailure) as refused:
+        await answer_of(server, wire, {"role": "user", "content": [part]})
+    assert isinstance(refused.value.fault, BadRequest)
+    assert refused.value.fault.message.startswith("messages[0].content[0]")
+    assert (refused.value.billing, server.requests) == (Billing.UNBILLED, [])
+
+
+def asking(url: str) -> InvokeRequest:
+    return InvokeRequest.model_validate({"messages": [{"role": "user", "content": [image(url)]}]})
+
+
+@wires
+async def test_a_target_may_refuse_the_urls_of_images(server: ModelServer, wire: Wire) -> None:
+    server.set_responses(ScriptedResponse(body=wire.answer("A cat.")))
+    provider = wire.provider(server.url, image_urls="refuse")
+    try:
+        with pytest.raises(ProviderFailure, match="image_url.url"):
+            await provider.answer(asking(ELSEWHERE), timeout_seconds=10)
+        assert server.requests == []
+        await provider.answer(asking(IN_PLACE), timeout_seconds=10)
+    finally:
+        await provider.close()

@@ -10,8 +10,9 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall
 from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
 from support.model_streams import chat_refusal_events, event
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
@@ -35,11 +36,15 @@ class TextRecorder:
 
     def __init__(self, enough_parts: int = 1) -> None:
         self.texts: list[str] = []
+        self.calls: list[ToolCallChunk] = []
         self.enough = asyncio.Event()
         self._enough_parts = enough_parts
 
-    def __call__(self, text: str) -> None:
-        self.texts.append(text)
+    def __call__(self, piece: Delta) -> None:
+        if isinstance(piece, ToolCallChunk):
+            self.calls.append(piece)
+            return
+        self.texts.append(piece)
         if len(self.texts) >= self._enough_parts:
             self.enough.set()
 
@@ -123,6 +128,9 @@ async def test_the_calls_of_a_streamed_answer_are_put_together_in_the_models_own
     ear = TextRecorder()
     answer = await stream_answer(wire.provider(server.url), ear)
     assert (ear.texts, answer.text, answer.finish_reason) == ([], "", "tool_calls")
+    heads = [(piece.index, piece.id, piece.name) for piece in ear.calls if piece.id is not None]
+    assert heads == [(0, "call_1", "weather"), (1, "call_2", "clock")]
+    assert [piece.arguments for piece in ear.calls if piece.arguments] == [*odd, "{}"]
     calls = [
         ToolCall(id="call_1", name="weather", arguments="".join(odd)),
         ToolCall(id="call_2", name="clock", arguments="{}"),

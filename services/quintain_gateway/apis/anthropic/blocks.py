@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from quintain.contracts.invoke import ChatMessage, JsonObject, ToolCall
+from quintain.contracts.invoke import ChatMessage, JsonObject, Reasoning, ToolCall
 from quintain_gateway.apis.anthropic.schemas import CACHE_FIELDS, AnthropicRequestMessage
 from quintain_gateway.http.schemas import InvalidField, RequestModel, to_invalid_field
 
@@ -29,6 +29,26 @@ class _UrlSource(RequestModel):
 
 class _ImageBlock(RequestModel):
     source: Annotated[_Base64Source | _UrlSource, Field(discriminator="type")]
+
+
+class _PdfSource(RequestModel):
+    type: Literal["base64"]
+    media_type: Literal["application/pdf"]
+    data: str
+
+
+class _DocumentBlock(RequestModel):
+    source: _PdfSource
+    title: str | None = None
+
+
+class _ThinkingBlock(RequestModel):
+    thinking: str
+    signature: str | None = None
+
+
+class _RedactedThinkingBlock(RequestModel):
+    data: str
 
 
 class _ToolUseBlock(RequestModel):
@@ -56,6 +76,7 @@ def parse_message(path: str, message: AnthropicRequestMessage) -> list[ChatMessa
         return [ChatMessage(role=message.role, content=message.content)]
     results: list[ChatMessage] = []
     calls: list[ToolCall] = []
+    reasoning: list[Reasoning] = []
     parts: list[JsonObject] = []
     for index, block in enumerate(message.content):
         block_path, kind = f"{path}.content.{index}", block.get("type")
@@ -66,11 +87,16 @@ def parse_message(path: str, message: AnthropicRequestMessage) -> list[ChatMessa
             calls.append(
                 ToolCall(id=tool_use.id, name=tool_use.name, arguments=json.dumps(tool_use.input, ensure_ascii=False))
             )
+        elif kind in {"thinking", "redacted_thinking"} and message.role == "assistant":
+            reasoning.append(_parse_thinking(block_path, block))
         else:
             parts.append(parse_block(block_path, block))
     if results and not parts:
         return results
-    return [*results, ChatMessage(role=message.role, content=parts or "", tool_calls=calls or None)]
+    return [
+        *results,
+        ChatMessage(role=message.role, content=parts or "", tool_calls=calls or None, reasoning=reasoning or None),
+    ]
 
 
 def parse_blocks(path: str, content: str | list[JsonObject]) -> str | list[JsonObject]:
@@ -81,7 +107,7 @@ def parse_blocks(path: str, content: str | list[JsonObject]) -> str | list[JsonO
 
 
 def parse_block(path: str, block: JsonObject) -> JsonObject:
-    """Convert a text or image block to a content part. Raises `BadRequest`, which names the field."""
+    """Convert a text, image or document block to a content part. Raises `BadRequest`, which names the field."""
     kind = block.get("type")
     if kind == "text":
         return {"type": "text", "text": _validate_block(path, _TextBlock, block).text}
@@ -89,7 +115,15 @@ def parse_block(path: str, block: JsonObject) -> JsonObject:
         source = _validate_block(path, _ImageBlock, block).source
         url = source.url if isinstance(source, _UrlSource) else f"data:{source.media_type};base64,{source.data}"
         return {"type": "image_url", "image_url": {"url": url}}
-    message = "supported are text and image, tool_use in assistant messages and tool_result in user messages"
+    if kind == "document":
+        document = _validate_block(path, _DocumentBlock, block)
+        name: JsonObject = {} if document.title is None else {"filename": document.title}
+        url = f"data:{document.source.media_type};base64,{document.source.data}"
+        return {"type": "file", "file": {"file_data": url, **name}}
+    message = (
+        "supported are text, image and document, thinking and tool_use in assistant messages, "
+        "and tool_result in user messages"
+    )
     raise InvalidField(f"{path}.type", f"{path}.type: {message}")
 
 
@@ -108,10 +142,21 @@ def unknown_message_fields(message: AnthropicRequestMessage) -> set[str]:
         "citations",
         "caller",
         "is_error",
+        "thinking",
+        "signature",
+        "data",
+        "title",
         *CACHE_FIELDS,
     }
     sent = {name for block in blocks for name, value in block.items() if value not in (None, False, [])}
     return message.unknown_fields("messages[].") | {f"messages[].content[].{name}" for name in sent - known}
+
+
+def _parse_thinking(path: str, block: JsonObject) -> Reasoning:
+    if block.get("type") == "redacted_thinking":
+        return Reasoning(redacted=_validate_block(path, _RedactedThinkingBlock, block).data)
+    thinking = _validate_block(path, _ThinkingBlock, block)
+    return Reasoning(text=thinking.thinking, signature=thinking.signature or None)
 
 
 def _parse_tool_result(path: str, block: JsonObject) -> ChatMessage:

@@ -78,7 +78,7 @@ class AnthropicEndpoints:
             body = await self._gateway.read_body(request)
             parsed = parse_message_request(parse_json(body))
         dispatch_request = DispatchRequest(
-            request=parsed.request, key=key, deadline_seconds=deadline_seconds, stream=parsed.stream
+            requests=[parsed.request], key=key, deadline_seconds=deadline_seconds, stream=parsed.stream
         )
 
         def encoder_of(call_id: str) -> AnthropicMessageEncoder:

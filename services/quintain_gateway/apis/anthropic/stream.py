@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quintain.contracts.invoke import Result
-from quintain.errors import Fault
+from quintain.contracts.tool_call_chunk import ToolCallChunk
+from quintain.errors import Fault, ProviderFailed
 from quintain_gateway.apis.anthropic.wire import (
+    parse_tool_input,
     stop_reason_of,
     thinking_blocks,
-    tool_use_blocks,
     write_error,
     write_message,
     write_usage,
@@ -25,20 +26,30 @@ def encode_named_event(kind: str, **fields: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
+#: The blocks that are no tool call's.
+TEXT, THINKING = -1, -2
+
 PING_EVENT = encode_named_event("ping")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnthropicMessageEncoder:
     """Encodes one message, whole or as server-sent events; see `ResponseEncoder`.
 
-    A message has one choice: a text block, then the tool calls. ``model`` is the name of the target.
+    A message has one choice: a text block, then the tool calls. ``model`` is the name of the target. One block is open
+    at a time, and a closed one cannot be continued: a tool call's pieces that come late are an error.
     """
 
     message_id: str
     model: str
     keep_alive_event: bytes = PING_EVENT
     separates_refusals: bool = False
+    #: The number of blocks so far, and the call whose block is open, or `TEXT` or `THINKING`.
+    _block_count: int = 0
+    _open: int | None = None
+    #: Arguments that were not sent yet, because they do not begin as a JSON object.
+    _held: dict[int, str] = field(default_factory=dict)
+    _streamed: set[int] = field(default_factory=set)
 
     def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return the message as one JSON body."""
@@ -67,27 +78,59 @@ class AnthropicMessageEncoder:
 
         A message without text has no text block, because clients do not accept empty ones.
         """
-        block_start = (
-            encode_named_event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-            if is_first
-            else b""
-        )
-        return block_start + encode_named_event(
-            "content_block_delta", index=0, delta={"type": "text_delta", "text": delta}
-        )
+        block_start = b"" if self._open == TEXT else self._open_block(TEXT, {"type": "text", "text": ""})
+        return block_start + self._delta_event({"type": "text_delta", "text": delta})
+
+    def stream_call(self, _: int, piece: ToolCallChunk) -> bytes:
+        """Return the events for the next piece of a tool call. Raises `ProviderFailed` if its block is closed.
+
+        Arguments that are no JSON object are held back: the block's input is then another one.
+        """
+        block_start = b""
+        if piece.id is not None:
+            block: dict[str, Any] = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+            block_start = self._open_block(piece.index, block)
+            self._held[piece.index] = ""
+        if self._open != piece.index:
+            raise ProviderFailed("The pieces of several tool calls came mixed up; repeat without stream", charged=True)
+        arguments = self._held.pop(piece.index, "") + piece.arguments
+        if not arguments.lstrip().startswith("{") and piece.index not in self._streamed:
+            self._held[piece.index] = arguments
+            return block_start
+        self._streamed.add(piece.index)
+        return block_start + self._delta_event({"type": "input_json_delta", "partial_json": arguments})
 
     def stream_choice_end(self, _: int, result: Result) -> bytes:
-        """Return the events with the thinking blocks, the tool calls, the stop reason and the usage.
+        """Return the events with the thinking blocks, the stop reason and the usage.
 
         The thinking blocks come after the text, because they are known only at the end.
         """
-        text_block_stop = encode_named_event("content_block_stop", index=0) if result.raw_text else b""
-        blocks = [*thinking_blocks(result), *tool_use_blocks(result)]
-        block_events = b"".join(
-            _block_events(index, block) for index, block in enumerate(blocks, start=1 if text_block_stop else 0)
-        )
+        events = [self._close_block()]
+        for block in thinking_blocks(result):
+            empty, deltas = _block_deltas(block)
+            events.append(self._open_block(THINKING, empty))
+            events += [self._delta_event(delta) for delta in deltas]
+            events.append(self._close_block())
         ending = {"delta": {"stop_reason": stop_reason_of(result), "stop_sequence": None}, **write_ignored([result])}
-        return text_block_stop + block_events + encode_named_event("message_delta", usage=write_usage(result), **ending)
+        events.append(encode_named_event("message_delta", usage=write_usage(result), **ending))
+        return b"".join(events)
+
+    def _open_block(self, key: int, block: dict[str, Any]) -> bytes:
+        block_stop = self._close_block()
+        self._open, self._block_count = key, self._block_count + 1
+        return block_stop + encode_named_event("content_block_start", index=self._block_count - 1, content_block=block)
+
+    def _close_block(self) -> bytes:
+        if self._open is None:
+            return b""
+        held = self._held.pop(self._open, None)
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(parse_tool_input(held or ""))}
+        rest = b"" if held is None else self._delta_event(delta)
+        self._open = None
+        return rest + encode_named_event("content_block_stop", index=self._block_count - 1)
+
+    def _delta_event(self, delta: dict[str, Any]) -> bytes:
+        return encode_named_event("content_block_delta", index=self._block_count - 1, delta=delta)
 
     def stream_end(self, _: Sequence[Result]) -> bytes:
         """Return the ``message_stop`` event."""
@@ -98,21 +141,8 @@ class AnthropicMessageEncoder:
         return encode_named_event("error", error=self.encode_error(fault)["error"])
 
 
-def _block_events(index: int, block: dict[str, Any]) -> bytes:
-    empty, deltas = _block_deltas(block)
-    return b"".join(
-        [
-            encode_named_event("content_block_start", index=index, content_block=empty),
-            *(encode_named_event("content_block_delta", index=index, delta=delta) for delta in deltas),
-            encode_named_event("content_block_stop", index=index),
-        ]
-    )
-
-
 def _block_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the block as it begins, and the deltas that complete it."""
-    if block["type"] == "tool_use":
-        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
     if block["type"] == "thinking":
         deltas = [{"type": f"{name}_delta", name: block[name]} for name in ("thinking", "signature")]
         return {**block, "thinking": "", "signature": ""}, deltas

@@ -158,12 +158,13 @@ def tool_use_blocks(result: Result) -> list[JsonDict]:
     Arguments that are not a JSON object are passed on as text in the field ``arguments``.
     """
     return [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _parse_tool_input(call.arguments)}
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": parse_tool_input(call.arguments)}
         for call in tool_calls_of(result)
     ]
 
 
-def _parse_tool_input(arguments: str) -> object:
+def parse_tool_input(arguments: str) -> object:
+    """Return a tool call's arguments as an object; other text is in its field ``arguments``."""
     try:
         parsed = json.loads(arguments or "{}", parse_constant=_reject_constant)
     except (ValueError, RecursionError):

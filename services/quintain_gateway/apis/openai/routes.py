@@ -32,6 +32,12 @@ CHAT_COMPLETIONS_PATH = "/v1/chat/completions"
 _COMMON_FAULT_STATUSES = (401, 405, 500, 503)
 _CALL_FAULT_STATUSES = (400, 402, 403, 404, 408, 409, 410, 413, 422, 429, 499, 502, 504)
 
+#: The error responses of an operation that makes calls, in OpenAI's format.
+FAULT_RESPONSES = {
+    **fault_responses(*_CALL_FAULT_STATUSES, *_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
+    **fault_responses(431),
+}
+
 OPERATIONS = (
     Operation(
         "POST",
@@ -40,11 +46,7 @@ OPERATIONS = (
         token=SESSION_TOKEN,
         request_model=ChatCompletionRequest,
         streams=True,
-        responses={
-            200: ChatCompletionResponse,
-            **fault_responses(*_CALL_FAULT_STATUSES, *_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
-            **fault_responses(431),
-        },
+        responses={200: ChatCompletionResponse, **FAULT_RESPONSES},
     ),
 )
 
@@ -75,10 +77,9 @@ class OpenAIEndpoints:
             body = await self._gateway.read_body(request)
             parsed = parse_chat_request(parse_json(body))
         dispatch_request = DispatchRequest(
-            request=parsed.request,
+            requests=[parsed.request] * parsed.choice_count,
             key=key,
             deadline_seconds=deadline_seconds,
-            choice_count=parsed.choice_count,
             stream=parsed.stream,
         )
         model = parsed.request.target or ""

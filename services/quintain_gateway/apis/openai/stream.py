@@ -10,17 +10,16 @@ from types import MappingProxyType
 from typing import Any
 
 from quintain.contracts.invoke import Result
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.wire import (
     finish_reason_of,
     logprobs_of,
     reasoning_text_of,
     refusal_of,
-    tool_calls_of,
     write_completion,
     write_error,
     write_ignored,
-    write_tool_call,
     write_usage,
 )
 
@@ -68,13 +67,20 @@ class ChatCompletionEncoder:
         """Return the event for the next piece of a choice's text."""
         return self._chunk_event(choice, {"content": delta})
 
+    def stream_call(self, choice: int, piece: ToolCallChunk) -> bytes:
+        """Return the event for the next piece of a tool call."""
+        call: dict[str, Any] = {"index": piece.index, "function": {"arguments": piece.arguments}}
+        if piece.id is not None:
+            function = {"name": piece.name, "arguments": piece.arguments}
+            call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+        return self._chunk_event(choice, {"tool_calls": [call]})
+
     def stream_choice_end(self, choice: int, result: Result) -> bytes:
         """Return the events with what is known only at the end of a choice, and its finish reason.
 
-        These are the reasoning, the refusal, the tool calls and the log probabilities.
+        These are the reasoning, the refusal and the log probabilities.
         """
-        calls = [{"index": index, **write_tool_call(call)} for index, call in enumerate(tool_calls_of(result))]
-        late = {"reasoning_content": reasoning_text_of(result), "refusal": refusal_of(result), "tool_calls": calls}
+        late = {"reasoning_content": reasoning_text_of(result), "refusal": refusal_of(result)}
         events = [self._chunk_event(choice, {name: value}) for name, value in late.items() if value]
         ending = {"finish_reason": finish_reason_of(result), "logprobs": logprobs_of(result)}
         return b"".join([*events, self._chunk_event(choice, {}, ending, write_ignored([result]))])

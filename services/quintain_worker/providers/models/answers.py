@@ -11,11 +11,13 @@ from pydantic_ai.messages import (
     TextPartDelta,
     ThinkingPart,
     ToolCallPart,
+    ToolCallPartDelta,
 )
 from pydantic_ai.usage import RequestUsage
 
 from quintain.contracts.invoke import JsonObject, OutputMessage, Reasoning, TokenUsage, ToolCall
 from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain_worker.providers.models.capabilities import ApiCapabilities
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 
@@ -72,36 +74,65 @@ def _logprobs(response: ModelResponse) -> list[JsonObject] | None:
     return [token for logprobs in found for token in logprobs] or None
 
 
-class StreamedText:
-    """Passes the text of a streamed answer to a callback; a surrogate pair split over two events is joined first."""
+class StreamedPieces:
+    """Passes the text and the tool calls of a streamed answer to a callback, piece by piece.
+
+    A surrogate pair that is split over two events is joined first.
+    """
 
     def __init__(self, on_text: OnText) -> None:
         self._on_text = on_text
-        self._high_surrogate = ""
         self._has_text = False
+        #: The first half of a surrogate pair, of the text (None) or of a call.
+        self._high_surrogates: dict[int | None, str] = {}
+        #: The calls by the index of their part among all parts.
+        self._calls: dict[int, int] = {}
 
     def add(self, event: ModelResponseStreamEvent) -> None:
-        """Pass on the text that this event adds; many events add none."""
-        text = self._high_surrogate + _text_in(event)
-        self._high_surrogate = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        self._emit(text.removesuffix(self._high_surrogate))
+        """Pass on the piece that this event adds; many events add none."""
+        if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+            self._emit_text(self._whole(None, event.part.content))
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+            self._emit_text(self._whole(None, event.delta.content_delta))
+        elif isinstance(event, PartStartEvent) and isinstance(event.part, ToolCallPart):
+            self._start_call(event.index, event.part)
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, ToolCallPartDelta):
+            self._continue_call(event.index, event.delta)
 
     def finish(self, text: str) -> None:
         """Pass on the rest of the answer's ``text``: all of it where nothing was streamed."""
-        self._emit(self._high_surrogate if self._high_surrogate or self._has_text else text)
+        rest = self._high_surrogates.pop(None, "")
+        self._emit_text(rest if rest or self._has_text else text)
 
-    def _emit(self, text: str) -> None:
+    def _start_call(self, part_index: int, part: ToolCallPart) -> None:
+        call = self._calls.setdefault(part_index, len(self._calls))
+        arguments = self._whole(call, part.args) if isinstance(part.args, str) else ""
+        self._on_text(
+            ToolCallChunk(
+                index=call, id=part.tool_call_id, name=part.tool_name, arguments=replace_surrogates(arguments)
+            )
+        )
+
+    def _continue_call(self, part_index: int, delta: ToolCallPartDelta) -> None:
+        call = self._calls.get(part_index)
+        # Arguments that come as an object, whole, are in the final answer.
+        if call is not None and isinstance(delta.args_delta, str):
+            arguments = self._whole(call, delta.args_delta)
+            if arguments:
+                self._on_text(ToolCallChunk(index=call, arguments=replace_surrogates(arguments)))
+
+    def _whole(self, call: int | None, piece: str) -> str:
+        """Return the piece behind a half of a surrogate pair that waited, without one that begins at its end."""
+        piece = self._high_surrogates.pop(call, "") + piece
+        if "\ud800" <= piece[-1:] <= "\udbff":
+            self._high_surrogates[call] = piece[-1:]
+            piece = piece[:-1]
+        return piece
+
+    def _emit_text(self, text: str) -> None:
         if text:
             self._has_text = True
             self._on_text(replace_surrogates(text))
-
-
-def _text_in(event: ModelResponseStreamEvent) -> str:
-    if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
-        return event.part.content
-    if isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
-        return event.delta.content_delta
-    return ""
 
 
 def is_complete(response: ModelResponse) -> bool:

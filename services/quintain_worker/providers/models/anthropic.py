@@ -107,5 +107,6 @@ CAPABILITIES = ApiCapabilities(
     allows_empty_text=False,
     allows_image_detail=False,
     allows_text_arguments=False,
+    takes_signed_reasoning=True,
     marks_failed_calls=True,
 )

@@ -30,10 +30,14 @@ class ApiCapabilities:
     #: Whether a system message may come after other messages, and whether a message may be empty.
     allows_late_system: bool = True
     allows_empty_text: bool = True
+    #: Whether an image may be given by its URL, which the provider fetches.
+    allows_image_urls: bool = True
     #: Whether an image may have a ``detail`` field.
     allows_image_detail: bool = True
     #: Whether a tool call's arguments may be any text; otherwise they must be a JSON object.
     allows_text_arguments: bool = True
+    #: Whether the API takes back the reasoning of an earlier answer, where the provider has signed it.
+    takes_signed_reasoning: bool = False
     #: Whether the answer to a tool call may say that the call failed.
     marks_failed_calls: bool = False
 

@@ -18,15 +18,16 @@ from pydantic_ai.messages import (
     ModelResponse,
     SystemPromptPart,
     TextPart,
+    ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
     UserPromptPart,
 )
 
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, JsonObject, ToolCall
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, JsonObject, Reasoning, ToolCall
 from quintain_worker.providers.conversation import messages_with_fields, refusal
 from quintain_worker.providers.models.capabilities import ApiCapabilities
-from quintain_worker.providers.models.images import image_of
+from quintain_worker.providers.models.images import file_of, image_of
 
 _Content = str | ImageUrl | BinaryContent
 
@@ -74,6 +75,25 @@ def messages_of(request: InvokeRequest, capabilities: ApiCapabilities) -> list[M
     return [*opening, *_messages(turns[first:], capabilities)]
 
 
+def ignored_reasoning(request: InvokeRequest, capabilities: ApiCapabilities) -> tuple[str, ...]:
+    """Return the name of the messages' reasoning if the provider is asked without a piece of it.
+
+    No API takes back reasoning that it has not signed itself, and the model is not to be told it as if it were text.
+    """
+    pieces = [piece for message in request.messages or [] for piece in message.reasoning or []]
+    return () if all(_is_taken(piece, capabilities) for piece in pieces) else ("messages.reasoning",)
+
+
+def _is_taken(piece: Reasoning, capabilities: ApiCapabilities) -> bool:
+    return capabilities.takes_signed_reasoning and bool(piece.signature or piece.redacted)
+
+
+def _thinking(piece: Reasoning, provider: str) -> ThinkingPart:
+    if piece.redacted is not None:
+        return ThinkingPart(id="redacted_thinking", content="", signature=piece.redacted, provider_name=provider)
+    return ThinkingPart(content=piece.text, signature=piece.signature, provider_name=provider)
+
+
 def _messages(turns: Sequence[_ModelMessage], capabilities: ApiCapabilities) -> Iterator[ModelMessage]:
     tool_names = {call.id: call.name for turn in turns for call in turn.message.tool_calls or []}
     for is_tool, group in groupby(turns, lambda turn: turn.role == "tool"):
@@ -82,15 +102,17 @@ def _messages(turns: Sequence[_ModelMessage], capabilities: ApiCapabilities) -> 
             # message.
             yield ModelRequest([_tool_return(turn, tool_names, capabilities) for turn in group])
         else:
-            yield from map(_message, group)
+            yield from (_message(turn, capabilities) for turn in group)
 
 
-def _message(turn: _ModelMessage) -> ModelMessage:
+def _message(turn: _ModelMessage, capabilities: ApiCapabilities) -> ModelMessage:
     if turn.role == "assistant":
+        pieces = [piece for piece in turn.message.reasoning or [] if _is_taken(piece, capabilities)]
+        thoughts = [_thinking(piece, capabilities.provider) for piece in pieces]
         calls = [_VerbatimToolCallPart(call.name, call.arguments, call.id) for call in turn.message.tool_calls or []]
         # Empty text beside tool calls is left out, because Anthropic refuses empty text.
         texts = [TextPart(turn.text)] if turn.text or not calls else []
-        return ModelResponse([*texts, *calls])
+        return ModelResponse([*thoughts, *texts, *calls])
     if turn.role == "system":
         return ModelRequest([SystemPromptPart(turn.text)])
     single_part = turn.content[0] if len(turn.content) == 1 else None
@@ -123,9 +145,11 @@ def _read_part(field: str, message: ChatMessage, part: JsonObject, capabilities:
     kind = part.get("type", "text")
     if kind == "image_url" and message.role == "user":
         return image_of(field, part, capabilities)
+    if kind == "file" and message.role == "user":
+        return file_of(field, part)
     text = part.get("text")
     if kind != "text" or not isinstance(text, str):
-        supported = "text and image_url parts only" if message.role == "user" else "text parts only here"
+        supported = "text, image_url and file parts only" if message.role == "user" else "text parts only here"
         raise refusal(field, f"this target takes {supported}")
     return text
 

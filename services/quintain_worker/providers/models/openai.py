@@ -15,6 +15,7 @@ from quintain.config import OpenAITarget
 from quintain.contracts.invoke import JsonObject
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.models.capabilities import ApiCapabilities, RequestFields, fields_of_same_name
+from quintain_worker.providers.models.endpoints import EndpointProvider
 from quintain_worker.providers.models.provider import PLACEHOLDER_API_KEY, VERBATIM_PROFILE, ModelProvider, http_client
 from quintain_worker.providers.models.tools import FunctionTool, ToolSettings
 from quintain_worker.providers.settings import UnsupportedValue, Writer, no_fields
@@ -27,16 +28,17 @@ _BASE_URL = "https://api.openai.com/v1"
 _OPENAI_HOSTS = (".openai.com", ".azure.com")
 
 
-def openai_provider(name: str, target: OpenAITarget, _context: ProviderContext) -> ModelProvider:
+def openai_provider(name: str, target: OpenAITarget, _context: ProviderContext) -> EndpointProvider:
     """Create the OpenAI provider of this target. Raises `ConfigError` for settings that its API lacks."""
     key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
     client = http_client(target.max_concurrency)
     sdk = AsyncOpenAI(
         api_key=key or PLACEHOLDER_API_KEY, base_url=target.base_url or _BASE_URL, http_client=client, max_retries=0
     )
-    return ModelProvider(
+    conversations = ModelProvider(
         name, target, _model(target, OpenAIProvider(openai_client=sdk)), client, capabilities_of(target)
     )
+    return EndpointProvider(conversations, target, sdk)
 
 
 def capabilities_of(target: OpenAITarget) -> ApiCapabilities:

@@ -18,10 +18,10 @@ from pydantic_ai.settings import ModelSettings
 from quintain.config import AnthropicTarget, OpenAITarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
-from quintain_worker.providers.models.answers import StreamedText, answer_of, is_complete, is_refusal
+from quintain_worker.providers.models.answers import StreamedPieces, answer_of, is_complete, is_refusal
 from quintain_worker.providers.models.capabilities import ApiCapabilities
 from quintain_worker.providers.models.failures import FailureReader, StreamInterrupted
-from quintain_worker.providers.models.messages import messages_of
+from quintain_worker.providers.models.messages import ignored_reasoning, messages_of
 from quintain_worker.providers.models.settings import settings_of
 from quintain_worker.providers.provider import OnText, ProviderAnswer, ProviderFailure
 
@@ -92,7 +92,8 @@ class ModelProvider:
     ) -> None:
         """Create the provider of the target with this name. Raises `ConfigError` for settings that its API lacks."""
         self._model, self._client = model, client
-        self._capabilities, self._defaults = capabilities, target.default_settings
+        self._capabilities = dataclasses.replace(capabilities, allows_image_urls=target.image_urls == "pass")
+        self._defaults = target.default_settings
         self._failures = FailureReader(target)
         try:
             settings_of(None, self._defaults, capabilities)
@@ -121,7 +122,7 @@ class ModelProvider:
             # An unexpected response body can make the library raise anything. Not chained, because its message quotes
             # the body.
             raise self._failures.failure_of(error, is_sent=http_try.is_sent) from None
-        return dataclasses.replace(answer, ignored=ignored)
+        return dataclasses.replace(answer, ignored=(*ignored, *ignored_reasoning(request, self._capabilities)))
 
     async def close(self) -> None:
         """Close the HTTP connections."""
@@ -130,15 +131,15 @@ class ModelProvider:
     async def _answer_streamed(
         self, messages: list[ModelMessage], settings: ModelSettings, on_text: OnText
     ) -> ProviderAnswer:
-        streamed_text = StreamedText(on_text)
+        streamed_pieces = StreamedPieces(on_text)
         async with model_request_stream(self._model, messages, model_settings=settings) as stream:
             async for event in stream:
-                streamed_text.add(event)
+                streamed_pieces.add(event)
             response = stream.get()
         if not is_complete(response):
             raise StreamInterrupted
         answer = answer_of(response, self._capabilities)
         if not is_refusal(answer):
             # A refusal is not streamed: only the end of the answer shows that its text is one.
-            streamed_text.finish(answer.text)
+            streamed_pieces.finish(answer.text)
         return answer

@@ -44,17 +44,18 @@ def settings_of(
     ``defaults`` are the target's, used where the request sets none. Raises `ProviderFailure`, naming the setting, for
     one that cannot be honoured.
     """
-    settings = _with_defaults(requested, defaults)
+    settings = with_defaults(requested, defaults)
     taken = take_settings(settings, capabilities.writers, capabilities.provider)
     fields = dict(taken.fields)
     tools = tools_of(settings)
     if tools is not None:
         fields |= capabilities.write_tools(tools)
-    fields |= _extra_fields(settings.extra_body or {}, fields)
+    fields |= extra_fields(settings.extra_body or {}, fields)
     return ModelSettings(max_retries=0, extra_body=fields), taken.ignored
 
 
-def _with_defaults(requested: InvokeSettings | None, defaults: InvokeSettings) -> InvokeSettings:
+def with_defaults(requested: InvokeSettings | None, defaults: InvokeSettings) -> InvokeSettings:
+    """Return the settings of a request, and the target's where it sets none."""
     if requested is None:
         return defaults
     values = {name: value for name in requested.model_fields_set if (value := getattr(requested, name)) is not None}
@@ -63,7 +64,11 @@ def _with_defaults(requested: InvokeSettings | None, defaults: InvokeSettings) -
     return defaults.model_copy(update=values)
 
 
-def _extra_fields(extra_body: JsonObject, fields: JsonObject) -> JsonObject:
+def extra_fields(extra_body: JsonObject, fields: JsonObject) -> JsonObject:
+    """Return the fields of the provider's own.
+
+    Raises `ProviderFailure` for one that is among ``fields``, or that may not be set so.
+    """
     for name in extra_body:
         if name in RESERVED_FIELDS or name in fields:
             reason = "it is sent already, by a setting of its own" if name in fields else "it may not be set here"

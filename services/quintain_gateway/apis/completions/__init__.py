@@ -1,0 +1,1 @@
+"""The endpoint of OpenAI's completions API."""

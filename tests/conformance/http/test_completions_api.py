@@ -1,0 +1,252 @@
+"""OpenAI's completions and embeddings over a real socket: its official client, and what log-likelihood tasks send."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from support.gateway_client import GatewayClient
+from support.model_fleet import ModelFleet
+from support.model_server import ScriptedResponse
+from support.official_clients import openai_client
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LOGPROBS: dict[str, Any] = {
+    "tokens": ["2 + 2", " =", " 4"],
+    "token_logprobs": [None, -0.5, -0.25],
+    "top_logprobs": [None, {" =": -0.5}, {" 4": -0.25, " four": -3.0}],
+    "text_offset": [0, 5, 7],
+}
+
+
+def completion(text: str, **choice: object) -> dict[str, object]:
+    """A completion of the provider's."""
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": "served-2026-01-01",
+        "choices": [{"index": 0, "text": text, "finish_reason": "length", "logprobs": None, **choice}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+    }
+
+
+def embeddings(*vectors: object) -> dict[str, object]:
+    """The vectors of the provider's, the last one first."""
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    usage = {"prompt_tokens": 7, "total_tokens": 7}
+    return {"object": "list", "data": data[::-1], "model": "served-2026-01-01", "usage": usage}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(fleet: ModelFleet, gateway_client: GatewayClient) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client of the same session."""
+    async with openai_client(fleet.url, gateway_client.token) as (client, _):
+        yield client
+
+
+# Completions.
+
+
+async def test_what_a_client_sends_reaches_the_provider_and_comes_back(
+    fleet: ModelFleet, client: openai.AsyncOpenAI
+) -> None:
+    fleet.provider.set_responses(ScriptedResponse(body=completion("2 + 2 = 4", logprobs=LOGPROBS)))
+    settings: Any = {
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": 0,
+        "temperature": 0,
+        "top_p": 0.5,
+        "frequency_penalty": 0.25,
+        "presence_penalty": 0.75,
+        "logit_bias": {"50256": -100},
+        "seed": 1234,
+        "stop": ["END"],
+        "suffix": "!",
+    }
+    answer = await client.completions.create(
+        model="model", prompt="2 + 2 = 4", **settings, user="me", n=1, best_of=1, extra_body={"extra_body": {"a": 1}}
+    )
+    assert fleet.provider.requests[-1].path == "/v1/completions"
+    assert fleet.provider.requests[-1].body == {"model": "served", "prompt": "2 + 2 = 4", "a": 1, **settings}
+    [choice] = answer.choices
+    assert (answer.object, answer.model) == ("text_completion", "served-2026-01-01")
+    assert (choice.text, choice.finish_reason) == ("2 + 2 = 4", "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.to_dict() == LOGPROBS
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 1, 4)
+
+
+async def test_each_prompt_is_a_call_and_its_answer_stands_in_its_place(
+    fleet: ModelFleet, client: openai.AsyncOpenAI, gateway_client: GatewayClient
+) -> None:
+    # As lm-eval's log-likelihood tasks ask: tokens, several prompts at once.
+    def echo(request: Any) -> ScriptedResponse:
+        return ScriptedResponse(body=completion(str(request.body["prompt"])))
+
+    fleet.provider.response_for = echo
+    try:
+        answer = await client.completions.create(
+            model="model", prompt=[[1, 2], [3]], echo=True, logprobs=1, max_tokens=1, temperature=0, seed=1, n=2
+        )
+        one = await client.completions.create(model="model", prompt=[7, 8])
+    finally:
+        fleet.provider.response_for = None
+    texts = [(choice.index, choice.text) for choice in answer.choices]
+    assert texts == [(0, "[1, 2]"), (1, "[1, 2]"), (2, "[3]"), (3, "[3]")]
+    assert [choice.text for choice in one.choices] == ["[7, 8]"]
+    assert await gateway_client.read_call_count() == 5
+
+
+async def test_a_completion_is_streamed(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    fleet.provider.set_responses(ScriptedResponse(body=completion("2 + 2 = 4", logprobs=LOGPROBS)))
+    chunks = [
+        chunk
+        async for chunk in await client.completions.create(
+            model="model", prompt="2", stream=True, stream_options={"include_usage": True}
+        )
+    ]
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "2 + 2 = 4"
+    ends = [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert [(end.finish_reason, end.logprobs is not None) for end in ends] == [("length", True)]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 4
+
+
+@pytest.mark.parametrize("target", ["echo", "claude", "mute"])
+async def test_a_target_without_the_endpoint_is_400_and_costs_nothing(
+    client: openai.AsyncOpenAI, gateway_client: GatewayClient, target: str
+) -> None:
+    with pytest.raises(openai.BadRequestError):
+        await client.completions.create(model=target, prompt="x")
+    with pytest.raises(openai.BadRequestError):
+        await client.embeddings.create(model=target, input="x")
+    assert await gateway_client.read_call_count() == 0
+
+
+@pytest.mark.parametrize("name", ["best_of", "tools", "reasoning_effort", "response_format"])
+async def test_what_completions_do_not_know_is_refused_by_name(
+    client: openai.AsyncOpenAI, gateway_client: GatewayClient, name: str
+) -> None:
+    values: Any = {"best_of": 2, "tools": [{}], "reasoning_effort": "low", "response_format": {"type": "json_object"}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.completions.create(model="model", prompt="x", extra_body={name: values[name]})
+    assert refused.value.param == name
+    assert await gateway_client.read_call_count() == 0
+
+
+async def test_a_providers_failure_comes_with_its_own_words(
+    fleet: ModelFleet, client: openai.AsyncOpenAI, gateway_client: GatewayClient
+) -> None:
+    error = {"message": "This is a chat model", "type": "invalid_request_error", "param": "model", "code": "wrong"}
+    for send in (
+        client.completions.create(model="model", prompt="x"),
+        client.embeddings.create(model="model", input="x"),
+    ):
+        fleet.provider.set_responses(ScriptedResponse(status=400, body={"error": error}))
+        with pytest.raises(openai.APIStatusError) as failed:
+            await send
+        assert failed.value.status_code in {400, 422}
+        assert "This is a chat model" in failed.value.message
+    assert await gateway_client.read_call_count() == 2
+
+
+@pytest.mark.parametrize("body", [{}, {"choices": []}, {"choices": [{"text": 5}]}, [], b"<html>"])
+async def test_an_answer_that_cannot_be_read_is_a_provider_error(
+    fleet: ModelFleet, client: openai.AsyncOpenAI, body: object
+) -> None:
+    fleet.provider.set_responses(ScriptedResponse(body=body))
+    with pytest.raises(openai.APIStatusError) as failed:
+        await client.completions.create(model="model", prompt="x", extra_headers=await _soon(client))
+    assert failed.value.status_code in {502, 504}
+
+
+async def _soon(client: openai.AsyncOpenAI) -> dict[str, str]:
+    info: Any = await client.get("/../info", cast_to=object)
+    return {"x-quintain-deadline": str(info["now"] + 800)}
+
+
+# Embeddings.
+
+
+def _as_base64(*numbers: float) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
+
+
+@pytest.mark.parametrize("asked", ["float", "base64", None])
+@pytest.mark.parametrize("sent", ["float", "base64"])
+async def test_embeddings_come_back_in_their_order_and_in_the_format_asked_for(
+    fleet: ModelFleet, client: openai.AsyncOpenAI, gateway_client: GatewayClient, asked: Any, sent: str
+) -> None:
+    vectors: list[Any] = [[0.5, -0.25], [1.0, 0.0]]
+    provided = vectors if sent == "float" else [_as_base64(*vector) for vector in vectors]
+    fleet.provider.set_responses(ScriptedResponse(body=embeddings(*provided)))
+    body = {"model": "model", "input": ["one", "two"], "dimensions": 2, "user": "me"}
+    status, answer = await gateway_client.post(
+        "/v1/embeddings", body if asked is None else {**body, "encoding_format": asked}
+    )
+    said = fleet.provider.requests[-1]
+    format_field = {} if asked is None else {"encoding_format": asked}
+    wanted = {"model": "served", "input": ["one", "two"], "dimensions": 2, **format_field}
+    assert (said.path, said.body) == ("/v1/embeddings", wanted)
+    expected = [_as_base64(*vector) for vector in vectors] if asked == "base64" else vectors
+    assert (status, [item["embedding"] for item in answer["data"]]) == (200, expected)
+    assert [item["index"] for item in answer["data"]] == [0, 1]
+    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert await gateway_client.read_call_count() == 1
+
+
+async def test_the_official_client_reads_its_vectors(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    fleet.provider.set_responses(ScriptedResponse(body=embeddings([0.5, -0.25])))
+    answer = await client.embeddings.create(model="model", input=[1, 2, 3])
+    assert fleet.provider.requests[-1].body["input"] == [[1, 2, 3]]
+    assert (answer.data[0].embedding, answer.model) == ([0.5, -0.25], "served-2026-01-01")
+
+
+@pytest.mark.parametrize("data", [[], [{"index": 0, "embedding": [None]}], [{"index": 1, "embedding": [0.5]}]])
+async def test_vectors_that_are_missing_are_a_provider_error(
+    fleet: ModelFleet, client: openai.AsyncOpenAI, data: Any
+) -> None:
+    fleet.provider.set_responses(ScriptedResponse(body={"object": "list", "data": data}))
+    with pytest.raises(openai.APIStatusError) as failed:
+        await client.embeddings.create(model="model", input="x", extra_headers=await _soon(client))
+    assert failed.value.status_code in {502, 504}
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("completions", {"model": "model"}, "prompt"),
+    ("completions", {"model": "model", "prompt": ""}, "prompt"),
+    ("completions", {"model": "model", "prompt": []}, "prompt"),
+    ("completions", {"model": "model", "prompt": [[]]}, "prompt"),
+    ("completions", {"model": "model", "prompt": ["x", 5]}, "prompt"),
+    ("completions", {"model": "model", "prompt": {"a": 1}}, "prompt"),
+    ("completions", {"model": "model", "prompt": "x", "logprobs": True}, "logprobs"),
+    ("completions", {"model": "model", "prompt": "x", "logprobs": -1}, "logprobs"),
+    ("completions", {"model": "model", "prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ("completions", {"model": "model", "prompt": "x", "echo": "yes"}, "echo"),
+    ("completions", {"model": "model", "prompt": "x", "n": 0}, "n"),
+    ("embeddings", {"model": "model"}, "input"),
+    ("embeddings", {"model": "model", "input": ""}, "input"),
+    ("embeddings", {"model": "model", "input": []}, "input"),
+    ("embeddings", {"model": "model", "input": [""]}, "input"),
+    ("embeddings", {"model": "model", "input": [1.5]}, "input"),
+    ("embeddings", {"model": "model", "input": "x", "dimensions": 0}, "dimensions"),
+    ("embeddings", {"model": "model", "input": "x", "encoding_format": "hex"}, "encoding_format"),
+]
+
+
+async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(gateway_client: GatewayClient) -> None:
+    for api, body, field in BAD:
+        status, answer = await gateway_client.post(f"/v1/{api}", body)
+        assert (status, answer["error"]["code"]) == (400, "bad_request"), f"{body} is answered {answer}"
+        assert (answer["error"]["param"] or "").split(".")[0] == field, f"{body} is answered {answer}"
+    assert await gateway_client.read_call_count() == 0
