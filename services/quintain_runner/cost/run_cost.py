@@ -69,6 +69,7 @@ def total_usage(sessions: Iterable[Mapping[str, TargetUsage]]) -> dict[str, Targ
                 calls=sum_so_far.calls + usage.calls,
                 counted=sum_so_far.counted + usage.counted,
                 token_usage=sum_so_far.token_usage + usage.token_usage,
+                made_twice=(sum_so_far.made_twice or 0) + (usage.made_twice or 0),
             )
     return total
 

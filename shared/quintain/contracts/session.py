@@ -41,11 +41,16 @@ class GetInfo(Message):
 
 
 class TargetUsage(Message):
-    """The usage of one target by a session and its children; ``counted`` calls reported their tokens."""
+    """The usage of one target by a session and its children; ``counted`` calls reported their tokens.
+
+    ``made_twice`` of the calls have at least two attempts of which neither is known to have sent nothing: the provider
+    may have counted both. It is None if the metadata service does not tell.
+    """
 
     calls: int = 0
     counted: int = 0
     token_usage: TokenUsage = NO_TOKENS
+    made_twice: int | None = None
 
 
 class Info(Message):
