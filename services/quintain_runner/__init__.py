@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quintain_runner.dataset.reader import DatasetStats, read_cases
     from quintain_runner.engine.error_limit import DEFAULT_MAX_ERRORS, ErrorPolicy
     from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
+    from quintain_runner.engine.plan_session import PlanSession, SessionRequest
     from quintain_runner.engine.rerun_plan import RerunPlan
     from quintain_runner.engine.run import run_evaluation
     from quintain_runner.engine.run_setup import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunSetup
@@ -30,7 +31,13 @@ if TYPE_CHECKING:
     from quintain_runner.report.markdown import write_markdown
     from quintain_runner.report.run_record import Origin, planned_targets
     from quintain_runner.report.run_report import RunReport, read_report, read_run
-    from quintain_runner.report.summary_text import exit_line, parked_target_notes, rich_table, unaccounted_calls_note
+    from quintain_runner.report.summary_text import (
+        calls_made_twice_note,
+        exit_line,
+        parked_target_notes,
+        rich_table,
+        unaccounted_calls_note,
+    )
     from quintain_runner.report.tables import TextTable, cost_line, run_tables
     from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
     from quintain_runner.results.store import charged_calls
@@ -64,6 +71,7 @@ else:
             "quintain_runner.dataset.reader": ("DatasetStats", "read_cases"),
             "quintain_runner.engine.error_limit": ("DEFAULT_MAX_ERRORS", "ErrorPolicy"),
             "quintain_runner.engine.estimate": ("EstimateInput", "RunEstimate", "estimate_run"),
+            "quintain_runner.engine.plan_session": ("PlanSession", "SessionRequest"),
             "quintain_runner.engine.rerun_plan": ("RerunPlan",),
             "quintain_runner.engine.run": ("run_evaluation",),
             "quintain_runner.engine.run_setup": ("DEFAULT_CONCURRENCY", "DEFAULT_GRADER_CONCURRENCY", "RunSetup"),
@@ -80,6 +88,7 @@ else:
             "quintain_runner.report.run_record": ("Origin", "planned_targets"),
             "quintain_runner.report.run_report": ("RunReport", "read_report", "read_run"),
             "quintain_runner.report.summary_text": (
+                "calls_made_twice_note",
                 "exit_line",
                 "parked_target_notes",
                 "rich_table",
@@ -128,15 +137,18 @@ __all__ = [
     "JudgeGrader",
     "NoProgressDisplay",
     "Origin",
+    "PlanSession",
     "Price",
     "RerunPlan",
     "RerunPolicy",
     "RunEstimate",
     "RunReport",
     "RunSetup",
+    "SessionRequest",
     "TextTable",
     "TrialSelection",
     "atomic_write",
+    "calls_made_twice_note",
     "case_requirements",
     "charged_calls",
     "check_targets_available",

@@ -194,7 +194,8 @@ def judgements(output: Path) -> dict[tuple[str, str], Json]:
 def assert_every_call_accounted_for(fleet_under_test: FleetUnderTest, output: Path) -> None:
     """Every charged call is an answer of a trial, or one of a grader; all that left no row is what kills wasted."""
     token = (output / "session-token").read_text().split()[0]
-    info = fleet_under_test.fleet.info(token)
+    session = token.split("_")[2]
+    info = json.loads(fleet_under_test.fleet.quintain("session", "show", session, "--json"))
     charged = info["callCount"]
     assert isinstance(charged, int)
     assert charged <= MAX_CALLS
@@ -209,7 +210,6 @@ def assert_every_call_accounted_for(fleet_under_test: FleetUnderTest, output: Pa
     ledger = f"sqlite://{(fleet_under_test.fleet.folder / 'state' / 'ledger.sqlite3').absolute()}"
     env = {"QUINTAIN_LEDGER_URL": ledger}
     fleet_under_test.fleet.quintain("ledger", "verify", env=env)
-    session = token.split("_")[2]
     calls = [
         json.loads(line) for line in fleet_under_test.fleet.quintain("ledger", "export", "--json", env=env).splitlines()
     ]

@@ -133,11 +133,12 @@ def test_a_run_over_http_alone_ends_as_one_over_a_bus(tmp_path: Path) -> None:
         assert ended.json["totals"] == totals_of(tmp_path / OUTPUT)
         totals = totals_of(tmp_path / OUTPUT)
         assert (totals["graded"], totals["errors"], totals["meanScore"], totals["calls"]) == (24, 0, 0.8125, 48)
-        assert session_call_count(gateway, tmp_path) == 48
+        session = run_session(gateway, tmp_path)
+        # Nothing is left to do, so its session is closed.
+        assert (session["callCount"], session["state"]) == (48, "closed")
 
 
-def session_call_count(gateway: RunningGateway, folder: Path) -> int:
+def run_session(gateway: RunningGateway, folder: Path) -> dict[str, object]:
     """What the fleet's ledger says of the run's session."""
-    token = (folder / OUTPUT / "session-token").read_text().split()[0]
-    told = gateway.shell.run("info", "--json", env={"QUINTAIN_SESSION_TOKEN": token}).stdout
-    return int(json.loads(told)["callCount"])
+    session_id = json.loads((folder / OUTPUT / "run.json").read_text())["sessionId"]
+    return gateway.shell.run("session", "show", session_id, "--json").json

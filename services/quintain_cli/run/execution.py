@@ -7,18 +7,14 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import typer
 
-from quintain import logs
 from quintain.config import Config, card_of
 from quintain.errors import ConfigError
 from quintain.runtime.gc import reduce_gc_frequency
 from quintain.settings import Settings, environment, read_settings
-from quintain.telemetry import semconv
-from quintain.telemetry.spans import span
 from quintain_cli.console import (
     escape_for_terminal,
     format_count,
@@ -37,8 +33,8 @@ from quintain_cli.run.backend import (
 from quintain_cli.run.inspection import InspectionOptions, inspect_evaluation
 from quintain_cli.run.options import RunOptions
 from quintain_cli.run.output import format_size, print_report, report_to_json
-from quintain_cli.run.session import RunBudget, RunSession, open_run_session
-from quintain_cli.run.usage import CALLS_FILE_NAME, fleet_calls_note, read_current_usage, read_final_usage, write_calls
+from quintain_cli.run.session import RunBudget, RunSessions
+from quintain_cli.run.usage import CALLS_FILE_NAME, fleet_calls_note, write_calls
 from quintain_runner import (
     CallsEstimate,
     DatasetStats,
@@ -132,11 +128,11 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
     budget = RunBudget(
         default_target=targets[0],
         max_calls=_max_calls(options, evaluation, calls),
-        is_new_session=options.regrades,
         is_explicit=options.max_calls is not None or evaluation.spec.max_calls is not None,
         label=f"run {evaluation.name}",
         token_path=options.folder / "session-token",
         count_spent_calls=lambda: charged_calls(options.folder),
+        calls_location=fleet_calls_note if config is None or on_fleet else lambda _: CALLS_FILE_NAME,
     )
     return _PreparedRun(
         options=options,
@@ -178,14 +174,13 @@ async def _run_prepared(options: RunOptions, command: str) -> RunReport:
     with exclusive_lock(options.folder, options.folder / ".lock"):
         async with (
             connect_backend(settings, prepared.fleet_plan) as backend,
-            open_run_session(backend, prepared.budget) as session,
+            RunSessions(backend, prepared.budget) as sessions,
         ):
             _print_plan(prepared, backend.location)
-            session_id = (await session.client.get_info()).session_id
-            with span(semconv.run_span(prepared.evaluation.name, session_id)), logs.log_context(run_id=session_id):
-                summary = await run_evaluation(_run_setup(prepared, backend, session, session_id, command))
-        if prepared.fleet_plan is not None:
-            await write_calls(options.folder, prepared.fleet_plan.ledger_url, session_id)
+            summary = await run_evaluation(_run_setup(prepared, backend, sessions, command))
+            if prepared.fleet_plan is not None:
+                await write_calls(options.folder, prepared.fleet_plan.ledger_url)
+            await sessions.finish(has_open_trials=summary.has_open_trials)
         report = await asyncio.to_thread(read_report, options.folder, summary)
         await asyncio.to_thread(options.files.write, report, options.resume_command or command, environment())
         return report
@@ -216,9 +211,7 @@ def _set_aside(folder: Path) -> Iterator[None]:
     print_stderr(f"fresh    the earlier results are in {previous}")
 
 
-def _run_setup(
-    prepared: _PreparedRun, backend: Backend, session: RunSession, session_id: str, command: str
-) -> RunSetup:
+def _run_setup(prepared: _PreparedRun, backend: Backend, sessions: RunSessions, command: str) -> RunSetup:
     options, config = prepared.options, prepared.config
     return RunSetup(
         evaluation=prepared.evaluation,
@@ -227,8 +220,8 @@ def _run_setup(
         regrades=options.regrades,
         keeps_content=options.keeps_content,
         output=options.folder,
-        client=session.client,
-        calls_of_earlier_sessions=session.calls_of_earlier_sessions,
+        client=sessions.client,
+        open_session=sessions.open,
         dataset_stats=prepared.dataset_stats,
         rerun_policy=options.rerun_policy,
         error_policy=options.error_policy,
@@ -243,11 +236,10 @@ def _run_setup(
         progress=NoProgressDisplay() if options.as_json else progress_display(stderr_console(), environment()),
         concurrency=options.concurrency,
         grader_concurrency=options.grader_concurrency,
-        origin=_run_origin(config, session_id, is_embedded=prepared.fleet_plan is not None),
+        origin=Origin(
+            cards=() if config is None else tuple(card_of(name, target) for name, target in config.targets.items())
+        ),
         prices={} if config is None else known_prices(config.targets),
-        read_final_spending=partial(read_final_usage, session.client),
-        read_current_spending=partial(read_current_usage, session.client),
-        raise_budget=None if prepared.budget.is_explicit else session.raise_budget,
         target_models={}
         if config is None or prepared.fleet_plan is None
         else {
@@ -267,14 +259,6 @@ def _ignore_plan(_: RerunPlan) -> None:
 def _print_rerun_plan(plan: RerunPlan) -> None:
     for line in plan.lines():
         print_stderr(escape_for_terminal(f"plan     {line}"))
-
-
-def _run_origin(config: Config | None, session_id: str, *, is_embedded: bool) -> Origin:
-    return Origin(
-        session_id=session_id,
-        calls_location=CALLS_FILE_NAME if is_embedded else fleet_calls_note(session_id),
-        cards=() if config is None else tuple(card_of(name, target) for name, target in config.targets.items()),
-    )
 
 
 def _max_calls(options: RunOptions, evaluation: Evaluation, calls: CallsEstimate) -> int:
@@ -309,8 +293,7 @@ def _print_plan(prepared: _PreparedRun, location: str) -> None:
     )
     budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "not set, so all of these"
     print_stderr(f"calls    {calls.answers:,}" + (f" to {calls.most:,}" if calls.most > calls.answers else ""))
-    session_text = ", of a new session" if budget.is_new_session else ""
-    print_stderr(f"budget   {budget_text}, graders included{session_text}")
+    print_stderr(f"budget   {budget_text}, graders included")
     print_stderr(
         f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"
     )

@@ -15,6 +15,7 @@ from quintain_cli.console import format_count, stdout_console
 from quintain_runner import (
     RunReport,
     TextTable,
+    calls_made_twice_note,
     cost_line,
     exit_line,
     parked_target_notes,
@@ -92,7 +93,12 @@ def print_report(report: RunReport, command: str) -> None:
     for table in run_tables(report):
         print_table(table)
     summary = report.summary
-    notes = (cost_line(report.cost), unaccounted_calls_note(summary), *parked_target_notes(summary))
+    notes = (
+        cost_line(report.cost),
+        unaccounted_calls_note(summary),
+        calls_made_twice_note(summary),
+        *parked_target_notes(summary),
+    )
     for line in (*notes, exit_line(summary, command)):
         if line is not None:
             stdout_console().print(line, markup=False, soft_wrap=True)

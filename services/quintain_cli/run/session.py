@@ -1,131 +1,223 @@
-"""The session of a run. Its token is stored beside the results, so a resumed run uses the same budget."""
+"""The session of a run's plan. Its token is stored beside the results, so a resumed run uses the same budget.
+
+A plan that changed has a new session with a budget of its own; a run without open trials closes its session.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Self
 
-from quintain.client.admin import Admin
-from quintain.client.client import Client
-from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
-from quintain.errors import BadRequest, ConfigError, Unauthorized
-from quintain_cli.console import print_stderr
+from quintain.contracts.session import AmendSession, OpenSession
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, BusError, ConfigError, Fault, Unauthorized
+from quintain_cli.console import format_count, print_stderr
 from quintain_cli.run.backend import Backend
-from quintain_runner import atomic_write
+from quintain_cli.run.usage import read_current_usage, read_final_usage
+from quintain_runner import PlanSession, SessionRequest, atomic_write
+
+#: How long the session of a run is valid, so that what was answered is not asked again: 7 days, in seconds.
+SESSION_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBudget:
-    """The call budget of a run and how to open its session.
+    """The call budget of a run's plan and how to open its session.
 
     ``is_explicit`` means that the user set ``max_calls``; otherwise the limit is raised when more calls are needed.
-    ``is_new_session`` opens a session with all of ``max_calls``, even if the earlier one is valid.
     ``token_path`` is the file with the session's token. ``count_spent_calls`` counts the calls charged for the
-    existing results, for the case that their session has ended.
+    existing results, for the case that their session has ended. ``calls_location`` says where the calls of a session
+    are written, by its id.
     """
 
     default_target: str
     max_calls: int
     is_explicit: bool
-    is_new_session: bool = False
     label: str
     token_path: Path
     count_spent_calls: Callable[[], int]
-
-
-@dataclass(frozen=True, slots=True)
-class RunSession:
-    """The client of a run's session, and the number of calls that earlier sessions of the run were charged."""
-
-    client: Client
-    calls_of_earlier_sessions: int
-    admin: Admin | None
-
-    async def raise_budget(self, max_calls: int) -> None:
-        """Set the session's call limit. Without an admin token this does nothing, and the run stops at its limit."""
-        if self.admin is not None:
-            session_id = (await self.client.get_info()).session_id
-            await self.admin.amend(AmendSession(session_id=session_id, max_calls=max_calls))
+    calls_location: Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredSession:
-    """The contents of the token file: a token, and the number of calls charged to earlier sessions."""
+    """The contents of the token file: a token, and numbers of calls.
+
+    ``earlier_calls`` were charged to other sessions of the run before, ``earlier_plans_calls`` of them before the plan
+    changed. ``own_calls`` were charged to this session when they were last counted.
+    """
 
     token: str
-    calls_of_earlier_sessions: int
+    earlier_calls: int = 0
+    earlier_plans_calls: int = 0
+    own_calls: int = 0
+
+    @property
+    def plan_calls(self) -> int:
+        """The calls of the plan that were charged to other sessions."""
+        return self.earlier_calls - self.earlier_plans_calls
+
+    def followed_by(self, token: str, own_calls: int, *, is_changed: bool) -> _StoredSession:
+        """What is stored of the next session; ``own_calls`` were charged to this one."""
+        calls = self.earlier_calls + own_calls
+        return _StoredSession(token, calls, calls if is_changed else self.earlier_plans_calls)
 
 
-@contextlib.asynccontextmanager
-async def open_run_session(backend: Backend, budget: RunBudget) -> AsyncIterator[RunSession]:
-    """Open the session of a run: the stored one if it is still valid, else a new one with the rest of the budget."""
-    async with contextlib.AsyncExitStack() as stack:
-        stored, client = _read_stored_session(budget.token_path), None
-        if stored is not None and not budget.is_new_session:
-            client = await _resume_session(backend, budget, stored, stack)
-        if stored is None or client is None:
-            spent_calls = 0 if stored is None else budget.count_spent_calls()
-            left = budget.max_calls if budget.is_new_session else max(0, budget.max_calls - spent_calls)
-            opened = await _open_session(backend, budget, left)
-            stored = _StoredSession(opened.token, spent_calls)
-            _write_stored_session(budget.token_path, stored)
-            client = await stack.enter_async_context(backend.connect_session(stored.token))
-        yield RunSession(client, stored.calls_of_earlier_sessions, backend.admin)
+class RunSessions:
+    """The sessions of one command. ``client`` is that of the stored session or, if that has ended, of one without
+    calls, that says which targets there are.
+    """
 
+    def __init__(self, backend: Backend, budget: RunBudget) -> None:
+        self._backend, self._budget = backend, budget
+        self._stack = contextlib.AsyncExitStack()
+        self._is_valid = True
 
-async def _resume_session(
-    backend: Backend, budget: RunBudget, stored: _StoredSession, stack: contextlib.AsyncExitStack
-) -> Client | None:
-    try:
-        client = await stack.enter_async_context(backend.connect_session(stored.token))
-        info = await client.get_info()
-        with contextlib.suppress(BadRequest):  # a metadata service of an earlier release
-            # What an interrupted run reserved for its graders is this run's to use.
-            info = await client.close_children()
-    except Unauthorized:
-        print_stderr(
-            "budget   the earlier session is closed or expired; this run continues in a new one, with what is left"
+    async def __aenter__(self) -> Self:
+        """Connect the stored session; open the run's first one, or one without calls if the stored one has ended."""
+        path = self._budget.token_path
+        async with contextlib.AsyncExitStack() as stack:
+            if (stored := _read_stored_session(path)) is None:
+                stored = _StoredSession(await self._open_session(self._budget.max_calls))
+                # Stored before the first call, so that a resumed run continues in the same session.
+                _write_stored_session(path, stored)
+            try:
+                self.client = await stack.enter_async_context(self._backend.connect_session(stored.token))
+                with contextlib.suppress(BadRequest):  # a metadata service of an earlier release
+                    # What an interrupted run reserved for its graders is this run's to use.
+                    await self.client.close_children()
+            except Unauthorized:
+                self._is_valid = False
+                # The rows may hold calls that were made after the session's were counted.
+                own_calls = max(stored.own_calls, self._budget.count_spent_calls() - stored.earlier_calls)
+                stored = replace(stored, own_calls=own_calls)
+                token = await self._open_session(0)
+                self.client = await stack.enter_async_context(self._backend.connect_session(token))
+            self._stored, self._stack = stored, stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close the connections, and the session without calls."""
+        async with self._stack:
+            if not self._is_valid:
+                with contextlib.suppress(Fault, BusError):
+                    await self.client.close_session()
+
+    async def open(self, request: SessionRequest) -> PlanSession:
+        """Give the session of a plan: the stored one, or a new one if that ended or the plan changed.
+
+        Raises `ConfigError` if another limit is requested and may not be set.
+        """
+        if not self._is_valid and not request.most_calls:
+            return replace(self._plan_session(), session_id=None)
+        if self._is_valid and not (request.is_changed and request.most_calls):
+            await self._set_limit(request)
+            return self._plan_session()
+        return await self._replace(request)
+
+    async def finish(self, *, has_open_trials: bool) -> None:
+        """Note what the session was charged, and close it if no trial is open."""
+        if not self._is_valid:
+            return
+        info = await self.client.get_info()
+        self._store(replace(self._stored, own_calls=info.call_count - info.reserved))
+        if not has_open_trials:
+            await self.client.close_session()
+
+    async def _replace(self, request: SessionRequest) -> PlanSession:
+        """Open a new session, and close the one before."""
+        before, own_calls, ended_usage = self.client, self._stored.own_calls, {}
+        if self._is_valid:
+            info = await before.get_info(per_target=True)
+            own_calls, ended_usage = info.call_count - info.reserved, {info.session_id: info.per_target or {}}
+        stored = self._stored.followed_by("", own_calls, is_changed=request.is_changed)
+        limit = request.most_calls
+        if self._budget.is_explicit:
+            limit = max(0, self._budget.max_calls - stored.plan_calls)
+        why = (
+            f"{format_count(limit, 'call')} of a new session, because the plan changed"
+            if request.is_changed
+            else "the earlier session is closed or expired; this run continues in a new one, with what is left: "
+            f"{format_count(limit, 'call')}"
         )
-        return None
-    if budget.is_explicit and info.max_calls != max(0, budget.max_calls - stored.calls_of_earlier_sessions):
-        await _update_limit(backend, budget, stored, info)
-    return client
+        print_stderr(f"budget   {why}")
+        token = await self._open_session(limit)
+        self._store(replace(stored, token=token))
+        self.client = await self._stack.enter_async_context(self._backend.connect_session(token))
+        # Closed when the new one is stored: a command that is killed between them leaves one that is known.
+        with contextlib.suppress(Fault, BusError):
+            await before.close_session()
+        self._is_valid = True
+        return replace(self._plan_session(), ended_usage=ended_usage)
 
+    def _plan_session(self) -> PlanSession:
+        stored, client = self._stored, self.client
+        return PlanSession(
+            client=client,
+            session_id=_session_id(stored),
+            calls_location=self._budget.calls_location(_session_id(stored)),
+            calls_of_earlier_sessions=stored.earlier_calls + (0 if self._is_valid else stored.own_calls),
+            calls_of_earlier_plans=stored.earlier_plans_calls,
+            is_bounded=self._budget.is_explicit,
+            read_final_spending=partial(read_final_usage, client) if self._is_valid else None,
+            read_current_spending=partial(read_current_usage, client) if self._is_valid else None,
+        )
 
-async def _update_limit(backend: Backend, budget: RunBudget, stored: _StoredSession, info: Info) -> None:
-    if backend.admin is None:
+    async def _set_limit(self, request: SessionRequest) -> None:
+        """Set the session's limit to what is left of the plan's budget or, if the user named none, raise it to what the
+        plan needs; without an admin token that is not possible, and the run stops at its limit.
+        """
+        stored, budget, info = self._stored, self._budget, await self.client.get_info()
+        needed = info.call_count + request.most_calls
+        limit = max(0, budget.max_calls - stored.plan_calls) if budget.is_explicit else max(info.max_calls, needed)
+        if limit == info.max_calls or not request.most_calls:
+            return
+        if self._backend.admin is not None:
+            await self._backend.admin.amend(AmendSession(session_id=info.session_id, max_calls=limit))
+        elif budget.is_explicit:
+            raise ConfigError(
+                f"This plan's budget is {info.max_calls + stored.plan_calls} calls, and {budget.max_calls} are "
+                "requested: changing it needs QUINTAIN_ADMIN_TOKEN"
+            )
+
+    async def _open_session(self, max_calls: int) -> str:
+        """Open a session and return its token."""
+        request = OpenSession(
+            default_target=self._budget.default_target,
+            max_calls=max_calls,
+            label=self._budget.label,
+            expires_in_seconds=SESSION_SECONDS,
+        )
+        if self._backend.admin is not None:
+            return (await self._backend.admin.open(request)).token
+        if self._backend.parent_token is not None:
+            async with self._backend.connect_session(self._backend.parent_token) as parent:
+                return (await parent.open_child(request)).token
         raise ConfigError(
-            f"This run's budget is {info.max_calls + stored.calls_of_earlier_sessions} calls, and {budget.max_calls} "
-            "are requested: changing it needs QUINTAIN_ADMIN_TOKEN"
+            "A run on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN to use "
+            "the budget of yours"
         )
-    limit = max(0, budget.max_calls - stored.calls_of_earlier_sessions)
-    await backend.admin.amend(AmendSession(session_id=info.session_id, max_calls=limit))
+
+    def _store(self, stored: _StoredSession) -> None:
+        self._stored = stored
+        _write_stored_session(self._budget.token_path, stored)
 
 
-async def _open_session(backend: Backend, budget: RunBudget, max_calls: int) -> SessionOpened:
-    request = OpenSession(default_target=budget.default_target, max_calls=max_calls, label=budget.label)
-    if backend.admin is not None:
-        return await backend.admin.open(request)
-    if backend.parent_token is not None:
-        async with backend.connect_session(backend.parent_token) as parent:
-            return await parent.open_child(request)
-    raise ConfigError(
-        "A run on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN to use "
-        "the budget of yours"
-    )
+def _session_id(stored: _StoredSession) -> str:
+    return SessionToken.parse(stored.token).id
 
 
 def _read_stored_session(path: Path) -> _StoredSession | None:
     fields = path.read_text().split() if path.is_file() else []
-    if not fields:
-        return None
-    return _StoredSession(fields[0], int(fields[1]) if len(fields) > 1 else 0)
+    return _StoredSession(fields[0], *map(int, fields[1:4])) if fields else None
 
 
 def _write_stored_session(path: Path, stored: _StoredSession) -> None:
-    """Store the token before the first call, so that a resumed run continues in the same session."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = (stored.earlier_calls, stored.earlier_plans_calls, stored.own_calls)
     with atomic_write(path, mode=0o600) as file:
-        file.write(f"{stored.token} {stored.calls_of_earlier_sessions}\n".encode())
+        file.write(f"{' '.join((stored.token, *map(str, numbers)))}\n".encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 from quintain.client.client import Client
 from quintain.contracts.session import TargetUsage
 from quintain_metadata import CallRecord, export_page, open_snapshot
-from quintain_runner import atomic_write
+from quintain_runner import atomic_write, read_run
 
 CALLS_FILE_NAME = "calls.jsonl"
 
@@ -22,18 +22,20 @@ def fleet_calls_note(session_id: str) -> str:
     return f"on the fleet, beside its ledger: quintain ledger export --session {session_id}"
 
 
-async def write_calls(folder: Path, ledger_url: str, session_id: str) -> None:
-    """Write all calls of a session and its children to ``calls.jsonl``, atomically, after the workers have stopped.
+async def write_calls(folder: Path, ledger_url: str) -> None:
+    """Write all calls of a run's sessions and their children to ``calls.jsonl``, atomically, when the run has ended.
 
     A call that still runs by the ledger has no worker any more: its outcome will not be known, so it is in
     doubt. Raises `QuintainError` if the file cannot be written.
     """
-    cursor = ("", "")
+    sessions = (await asyncio.to_thread(read_run, folder)).sessions
     async with open_snapshot(ledger_url) as snapshot:
         with atomic_write(folder / CALLS_FILE_NAME) as file:
-            while page := await snapshot.read(export_page(cursor, session_id=session_id)):
-                file.writelines(_without_running(call).to_wire() + b"\n" for call in page)
-                cursor = (page[-1].session_id, page[-1].request_id)
+            for session in sessions:
+                cursor = ("", "")
+                while page := await snapshot.read(export_page(cursor, session_id=session.session_id)):
+                    file.writelines(_without_running(call).to_wire() + b"\n" for call in page)
+                    cursor = (page[-1].session_id, page[-1].request_id)
 
 
 def _without_running(call: CallRecord) -> CallRecord:

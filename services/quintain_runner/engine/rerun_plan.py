@@ -16,6 +16,7 @@ from quintain_runner.results.row import Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import NOT_IN_DATASET, Action, Decision, RerunPolicy, RunFingerprints, decide
 from quintain_runner.spec.plan import PlannedQuestion, planned_questions
+from quintain_runner.spec.plan_identity import PlanIdentity, PlanIdentityBuilder
 from quintain_runner.spec.prompts import Prompt
 from quintain_runner.spec.reckoning import Reckoning
 from quintain_runner.spec.selection import TrialSelection
@@ -38,8 +39,8 @@ class RerunPlan:
     other tags, because a weight or ``by`` changed, and ``stale`` of them are kept although something changed.
     ``left_out`` rows are of cases that the dataset does not have any more, and ``not_selected`` trials wait for a
     command that selects them. ``refused`` rows had to be graded again and do not hold their answer; ``refused_keys``
-    are the first of them. ``unknown`` are the targets whose workers report no fingerprint: whether they changed, nobody
-    knows.
+    are the first of them. ``identity`` says whose budget the plan has. ``unknown`` are the targets whose workers
+    report no fingerprint: whether they changed, nobody knows.
     """
 
     kept: int = 0
@@ -59,6 +60,7 @@ class RerunPlan:
     grading_reasons: Counter[str] = field(default_factory=Counter)
     asking_reasons: Counter[str] = field(default_factory=Counter)
     unknown: tuple[str, ...] = ()
+    identity: PlanIdentity = field(default_factory=lambda: PlanIdentity(trials=""))
     _pending_cases: FingerprintSet = field(default_factory=FingerprintSet)
 
     @property
@@ -162,15 +164,16 @@ class Planner:
         if self.results.resume_state.rows_without_content:
             await asyncio.to_thread(self._refuse_ungradable)
         unknown = tuple(name for name, one in self.fingerprints.targets.items() if one is None)
-        plan = RerunPlan(unknown=unknown)
-        replacements = self._replacements(plan)
+        plan, identity = RerunPlan(unknown=unknown), PlanIdentityBuilder()
+        replacements = self._replacements(plan, identity)
         while batch := await asyncio.to_thread(lambda: list(islice(replacements, _BATCH_ROWS))):
             await self.results.replace(batch)
+        plan.identity = identity.build(self.targets, self.repeats, self.fingerprints)
         return plan
 
     def _refuse_ungradable(self) -> None:
         plan = RerunPlan()
-        for _ in self._replacements(plan):
+        for _ in self._replacements(plan, PlanIdentityBuilder()):
             # What changed is written when nothing is refused.
             pass
         if plan.refused:
@@ -184,12 +187,14 @@ class Planner:
                 f"costs {calls} calls: `quintain run --fresh` asks for all; `quintain run --keep-stale` keeps the rows"
             )
 
-    def _replacements(self, plan: RerunPlan) -> Iterator[tuple[Row, Row]]:
+    def _replacements(self, plan: RerunPlan, identity: PlanIdentityBuilder) -> Iterator[tuple[Row, Row]]:
         """Rows, and what they are to be from now on."""
         case_ids, found = FingerprintSet(), 0
         with self.open_cases() as cases:
             for case, is_selected in self.selection.mark_cases(cases):
                 case_ids.add(fingerprint(case.id))
+                for prompt in self.prompts:
+                    identity.add(prompt.apply(case), prompt.name)
                 for question, row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
                     found += 1
                     if (updated := self._updated_row(row, question.case, decision, plan)) != row:

@@ -7,16 +7,20 @@ run ends when every trial has a row or when the call budget is spent.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 
+from quintain import logs
 from quintain.contracts.session import Info
-from quintain.errors import BusError, Fault
 from quintain.graders import Case
+from quintain.telemetry import semconv
+from quintain.telemetry.spans import span
 from quintain_runner.dataset.command import open_dataset
 from quintain_runner.dataset.reader import read_cases
 from quintain_runner.engine.error_limit import ErrorLimit
+from quintain_runner.engine.plan_session import PlanSession, SessionRequest
+from quintain_runner.engine.progress_refresh import displayed_progress, update_budget
 from quintain_runner.engine.rerun_plan import OpenCases, Planner, RerunPlan
 from quintain_runner.engine.run_setup import RunSetup
 from quintain_runner.engine.scheduler import TrialScheduler
@@ -24,7 +28,6 @@ from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_target_of
 from quintain_runner.graders.factory import open_graders
 from quintain_runner.graders.fingerprint import grader_fingerprints
-from quintain_runner.progress.display import TICK_SECONDS
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import RunFindings, RunRecord, identity_of, open_record, write_record
 from quintain_runner.report.summary import RunSummary, summarize
@@ -38,12 +41,6 @@ from quintain_runner.spec.reckoning import Reckoning
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_tagged_frames
 
-#: The interval at which the used budget is read for the progress display, in seconds.
-BUDGET_POLL_SECONDS = 2.0
-
-#: The cost is read once in this many budget polls, because the ledger sums over every call for it.
-BUDGET_POLLS_PER_COST_POLL = 10
-
 
 async def run_evaluation(setup: RunSetup) -> RunSummary:
     """Run an evaluation, or resume it.
@@ -51,10 +48,11 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
     Raises `ConfigError` before the first call if the evaluation or its files are invalid, and `BusError` if the broker
     is lost. However the run ends, also by an interrupt, all rows written so far are complete and kept.
     """
-    evaluation, spec = setup.evaluation, setup.evaluation.spec
+    evaluation = setup.evaluation
     dataset_stats = setup.dataset_stats
     if dataset_stats is None:
         dataset_stats = await asyncio.to_thread(open_dataset, evaluation, setup.output, setup.env)
+    source = dataset_stats.source
     info = await setup.client.get_info()
     check_targets_available(_target_references(setup, _called_targets(setup)), info.available_targets)
     async with (
@@ -66,42 +64,113 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         fingerprints = await _run_fingerprints(setup, info, graders, record)
 
         def open_cases() -> closing[Generator[Case, None, None]]:
-            return closing(read_cases(dataset_stats.source))
+            return closing(read_cases(source))
 
         plan = await _planner(setup, results, open_cases, fingerprints).plan()
         record = record.with_command(setup.command, fingerprints, plan.to_wire(), setup.selection.to_wire())
         setup.on_plan(plan)
-        progress_state = _progress_state(setup, dataset_stats.cases, results, plan)
-        info = await _raise_budget_if_needed(setup, info, plan)
-        _update_budget(progress_state, info, setup.calls_of_earlier_sessions)
+        session, record = await _open_session(setup, plan, record)
+        run = _Run(
+            setup=setup,
+            session=session,
+            plan=plan,
+            results=results,
+            open_cases=open_cases,
+            fingerprints=fingerprints,
+            graders=graders,
+            progress_state=_progress_state(setup, dataset_stats.cases, results, plan),
+        )
+        return await run.execute(record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A run whose plan and session are known."""
+
+    setup: RunSetup
+    session: PlanSession
+    plan: RerunPlan
+    results: ResultFile
+    open_cases: OpenCases
+    fingerprints: RunFingerprints
+    graders: tuple[GraderRunner, ...]
+    progress_state: ProgressState
+
+    async def execute(self, record: RunRecord) -> RunSummary:
+        """Execute the trials, and write the record before the first call and after the last."""
+        setup, evaluation = self.setup, self.setup.evaluation
+        info = await self.session.client.get_info()
+        update_budget(self.progress_state, info, self.session)
         error_limit = ErrorLimit(setup.error_policy)
+        await asyncio.to_thread(write_record, setup.output, record, self._summary(error_limit), ended=False)
+        run_id = self.session.session_id or info.session_id
+        with span(semconv.run_span(evaluation.name, run_id)), logs.log_context(run_id=run_id):
+            async with displayed_progress(setup, self.session, record, self.progress_state):
+                scheduler = TrialScheduler(
+                    self._trial_budget(info),
+                    *(self.results, self.progress_state, error_limit),
+                    prompts=evaluation.prompts,
+                    concurrency=setup.concurrency,
+                )
+                is_budget_spent = await scheduler.run(
+                    *(self.open_cases, self.plan, _called_targets(setup)),
+                    repeats=evaluation.spec.repeats,
+                    rerun_policy=setup.rerun_policy,
+                )
+        update_budget(self.progress_state, await self.session.client.get_info(), self.session)
+        record, findings = await _collect_findings(setup, self.session, record, self.results)
+        summary = self._summary(error_limit, spent=is_budget_spent, calls_made_twice=record.calls_made_twice)
+        await asyncio.to_thread(write_record, setup.output, record, summary, ended=True, findings=findings)
+        return summary
 
-        def summary(*, spent: bool = False) -> RunSummary:
-            return summarize(
-                progress_state,
-                threshold=spec.threshold,
-                is_budget_spent=spent,
-                results=results.path,
-                parked_targets=error_limit.parked_targets,
-            )
+    def _summary(self, error_limit: ErrorLimit, *, spent: bool = False, calls_made_twice: int = 0) -> RunSummary:
+        summary = summarize(
+            self.progress_state,
+            threshold=self.setup.evaluation.spec.threshold,
+            is_budget_spent=spent,
+            calls_made_twice=calls_made_twice,
+            results=self.results.path,
+            parked_targets=error_limit.parked_targets,
+        )
+        return replace(summary, has_open_trials=self._has_open_trials(summary))
 
-        await asyncio.to_thread(write_record, setup.output, record, summary(), ended=False)
-        async with _displayed_progress(setup, record, progress_state):
-            context = _grading_context(setup, info, progress_state, graders, fingerprints)
-            scheduler = TrialScheduler(
-                _trial_budget(setup, info, context, progress_state, results),
-                *(results, progress_state, error_limit),
-                prompts=evaluation.prompts,
-                concurrency=setup.concurrency,
-            )
-            is_budget_spent = await scheduler.run(
-                open_cases, plan, _called_targets(setup), repeats=spec.repeats, rerun_policy=setup.rerun_policy
-            )
-        _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
-        final_summary = summary(spent=is_budget_spent)
-        record, findings = await _collect_findings(setup, record, results)
-        await asyncio.to_thread(write_record, setup.output, record, final_summary, ended=True, findings=findings)
-    return final_summary
+    def _has_open_trials(self, summary: RunSummary) -> bool:
+        """Whether the same command, or one that selects more, would execute any trial."""
+        policy, total = self.setup.rerun_policy, summary.total
+        return bool(
+            total.waiting
+            or self.plan.not_selected
+            or (policy.rerun_errors and total.errors)
+            or (policy.rerun_in_doubt and total.in_doubt)
+        )
+
+    def _trial_budget(self, info: Info) -> TrialBudget:
+        """Calls are reserved if the plan's limit may not be enough, or another session's, on whose budget it draws."""
+        needed_calls = self.plan.most_calls(max_calls_per_trial(self.setup.evaluation))
+        may_lack_calls = self.session.is_bounded and needed_calls > info.max_calls - info.call_count
+        return TrialBudget(
+            _grading_context(self, info),
+            is_scarce=may_lack_calls or info.parent_id is not None,
+            most_calls=self.results.resume_state.most_grader_calls,
+        )
+
+
+async def _open_session(setup: RunSetup, plan: RerunPlan, record: RunRecord) -> tuple[PlanSession, RunRecord]:
+    """Open the session of the plan: a new one, if an earlier plan had another identity; the record names it."""
+    identity, earlier = plan.identity, record.plan
+    request = SessionRequest(
+        is_changed=earlier is not None and identity.is_changed_from(earlier),
+        most_calls=plan.most_calls(max_calls_per_trial(setup.evaluation)),
+    )
+    if setup.open_session is None:
+        session = PlanSession(client=setup.client, session_id=(await setup.client.get_info()).session_id)
+    else:
+        session = await setup.open_session(request)
+    if earlier is None or request.most_calls:
+        # A changed plan whose trials all wait has no budget yet: the command that executes them opens its session.
+        record = replace(record, plan=identity if earlier is None else identity.with_known_targets_of(earlier))
+    origin = replace(record.origin, session_id=session.session_id, calls_location=session.calls_location)
+    return session, replace(record, origin=origin, usage={**record.usage, **session.ended_usage})
 
 
 def _progress_state(setup: RunSetup, cases: int, results: ResultFile, plan: RerunPlan) -> ProgressState:
@@ -130,7 +199,9 @@ def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, finger
     )
 
 
-async def _collect_findings(setup: RunSetup, record: RunRecord, results: ResultFile) -> tuple[RunRecord, RunFindings]:
+async def _collect_findings(
+    setup: RunSetup, session: PlanSession, record: RunRecord, results: ResultFile
+) -> tuple[RunRecord, RunFindings]:
     """The statistics of the stored rows, and the cost of the run; the record has the usage of its session then."""
 
     def analyse_rows() -> Analysis:
@@ -140,11 +211,11 @@ async def _collect_findings(setup: RunSetup, record: RunRecord, results: ResultF
         return analyse(tagged.columns, evaluation.spec.reducers, tagged.by_tag)
 
     analysis = await asyncio.to_thread(analyse_rows)
-    spending = None if setup.read_final_spending is None else await setup.read_final_spending()
-    if spending is None:
-        return record, RunFindings(analysis=analysis)
-    record = record.with_session_usage(spending)
-    return record, RunFindings(analysis=analysis, cost=record.cost(setup.prices, setup.calls_of_earlier_sessions))
+    spending = None if session.read_final_spending is None else await session.read_final_spending()
+    if spending is not None:
+        record = record.with_session_usage(spending)
+    cost = record.cost(setup.prices, session.calls_of_earlier_sessions) if record.usage else None
+    return record, RunFindings(analysis=analysis, cost=cost)
 
 
 def _grader_env(setup: RunSetup) -> dict[str, str]:
@@ -173,27 +244,22 @@ async def _run_fingerprints(
     )
 
 
-def _grading_context(
-    setup: RunSetup,
-    info: Info,
-    progress_state: ProgressState,
-    graders: tuple[GraderRunner, ...],
-    fingerprints: RunFingerprints,
-) -> GradingContext:
+def _grading_context(run: _Run, info: Info) -> GradingContext:
     """The context that the graders of the run share."""
+    setup, progress_state = run.setup, run.progress_state
     return GradingContext(
         run_name=setup.evaluation.name,
-        session=setup.client,
+        session=run.session.client,
         read_session_info=setup.read_session_info,
         close_session=setup.close_session,
         environment=setup.grader_environment,
-        graders=graders,
+        graders=run.graders,
         judge_targets=setup.judge_targets,
         max_calls=info.max_calls,
         process_slots=asyncio.Semaphore(setup.grader_concurrency),
         on_retry=lambda column, error: progress_state.target_gauges[column].record_retry(error),
         prices=setup.prices,
-        fingerprints=fingerprints,
+        fingerprints=run.fingerprints,
         reckoning=Reckoning.of(setup.evaluation.spec),
     )
 
@@ -212,75 +278,3 @@ def _target_references(setup: RunSetup, targets: Sequence[str]) -> Iterator[tupl
         if isinstance(grader, CommandGrader | FunctionGrader | JudgeGrader):
             for target in targets:
                 yield f"{path}: graders[{index}].judge_target", judge_target_of(grader, target, setup.judge_targets)
-
-
-async def _raise_budget_if_needed(setup: RunSetup, info: Info, plan: RerunPlan) -> Info:
-    """If the user named no budget, raise the session's limit to the most calls that the pending trials can make.
-
-    Calls that were charged already, also for earlier tries, are added to it.
-    """
-    needed_calls = info.call_count + plan.most_calls(max_calls_per_trial(setup.evaluation))
-    if setup.raise_budget is not None and needed_calls > info.max_calls:
-        await setup.raise_budget(needed_calls)
-        return await setup.client.get_info()
-    return info
-
-
-def _trial_budget(
-    setup: RunSetup, info: Info, context: GradingContext, progress_state: ProgressState, results: ResultFile
-) -> TrialBudget:
-    """Calls are reserved if the run's own limit may not be enough, or another session's, on whose budget it draws."""
-    needed_calls = progress_state.pending_trials * max_calls_per_trial(setup.evaluation)
-    may_lack_calls = setup.raise_budget is None and needed_calls > info.max_calls - info.call_count
-    is_scarce = may_lack_calls or info.parent_id is not None
-    return TrialBudget(context, is_scarce=is_scarce, most_calls=results.resume_state.most_grader_calls)
-
-
-def _update_budget(progress_state: ProgressState, info: Info, calls_of_earlier_sessions: int) -> None:
-    """Copy the session's counters to the progress state, including the calls of earlier sessions.
-
-    A call that is only reserved is none yet.
-    """
-    progress_state.budget.update(
-        info.call_count - info.reserved + calls_of_earlier_sessions, info.max_calls + calls_of_earlier_sessions
-    )
-
-
-async def _update_cost(setup: RunSetup, record: RunRecord, progress_state: ProgressState) -> None:
-    """Read the usage so far and update the cost in the progress state, if prices and usage are available."""
-    spending = await setup.read_current_spending() if setup.read_current_spending is not None and setup.prices else None
-    if spending is not None:
-        record = record.with_session_usage(spending)
-        progress_state.cost = record.cost(setup.prices, setup.calls_of_earlier_sessions)
-
-
-@asynccontextmanager
-async def _displayed_progress(setup: RunSetup, record: RunRecord, progress_state: ProgressState) -> AsyncIterator[None]:
-    """Show the progress of the run inside the ``async with`` block: redraw it, and poll the budget and the cost."""
-
-    async def refresh_display() -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            setup.progress.tick()
-
-    async def poll_budget() -> None:
-        for times in itertools.count(1):
-            await asyncio.sleep(BUDGET_POLL_SECONDS)
-            try:
-                _update_budget(progress_state, await setup.client.get_info(), setup.calls_of_earlier_sessions)
-                if times % BUDGET_POLLS_PER_COST_POLL == 1:
-                    await _update_cost(setup, record, progress_state)
-            except (Fault, BusError):
-                # These values are only displayed, so a failed read is skipped; the next one may succeed.
-                continue
-
-    setup.progress.start(progress_state)
-    tasks = [asyncio.create_task(refresh_display()), asyncio.create_task(poll_budget())]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        # asyncio.wait does not raise the tasks' CancelledError in this task.
-        await asyncio.wait(tasks)
-        setup.progress.stop()

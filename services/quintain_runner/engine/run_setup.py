@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from quintain.client.client import Client
-from quintain.contracts.session import TargetUsage
 from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import DatasetStats
 from quintain_runner.engine.error_limit import ErrorPolicy
+from quintain_runner.engine.plan_session import OpenPlanSession
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.graders.base import CloseSession, ReadSessionInfo
 from quintain_runner.progress.display import ProgressDisplay
@@ -26,27 +26,22 @@ DEFAULT_CONCURRENCY = 64
 #: Default number of grader processes that run at the same time.
 DEFAULT_GRADER_CONCURRENCY = 8
 
-#: Reads the usage of the run's session by target; returns None if it is not available.
-ReadSpending = Callable[[], Awaitable[Mapping[str, TargetUsage] | None]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
     """Everything that `run_evaluation` needs.
 
-    ``output`` is the results folder. ``client`` is the client of the run's session, and ``calls_of_earlier_sessions``
-    the calls that earlier sessions of the same run were charged. ``read_session_info`` reads the counters of a child
-    session by its token, and ``close_session`` closes one. ``judge_targets`` is the configured ``judge_target`` of each
-    target.
+    ``output`` is the results folder. ``client`` is the client of a session that says which targets there are, and
+    ``open_session`` gives the session that the plan's calls are charged to; by default it is that one.
+    ``read_session_info`` reads the counters of a child session by its token, and ``close_session`` closes one.
+    ``judge_targets`` is the configured ``judge_target`` of each target.
 
     ``env`` is the environment that graders inherit, without ``hidden_variables``, the variables with the
     configuration's secrets. ``dataset_stats`` is the result of an earlier check of the dataset; if None, the dataset is
-    checked first. ``origin`` describes the session in the run record.
+    checked first. ``origin`` has the targets as configured, for the run record.
 
-    ``prices`` are the known token prices by target. ``read_final_spending`` reads the usage by target after the run,
-    and ``read_current_spending`` during it; without them the cost is unknown. ``raise_budget`` raises the session's
-    limit to a number of calls; it is None if the user named a budget. ``concurrency`` is the number of trials per
-    target, and ``grader_concurrency`` the number of grader processes, that run at the same time.
+    ``prices`` are the known token prices by target. ``concurrency`` is the number of trials per target, and
+    ``grader_concurrency`` the number of grader processes, that run at the same time.
 
     ``selection`` narrows this command to some trials; ``targets`` are those of the whole run. ``regrades`` begins a new
     generation: every verdict is given again. ``keeps_content`` says whether rows hold questions, answers and reasons.
@@ -67,12 +62,9 @@ class RunSetup:
     env: Mapping[str, str]
     progress: ProgressDisplay
     dataset_stats: DatasetStats | None = None
-    calls_of_earlier_sessions: int = 0
     origin: Origin = field(default_factory=Origin)
     prices: Mapping[str, Price] = field(default_factory=dict)
-    read_final_spending: ReadSpending | None = None
-    read_current_spending: ReadSpending | None = None
-    raise_budget: Callable[[int], Awaitable[None]] | None = None
+    open_session: OpenPlanSession | None = None
     target_models: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     on_plan: Callable[[RerunPlan], None] = lambda _: None

@@ -96,9 +96,11 @@ class GraderProgress:
 
 
 class BudgetProgress:
-    """The run's call budget, as last read from the ledger."""
+    """The call budget of the run's plan, as last read from the ledger."""
 
     def __init__(self) -> None:
+        #: The calls of the run before its plan changed: they are not counted against the budget.
+        self.calls_of_earlier_plans = 0
         self.calls = self.max_calls = 0
         #: The calls at the first read of this invocation, from which the rate is computed.
         self.initial_calls: int | None = None

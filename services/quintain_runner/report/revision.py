@@ -1,9 +1,11 @@
-"""The git revision of a folder."""
+"""What a run was made with: the git revision, and the versions of quintain and Python."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 #: The timeout of a git command, in seconds; without an answer the record has no revision.
@@ -40,3 +42,17 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return completed.stdout if completed.returncode == 0 else None
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of quintain, of Python and of the platform."""
+    return {"quintain": _quintain_version(), "python": platform.python_version(), "platform": platform.platform()}
+
+
+def _quintain_version() -> str:
+    """The installed version of quintain."""
+    try:
+        return metadata.version("quintain")
+    except metadata.PackageNotFoundError:
+        # A checkout that is not installed as a package.
+        return "unknown"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,25 +18,26 @@ from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
 from quintain_runner.cost.prices import Price
 from quintain_runner.cost.run_cost import Cost, run_cost, total_usage
-from quintain_runner.report.revision import Revision, revision_of
+from quintain_runner.report.revision import Revision, installed_versions, revision_of
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
 from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.plan_identity import PlanIdentity
 from quintain_runner.statistics.analysis import Analysis
 
 FILE_NAME = "run.json"
 
 
-class _SessionUsage(Message):
+class SessionUsage(Message):
     """One of the ``sessions`` of ``run.json``, and its usage by target."""
 
     session_id: str
     targets: dict[str, TargetUsage]
 
 
-_SESSIONS = TypeAdapter(list[_SessionUsage])
+_SESSIONS = TypeAdapter(list[SessionUsage])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +104,13 @@ class RunRecord:
     generation: int = 0
     #: The usage of each session of the run by target, as it was last read.
     usage: Mapping[str, Mapping[str, TargetUsage]] = field(default_factory=dict)
+    #: The identity of the plan whose budget was opened last; None if none is known.
+    plan: PlanIdentity | None = None
+
+    @property
+    def calls_made_twice(self) -> int:
+        """The number of calls that two workers were granted, as far as the ledger told."""
+        return sum(usage.made_twice or 0 for targets in self.usage.values() for usage in targets.values())
 
     def with_session_usage(self, usage: Mapping[str, TargetUsage]) -> RunRecord:
         """The record, with what this command's session has used by now."""
@@ -183,6 +189,7 @@ def open_record(
         history=_history(existing),
         generation=_generation(existing),
         usage=_session_usage(existing),
+        plan=_plan_identity(existing),
     )
 
 
@@ -209,18 +216,17 @@ def write_record(
             "threshold": spec.threshold,
             "maxCalls": summary.max_calls,
         },
-        "versions": {
-            "quintain": _quintain_version(),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-        },
+        "versions": installed_versions(),
         "revision": None if record.revision is None else record.revision.to_wire(),
         **record.origin.to_wire(),
+        # A command that has nothing to call opens no session.
+        "sessionId": record.origin.session_id or next(iter(reversed(list(record.usage))), None),
         "fingerprints": {
             "targets": dict(record.fingerprints.targets),
             "graders": {name: dict(graders) for name, graders in record.fingerprints.graders.items()},
             "models": dict(record.models),
         },
+        "plan": None if record.plan is None else record.plan.model_dump(),
         "generation": record.generation,
         "sessions": [
             {
@@ -293,6 +299,14 @@ def _session_usage(existing: Mapping[str, object] | None) -> dict[str, dict[str,
     return {session.session_id: session.targets for session in sessions}
 
 
+def _plan_identity(existing: Mapping[str, object] | None) -> PlanIdentity | None:
+    try:
+        return PlanIdentity.model_validate((existing or {}).get("plan"))
+    except ValidationError:
+        # A record of an earlier version has none.
+        return None
+
+
 def _history(existing: Mapping[str, object] | None) -> tuple[Mapping[str, object], ...]:
     history = (existing or {}).get("history")
     return tuple(entry for entry in history if isinstance(entry, dict)) if isinstance(history, list) else ()
@@ -306,12 +320,3 @@ def _sha256(content: object) -> str:
 def _now() -> str:
     """The current time in UTC, in ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _quintain_version() -> str:
-    """The installed version of quintain."""
-    try:
-        return metadata.version("quintain")
-    except metadata.PackageNotFoundError:
-        # A checkout that is not installed as a package.
-        return "unknown"

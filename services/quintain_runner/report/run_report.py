@@ -12,7 +12,7 @@ from quintain.contracts.message import Message
 from quintain.errors import BadRequest, ConfigError
 from quintain_runner.cost.run_cost import Cost
 from quintain_runner.progress.state import ProgressState
-from quintain_runner.report.run_record import FILE_NAME, EvaluationIdentity
+from quintain_runner.report.run_record import FILE_NAME, EvaluationIdentity, SessionUsage
 from quintain_runner.report.summary import ExitCode, ParkedTarget, RunSummary, summarize
 from quintain_runner.results.row import Row, column_names
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
@@ -46,6 +46,8 @@ class _Totals(Message):
     calls: int
     max_calls: int
     calls_left: int = 0
+    calls_of_earlier_plans: int = 0
+    calls_made_twice: int = 0
 
 
 class _Fingerprints(Message):
@@ -66,6 +68,7 @@ class RunFile(Message):
     statistics: Analysis | None = None
     cost: Cost | None = None
     parked_targets: dict[str, ParkedTarget] = Field(default_factory=dict)
+    sessions: list[SessionUsage] = Field(default_factory=list)
     fingerprints: _Fingerprints = _Fingerprints()
 
     @property
@@ -134,11 +137,14 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
             repeats=configuration.repeats,
             resume_state=resume_state,
         )
-        progress_state.budget.update(run.totals.calls, run.totals.max_calls)
+        totals, budget = run.totals, progress_state.budget
+        budget.update(totals.calls - totals.calls_of_earlier_plans, totals.max_calls)
+        budget.calls_of_earlier_plans = totals.calls_of_earlier_plans
         summary = summarize(
             progress_state,
             threshold=configuration.threshold,
             is_budget_spent=run.exit_code == ExitCode.BUDGET_SPENT,
+            calls_made_twice=totals.calls_made_twice,
             parked_targets=run.parked_targets,
             results=folder / RESULTS_NAME,
         )

@@ -75,11 +75,14 @@ class TrialCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """The outcome of a run. ``calls`` and ``max_calls`` are the counters of its session in the ledger.
+    """The outcome of a run. ``calls`` are those of all its sessions in the ledger; ``max_calls`` bounds its plan, and
+    ``calls_of_earlier_plans`` of the calls are not counted against it.
 
     ``per_target`` are the counts of each column: of each target, under each prompt.
     ``calls_without_row`` of these calls are in no row, because a grader or the run was killed before its row was
-    written. ``estimated_calls_left`` is the estimate for the trials that are not graded. ``parked_targets`` are the
+    written. ``calls_made_twice`` are calls that two workers were granted, because the first was lost before it had an
+    answer: their provider may have counted both. ``has_open_trials`` says whether the same command would execute any
+    trial. ``estimated_calls_left`` is the estimate for the trials that are not graded. ``parked_targets`` are the
     targets of which no more trials were begun because of errors, each with the reason.
     """
 
@@ -88,12 +91,20 @@ class RunSummary:
     total: TrialCounts
     calls: int
     max_calls: int
+    calls_of_earlier_plans: int = 0
     calls_without_row: int = 0
+    calls_made_twice: int = 0
+    has_open_trials: bool = False
     estimated_calls_left: int = 0
     threshold: float | None
     is_budget_spent: bool
     parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
     results: Path
+
+    @property
+    def plan_calls(self) -> int:
+        """The calls that are counted against ``max_calls``."""
+        return self.calls - self.calls_of_earlier_plans
 
     @property
     def exit_code(self) -> ExitCode:
@@ -110,8 +121,12 @@ class RunSummary:
     def to_wire(self) -> dict[str, object]:
         """The JSON form in ``run.json`` and of ``--json``."""
         totals = {"cases": self.cases, **self.total.to_wire(), "calls": self.calls, "maxCalls": self.max_calls}
-        if self.calls_without_row:
-            totals["callsWithoutRow"] = self.calls_without_row
+        optional_totals = {
+            "callsOfEarlierPlans": self.calls_of_earlier_plans,
+            "callsWithoutRow": self.calls_without_row,
+            "callsMadeTwice": self.calls_made_twice,
+        }
+        totals |= {name: count for name, count in optional_totals.items() if count}
         if self.is_budget_spent:
             totals["callsLeft"] = self.estimated_calls_left
         targets = {
@@ -134,21 +149,25 @@ def summarize(
     threshold: float | None,
     is_budget_spent: bool,
     results: Path,
+    calls_made_twice: int = 0,
     parked_targets: Mapping[str, ParkedTarget] | None = None,
 ) -> RunSummary:
     """Summarize the state of a run.
 
     ``threshold`` is the lowest mean score that passes, ``is_budget_spent`` says whether the run stopped for lack of
-    budget, and ``results`` is the path of the rows.
+    budget, ``calls_made_twice`` how many calls two workers were granted, and ``results`` is the path of the rows.
     """
-    tallies = list(progress_state.tallies.values())
+    tallies, budget = list(progress_state.tallies.values()), progress_state.budget
+    calls = budget.calls + budget.calls_of_earlier_plans
     return RunSummary(
         cases=progress_state.cases,
         per_target={name: _trial_counts([tally]) for name, tally in progress_state.tallies.items()},
         total=_trial_counts(tallies),
-        calls=progress_state.budget.calls,
-        max_calls=progress_state.budget.max_calls,
-        calls_without_row=max(0, progress_state.budget.calls - progress_state.calls_in_rows),
+        calls=calls,
+        max_calls=budget.max_calls,
+        calls_of_earlier_plans=budget.calls_of_earlier_plans,
+        calls_without_row=max(0, calls - progress_state.calls_in_rows),
+        calls_made_twice=calls_made_twice,
         estimated_calls_left=estimate_remaining_calls(tallies, max_calls_per_trial=progress_state.max_calls_per_trial),
         threshold=threshold,
         is_budget_spent=is_budget_spent,

@@ -40,6 +40,17 @@ def unaccounted_calls_note(summary: RunSummary) -> str | None:
     )
 
 
+def calls_made_twice_note(summary: RunSummary) -> str | None:
+    """A sentence about the calls that were made twice, or None if none is known."""
+    if not (count := summary.calls_made_twice):
+        return None
+    calls = "1 call was" if count == 1 else f"{count} calls were"
+    return (
+        f"{calls} made twice: the worker was lost before it had an answer, and another one made the call again; it is "
+        "charged once here, and the provider may count both"
+    )
+
+
 def parked_target_notes(summary: RunSummary) -> list[str]:
     """A line for each parked target: why, and its last fault's code and words."""
     return [
@@ -54,7 +65,7 @@ def exit_line(summary: RunSummary, command: str) -> str:
     code, total = summary.exit_code, summary.total
     reasons = {
         ExitCode.BUDGET_SPENT: (
-            f"the budget is spent ({summary.calls} of {summary.max_calls} calls), {_open_trials_text(total)} and "
+            f"the budget is spent ({summary.plan_calls} of {summary.max_calls} calls), {_open_trials_text(total)} and "
             "every row so far "
             f"is kept. {_more_calls_text(summary)} To finish: {command} --max-calls {budget_to_finish(summary)}"
         ),
@@ -70,7 +81,7 @@ def exit_line(summary: RunSummary, command: str) -> str:
 
 def budget_to_finish(summary: RunSummary) -> int:
     """The ``max_calls`` with which the remaining trials can be executed too."""
-    return summary.calls + max(1, summary.estimated_calls_left)
+    return summary.plan_calls + max(1, summary.estimated_calls_left)
 
 
 def _open_trials_text(total: TrialCounts) -> str:

@@ -1,0 +1,209 @@
+"""A budget is that of one plan: when a session is continued, replaced and closed, and what a kill costs."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.evaluations import Json, rows_of, totals_of, write_files
+from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.quick import lease_variable
+
+OUTPUT = Path("runs") / "eval"
+
+#: Writes down what it is asked; hangs on what the file `hangs` names.
+BOT = """
+import asyncio
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def note(what):
+    with (HERE / "asked.txt").open("a") as asked:
+        asked.write(what + "\\n")
+
+async def answer(request):
+    note(request.eval_case_id)
+    hangs = HERE / "hangs"
+    await asyncio.sleep(60 if hangs.exists() and request.eval_case_id in hangs.read_text().split() else 0.01)
+    return request.question
+
+async def judge(request):
+    note("judge")
+    await asyncio.sleep(0.01)
+    return '{"pass": true}'
+"""
+
+CONFIG = """
+targets:
+  bot: {provider: python, callable: "bot:answer"}
+  judge: {provider: python, callable: "bot:judge"}
+"""
+
+JUDGED = """
+dataset: cases.jsonl
+targets: [bot]
+graders: [{name: judged, builtin: llm-judge, prompt: prompt.md, judge_target: judge}]
+"""
+
+
+@pytest.fixture
+def judged_shell(tmp_path: Path) -> Iterator[CommandLine]:
+    """A shell in a folder with an evaluation of six cases that a judge grades."""
+    write_judged(tmp_path, cases=6)
+    with command_line(tmp_path, lease_variable()) as shell:
+        yield shell
+
+
+def write_judged(folder: Path, *, cases: int) -> None:
+    write_files(
+        folder, cases=cases, bot_py=BOT, quintain_yaml=CONFIG, eval_yaml=JUDGED, prompt_md="Is it right? A first text."
+    )
+
+
+def new_requests(folder: Path) -> Counter[str]:
+    """What was asked since this was last looked at."""
+    path = folder / "asked.txt"
+    asked = Counter(path.read_text().split()) if path.exists() else Counter[str]()
+    path.unlink(missing_ok=True)
+    return asked
+
+
+def record_of(folder: Path) -> Json:
+    record: Json = json.loads((folder / OUTPUT / "run.json").read_text())
+    return record
+
+
+def test_a_changed_plan_has_a_budget_of_its_own_and_the_totals_count_both(judged_shell: CommandLine) -> None:
+    folder = judged_shell.folder
+    judged_shell.run("run", "eval.yaml", "--max-calls", "12")
+    assert new_requests(folder).total() == 12
+    first_session = record_of(folder)["sessionId"]
+
+    again = judged_shell.run("run", "eval.yaml", "--max-calls", "12")
+    assert new_requests(folder).total() == 0
+    assert "new session" not in again.stderr
+    assert record_of(folder)["sessionId"] == first_session
+    assert record_of(folder)["cost"] is not None
+
+    write_files(folder, cases=6, prompt_md="Is it right? Another text.")
+    parked = judged_shell.run("run", "eval.yaml", "--max-calls", "4", code=4)
+    assert "budget   4 calls of a new session, because the plan changed" in parked.stderr
+    assert "(4 of 4 calls)" in parked.stdout
+    assert new_requests(folder) == {"judge": 4}
+    totals = totals_of(folder / OUTPUT)
+    assert (totals["calls"], totals["maxCalls"], totals["callsOfEarlierPlans"]) == (16, 4, 12)
+    assert judged_shell.run("report", "runs/eval", "--json").json["totals"] == totals
+
+    # The plan goes on in its session, with what is left of its budget.
+    second_session = record_of(folder)["sessionId"]
+    ended = judged_shell.run("run", "eval.yaml", "--max-calls", "6")
+    assert "new session" not in ended.stderr
+    assert new_requests(folder) == {"judge": 2}
+    totals, record = totals_of(folder / OUTPUT), record_of(folder)
+    assert (totals["calls"], totals["maxCalls"], totals["callsOfEarlierPlans"]) == (18, 6, 12)
+    assert "callsWithoutRow" not in totals
+    assert record["sessionId"] == second_session
+    sessions = record["sessions"]
+    assert isinstance(sessions, list)
+    assert [session["sessionId"] for session in sessions] == [first_session, second_session]
+    calls = [json.loads(line) for line in (folder / OUTPUT / "calls.jsonl").read_text().splitlines()]
+    assert Counter(call["sessionId"] for call in calls) == {first_session: 12, second_session: 6}
+
+
+def test_more_cases_and_a_rescoring_are_new_plans_and_another_order_is_none(judged_shell: CommandLine) -> None:
+    folder = judged_shell.folder
+    judged_shell.run("run", "eval.yaml", "--max-calls", "6", code=4)
+    assert new_requests(folder).total() == 6
+    cases = (folder / "cases.jsonl").read_text().splitlines(keepends=True)
+    (folder / "cases.jsonl").write_text("".join(reversed(cases)))
+    reordered = judged_shell.run("run", "eval.yaml", "--max-calls", "6", code=4)
+    assert "new session" not in reordered.stderr
+    assert new_requests(folder).total() == 0
+
+    write_files(folder, cases=8)
+    more = judged_shell.run("run", "eval.yaml", "--max-calls", "10")
+    assert "budget   10 calls of a new session" in more.stderr
+    assert new_requests(folder).total() == 10
+
+    rescored = judged_shell.run("rescore", "runs/eval", "--max-calls", "8")
+    assert "budget   8 calls of a new session" in rescored.stderr
+    assert new_requests(folder) == {"judge": 8}
+    assert totals_of(folder / OUTPUT)["calls"] == 24
+
+
+def has_rows(folder: Path, count: int) -> Callable[[RunningCommand], bool]:
+    return lambda _: len(rows_of(folder / OUTPUT)) >= count
+
+
+def test_calls_that_a_kill_made_twice_are_counted_and_said(judged_shell: CommandLine) -> None:
+    folder = judged_shell.folder
+    (folder / "hangs").write_text("case-2 case-5")
+    running = judged_shell.start("run", "eval.yaml")
+    running.wait_for(has_rows(folder, 4))
+    running.kill()
+    assert new_requests(folder).total() == 10
+    (folder / "hangs").unlink()
+    ended = judged_shell.run("run", "eval.yaml")
+    assert new_requests(folder) == {"case-2": 1, "case-5": 1, "judge": 2}
+    assert "2 calls were made twice" in ended.stdout
+    totals = totals_of(folder / OUTPUT)
+    assert (totals["calls"], totals["callsMadeTwice"]) == (12, 2)
+    assert "2 calls were made twice" in judged_shell.run("report", "runs/eval").stdout
+
+
+@pytest.mark.parametrize("cases", [120, 1000], ids=["in this process", "with a metadata process"])
+def test_a_small_budget_buys_whole_rows_also_after_a_kill(judged_shell: CommandLine, cases: int) -> None:
+    folder = judged_shell.folder
+    write_judged(folder, cases=cases)
+    command = ("run", "eval.yaml", "--max-calls", "30", "--concurrency", "4")
+    running = judged_shell.start(*command)
+    running.wait_for(has_rows(folder, 3))
+    running.kill()
+    ended = judged_shell.start(*command).wait()
+    assert ended.code == 4, ended
+    assert_whole_rows(folder, made=new_requests(folder).total())
+
+
+def assert_whole_rows(folder: Path, *, made: int) -> None:
+    """30 calls gave 14 or 15 graded rows and nothing else, by the provider's own count."""
+    rows, totals = rows_of(folder / OUTPUT), totals_of(folder / OUTPUT)
+    assert {row["status"] for row in rows} == {"graded"}
+    assert 14 <= len(rows) <= 15
+    twice = totals.get("callsMadeTwice", 0)
+    assert isinstance(twice, int)
+    assert made <= 30 + twice
+    assert int(str(totals["calls"])) <= 30
+
+
+def test_a_small_budget_buys_whole_rows_over_a_broker(broker_url: str) -> None:
+    with process_fleet(broker_url, CONFIG, targets=["bot", "judge"]) as fleet:
+        fleet.extra_env |= lease_variable()
+        write_judged(fleet.folder, cases=120)
+        fleet.start_services("metadata", "worker")
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            command = ("run", "eval.yaml", "--max-calls", "30", "--concurrency", "4")
+            running = shell.start(*command)
+            running.wait_for(has_rows(fleet.folder, 3))
+            running.kill()
+            assert shell.start(*command).wait().code == 4
+        assert_whole_rows(fleet.folder, made=new_requests(fleet.folder).total())
+
+
+def test_an_interrupted_run_keeps_its_session_and_a_finished_one_closes_it(judged_shell: CommandLine) -> None:
+    folder = judged_shell.folder
+    (folder / "hangs").write_text("case-2")
+    running = judged_shell.start("run", "eval.yaml", "--max-calls", "12")
+    running.wait_for(has_rows(folder, 5))
+    assert running.stop(signal.SIGINT).code == 130
+    (folder / "hangs").unlink()
+    ended = judged_shell.run("run", "eval.yaml", "--max-calls", "12", code=None)
+    assert "new one" not in ended.stderr
+    assert "new session" not in ended.stderr
