@@ -30,10 +30,12 @@ async def test_tokens_are_told_by_target_a_childs_too(ledger_driver: ClockedLedg
     await complete_call(ledger_driver, child, "r2")
     await complete_call(ledger_driver, child, "r3", target="judge")
     assert await usage_of(ledger_driver, parent) == {
-        "a": TargetUsage(calls=2, counted=2, token_usage=USED + USED),
-        "judge": TargetUsage(calls=1, counted=1, token_usage=USED),
+        "a": TargetUsage(calls=2, counted=2, token_usage=USED + USED, made_twice=0),
+        "judge": TargetUsage(calls=1, counted=1, token_usage=USED, made_twice=0),
     }
-    assert (await usage_of(ledger_driver, child))["a"] == TargetUsage(calls=1, counted=1, token_usage=USED)
+    assert (await usage_of(ledger_driver, child))["a"] == TargetUsage(
+        calls=1, counted=1, token_usage=USED, made_twice=0
+    )
 
 
 async def test_a_charged_call_without_tokens_is_a_call_that_was_not_counted(ledger_driver: ClockedLedgerDriver) -> None:
@@ -42,7 +44,9 @@ async def test_a_charged_call_without_tokens_is_a_call_that_was_not_counted(ledg
     await ledger_driver.admit_granted(session, "runs")
     grant = await ledger_driver.admit_granted(session, "broke")
     await ledger_driver.settle(session, "broke", grant.attempt_id, AttemptOutcome.CHARGED)
-    assert await usage_of(ledger_driver, session) == {"a": TargetUsage(calls=3, counted=1, token_usage=USED)}
+    assert await usage_of(ledger_driver, session) == {
+        "a": TargetUsage(calls=3, counted=1, token_usage=USED, made_twice=0)
+    }
 
 
 async def test_what_was_given_back_was_not_spent(ledger_driver: ClockedLedgerDriver) -> None:
