@@ -69,9 +69,14 @@ def total_usage(sessions: Iterable[Mapping[str, TargetUsage]]) -> dict[str, Targ
                 calls=sum_so_far.calls + usage.calls,
                 counted=sum_so_far.counted + usage.counted,
                 token_usage=sum_so_far.token_usage + usage.token_usage,
-                made_twice=(sum_so_far.made_twice or 0) + (usage.made_twice or 0),
+                made_twice=_sum_known(sum_so_far.made_twice, usage.made_twice),
             )
     return total
+
+
+def _sum_known(*counts: int | None) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def run_cost(spending: Mapping[str, TargetUsage], prices: Mapping[str, Price], *, complete: bool = True) -> Cost:
