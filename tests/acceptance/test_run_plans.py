@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from support.quick import lease_variable
 
 OUTPUT = Path("runs") / "eval"
 
-#: Writes down what it is asked; hangs on what the file `hangs` names.
+#: Writes down what it is asked; hangs on what the file `hangs` names, raises on what `fails` names.
 BOT = """
 import asyncio
 from pathlib import Path
@@ -30,7 +31,9 @@ def note(what):
 
 async def answer(request):
     note(request.eval_case_id)
-    hangs = HERE / "hangs"
+    fails, hangs = HERE / "fails", HERE / "hangs"
+    if fails.exists() and request.eval_case_id in fails.read_text().split():
+        raise RuntimeError("not today")
     await asyncio.sleep(60 if hangs.exists() and request.eval_case_id in hangs.read_text().split() else 0.01)
     return request.question
 
@@ -151,6 +154,7 @@ def test_calls_that_a_kill_made_twice_are_counted_and_said(judged_shell: Command
     assert new_requests(folder).total() == 10
     (folder / "hangs").unlink()
     ended = judged_shell.run("run", "eval.yaml")
+    assert "new " not in ended.stderr
     assert new_requests(folder) == {"case-2": 1, "case-5": 1, "judge": 2}
     assert "2 calls were made twice" in ended.stdout
     totals = totals_of(folder / OUTPUT)
@@ -197,13 +201,18 @@ def test_a_small_budget_buys_whole_rows_over_a_broker(broker_url: str) -> None:
         assert_whole_rows(fleet.folder, made=new_requests(fleet.folder).total())
 
 
-def test_an_interrupted_run_keeps_its_session_and_a_finished_one_closes_it(judged_shell: CommandLine) -> None:
+def test_a_run_with_errors_keeps_its_session_and_a_finished_one_closes_it(judged_shell: CommandLine) -> None:
     folder = judged_shell.folder
-    (folder / "hangs").write_text("case-2")
-    running = judged_shell.start("run", "eval.yaml", "--max-calls", "12")
-    running.wait_for(has_rows(folder, 5))
-    assert running.stop(signal.SIGINT).code == 130
-    (folder / "hangs").unlink()
-    ended = judged_shell.run("run", "eval.yaml", "--max-calls", "12", code=None)
-    assert "new one" not in ended.stderr
-    assert "new session" not in ended.stderr
+    (folder / "fails").write_text("case-2")
+    judged_shell.run("run", "eval.yaml", code=1)
+    session = record_of(folder)["sessionId"]
+    assert session_states(folder) == {session: "open"}
+    (folder / "fails").unlink()
+    judged_shell.run("run", "eval.yaml")
+    assert session_states(folder) == {session: "closed"}
+
+
+def session_states(folder: Path) -> dict[str, str]:
+    """The states of the run's sessions, by the ledger."""
+    with contextlib.closing(sqlite3.connect(folder / OUTPUT / "ledger.sqlite3")) as ledger:
+        return dict(ledger.execute("SELECT id, state FROM session WHERE parent_id IS NULL"))
