@@ -12,13 +12,19 @@ from typing import Any
 
 import pytest
 
-from quintain.config import load_config
+from quintain.client.connect import connect
+from quintain.config import Config, load_config, target_fingerprints
+from quintain.config.fingerprint import hosted_fingerprint
+from quintain.contracts.session import OpenSession
 from quintain_cli.fleet.embedded import Fleet, FleetPlan, run_fleet
 from quintain_cli.run.execution import RunOptions, execute_run
 from quintain_gateway import GatewayLimits
 from quintain_host import Host, factory_fingerprint
-from support.quick import QUICK
+from support.quick import timings
 from support.target_placements import scripted_target_class
+
+#: Hosts are asked, and files looked at, more often than they are; leases are as long as they are.
+TIMINGS = timings(host_heartbeat_seconds=0.1, file_check_seconds=0.05)
 
 ADMIN_TOKEN = "the admin token of a test"
 TARGET = "desk"
@@ -39,8 +45,8 @@ def cases(count: int) -> str:
 class HostedWorld:
     """A fleet in this process, the module of a factory, and hosts of it that a test starts and stops."""
 
-    def __init__(self, folder: Path, fleet: Fleet) -> None:
-        self.folder, self._fleet = folder, fleet
+    def __init__(self, folder: Path, fleet: Fleet, config: Config) -> None:
+        self.folder, self._fleet, self._config = folder, fleet, config
         self.env = {"QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN, "QUINTAIN_GATEWAY_URL": fleet.gateway_url}
 
     @contextlib.asynccontextmanager
@@ -55,15 +61,25 @@ class HostedWorld:
         assert self._fleet.memory is not None
         bus = self._fleet.memory.connect()
         fingerprint = factory_fingerprint("desk:Desk", self.folder)
-        host = Host(bus, TARGET, lambda: target_class(script), 1, fingerprint=fingerprint, timings=QUICK)
+        host = Host(bus, TARGET, lambda: target_class(script), 1, fingerprint=fingerprint, timings=TIMINGS)
         await host.start()
         try:
-            # The worker asks in this interval, and looks in another one whether it has to register again.
-            await asyncio.sleep(5 * (QUICK.host_heartbeat_seconds + QUICK.file_check_seconds))
+            await self._wait_registered(fingerprint)
             yield
         finally:
             await host.stop(1)
             await bus.close()
+
+    async def _wait_registered(self, host: str) -> None:
+        """Wait until the worker has registered the target with this fingerprint of its host."""
+        configured = target_fingerprints(self._config.targets, self.folder, {})[TARGET]()
+        session = await self._fleet.open_session(OpenSession(default_target=TARGET, max_calls=1))
+        async with (
+            asyncio.timeout(30),
+            connect(self._fleet.broker_url, session.token, memory=self._fleet.memory) as client,
+        ):
+            while (await client.get_info()).target_fingerprints != {TARGET: hosted_fingerprint(configured, host)}:
+                await asyncio.sleep(0.02)
 
     async def run(self, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], Counter[str]]:
         """Give the command; what its plan kept and asked, and the outputs or error codes of the rows."""
@@ -91,10 +107,10 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         ledger_url="sqlite://",
         admin_token=ADMIN_TOKEN,
         limits=GatewayLimits(),
-        timings=QUICK,
+        timings=TIMINGS,
     )
     async with run_fleet(plan) as fleet:
-        yield HostedWorld(tmp_path, fleet)
+        yield HostedWorld(tmp_path, fleet, plan.config)
 
 
 async def test_a_host_restarted_with_another_module_is_asked_again_and_with_the_same_one_it_is_not(
