@@ -6,7 +6,7 @@ from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from quintain_host.counters import HostCounters
-    from quintain_host.factory import InstanceFactory, load_factory, probe_factory
+    from quintain_host.factory import InstanceFactory, factory_fingerprint, load_factory, probe_factory
     from quintain_host.host import Host, host_card
     from quintain_host.ipc import READY, IpcWriter
     from quintain_host.metrics import HostMetrics
@@ -16,7 +16,7 @@ else:
         __name__,
         {
             "quintain_host.counters": ("HostCounters",),
-            "quintain_host.factory": ("InstanceFactory", "load_factory", "probe_factory"),
+            "quintain_host.factory": ("InstanceFactory", "factory_fingerprint", "load_factory", "probe_factory"),
             "quintain_host.host": ("Host", "host_card"),
             "quintain_host.ipc": ("READY", "IpcWriter"),
             "quintain_host.metrics": ("HostMetrics",),
@@ -33,6 +33,7 @@ __all__ = [
     "InstanceFactory",
     "IpcWriter",
     "SlotProcesses",
+    "factory_fingerprint",
     "host_card",
     "load_factory",
     "probe_factory",

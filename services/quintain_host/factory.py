@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from quintain.config.callables import load_callable
+from quintain.config.fingerprint import dependency_digests, fingerprint_of, module_digest
 from quintain.errors import ConfigError
 from quintain.target.codec import Codec
 from quintain.target.type_registry import types_of_target
@@ -36,6 +37,14 @@ def load_factory(path: str, folder: Path) -> InstanceFactory:
     if not module_name or not name:
         raise ConfigError(f"{path!r} names no factory: write it as module:factory, such as bots:SupportBot")
     return load_callable(path, folder, kind="factory")
+
+
+def factory_fingerprint(path: str, folder: Path, depends_on: Iterable[str] = ()) -> str:
+    """The fingerprint of a factory: of its name, and of the bytes of its module and of the files of ``depends_on``.
+
+    It is to be read when the factory is imported. Raises `ConfigError` where a file cannot be read.
+    """
+    return fingerprint_of([path, module_digest(path, folder), dependency_digests(depends_on, folder)])
 
 
 def require_target(instance: Any, path: str) -> None:

@@ -10,6 +10,7 @@ import socket
 
 from quintain.bus.base import Bus
 from quintain.contracts.discovery import ServedTarget, ServiceCard
+from quintain.contracts.remote_target import HostDescribed
 from quintain.discovery.announce import ServiceIdentity
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import host_topology
@@ -28,9 +29,12 @@ def host_card(identity: ServiceIdentity, bus: Bus, name: str, *, slots: int, in_
 
 
 class Host:
-    """Serves leases of one target: each of its slots holds at most one leased instance at a time."""
+    """Serves leases of one target: each of its slots holds at most one leased instance at a time.
 
-    def __init__(
+    ``fingerprint`` is that of the factory (`factory_fingerprint`), or None if it is not known.
+    """
+
+    def __init__(  # noqa: PLR0913 -- a composition root
         self,
         bus: Bus,
         name: str,
@@ -38,6 +42,7 @@ class Host:
         slots: int,
         counters: HostCounters | None = None,
         *,
+        fingerprint: str | None = None,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._name = bus, name
@@ -47,8 +52,9 @@ class Host:
         #: process that runs a single slot can exit instead and be restarted.
         self.stuck = asyncio.Event()
         self.counters = HostCounters() if counters is None else counters
+        description = HostDescribed(host_id=self.host_id, fingerprint=fingerprint)
         self._slots = [
-            LeaseSlot(bus, name, factory, self.host_id, self.stuck.set, self.counters, timings=timings)
+            LeaseSlot(bus, name, factory, description, self.stuck.set, self.counters, timings=timings)
             for _ in range(slots)
         ]
         self._slot_tasks: list[asyncio.Task[None]] = []

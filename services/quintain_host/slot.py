@@ -13,8 +13,14 @@ from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.contracts.message import Message
-from quintain.contracts.remote_target import REMOTE_TARGET_VERSION, LeaseOpened, OpenLease
-from quintain.errors import BadRequest, Fault
+from quintain.contracts.remote_target import (
+    REMOTE_TARGET_VERSION,
+    HostDescribed,
+    LeaseOpened,
+    OpenLease,
+)
+from quintain.errors import BadRequest, BusError, Fault
+from quintain.routes import DESCRIBE_HOST
 from quintain.rpc.server import delivery_context, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
@@ -33,7 +39,8 @@ log = logging.getLogger(__name__)
 class LeaseSlot:
     """Holds at most one leased instance of a target.
 
-    ``on_stuck`` is called when an instance blocks its thread at the end of its lease.
+    ``description`` is the reply to requests for a description of the host. ``on_stuck`` is called when an instance
+    blocks its thread at the end of its lease.
     """
 
     def __init__(  # noqa: PLR0913 -- what a host has for each of its slots
@@ -41,13 +48,13 @@ class LeaseSlot:
         bus: Bus,
         name: str,
         factory: InstanceFactory,
-        host_id: str,
+        description: HostDescribed,
         on_stuck: Callable[[], None],
         counters: HostCounters,
         *,
         timings: Timings,
     ) -> None:
-        self._bus, self._name, self._factory, self._host_id = bus, name, factory, host_id
+        self._bus, self._name, self._factory, self._description = bus, name, factory, description
         self._on_stuck, self._counters, self._timings = on_stuck, counters, timings
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
@@ -93,7 +100,10 @@ class LeaseSlot:
         received: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
         async def on_request(delivery: Delivery) -> None:
-            if received.done():
+            if delivery.type == DESCRIBE_HOST.key:
+                # No lease begins: the slot goes on consuming.
+                await self._describe(delivery)
+            elif received.done():
                 await delivery.requeue()
             else:
                 received.set_result(delivery)
@@ -105,6 +115,14 @@ class LeaseSlot:
             yield delivery
         finally:
             await consumer.drain(0)
+
+    async def _describe(self, request: Delivery) -> None:
+        try:
+            await send_reply(self._bus, request, self._description)
+        except BusError as error:
+            log.info("The description of the host of %s could not be sent: %s", self._name, error.message)
+        finally:
+            await request.ack()
 
     async def _answer(self, request: Delivery) -> HostedLease | None:
         """Create the lease that was requested, reply and acknowledge; returns None where there is no lease to serve."""
@@ -161,11 +179,17 @@ class LeaseSlot:
             # The factory's exception is sent to the controller with its class and message, and logged here.
             log.exception("The factory of %s failed", self._name)
             await self._close_thread(instance_thread)
-            return None, LeaseOpened(host_id=self._host_id, failure=to_failure(error))
+            return None, LeaseOpened(host_id=self._description.host_id, failure=to_failure(error))
         except asyncio.CancelledError:
             await self._close_thread(instance_thread)
             raise
-        return lease, LeaseOpened(lease_id=lease.lease_id, key=lease.key, host_id=self._host_id, descriptor=descriptor)
+        return lease, LeaseOpened(
+            lease_id=lease.lease_id,
+            key=lease.key,
+            host_id=self._description.host_id,
+            descriptor=descriptor,
+            fingerprint=self._description.fingerprint,
+        )
 
     async def _close_thread(self, instance_thread: InstanceThread) -> None:
         if not await instance_thread.close():

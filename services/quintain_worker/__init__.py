@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain_worker.delivery.delivery_handler import WorkerTarget
+    from quintain_worker.delivery.worker_target import WorkerTarget
     from quintain_worker.metrics import WorkerMetrics
     from quintain_worker.providers.checks import check_program, check_provider
     from quintain_worker.providers.factory import ProviderContext, build_provider
@@ -14,7 +14,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain_worker.delivery.delivery_handler": ("WorkerTarget",),
+            "quintain_worker.delivery.worker_target": ("WorkerTarget",),
             "quintain_worker.metrics": ("WorkerMetrics",),
             "quintain_worker.providers.checks": ("check_program", "check_provider"),
             "quintain_worker.providers.factory": ("ProviderContext", "build_provider"),

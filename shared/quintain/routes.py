@@ -1,8 +1,8 @@
 """The routes: the exchange, routing key, request type and reply type of every operation, and the names of headers.
 
 An invoke request goes to the exchange ``quintain.invoke`` with the target's name as routing key, or an empty one for
-the session's default. Requests on ``quintain.host`` have a target's name as routing key for a lease, and the lease's
-own key otherwise; there the route's key is the message type.
+the session's default. Requests on ``quintain.host`` have a target's name as routing key for a lease or a description
+of the host, and the lease's own key otherwise; there the route's key is the message type.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ HEARTBEAT_PROBE = Route("heartbeat_probe", PROBE, "probe", ledger.HeartbeatProbe
 SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
 
 LEASE = Route("lease", HOST, "lease", remote_target.OpenLease, remote_target.LeaseOpened)
+DESCRIBE_HOST = Route("describe_host", HOST, "describe_host", remote_target.DescribeHost, remote_target.HostDescribed)
 DESCRIBE = Route("describe", HOST, "describe", remote_target.BareLeaseRequest, remote_target.LeaseResult)
 SET_CONFIG = Route("set_config", HOST, "set_config", remote_target.SetConfig, remote_target.LeaseResult)
 QUERY = Route("query", HOST, "query", remote_target.Query, remote_target.LeaseResult)
@@ -106,5 +107,5 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN),
     DISCOVER,
     *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE),
-    *(LEASE, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW),
+    *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW),
 )

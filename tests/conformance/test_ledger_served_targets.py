@@ -52,6 +52,22 @@ async def test_workers_that_differ_are_known_with_the_time_since_they_do(ledger_
     assert (target.workers_by_fingerprint, seconds) == ({"b": ["new-1", "new-2"]}, None)
 
 
+async def test_workers_that_restart_do_not_begin_a_new_difference(ledger_driver: ClockedLedgerDriver) -> None:
+    await register(ledger_driver, "old-1", "a")
+    await later(ledger_driver, 100, "old-1")
+    await register(ledger_driver, "new-1", "b")
+    for number in range(2, 5):
+        await later(ledger_driver, 240)
+        await register(ledger_driver, f"old-{number}", "a")
+        await register(ledger_driver, f"new-{number}", "b")
+    assert (await listed(ledger_driver))[1] == 3 * 240
+    # What was served longer ago than a restart takes is another rollout.
+    await later(ledger_driver, 600)
+    await register(ledger_driver, "old-5", "a")
+    await register(ledger_driver, "new-5", "b")
+    assert (await listed(ledger_driver))[1] == 0
+
+
 async def test_info_has_the_fingerprint_of_the_live_worker_that_changed_last(
     ledger_driver: ClockedLedgerDriver,
 ) -> None:

@@ -29,7 +29,7 @@ from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.rules import sessions
 from quintain_metadata.service.service import MetadataService
-from quintain_worker.delivery.delivery_handler import WorkerTarget
+from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.service.worker import Worker
 from support.observed_fleet import CARD, StubProvider
 from support.process_fleet import ADMIN_TOKEN, delete_protocol_queues

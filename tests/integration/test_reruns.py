@@ -6,6 +6,7 @@ Counted by those who are asked: the provider, the programs and the judge.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,7 +30,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield ChangingEvaluation(tmp_path, server)
 
 
-@pytest.fixture(params=["local", "fleet", "gateway"])
+@pytest.fixture
 async def placement(request: pytest.FixtureRequest, world: ChangingEvaluation) -> AsyncIterator[Placement]:
     async with contextlib.AsyncExitStack() as stack:
         if request.param == "fleet":
@@ -49,7 +50,7 @@ async def run(world: ChangingEvaluation, placement: Placement, monkeypatch: pyte
     with monkeypatch.context() as environment:
         for name, value in (world.env | placement.env).items():
             environment.setenv(name, value)
-        report = await execution._run_prepared(RunOptions(path=Path("eval.yaml")), "quintain run eval.yaml")
+        report = await execution.execute_run(RunOptions(path=Path("eval.yaml")), "quintain run eval.yaml")
     total = report.summary.total
     assert (total.graded, total.errors, report.summary.calls_without_row) == (2 * world.limit, 0, 0)
     plan = json.loads((world.output / "run.json").read_text())["history"][-1]["plan"]
@@ -57,17 +58,27 @@ async def run(world: ChangingEvaluation, placement: Placement, monkeypatch: pyte
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ledger", ["kept", "lost"])
+@pytest.mark.parametrize(
+    ("placement", "lost"),
+    [
+        ("local", [False]),
+        ("local", [True]),
+        # Every change is made with the ledger kept in one of these two, and with it lost in the other.
+        ("fleet", [True, False]),
+        ("gateway", [False, True]),
+    ],
+    indirect=["placement"],
+)
 async def test_the_same_command_again_asks_and_grades_what_changed(
-    world: ChangingEvaluation, placement: Placement, ledger: str, monkeypatch: pytest.MonkeyPatch
+    world: ChangingEvaluation, placement: Placement, lost: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await run(world, placement, monkeypatch) == (0, 0, 0, 6, 0)
     assert world.take_calls() == Calls(good=3, prog=3, judge=6, script=6)
     world.assert_rows_are_true()
-    for change in CHANGES:
+    for change, is_ledger_lost in zip(CHANGES, itertools.cycle(lost), strict=False):
         change.apply(world)
         world.write()
-        if ledger == "lost":
+        if is_ledger_lost:
             await placement.lose_ledger()
         elif change.is_served:
             await placement.serve_changes()

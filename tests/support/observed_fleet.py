@@ -25,7 +25,7 @@ from quintain.rpc.client import RpcClient, RpcRequest
 from quintain.topology import INVOKE, METADATA, POISON_QUEUE, REPLY, Exchange, Queue, reply_topology
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.service.service import MetadataService
-from quintain_worker.delivery.delivery_handler import WorkerTarget
+from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 from quintain_worker.service.worker import Worker
 

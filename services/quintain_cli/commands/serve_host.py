@@ -41,6 +41,7 @@ from quintain_host import (
     InstanceFactory,
     IpcWriter,
     SlotProcesses,
+    factory_fingerprint,
     host_card,
     load_factory,
     probe_factory,
@@ -78,6 +79,10 @@ def serve_host(
         typer.Option(help="Where instances run; by default in processes if there are several slots."),
     ] = None,
     grace_seconds: Annotated[float, typer.Option(help="Seconds that leases may last after SIGTERM.")] = 30.0,
+    depends_on: Annotated[
+        list[str] | None,
+        typer.Option(help="A file that the factory imports or reads; its bytes are a part of the target's version."),
+    ] = None,
     ops_port: OpsPort = None,
     ops_host: OpsHost = None,
     as_json: AsJson = False,
@@ -89,7 +94,7 @@ def serve_host(
     Reads QUINTAIN_BROKER_URL.
     """
     set_up_logging(verbose=verbose)
-    host_options = HostOptions(factory, name, slots, isolation, grace_seconds)
+    host_options = HostOptions(factory, name, slots, isolation, grace_seconds, tuple(depends_on or ()))
     if parent_fd is not None:
         is_stuck = run_command(_run_slot(host_options, parent_fd), service="host")
     else:
@@ -110,13 +115,19 @@ class HostOptions:
     slots: int
     isolation: Isolation | None
     grace_seconds: float
+    depends_on: tuple[str, ...]
+
+    def load_factory(self) -> tuple[InstanceFactory, str]:
+        """Import the factory, and read its fingerprint. Raises `ConfigError`."""
+        factory = load_factory(self.factory_reference, Path.cwd())
+        return factory, factory_fingerprint(self.factory_reference, Path.cwd(), self.depends_on)
 
 
 async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_json: bool) -> bool:
     """Serve until SIGTERM. Returns whether a target's thread does not end, so that the process must be killed."""
     settings = read_settings(environment())
     settings.require_broker_url()
-    factory = load_factory(host_options.factory_reference, Path.cwd())
+    factory, fingerprint = host_options.load_factory()
     isolation = host_options.isolation or default_isolation(factory, host_options.slots)
     serve_slots = _serve_in_processes if isolation is Isolation.PROCESS else _serve_in_threads
     metrics = HostMetrics()
@@ -127,18 +138,20 @@ async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_js
         def report_ready(extra_details: dict[str, object]) -> None:
             print_ready("host", {**details, **extra_details}, as_json=as_json)
 
-        return await serve_slots(host_options, factory, _HostContext(settings, endpoints, metrics, stop, report_ready))
+        context = _HostContext(settings, endpoints, metrics, stop, report_ready, fingerprint)
+        return await serve_slots(host_options, factory, context)
 
 
 @dataclass(frozen=True, slots=True)
 class _HostContext:
-    """What both kinds of isolation need: settings, ops endpoints, metrics, and the stop signal."""
+    """What both kinds of isolation need: ``fingerprint`` is the factory's."""
 
     settings: Settings
     endpoints: OpsEndpoints
     metrics: HostMetrics
     stop: StopSignal
     report_ready: Callable[[dict[str, object]], None]
+    fingerprint: str
 
 
 async def _serve_in_processes(host_options: HostOptions, _: InstanceFactory, context: _HostContext) -> bool:
@@ -176,7 +189,11 @@ async def _serve_in_processes(host_options: HostOptions, _: InstanceFactory, con
 
 async def _serve_in_threads(host_options: HostOptions, factory: InstanceFactory, context: _HostContext) -> bool:
     async with connect_when_available(context.settings, "host", context.endpoints.set_not_ready) as bus:
-        host = Host(bus, host_options.name, factory, host_options.slots, timings=context.settings.timings)
+        host = Host(
+            *(bus, host_options.name, factory, host_options.slots),
+            fingerprint=context.fingerprint,
+            timings=context.settings.timings,
+        )
         context.metrics.set_counters(host.counters)
         await host.start()
         try:
@@ -197,6 +214,7 @@ def _child_command(host_options: HostOptions) -> list[str]:
         host_options.name,
         "--grace-seconds",
         str(host_options.grace_seconds),
+        *(word for file in host_options.depends_on for word in ("--depends-on", file)),
     )
     return [sys.executable, "-m", "quintain_cli", *arguments]
 
@@ -209,10 +227,12 @@ async def _run_slot(host_options: HostOptions, parent_fd: int) -> bool:
     """
     settings = read_settings(environment())
     ipc_writer = IpcWriter(parent_fd)
-    factory = load_factory(host_options.factory_reference, Path.cwd())
+    factory, fingerprint = host_options.load_factory()
     async with handle_stop_signals() as stop, connect_when_available(settings, "host", print_waiting) as bus:
         host = Host(
-            bus, host_options.name, factory, 1, HostCounters(on_count=ipc_writer.send), timings=settings.timings
+            *(bus, host_options.name, factory, 1, HostCounters(on_count=ipc_writer.send)),
+            fingerprint=fingerprint,
+            timings=settings.timings,
         )
         await host.start()
         ipc_writer.send(READY)

@@ -63,7 +63,7 @@ def run_and_report(options: RunOptions, command: str) -> int:
     reduce_gc_frequency()
     resume_command = options.resume_command or command
     try:
-        report = run_command(_run_prepared(options, command), as_json=options.as_json, service="run")
+        report = run_command(execute_run(options, command), as_json=options.as_json, service="run")
     except typer.Exit as exit_request:
         if exit_request.exit_code == INTERRUPTED_EXIT_CODE:
             print_stderr(f"next   the rows written are kept; this command resumes: {resume_command}")
@@ -168,7 +168,8 @@ def _selection(options: RunOptions, dataset_stats: DatasetStats) -> TrialSelecti
     return selection
 
 
-async def _run_prepared(options: RunOptions, command: str) -> RunReport:
+async def execute_run(options: RunOptions, command: str) -> RunReport:
+    """Run an evaluation and return its report. ``command`` resumes it. Raises as `run_evaluation`, and prints none."""
     settings = read_settings(environment())
     prepared = await _prepare_run(settings, options)
     with exclusive_lock(options.folder, options.folder / ".lock"):

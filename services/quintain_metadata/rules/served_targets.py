@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from quintain.contracts.ledger import TargetCard
 from quintain_metadata.ledger.base import SqlProgram, execute
+
+#: How long the pause between two runs of one worker may be, in milliseconds: Kubernetes waits for 5 minutes at most.
+RESTART_MS = 5 * 60_000
 
 
 class WorkerFingerprint(NamedTuple):
@@ -53,17 +56,30 @@ def current_fingerprints(now: int) -> SqlProgram[dict[str, str | None]]:
     return {name: live[name][0].fingerprint if name in live else last for name, last in rows}
 
 
-def different_since(served: Iterable[WorkerFingerprint]) -> int | None:
-    """Return since when these workers serve one target with different fingerprints, or None where they do not.
+def differences(now: int, live: Mapping[str, Sequence[WorkerFingerprint]]) -> SqlProgram[dict[str, int]]:
+    """Return, for the targets whose live workers serve them with different fingerprints, since when they do.
 
-    Of a worker that reports no fingerprint, nothing is known.
+    Of a worker that reports no fingerprint, nothing is known. A worker that starts again within `RESTART_MS` goes on
+    with what its predecessor served.
     """
-    first_seen: dict[str, int] = {}
-    for one in served:
-        if one.fingerprint is not None:
-            first_seen[one.fingerprint] = min(one.since, first_seen.get(one.fingerprint, one.since))
-    # Of the fingerprints, the second oldest is the one with which the difference began.
-    return sorted(first_seen.values())[1] if len(first_seen) > 1 else None
+    fingerprints = {target: {one.fingerprint for one in served} - {None} for target, served in live.items()}
+    first_seen = {(target, one): now for target, found in fingerprints.items() if len(found) > 1 for one in found}
+    if not first_seen:
+        return {}
+    # Latest first: each row may only continue what later ones began.
+    rows = yield from execute(
+        "SELECT target, fingerprint, since, lease_until FROM served_target JOIN worker USING (incarnation)"
+        " ORDER BY lease_until DESC"
+    )
+    for target, fingerprint, since, lease_until in rows:
+        first = first_seen.get((target, fingerprint))
+        if first is not None and lease_until >= first - RESTART_MS:
+            first_seen[target, fingerprint] = min(first, since)
+    # Of a target's fingerprints, the second oldest is the one with which the difference began.
+    return {
+        target: sorted(first_seen[target, one] for one in fingerprints[target])[1]
+        for target in dict.fromkeys(target for target, _ in first_seen)
+    }
 
 
 def delete_served_targets_of_forgotten_workers() -> SqlProgram[None]:

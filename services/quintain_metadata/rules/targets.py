@@ -16,7 +16,7 @@ from quintain.contracts.discovery import RegisteredTarget, TargetList
 from quintain.contracts.strings import shorten
 from quintain.errors import UnknownTarget
 from quintain_metadata.ledger.base import Moment, SqlProgram, acquire_lock, execute, fetch_one
-from quintain_metadata.rules.served_targets import WorkerFingerprint, different_since, live_served_targets
+from quintain_metadata.rules.served_targets import WorkerFingerprint, differences, live_served_targets
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ def list_targets(now: int) -> SqlProgram[TargetList]:
     running_rows = yield from execute("SELECT target, count(*) FROM call WHERE state = 'running' GROUP BY target")
     running_by_target = {row[0]: row[1] for row in running_rows}
     served = yield from live_served_targets(now)
+    different_since = yield from differences(now, served)
     rows = yield from execute("SELECT name, provider, model, max_concurrency, paused_until FROM target ORDER BY name")
     targets = [
         RegisteredTarget(
@@ -75,7 +76,7 @@ def list_targets(now: int) -> SqlProgram[TargetList]:
             running=running_by_target.get(name, 0),
             paused_until=paused_until if paused_until > now else None,
             workers_by_fingerprint=_workers_by_fingerprint(served.get(name, ())) or None,
-            different_since=different_since(served.get(name, ())),
+            different_since=different_since.get(name),
         )
         for name, provider, model, max_concurrency, paused_until in rows
     ]

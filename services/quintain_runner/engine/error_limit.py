@@ -10,12 +10,16 @@ the call ended with       which happens at                                      
 ``provider_error``        5xx and 529, no connection, a connection or stream that broke off,    goes up by one
                           an unreadable answer; a program or a callable that failed
 an answer                 also where its grader failed: that is not the target's failure        is 0 again
+``target_changed``        the worker that answered serves another configuration than the planned   see below
 ``rejected``              other 4xx: content filter, context overflow, a wrong request          is 0 again
 ``reply_too_large``       an answer that is larger than a reply may be                          is 0 again
 any other fault           ``timeout`` (408 too), ``throttled`` (429), ``expired``,              stays
                           ``worker_lost``, ``overloaded``, ``internal``, …: they do not say
                           whether the endpoint works
 ========================  ====================================================================  ==============
+
+Each ``target_changed`` is a charged call without a graded row, and the next call is likely to be another. Therefore
+three in a row park the target; an answer of the planned configuration sets that count to 0.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from dataclasses import dataclass
 
 from quintain.errors import Fault, ProviderFailed, Rejected, ReplyTooLarge, TargetUnavailable
 from quintain_runner.report.summary import ParkedTarget
+from quintain_runner.results.row import TARGET_CHANGED
 
 #: The default number of errors in a row after which a target is parked.
 DEFAULT_MAX_ERRORS = 20
@@ -31,6 +36,9 @@ DEFAULT_MAX_ERRORS = 20
 #: A target is parked if at least this many of its trials have finished, and at least one in five of them is an error.
 _MIN_TRIALS_FOR_SHARE = 50
 _TRIALS_PER_ERROR = 5
+
+#: A target is parked after this many `TARGET_CHANGED` errors in a row.
+_MAX_CHANGED_IN_ROW = 3
 
 _ENDPOINT_FAULTS = (TargetUnavailable, ProviderFailed)
 _ANSWERED_FAULTS = (Rejected, ReplyTooLarge)
@@ -48,11 +56,11 @@ class ErrorPolicy:
 
 
 class _TargetErrors:
-    """The counts of one target in this invocation."""
+    """The counts of one target in this invocation, and the code and text of its last error that counts."""
 
     def __init__(self) -> None:
-        self.finished = self.errors = self.errors_in_row = 0
-        self.last_fault: Fault | None = None
+        self.finished = self.errors = self.errors_in_row = self.changed_in_row = 0
+        self.last_code = self.last_error = ""
 
 
 class ErrorLimit:
@@ -75,27 +83,36 @@ class ErrorLimit:
         """Whether another trial of this target may begin."""
         return target not in self._parked and not (self._policy.fail_fast and self._parked)
 
-    def record(self, target: str, fault: Fault | None) -> None:
-        """Count a finished trial; ``fault`` is the fault of its call of the target, None if the target answered."""
+    def record(self, target: str, fault: Fault | None, *, changed: str | None = None) -> None:
+        """Count a finished trial; ``fault`` is the fault of its call of the target, None if the target answered.
+
+        ``changed`` is the text of its error if that is `TARGET_CHANGED`, of the target or of a judge.
+        """
         counts = self._errors.setdefault(target, _TargetErrors())
         counts.finished += 1
-        if fault is None or isinstance(fault, _ANSWERED_FAULTS):
+        if changed is not None:
+            counts.changed_in_row += 1
+            counts.last_code, counts.last_error = TARGET_CHANGED, changed
+        elif fault is None:
+            counts.errors_in_row = counts.changed_in_row = 0
+        elif isinstance(fault, _ANSWERED_FAULTS):
             counts.errors_in_row = 0
         elif isinstance(fault, _ENDPOINT_FAULTS):
             counts.errors += 1
             counts.errors_in_row += 1
-            counts.last_fault = fault
+            counts.last_code, counts.last_error = fault.code, fault.message
         reason = self._reason_to_park(counts)
-        if reason is not None and counts.last_fault is not None and target not in self._parked:
-            last = counts.last_fault
-            self._parked[target] = ParkedTarget(reason=reason, code=last.code, error=last.message)
+        if reason is not None and target not in self._parked:
+            self._parked[target] = ParkedTarget(reason=reason, code=counts.last_code, error=counts.last_error)
 
     def _reason_to_park(self, counts: _TargetErrors) -> str | None:
         max_errors = self._policy.max_errors
-        if self._policy.fail_fast and counts.errors:
+        if self._policy.fail_fast and (counts.errors or counts.changed_in_row):
             return "its first error, with --fail-fast"
         if not max_errors:
             return None
+        if counts.changed_in_row >= min(max_errors, _MAX_CHANGED_IN_ROW):
+            return f"{counts.changed_in_row} answers in a row of another configuration"
         if counts.errors_in_row >= max_errors:
             return f"{counts.errors_in_row} errors in a row"
         if counts.finished >= _MIN_TRIALS_FOR_SHARE and counts.errors * _TRIALS_PER_ERROR >= counts.finished:

@@ -16,7 +16,7 @@ from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.progress.state import ProgressState
-from quintain_runner.results.row import column_name
+from quintain_runner.results.row import TARGET_CHANGED, Row, column_name
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import RerunPolicy
 from quintain_runner.spec.plan import Trial, pending_trials, planned_questions
@@ -95,7 +95,7 @@ class TrialScheduler:
             outcome = await run_trial(trial, self._context, self._budget)
             if outcome.row is not None:
                 self._budget.add_row(outcome.row)
-                self._record_outcome(trial, outcome.target_fault)
+                self._record_outcome(trial, outcome.row, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
                 self._progress_state.add_row(outcome.row, trial.previous)
             if outcome.budget_spent:
@@ -104,8 +104,10 @@ class TrialScheduler:
             self._progress_state.trial_ended(trial.column)
             slots.release()
 
-    def _record_outcome(self, trial: Trial, fault: Fault | None) -> None:
-        self._error_limit.record(trial.target, fault)
+    def _record_outcome(self, trial: Trial, row: Row, fault: Fault | None) -> None:
+        error = row.error
+        changed = error.error if error is not None and error.code == TARGET_CHANGED else None
+        self._error_limit.record(trial.target, fault, changed=changed)
         for prompt in self._prompts:
             gauge = self._progress_state.target_gauges[column_name(trial.target, prompt.name)]
             gauge.is_parked = trial.target in self._error_limit.parked_targets

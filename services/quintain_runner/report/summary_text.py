@@ -11,6 +11,7 @@ from rich.text import Text
 from quintain_runner.progress.terminal_text import plain_line, plain_text
 from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts
 from quintain_runner.report.tables import TextTable
+from quintain_runner.results.row import TARGET_CHANGED
 from quintain_runner.statistics.formatting import format_score
 
 #: The budget option in a command, which is replaced by a larger one.
@@ -103,9 +104,11 @@ def _errors_text(summary: RunSummary, command: str) -> str:
     if summary.parked_targets:
         names = ", ".join(summary.parked_targets)
         verb = "is" if len(summary.parked_targets) == 1 else "are"
+        is_changed = all(parked.code == TARGET_CHANGED for parked in summary.parked_targets.values())
+        when = "all workers serve the same configuration" if is_changed else "the endpoint works again"
         return (
-            f"{names} {verb} parked after errors, {_open_trials_text(total)} and every row so far is kept. When the "
-            f"endpoint works again, the same command goes on: {command}"
+            f"{names} {verb} parked after errors, {_open_trials_text(total)} and every row so far is kept. When "
+            f"{when}, the same command goes on: {command}"
         )
     in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt (charged, outcome unknown) and kept"
     if not total.errors:

@@ -10,12 +10,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Delivery
-from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.message import Message
@@ -42,8 +40,9 @@ from quintain_worker.delivery.pause import PauseState
 from quintain_worker.delivery.request import IncomingRequest, parse_request
 from quintain_worker.delivery.response import CallResponse, CallTiming, response_of
 from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
-from quintain_worker.delivery.streaming import PROGRESS_SECONDS, ChunkSender, report_progress, send_interim
-from quintain_worker.providers.provider import Delta, Provider, provider_for_session
+from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_interim
+from quintain_worker.delivery.worker_target import WorkerTarget
+from quintain_worker.providers.provider import Delta, provider_for_session
 from quintain_worker.providers.settings import with_policy
 
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
@@ -56,26 +55,6 @@ MAX_DEADLINE_AHEAD_SECONDS = 25 * 60.0
 MAX_TRIES_PER_ATTEMPT = 1_000
 
 _REPLY_SPAN = reply_span(REPLY.name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTarget:
-    """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans.
-
-    ``inputs`` is what requests may bring to it; a request that brings anything else is refused.
-    ``ignore_unsupported``: settings that its provider cannot honour are ignored, unless a request refuses that.
-    ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
-    """
-
-    name: str
-    provider: Provider
-    inputs: frozenset[InputKind] = frozenset({"conversation"})
-    max_tries: int = 3
-    timeout_seconds: float | None = None
-    progress_seconds: float = PROGRESS_SECONDS
-    trace_content: bool = False
-    ignore_unsupported: bool = False
-    read_fingerprint: Callable[[], str | None] = lambda: None
 
 
 def make_handler(
@@ -213,7 +192,7 @@ class _DeliveryHandler:
         return min(self._context.clock.seconds_until(self._request.deadline), MAX_DEADLINE_AHEAD_SECONDS)
 
     async def _run_attempt(self, run: InflightCall, grant: Admission) -> None:
-        started_at, fingerprint = time.perf_counter(), self._target.read_fingerprint()
+        started_at, configured = time.perf_counter(), self._target.read_fingerprint()
         attempt_result = await self._attempt_with_streaming(run, grant)
         if attempt_result.is_returned:
             await self._return_to_queue(run, attempt_result.outcome)
@@ -225,8 +204,7 @@ class _DeliveryHandler:
             target=self._target.name,
             duration_ms=duration_ms,
             queued_ms=self._queued_ms,
-            # Where a file of it changed meanwhile, nobody knows which of the two answered.
-            fingerprint=fingerprint if fingerprint == self._target.read_fingerprint() else None,
+            fingerprint=self._target.answer_fingerprint(configured, attempt_result.answer),
         )
         response = response_of(attempt_result, grant, timing)
         # Settle before replying: if the worker died between the reply and the settle, a second attempt would run and

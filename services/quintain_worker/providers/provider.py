@@ -33,6 +33,7 @@ class ProviderAnswer:
 
     ``output`` is set where the answer is more than ``text``: several messages, tool calls, reasoning. ``ignored`` names
     the settings that the provider was asked without. ``embeddings`` are the vectors of embedded texts.
+    ``host_fingerprint`` is that of the host on which a hosted target ran.
     """
 
     text: str
@@ -42,6 +43,7 @@ class ProviderAnswer:
     finish_reason: str | None = None
     ignored: tuple[str, ...] = ()
     embeddings: list[Vector] | None = None
+    host_fingerprint: str | None = None
 
 
 class Billing(StrEnum):
@@ -102,6 +104,19 @@ class SessionScopedProvider(ABC):
     @abstractmethod
     def for_session(self, token: SessionToken) -> Provider:
         """Return the provider for one call of the session with this token. It is closed together with this provider."""
+
+
+class HostedProvider(SessionScopedProvider):
+    """A provider whose target runs on hosts, each with a fingerprint of its own."""
+
+    @property
+    @abstractmethod
+    def host_fingerprint(self) -> str | None:
+        """The fingerprint that a host reported last; None where it is unknown."""
+
+    @abstractmethod
+    async def watch_hosts(self) -> None:
+        """Ask the hosts for their fingerprint now, and regularly until `close`."""
 
 
 def provider_for_session(provider: Provider, token: SessionToken) -> Provider:

@@ -43,13 +43,14 @@ from quintain.timings import Timings
 from quintain_worker.providers.child_session import AgentSession
 from quintain_worker.providers.conversation import refusal, text_messages
 from quintain_worker.providers.factory import ProviderContext
+from quintain_worker.providers.host_watch import HostWatch
 from quintain_worker.providers.provider import (
     Billing,
+    HostedProvider,
     OnText,
     Provider,
     ProviderAnswer,
     ProviderFailure,
-    SessionScopedProvider,
 )
 from quintain_worker.providers.settings import take_settings
 
@@ -105,7 +106,7 @@ class RunEventHandler:
         return self._last_answer
 
 
-class RemoteTargetProvider(SessionScopedProvider):
+class RemoteTargetProvider(HostedProvider):
     """Leases a new instance for every call, from any host that has a free slot."""
 
     def __init__(self, name: str, target: TargetTarget, bus: Bus, timings: Timings) -> None:
@@ -113,6 +114,17 @@ class RemoteTargetProvider(SessionScopedProvider):
         self._rpc_client = RpcClient(bus)
         self._start_lock = asyncio.Lock()
         self._is_started = False
+        self._hosts = HostWatch(self._rpc_client, target.host or name, timings)
+
+    @property
+    def host_fingerprint(self) -> str | None:
+        """The fingerprint that a host reported last; None where it is unknown."""
+        return self._hosts.fingerprint
+
+    async def watch_hosts(self) -> None:
+        """Ask the hosts for their fingerprint now, and regularly until `close`."""
+        await self._start()
+        await self._hosts.start()
 
     def for_session(self, token: SessionToken) -> Provider:
         """Return the provider for one call.
@@ -147,7 +159,7 @@ class RemoteTargetProvider(SessionScopedProvider):
                 config = {} if agent_session is None else await agent_session.open(remote_lease.descriptor, ends_at)
                 text = await call.answer(question, {**self._target.config, **config})
                 masked = text if agent_session is None else agent_session.masked(text)
-                return ProviderAnswer(text=masked, ignored=taken.ignored)
+                return ProviderAnswer(text=masked, ignored=taken.ignored, host_fingerprint=remote_lease.fingerprint)
         except TimeoutError:
             failure = TimedOut(f"{self._name}: the target did not end its run within {timeout_seconds:g} s")
             raise ProviderFailure(failure, call.billing) from None
@@ -157,7 +169,8 @@ class RemoteTargetProvider(SessionScopedProvider):
             await call.release()
 
     async def close(self) -> None:
-        """Close the RPC client."""
+        """Stop asking the hosts, and close the RPC client."""
+        await self._hosts.stop()
         await self._rpc_client.close()
 
     def _question(self, request: InvokeRequest) -> str:
@@ -166,14 +179,17 @@ class RemoteTargetProvider(SessionScopedProvider):
             raise refusal(turns[0].field, f"{self._name} is a hosted target and takes one question; leave it out")
         return replace_surrogates(turns[0].text)
 
+    async def _start(self) -> None:
+        async with self._start_lock:
+            if not self._is_started:
+                await self._rpc_client.start()
+                self._is_started = True
+
     async def _lease(self, timeout_seconds: float) -> RemoteLease:
         host = self._target.host or self._name
         try:
-            async with self._start_lock:
-                if not self._is_started:
-                    await self._rpc_client.start()
-                    self._is_started = True
-            return await acquire_lease(
+            await self._start()
+            lease = await acquire_lease(
                 self._bus, self._rpc_client, host, timeout_seconds=timeout_seconds, timings=self._timings
             )
         except NoAnswer as no_answer:
@@ -187,6 +203,8 @@ class RemoteTargetProvider(SessionScopedProvider):
                 f"{self._name}: {host} could not be created: {class_name_of(error)}", charged=False
             )
             raise ProviderFailure(failure, Billing.UNBILLED) from error
+        self._hosts.note(lease.fingerprint)
+        return lease
 
 
 class _SessionRemoteTargetProvider:

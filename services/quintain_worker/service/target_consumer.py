@@ -12,8 +12,9 @@ from quintain.contracts.discovery import ServedTarget
 from quintain.errors import BusError
 from quintain.topology import target_queue
 from quintain_worker.delivery.context import WorkerContext
-from quintain_worker.delivery.delivery_handler import WorkerTarget, make_handler
+from quintain_worker.delivery.delivery_handler import make_handler
 from quintain_worker.delivery.pause import PauseState
+from quintain_worker.delivery.worker_target import WorkerTarget
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import LEDGER, Topology, target_queue
 from quintain_worker.delivery.admissions import AdmissionClient
 from quintain_worker.delivery.context import WorkerContext
-from quintain_worker.delivery.delivery_handler import WorkerTarget
+from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.instrumentation import InstrumentedProvider
 from quintain_worker.metrics import WorkerMetrics
-from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS
+from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS, HostedProvider
 from quintain_worker.service.cancels import CancellationConsumer
 from quintain_worker.service.lease import WorkerLease
 from quintain_worker.service.target_consumer import TargetConsumer
@@ -98,6 +98,9 @@ class Worker:
         await self._rpc_client.start()
         self._admission_client.start()
         await self._cancellation_consumer.start()
+        await asyncio.gather(
+            *(target.hosts.watch_hosts() for target in self._targets.values() if target.hosts is not None)
+        )
         await self._lease.start()
         for consumer in self._consumers.values():
             await consumer.start()
@@ -142,7 +145,8 @@ class Worker:
     def _cards_with_fingerprints(self) -> list[TargetCard]:
         """The cards with the fingerprints of the targets' configuration and files as they are now."""
         return [
-            card.model_copy(update={"fingerprint": self._targets[card.name].read_fingerprint()}) for card in self._cards
+            card.model_copy(update={"fingerprint": self._targets[card.name].current_fingerprint()})
+            for card in self._cards
         ]
 
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
@@ -162,4 +166,5 @@ class Worker:
 def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics) -> WorkerTarget:
     """Return the target with its provider wrapped in an `InstrumentedProvider`."""
     provider = InstrumentedProvider(target.provider, card, metrics, record_content=target.trace_content)
-    return dataclasses.replace(target, provider=provider)
+    hosts = target.provider if isinstance(target.provider, HostedProvider) else None
+    return dataclasses.replace(target, provider=provider, hosts=hosts)

@@ -18,7 +18,7 @@ from quintain.asyncapi.messages import (
     request_message,
     result_message,
 )
-from quintain.routes import INVOKE, LEASE, ROUTES, Route
+from quintain.routes import DESCRIBE_HOST, INVOKE, LEASE, ROUTES, Route
 from quintain.topology import (
     CANCEL,
     HOST,
@@ -51,17 +51,21 @@ PARAMETERS = {
 }
 
 
+#: The routes whose routing key is a target's name.
+_BY_TARGET: tuple[Route[Any, Any], ...] = (INVOKE, LEASE, DESCRIBE_HOST)
+
+
 def channel_of(route: Route[Any, Any]) -> str:
     """Return the name of the channel on which requests of a route are published."""
     exchange_name = route.exchange.name.removeprefix("quintain.")
-    if route is INVOKE or route is LEASE:
+    if route in _BY_TARGET:
         return exchange_name
     return "lease" if route.exchange is HOST else f"{exchange_name}.{route.key}"
 
 
 def address_of(route: Route[Any, Any]) -> str:
     """Return the routing key of a route, with variable parts in braces."""
-    if route is INVOKE or route is LEASE:
+    if route in _BY_TARGET:
         return "{target}"
     return "lease/{lease}" if route.exchange is HOST else route.key
 

@@ -2,8 +2,8 @@
 
 The configuration counts with its ``${{ }}`` resolved, programs and modules by their bytes, whatever their paths, and
 secrets not at all. A program counts as it is when it is started, a module as it was when the worker imported it. Not
-seen: what a program or module imports or reads, unless ``depends_on`` names it, what a hosted target's factory does,
-and what a model's provider changes behind an unchanged name.
+seen: what a program or module imports or reads, unless ``depends_on`` names it, and
+what a model's provider changes behind an unchanged name. A hosted target's factory has a fingerprint of its own.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ ReadFingerprint = Callable[[], str | None]
 def fingerprint_of(value: object) -> str:
     """The fingerprint of a value that JSON can hold. The order of an object's keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_LENGTH]
+
+
+def hosted_fingerprint(configured: str | None, host: str | None) -> str | None:
+    """The fingerprint of a hosted target, of its configuration's and its host's; None where one of them is unknown."""
+    return None if configured is None or host is None else fingerprint_of([configured, host])
 
 
 def file_digest(path: Path) -> str:

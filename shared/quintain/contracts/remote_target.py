@@ -106,13 +106,31 @@ class OpenLease(Message):
 
 
 class LeaseOpened(Message):
-    """The lease, or the exception of the target's factory; ``key`` is the routing key for the instance's requests."""
+    """The lease, or the exception of the target's factory; ``key`` is the routing key for the instance's requests.
+
+    ``fingerprint`` is that of the host's factory, or None if the host computes none.
+    """
 
     lease_id: str = ""
     key: str = ""
     host_id: str = ""
     descriptor: TargetDescriptor | None = None
     failure: RemoteFailure | None = None
+    fingerprint: str | None = None
+
+
+class DescribeHost(Message):
+    """Ask for the factory of the target named by the routing key. Any host with a free slot replies; no lease begins.
+
+    A host of a release without this request refuses it, because it is no valid `OpenLease`.
+    """
+
+
+class HostDescribed(Message):
+    """The fingerprint of the host's factory: of its name, and of the bytes of its module and dependencies."""
+
+    host_id: str = ""
+    fingerprint: str | None = None
 
 
 class LeaseRequest(Message):

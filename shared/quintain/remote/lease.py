@@ -16,14 +16,24 @@ from typing import Any
 from quintain.bus.base import Bus
 from quintain.contracts.remote_target import (
     BareLeaseRequest,
+    DescribeHost,
+    HostDescribed,
     LeaseOpened,
     LeaseRequest,
     LeaseResult,
     OpenLease,
     TargetDescriptor,
 )
-from quintain.errors import BusError, HostLost, LeaseRequestNotDelivered, NoAnswer, QuintainError, Unroutable
-from quintain.routes import LEASE, RENEW, TEARDOWN, Route
+from quintain.errors import (
+    BadRequest,
+    BusError,
+    HostLost,
+    LeaseRequestNotDelivered,
+    NoAnswer,
+    QuintainError,
+    Unroutable,
+)
+from quintain.routes import DESCRIBE_HOST, LEASE, RENEW, TEARDOWN, Route
 from quintain.rpc.client import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import RemoteExceptions, from_failure
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -44,6 +54,8 @@ class RemoteLease:
         self.bus, self._rpc_client, self.timings = bus, rpc_client, timings
         self.name, self.key, self.lease_id = name, opened.key, opened.lease_id
         self.descriptor: TargetDescriptor = opened.descriptor
+        #: The fingerprint of the host's factory; None if the host computes none.
+        self.fingerprint = opened.fingerprint
         self.exceptions = RemoteExceptions()
         self._loop = asyncio.get_running_loop()
         self._last_heard = self._loop.time()
@@ -202,3 +214,23 @@ async def acquire_lease(
         if opened.failure is not None:
             raise from_failure(opened.failure)
         return RemoteLease(bus, rpc_client, name, opened, timings)
+
+
+async def describe_host(rpc_client: RpcClient, name: str, *, timeout_seconds: float) -> str | None:
+    """Return the fingerprint of the factory of any host with a free slot, or None if that host computes none.
+
+    Raises `NoAnswer` if no slot is free within ``timeout_seconds``, and `BusError` if there is no host or no broker.
+    """
+    request = RpcRequest(
+        exchange=HOST,
+        key=name,
+        type=DESCRIBE_HOST.key,
+        body=DescribeHost().to_wire(),
+        headers={},
+        deadline_seconds=timeout_seconds,
+    )
+    try:
+        return parse_reply(await rpc_client.call(request), HostDescribed).fingerprint
+    except BadRequest:
+        # The answer of a host of an earlier release.
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -21,8 +22,9 @@ from quintain.contracts.remote_target import (
     Query,
     SetConfig,
 )
-from quintain.errors import BadRequest
-from quintain.routes import DESCRIBE, LEASE, QUERY, RENEW, SET_CONFIG, START_RUN, TEARDOWN, Route
+from quintain.errors import BadRequest, NoAnswer
+from quintain.remote.lease import describe_host
+from quintain.routes import DESCRIBE, DESCRIBE_HOST, LEASE, QUERY, RENEW, SET_CONFIG, START_RUN, TEARDOWN, Route
 from quintain.rpc.client import RpcClient, RpcRequest, parse_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST
@@ -45,12 +47,12 @@ class HostClient:
         self.factory: Callable[[], Any] = lambda: Bot(do_nothing)
         self.host: Host | None = None
 
-    async def serve(self, slots: int = 1, timings: Timings = DEFAULT_TIMINGS) -> None:
+    async def serve(self, slots: int = 1, timings: Timings = DEFAULT_TIMINGS, fingerprint: str | None = None) -> None:
         def create() -> Any:
             self.instances.append(self.factory())
             return self.instances[-1]
 
-        self.host = Host(self.bus, "bot", create, slots, timings=timings)
+        self.host = Host(self.bus, "bot", create, slots, fingerprint=fingerprint, timings=timings)
         await self.host.start()
 
     async def call(self, key: str, route: Route[Any, Any], message: Any, seconds: float = 10) -> Any:
@@ -101,6 +103,26 @@ async def test_a_busy_slot_takes_no_second_lease_until_the_first_is_over(host_cl
     assert (await second).lease_id != first.lease_id
     assert host_client.instances[0].torn_down
     assert not host_client.instances[1].torn_down
+
+
+async def test_a_free_slot_says_which_factory_it_runs_and_a_busy_one_says_nothing(host_client: HostClient) -> None:
+    await host_client.serve(fingerprint="of the module")
+    for _ in range(2):
+        assert await describe_host(host_client.rpc_client, "bot", timeout_seconds=10) == "of the module"
+    assert host_client.instances == []
+    assert (await host_client.lease()).fingerprint == "of the module"
+    with pytest.raises(NoAnswer):
+        await describe_host(host_client.rpc_client, "bot", timeout_seconds=0.1)
+
+
+async def test_a_host_of_an_earlier_release_refuses_to_describe_itself(
+    host_client: HostClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Such a host knows no other request than the one for a lease.
+    monkeypatch.setattr("quintain_host.slot.DESCRIBE_HOST", dataclasses.replace(DESCRIBE_HOST, key="unknown to it"))
+    await host_client.serve()
+    assert await describe_host(host_client.rpc_client, "bot", timeout_seconds=10) is None
+    assert host_client.instances == []
 
 
 async def test_each_lease_has_a_fresh_instance_described_as_it_is_configured(host_client: HostClient) -> None:

@@ -27,7 +27,8 @@ from support.fake_client import FakeClient, echo
 REFUSED = "openai refused the credentials, the model or the quota (ModelHTTPError, HTTP 401)"
 COMMAND = "quintain run eval.yaml"
 
-#: How a trial's call of its target ended, a character each: answer, provider error, refused request, timeout.
+#: How a trial's call of its target ended, a character each: answer, provider error, refused request, timeout;
+#: c is an answer of another configuration.
 ENDINGS: dict[str, Fault | None] = {
     ".": None,
     "E": ProviderFailed("HTTP 500", charged=True),
@@ -40,7 +41,7 @@ def parked_at(endings: str, policy: ErrorPolicy) -> int | None:
     """After how many finished trials the target is parked; None where it is not."""
     limit = ErrorLimit(policy)
     for number, ending in enumerate(endings, start=1):
-        limit.record("bot", ENDINGS[ending])
+        limit.record("bot", ENDINGS.get(ending), changed="another configuration" if ending == "c" else None)
         if not limit.may_begin("bot"):
             return number
     return None
@@ -50,6 +51,11 @@ def parked_at(endings: str, policy: ErrorPolicy) -> int | None:
     ("endings", "max_errors", "parked"),
     [
         ("E" * 19, 20, None),
+        ("ccc", 20, 3),
+        ("cc", 2, 2),
+        ("cc.cc.", 20, None),
+        ("ctcc", 20, 4),
+        ("c" * 60, 0, None),
         ("E" * 20, 20, 20),
         ("E" * 19 + "." + "E" * 19, 20, None),
         ("E" * 19 + "r" + "E" * 19, 20, None),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from quintain_runner.engine.run import run_evaluation
 from quintain_runner.report.csv_file import write_csv
 from quintain_runner.report.junit import write_junit
 from quintain_runner.report.run_report import read_report
-from quintain_runner.report.summary import RunSummary
+from quintain_runner.report.summary import ExitCode, RunSummary
 from quintain_runner.report.tables import run_tables
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.spec.changes import RerunPolicy
@@ -48,14 +49,14 @@ class World:
     def write(self, **settings: object) -> None:
         write_evaluation(self.folder.path, self.rows, self.graders, **settings)
 
-    async def run(self, policy: RerunPolicy | None = None) -> RunSummary:
+    async def run(self, policy: RerunPolicy | None = None, **settings: Any) -> RunSummary:
         """Run it; what became of the rows of before is in ``plan``."""
 
         def keep(plan: RerunPlan) -> None:
             self.plan = plan
 
         self.folder.client.requests.clear()
-        setup = replace(self.folder.setup(), on_plan=keep, rerun_policy=policy or RerunPolicy())
+        setup = replace(self.folder.setup(), on_plan=keep, rerun_policy=policy or RerunPolicy(), **settings)
         return await run_evaluation(setup)
 
     @property
@@ -290,6 +291,16 @@ async def test_an_answer_of_another_configuration_is_never_that_rows_answer(worl
     del world.folder.client.answered_fingerprints["bot"]
     summary = await world.run()
     assert (summary.total.graded, world.asked) == (4, 4)
+
+
+async def test_a_few_answers_of_another_configuration_in_a_row_park_the_target(world: World) -> None:
+    world.folder.client.answered_fingerprints["bot"] = "another"
+    summary = await world.run(concurrency=1)
+    assert (summary.exit_code, world.asked) == (ExitCode.ERRORS, 3)
+    assert {name: parked.code for name, parked in summary.parked_targets.items()} == {"bot": "target_changed"}
+    world.folder.client.answered_fingerprints.clear()
+    summary = await world.run()
+    assert (summary.exit_code, summary.total.graded, world.asked) == (ExitCode.PASSED, 4, 4)
 
 
 async def test_a_verdict_of_another_configuration_is_none(world: World) -> None:

@@ -16,7 +16,7 @@ from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD_QUEUE, target_queue
 from quintain_worker.delivery import context, response
-from quintain_worker.delivery.delivery_handler import WorkerTarget
+from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
 from quintain_worker.service.worker import Worker
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
