@@ -51,15 +51,6 @@ def alive(pid: int) -> bool:
     return True
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell that starts a test in the background makes it ignore Ctrl-C, and so would its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("words", [("invoke", "hi"), ("invoke", "hi", "--json")], ids=" ".join)
 def test_an_interrupted_invoke_takes_its_call_back(shell: CommandLine, pid_file: Path, words: tuple[str, ...]) -> None:
     opened = shell.run("session", "open", "--default-target", "slow", "--json").json

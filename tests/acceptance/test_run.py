@@ -181,12 +181,7 @@ def test_a_run_killed_in_the_middle_resumes_and_asks_no_kept_row_again(shell: Co
 
 def test_a_run_that_its_user_interrupts_says_how_to_go_on_and_then_asks_nothing_twice(shell: CommandLine) -> None:
     output = shell.folder / "runs" / "eval"
-    # A shell's background job ignores ctrl-c, and so would what it starts.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        running = start_slow_run(shell)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    running = start_slow_run(shell)
     ended = running.stop(signal.SIGINT, seconds=10)
     assert ended.code == 130
     assert len(rows_of(output)) < 12

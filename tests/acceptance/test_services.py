@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line
+from support.command_line import CommandLine, RunningCommand, command_line, quintain_command
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = "targets: {echo: {provider: mock}}\n"
 
 
@@ -43,6 +48,42 @@ def test_a_worker_started_first_waits_for_the_metadata_service_and_says_so(shell
     assert evaluator.run("invoke", "hi again").stdout == "hi again\n"
     assert again.stop().code == 0
     assert metadata.stop().code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "metadata"),
+        ("serve", "worker"),
+        ("serve", "gateway", "--port", "0"),
+        ("serve", "host", "desk:Desk", "--name", "desk"),
+        ("up", "--port", "0"),
+    ],
+    ids=lambda words: words[1] if words[0] == "serve" else words[0],
+)
+def test_every_service_is_a_program_that_imports_what_it_needs_itself(
+    shell: CommandLine, words: tuple[str, ...]
+) -> None:
+    # The other tests fork their services from a process that has imported all packages.
+    shutil.copy(EXAMPLES / "targets" / "desk.py", shell.folder)
+    if words[1] == "worker":
+        shell.start("serve", "metadata").wait_for(ready)
+    output = shell.folder / "output"
+    with output.open("wb") as file:
+        service = subprocess.Popen(
+            quintain_command((*words, "--json")), cwd=shell.folder, env=shell.env, stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        ends = time.monotonic() + 60
+        while not any(line.startswith("{") for line in output.read_text().splitlines()):
+            assert service.poll() is None, output.read_text()
+            assert time.monotonic() < ends, output.read_text()
+            time.sleep(0.05)
+        service.terminate()
+        assert service.wait(30) == 0, output.read_text()
+    finally:
+        service.kill()
+        service.wait()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

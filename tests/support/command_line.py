@@ -1,12 +1,12 @@
-"""The command line as a user meets it: each command a real process, in a folder, with an environment of its own."""
+"""The command line as a user meets it: each command a process with a folder and an environment of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
+import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -60,14 +60,16 @@ class RunningCommand:
     def __init__(self, args: tuple[str, ...], env: Mapping[str, str], folder: Path, number: int) -> None:
         self.args = args
         self._files = [folder / f".{number}-{stream}" for stream in ("stdout", "stderr")]
-        with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
-            self._popen = subprocess.Popen(
-                quintain_command(args), env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-            )
+        with (
+            Path(os.devnull).open("rb") as stdin,
+            self._files[0].open("wb") as stdout,
+            self._files[1].open("wb") as stderr,
+        ):
+            self._process = command_server().start(args, env, folder, (stdin, stdout, stderr))
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._process.pid
 
     @property
     def stdout(self) -> str:
@@ -81,27 +83,26 @@ class RunningCommand:
         """Wait until it has come this far; an end before that is a failure."""
         ends = time.monotonic() + seconds
         while not condition(self):
-            assert self._popen.poll() is None or condition(self), f"it ended with {self._popen.returncode}: {self}"
+            assert self._process.poll() is None or condition(self), f"it ended with {self._process.returncode}: {self}"
             assert time.monotonic() < ends, f"not within {seconds} s: {self}"
             time.sleep(_POLL_SECONDS)
 
     def stop(self, signal_number: signal.Signals = signal.SIGTERM, *, seconds: float = 30) -> CommandResult:
         """Send the signal and wait for the end."""
-        self._popen.send_signal(signal_number)
+        self._process.send_signal(signal_number)
         return self.wait(seconds=seconds)
 
     def wait(self, *, seconds: float = 60) -> CommandResult:
         """Wait for its end."""
         try:
-            code = self._popen.wait(seconds)
-        except subprocess.TimeoutExpired:
+            code = self._process.wait(seconds)
+        except TimeoutError:
             raise AssertionError(f"it did not end within {seconds} s: {self}") from None
         return CommandResult(self.args, code, self.stdout, self.stderr)
 
     def kill(self) -> None:
         """SIGKILL: no last word."""
-        self._popen.kill()
-        self._popen.wait()
+        self._process.kill()
 
     def __repr__(self) -> str:
         return f"Running({self.args}, stdout={self.stdout!r}, stderr={self.stderr!r})"
@@ -141,7 +142,8 @@ class CommandLine:
 
 
 @functools.cache
-def _command_server() -> CommandServer:
+def command_server() -> CommandServer:
+    """The one server of commands of this process."""
     return CommandServer()
 
 
@@ -153,7 +155,7 @@ def run_command(args: tuple[str, ...], env: Mapping[str, str], folder: Path, *, 
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         given.write(stdin.encode())
         given.seek(0)
-        code = _command_server().run(args, env, folder, (given, stdout, stderr), 90)
+        code = command_server().run(args, env, folder, (given, stdout, stderr), 90)
         texts = []
         for stream in (stdout, stderr):
             stream.seek(0)

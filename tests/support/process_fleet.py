@@ -7,8 +7,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ import pika
 
 from quintain.contracts.session import SessionOpened
 from quintain.topology import METADATA_TOPOLOGY, target_queue
-from support.command_line import run_command
+from support.command_line import command_server, run_command
 from support.crashing_bus import CRASH_VARIABLE, CrashPoint
 
 ADMIN_TOKEN = "an admin token for tests"
@@ -33,26 +31,20 @@ class Process:
     ) -> None:
         self.args = args
         self.log = folder / f"{args[-1].strip('-')}-{secrets.token_hex(3)}.log"
-        with self.log.open("wb") as log:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", program, *args],
-                env=env,
-                cwd=folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        with Path(os.devnull).open("rb") as stdin, self.log.open("wb") as log:
+            self._process = command_server().start(args, env, folder, (stdin, log, log), program=program)
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
-        return self._popen.poll() is None
+        return self._process.poll() is None
 
     def wait_killed(self, *, seconds: float = 60) -> None:
         """Wait until it has died of a SIGKILL."""
-        code = self._popen.wait(seconds)
+        code = self._process.wait(seconds)
         assert code == -signal.SIGKILL, f"{self.args} ended with {code}:\n{self.read_output()}"
 
     def read_output(self) -> str:
@@ -62,22 +54,23 @@ class Process:
         """Wait until it has said this."""
         ends = time.monotonic() + seconds
         while phrase not in self.read_output():
-            assert self._popen.poll() is None, f"{self.args} ended with {self._popen.returncode}:\n{self.read_output()}"
+            assert self._process.poll() is None, (
+                f"{self.args} ended with {self._process.returncode}:\n{self.read_output()}"
+            )
             assert time.monotonic() < ends, f"{self.args} did not say {phrase!r} in {seconds} s:\n{self.read_output()}"
             time.sleep(0.05)
 
     def kill(self) -> None:
         """SIGKILL: no last word."""
-        self._popen.kill()
-        self._popen.wait()
+        self._process.kill()
 
     def stop(self, *, seconds: float = 30) -> int:
         """SIGTERM, and its exit code."""
-        if self._popen.poll() is None:
-            self._popen.send_signal(signal.SIGTERM)
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
         try:
-            return self._popen.wait(seconds)
-        except subprocess.TimeoutExpired:
+            return self._process.wait(seconds)
+        except TimeoutError:
             self.kill()
             raise AssertionError(f"{self.args} did not stop within {seconds} s:\n{self.read_output()}") from None
 

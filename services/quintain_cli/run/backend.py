@@ -34,6 +34,9 @@ from quintain_runner import Evaluation, choose_targets
 #: hundred calls.
 METADATA_PROCESS_MIN_TRIALS = 1000
 
+#: How long a run waits for the broker when it starts, in seconds; as long as the other commands.
+BROKER_TIMEOUT_SECONDS = 10.0
+
 
 def is_on_fleet(settings: Settings) -> bool:
     """Whether the environment names a fleet, by the URL of a broker or of a gateway."""
@@ -131,7 +134,9 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
             embedded = await stack.enter_async_context(run_fleet(plan))
             memory, url, admin_token = embedded.memory, embedded.broker_url, embedded.admin_token
             gateway_url = embedded.gateway_url
-        bus = await stack.enter_async_context(bootstrap.open_bus(url, "run", memory))
+        bus = await stack.enter_async_context(
+            bootstrap.open_bus(url, "run", memory, timeout_seconds=BROKER_TIMEOUT_SECONDS)
+        )
         if gateway_url is None:
             gateway_url = await stack.enter_async_context(bootstrap.run_gateway(bus, BindAddress(), GatewayLimits()))
         rpc_client = RpcClient(bus)

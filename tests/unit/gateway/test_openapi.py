@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+from hypothesis import settings
 from starlette.routing import Route
 
 from quintain.bus.memory import MemoryBroker
@@ -24,7 +25,9 @@ from support.memory_fleet import ADMIN_TOKEN, memory_fleet
 
 #: Which tokens open what, and which of its checks do not hold, on purpose: AgentV answers a wrong method with 404
 #: (test_agentv.py); what a schema allows may still be no target's name, no length of time or past the budget; and
-#: readers are lenient (unknown keys are ignored, a whole number may be written 1.0).
+#: readers are lenient (unknown keys are ignored, a whole number may be written 1.0). Each combination of values of the
+#: large requests of models' APIs is sent under ``--hypothesis-profile=long``: as bodies, test_openai_wire.py and
+#: test_anthropic_wire.py read them always.
 CHECKS = """
 [checks]
 positive_data_acceptance.enabled = false
@@ -38,6 +41,7 @@ checks.unsupported_method.enabled = false
 [[operations]]
 include-path-regex = "^/v1"
 headers = {{ Authorization = "Bearer {session}" }}
+phases.coverage.enabled = {is_long}
 
 [[operations]]
 include-path-regex = "^/sessions"
@@ -71,7 +75,8 @@ async def test_what_is_asked_by_the_description_is_answered_as_it_says(tmp_path:
     async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
         session = await fleet.open_session("echo", 100_000)
         config = tmp_path / "schemathesis.toml"
-        config.write_text(CHECKS.format(session=session.token, admin=ADMIN_TOKEN))
+        is_long = settings.get_current_profile_name() == "long"
+        config.write_text(CHECKS.format(session=session.token, admin=ADMIN_TOKEN, is_long=str(is_long).lower()))
         words = ("--config-file", str(config), "run", f"{fleet.gateway_url}/openapi.json", "--max-examples", "8")
         more = ("--phases", "coverage,fuzzing", "--generation-deterministic", "--no-color")
         process = await asyncio.create_subprocess_exec(

@@ -109,16 +109,15 @@ def added_paths(before: object, after: object, path: tuple[str, ...] = ()) -> It
         yield ".".join(path)
 
 
-async def model_cell(server: ModelServer, wire: Wire, name: str, own_name: str) -> str:
+async def model_cell(server: ModelServer, wire: Wire, provider: Provider, name: str, own_name: str) -> str:
     """What happens to a setting at a provider of models, from the request that it receives."""
     samples = SAMPLES[name]
     server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
     asked = len(server.requests)
-    async with closing(wire.provider(server.url)) as provider:
-        if await is_refused(provider, name):
-            assert len(server.requests) == asked
-            return "refused"
-        await ask(provider, {key: value for key, value in samples.items() if key != name})
+    if await is_refused(provider, name):
+        assert len(server.requests) == asked
+        return "refused"
+    await ask(provider, {key: value for key, value in samples.items() if key != name})
     with_it, without_it = (dict(request.body) for request in server.requests[-2:])
     if with_it.get(own_name) == samples[name] or (name == "extraBody" and with_it == without_it | samples[name]):
         return "carried"
@@ -146,18 +145,19 @@ async def test_the_table_in_the_docs_is_what_the_providers_received(
     context = ProviderContext(tmp_path, dict(environment()))
     command = build_provider("c", CommandTarget(provider="command", command=[sys.executable, "-c", ""]), context)
     function = build_provider("f", PythonTarget(provider="python", callable="seen_settings:answer"), context)
+    with monkeypatch.context() as patch:
+        patch.setattr(openai_module, "_OPENAI_HOSTS", ("127.0.0.1",))
+        models = [(CHAT, CHAT.provider(server.url))]
+    models += [(wire, wire.provider(server.url)) for wire in WIRES]
     rows = []
     for own_name, info in InvokeSettings.model_fields.items():
         name = str(info.alias)
         if name == "unsupported":
             continue
-        cells = [await model_cell(server, wire, name, own_name) for wire in WIRES]
-        with monkeypatch.context() as patch:
-            patch.setattr(openai_module, "_OPENAI_HOSTS", ("127.0.0.1",))
-            cells.insert(0, await model_cell(server, CHAT, name, own_name))
+        cells = [await model_cell(server, wire, provider, name, own_name) for wire, provider in models]
         cells += ["refused" if await is_refused(provider, name) else "carried" for provider in (function, command)]
         rows.append([name, *cells])
-    for provider in (command, function):
+    for provider in (command, function, *(provider for _, provider in models)):
         await provider.close()
     assert_documented(rows)
 
