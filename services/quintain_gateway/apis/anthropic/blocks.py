@@ -87,7 +87,7 @@ def parse_message(path: str, message: AnthropicRequestMessage) -> list[ChatMessa
             calls.append(
                 ToolCall(id=tool_use.id, name=tool_use.name, arguments=json.dumps(tool_use.input, ensure_ascii=False))
             )
-        elif kind in {"thinking", "redacted_thinking"} and message.role == "assistant":
+        elif kind in ("thinking", "redacted_thinking") and message.role == "assistant":
             reasoning.append(_parse_thinking(block_path, block))
         else:
             parts.append(parse_block(block_path, block))
