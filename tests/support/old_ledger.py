@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import apsw
 
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
-from quintain_metadata.ledger.migrations import MIGRATIONS, POSTGRES_STATEMENTS
+from quintain_metadata.ledger.migrations import MIGRATIONS, POSTGRES_STATEMENTS, SQLITE_STATEMENTS
 from support.servers.postgres_sql import run_sql
 
 #: Behind every lease and every deadline that is written here: an hour from now.
@@ -29,6 +28,12 @@ class Store:
     bytes_of: Callable[[bytes], str]
 
 
+def _statements(version: int, of_store: Mapping[int, tuple[str, ...]]) -> Iterator[str]:
+    """Every statement of the migrations up to this one, in order, with those that only this kind of store has."""
+    for number, statements in enumerate(MIGRATIONS[:version], start=1):
+        yield from (*statements, *of_store.get(number, ()))
+
+
 @contextlib.contextmanager
 def old_sqlite(path: Path, version: int) -> Iterator[Store]:
     """An empty ledger in a file, as the release with this schema left it."""
@@ -37,7 +42,7 @@ def old_sqlite(path: Path, version: int) -> Iterator[Store]:
     def run(statement: str) -> object:
         return list(connection.execute(statement))
 
-    for statement in (*itertools.chain(*MIGRATIONS[:version]), f"PRAGMA user_version = {version}"):
+    for statement in (*_statements(version, SQLITE_STATEMENTS), f"PRAGMA user_version = {version}"):
         run(statement)
     yield Store(f"sqlite://{path}", run, lambda value: f"X'{value.hex()}'")
     connection.close()
@@ -50,9 +55,8 @@ def old_postgres(url: str, version: int) -> Iterator[Store]:
     def run(statement: str) -> object:
         return run_sql(url, statement)
 
-    for number, statements in enumerate(MIGRATIONS[:version], start=1):
-        for statement in (*statements, *POSTGRES_STATEMENTS.get(number, ())):
-            run(statement)
+    for statement in _statements(version, POSTGRES_STATEMENTS):
+        run(statement)
     run("CREATE TABLE ledger_version (version bigint NOT NULL)")
     run(f"INSERT INTO ledger_version VALUES ({version})")
     yield Store(url, run, lambda value: f"'\\x{value.hex()}'")
