@@ -1,8 +1,8 @@
 """Starts commands and services as forked copies of one process that has imported the packages already.
 
-A command of its own interpreter spends one to two seconds of processor time on imports; the suite starts more than a
-thousand. Here a server process imports the packages once and forks for each: every command and every service has its
-own process, environment, folder and file descriptors, gets signals, and ends with its own exit code.
+A command of its own interpreter spends one to two seconds of processor time on imports, and the suite starts many.
+Here a server process imports the packages once and forks for each: every command and every service has its own
+process, environment, folder and file descriptors, gets signals, and ends with its own exit code.
 """
 
 from __future__ import annotations
