@@ -33,6 +33,7 @@ HELP = {
     ("demo",): "without an API key",
     ("check",): "Check an evaluation for errors",
     ("run",): "resumes a run that was stopped",
+    ("rescore",): "Grade the kept answers of a run again",
     ("report",): "as JUnit, Markdown or CSV",
     ("compare",): "case by case",
     ("up",): "all services in this process",

@@ -199,7 +199,10 @@ def assert_every_call_accounted_for(fleet_under_test: FleetUnderTest, output: Pa
     charged = info["callCount"]
     assert isinstance(charged, int)
     assert charged <= MAX_CALLS
-    assert info["running"] == info["reserved"] == info["inDoubt"] == 0
+    assert info["running"] == info["reserved"] == 0
+    # The sessions of a killed run's graders are closed when it is taken up; if the worker of a grader's call was killed
+    # too, nobody knows whether the provider answered.
+    assert info["inDoubt"] <= GRADERS_AT_ONCE * CALLS_PER_GRADER
 
     record = json.loads((output / "run.json").read_text())
     rows = sum(int(str(row["calls"])) for row in rows_of(output))
