@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test faults bench lock dist clean
+.PHONY: help setup demo check test faults soak bench lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -30,6 +30,8 @@ else
 endif
 faults: $(ready) ## inject faults into real processes, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
+soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
+	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
 bench: $(ready)  ## measure calls, HTTP and hosted targets, each beside a reference
 	$(bin)/python benchmarks/calls.py
 	$(bin)/python benchmarks/gateway.py

@@ -57,6 +57,7 @@ RUN_BY = {
     "make test": ".ci/run",
     "make bench": "Makefile",
     "make faults": "Makefile",
+    "make soak": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
     "quintain check": "tests/acceptance/test_check.py",
     "quintain run": "tests/acceptance/test_run.py",

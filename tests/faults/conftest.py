@@ -1,7 +1,7 @@
 """The short form and the long one, the fixtures of every siege, and the table of all faults at the end.
 
-``QUINTAIN_TEST_FAULTS=long`` (`make faults`) runs everything at full length; otherwise fewer calls are sent, and
-what is marked ``long`` is deselected, and counted.
+``QUINTAIN_TEST_FAULTS=long`` (`make faults`) runs everything at full length but what is marked ``very_long``, and
+``all`` that too; otherwise fewer calls are sent. What is marked and left out is deselected, and counted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from faults.invariants import REPORTS, InvariantChecker, invariant_checker
-from faults.scenario import BOT, CONFIG, format_table
-from quintain.settings import environment
+from faults.load import Load, faults_form, is_long
+from faults.scenario import BOT, MAX_CONCURRENCY, config_with_limit, format_table
 from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -21,20 +21,16 @@ _DESELECTED = pytest.StashKey[int]()
 
 LONG_CALLS, SHORT_CALLS = 120, 40
 
-#: How long one siege may take, where other programs have the cores too.
-SCENARIO_SECONDS = 300
-
-
-def is_long() -> bool:
-    """Whether everything is to run."""
-    return environment().get("QUINTAIN_TEST_FAULTS") == "long"
+#: How long one siege may take, where other programs have the cores too: at full length, load alone goes on for 60 s.
+SCENARIO_SECONDS = 600 if is_long() else 300
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == Path(__file__).parent:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SCENARIO_SECONDS))
-    deselected = [] if is_long() else [item for item in items if item.get_closest_marker("long")]
+    left_out = {"short": ("long", "very_long"), "long": ("very_long",), "all": ()}[faults_form()]
+    deselected = [item for item in items if any(map(item.get_closest_marker, left_out))]
     config.stash[_DESELECTED] = len(deselected)
     if deselected:
         config.hook.pytest_deselected(items=deselected)
@@ -68,10 +64,20 @@ def invariants(broker_admin: BrokerAdmin, fast_queue_stats: None, request: pytes
 
 
 @pytest.fixture
-def stopped_fleet(breakable_broker: BrokerUnderTest, fast_queue_stats: None) -> Iterator[ProcessFleet]:
+def load() -> Load | None:
+    """No load that goes on, where a test is not parametrized with one."""
+    return None
+
+
+@pytest.fixture
+def stopped_fleet(
+    breakable_broker: BrokerUnderTest, fast_queue_stats: None, load: Load | None
+) -> Iterator[ProcessFleet]:
     """A fleet of which nothing runs yet."""
-    with process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet:
+    config = config_with_limit(load.limit if load else MAX_CONCURRENCY)
+    with process_fleet(breakable_broker.url, config, targets=["bot"]) as fleet:
         (fleet.folder / "bot.py").write_text(BOT)
+        fleet.extra_env |= {"TEST_BOT_SECONDS": "0.3"} if load else {}
         yield fleet
 
 

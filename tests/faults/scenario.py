@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import quintain
 from faults.ledger_calls import LedgerCall, read_calls
+from faults.load import CallTimes, Load
 from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.session import SessionOpened
-from support.process_fleet import ProcessFleet
+from support.process_fleet import Process, ProcessFleet
 from support.recording_bus import RecordingClient, recording_client
 
 #: A provider that works for a while and keeps its own count, outside of everything that is broken here. Every answer
@@ -39,10 +41,19 @@ async def answer(request):
 #: How many calls the fleet runs at a time.
 MAX_CONCURRENCY = 8
 
-CONFIG = f"""
-targets:
-  bot: {{provider: python, callable: "bot:answer", max_concurrency: {MAX_CONCURRENCY}}}
-"""
+
+def config_with_limit(limit: int) -> str:
+    """A configuration of one target that runs so many calls at a time."""
+    return f'targets:\n  bot: {{provider: python, callable: "bot:answer", max_concurrency: {limit}}}\n'
+
+
+CONFIG = config_with_limit(MAX_CONCURRENCY)
+
+#: Under load, every call of a session is a new one, and none is refused for want of budget.
+LOAD_MAX_CALLS = 1_000_000
+
+#: How many calls are asked again at most when all is over, and how many of them at a time.
+ASKED_AGAIN, ASKED_AT_A_TIME = 2_000, 300
 
 FaultInjection = Callable[[ProcessFleet], Awaitable[None]]
 
@@ -73,6 +84,9 @@ class ScenarioReport:
     provider: int
     lost: int
     overspent: int
+    false_words: int
+    longest_s: float | None
+    p99_s: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +106,7 @@ class ScenarioResult:
     info: quintain.Info
     ledger_calls: dict[str, LedgerCall]
     provider_calls: Counter[str]
+    times: CallTimes = dataclasses.field(default_factory=CallTimes)
 
     def report(self) -> ScenarioReport:
         """As a line of the table."""
@@ -109,7 +124,20 @@ class ScenarioResult:
             provider=self.provider_calls.total(),
             lost=len(self.outcomes) - len(answered),
             overspent=max(0, self.info.call_count - self.max_calls),
+            false_words=len(self.false_words()),
+            longest_s=self.times.longest_from_fault(),
+            p99_s=self.times.p99(),
         )
+
+    def false_words(self) -> list[tuple[str, CallOutcome, LedgerCall | None]]:
+        """The faults whose word about the charge is not the ledger's; one that claims nothing is none of them."""
+        return [
+            (request_id, outcome, call)
+            for request_id, outcomes in self.outcomes.items()
+            for call in (self.ledger_calls.get(request_id),)
+            for outcome in outcomes
+            if outcome.is_fault and outcome.charged not in {None, call is not None and call.charged}
+        ]
 
     def fault_counts(self) -> Counter[str]:
         """How often each fault was told."""
@@ -122,7 +150,9 @@ class ScenarioResult:
 class FaultScenario:
     """A fleet under load, the fault, and what is left of it.
 
-    ``questions`` are their own request ids. The strike comes with the first answer, or at once.
+    ``questions`` are their own request ids; under ``load`` they are ignored, and calls go on until its end. The fault
+    is injected after the first answer, under load a second later; where one of the ``dying`` processes is to end by
+    itself, after that.
     """
 
     fleet: ProcessFleet
@@ -133,14 +163,16 @@ class FaultScenario:
     max_calls: int | None = None
     duplicates: int = 1
     deadline_seconds: float = 100.0
-    inject_at_once: bool = False
+    dying: Sequence[Process] = ()
+    load: Load | None = None
     #: A call that ends only by its caller's own deadline counts as lost, but where the operator lost it.
     may_expire: bool = False
     provider_counter: Callable[[], Counter[str]] | None = None
+    times: CallTimes = dataclasses.field(default_factory=CallTimes)
 
     async def run(self, fault: str, inject_fault: FaultInjection) -> ScenarioResult:
         """Send all calls, strike, wait for every answer, ask everything that was charged again, and look around."""
-        max_calls = len(self.questions) if self.max_calls is None else self.max_calls
+        max_calls = LOAD_MAX_CALLS if self.load else self.max_calls or len(self.questions)
         session = await asyncio.to_thread(self.fleet.open_session, self.target, max_calls)
         before = asyncio.all_tasks()
         async with recording_client(self.fleet.broker_url, session.token) as evaluator_client:
@@ -152,7 +184,7 @@ class FaultScenario:
         await assert_no_task_left(asyncio.all_tasks() - before)
         books = await read_calls(self.fleet.ledger_url, session.session_id)
         return ScenarioResult(
-            fault=fault,
+            fault=f"{fault}, under load" if self.load else fault,
             max_calls=max_calls,
             session=session,
             outcomes=outcomes,
@@ -161,31 +193,46 @@ class FaultScenario:
             info=info,
             ledger_calls=books,
             provider_calls=self.provider_count() if self.provider_counter is None else self.provider_counter(),
+            times=self.times,
         )
 
     async def _send_all(
         self, evaluator_client: RecordingClient, inject_fault: FaultInjection
     ) -> dict[str, list[CallOutcome]]:
-        answered = asyncio.Event()
-        calls = [
-            asyncio.create_task(self._send(evaluator_client.client, question, answered))
-            for _ in range(self.duplicates)
-            for question in self.questions
-        ]
-        if not self.inject_at_once:
-            await answered.wait()
+        loop, answered = asyncio.get_running_loop(), asyncio.Event()
+        outcomes: dict[str, list[CallOutcome]] = {} if self.load else {question: [] for question in self.questions}
+
+        async def send(question: str) -> None:
+            said, sent_at = outcomes.setdefault(question, []), loop.time()
+            request = self._request(question)
+            outcome = await send_until_accepted(
+                evaluator_client.client, request, deadline_seconds=self.deadline_seconds
+            )
+            self.times.answered.append((sent_at, loop.time()))
+            answered.set()
+            if self.may_expire or outcome.text != quintain.Expired.code:
+                said.append(outcome)
+
+        if self.load is None:
+            sending = [asyncio.create_task(send(question)) for question in [*self.questions] * self.duplicates]
+        else:
+            load = self.load
+            sending = [asyncio.create_task(load.send_until(lambda: self.times.fault_injected + load.seconds, send))]
+        await self._wait_for_fault(answered)
+        self.times.fault_began = loop.time()
         await inject_fault(self.fleet)
-        outcomes: dict[str, list[CallOutcome]] = {question: [] for question in self.questions}
-        for request_id, outcome in await asyncio.gather(*calls):
-            if outcome is not None:
-                outcomes[request_id].append(outcome)
+        self.times.fault_injected = loop.time()
+        await asyncio.gather(*sending)
         return outcomes
 
-    async def _send(self, client: Client, question: str, answered: asyncio.Event) -> tuple[str, CallOutcome | None]:
-        outcome = await send_until_accepted(client, self._request(question), deadline_seconds=self.deadline_seconds)
-        answered.set()
-        lost = outcome.text == quintain.Expired.code and not self.may_expire
-        return question, None if lost else outcome
+    async def _wait_for_fault(self, answered: asyncio.Event) -> None:
+        """Until calls run, and the target's limit is full under load; or until a process has died by itself."""
+        if not self.dying:
+            await answered.wait()
+            await asyncio.sleep(1 if self.load else 0)
+        async with asyncio.timeout(100):
+            while self.dying and all(process.alive for process in self.dying):
+                await asyncio.sleep(0.02)
 
     async def _send_again(self, client: Client, outcomes: dict[str, list[CallOutcome]]) -> dict[str, CallOutcome]:
         """What everything that was charged is told now: the ledger's word, and no other call."""
@@ -194,11 +241,14 @@ class FaultScenario:
         ]
         if self.may_expire:
             charged = [request_id for request_id in charged if outcomes[request_id][0].text != quintain.Expired.code]
-        requests = [self._request(request_id) for request_id in charged]
-        told = await asyncio.gather(
-            *(send_until_accepted(client, request, deadline_seconds=30) for request in requests)
-        )
-        return dict(zip(charged, told, strict=True))
+        charged = random.Random(0).sample(charged, min(len(charged), ASKED_AGAIN))
+        room = asyncio.Semaphore(ASKED_AT_A_TIME)
+
+        async def send(request_id: str) -> CallOutcome:
+            async with room:
+                return await send_until_accepted(client, self._request(request_id), deadline_seconds=30)
+
+        return dict(zip(charged, await asyncio.gather(*map(send, charged)), strict=True))
 
     def _request(self, question: str) -> InvokeRequest:
         return InvokeRequest(question=question, target=self.target if self.names_target else None)
@@ -251,6 +301,12 @@ def belongs_to_tests(task: asyncio.Task[Any]) -> bool:
 def format_table(reports: list[ScenarioReport]) -> list[str]:
     """The endings as lines of a table."""
     names = [field.name for field in dataclasses.fields(ScenarioReport)]
-    rows = [names, *([str(getattr(report, name)) for name in names] for report in reports)]
+    rows = [names, *([_cell(getattr(report, name)) for name in names] for report in reports)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 
-from faults.conftest import is_long
 from faults.invariants import InvariantChecker
+from faults.load import BATCH_AND_LOAD, Load, is_long
 from faults.scenario import BOT, CONFIG, FaultScenario
 from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
@@ -28,14 +28,19 @@ HEARTBEAT_SECONDS = 2
 
 
 @pytest.mark.every_broker
+@BATCH_AND_LOAD
 async def test_the_broker_restarts(
-    fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
+    load: Load | None,
+    fleet: ProcessFleet,
+    broker_admin: BrokerAdmin,
+    questions: list[str],
+    invariants: InvariantChecker,
 ) -> None:
     async def strike(_: ProcessFleet) -> None:
         await asyncio.to_thread(broker_admin.stop_app)
         await asyncio.to_thread(broker_admin.start_app)
 
-    after = await FaultScenario(fleet, questions).run("broker restarted", strike)
+    after = await FaultScenario(fleet, questions, load=load).run("broker restarted", strike)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 

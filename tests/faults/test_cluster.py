@@ -10,7 +10,8 @@ import pytest
 
 from faults.conftest import LONG_CALLS
 from faults.invariants import InvariantChecker, invariant_checker
-from faults.scenario import BOT, CONFIG, MAX_CONCURRENCY, FaultScenario
+from faults.load import BATCH_AND_LOAD, Load
+from faults.scenario import BOT, MAX_CONCURRENCY, FaultScenario, config_with_limit
 from quintain.settings import environment
 from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq import RABBITMQ
@@ -34,9 +35,10 @@ def cluster() -> Iterator[ClusterUnderTest]:
 
 
 @pytest.fixture
-async def fleet(cluster: ClusterUnderTest) -> AsyncIterator[ProcessFleet]:
+async def fleet(cluster: ClusterUnderTest, load: Load | None) -> AsyncIterator[ProcessFleet]:
     """One metadata service and two workers, each connected to any of the nodes. Evaluators know two of them."""
-    with process_fleet(cluster.nodes[0].url, CONFIG, targets=["bot"]) as fleet:
+    config = config_with_limit(load.limit if load else MAX_CONCURRENCY)
+    with process_fleet(cluster.nodes[0].url, config, targets=["bot"]) as fleet:
         (fleet.folder / "bot.py").write_text(BOT)
         fleet.broker_url = cluster.url
         fleet.extra_env["TEST_BOT_SECONDS"] = str(BOT_SECONDS)
@@ -70,10 +72,11 @@ async def wait_for_progress(scenario: FaultScenario) -> None:
 
 
 @pytest.mark.long
+@BATCH_AND_LOAD
 async def test_each_node_is_killed_and_calls_go_on(
-    cluster: ClusterUnderTest, fleet: ProcessFleet, invariants: InvariantChecker
+    load: Load | None, cluster: ClusterUnderTest, fleet: ProcessFleet, invariants: InvariantChecker
 ) -> None:
-    siege = FaultScenario(fleet, QUESTIONS, deadline_seconds=240)
+    siege = FaultScenario(fleet, QUESTIONS, deadline_seconds=240, load=load)
 
     async def strike(_: ProcessFleet) -> None:
         # Between them the three have each connection, each reply queue, and the lead of every other queue.

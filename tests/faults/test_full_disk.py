@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import quintain
-from faults.conftest import is_long
 from faults.invariants import InvariantChecker
+from faults.load import is_long
 from faults.scenario import BOT, CONFIG, FaultScenario
 from quintain.client.connect import connect_admin
 from quintain.contracts.session import OpenSession

@@ -10,32 +10,25 @@ import asyncpg
 import pytest
 
 import quintain
-from faults.conftest import is_long
 from faults.invariants import InvariantChecker
-from faults.scenario import BOT, CONFIG, MAX_CONCURRENCY, FaultScenario
+from faults.load import BATCH_AND_LOAD, Load, is_long
+from faults.scenario import MAX_CONCURRENCY, FaultScenario
 from quintain.timings import DEFAULT_TIMINGS
-from support.process_fleet import ProcessFleet, process_fleet
+from support.process_fleet import ProcessFleet
 from support.servers.postgres_admin import PostgresAdmin, PostgresUnderTest
 from support.servers.postgres_sql import fresh_database
-from support.servers.rabbitmq_admin import BrokerUnderTest
 
 #: Long enough that everything has met it: a worker asks again every 3 s, a connection that finds nobody fails at once.
 AWAY_SECONDS = 10.0 if is_long() else 5.0
 
 
 @pytest.fixture
-def fleet(
-    breakable_broker: BrokerUnderTest, fast_queue_stats: None, breakable_postgres: PostgresUnderTest
-) -> Iterator[ProcessFleet]:
+def fleet(stopped_fleet: ProcessFleet, breakable_postgres: PostgresUnderTest) -> Iterator[ProcessFleet]:
     """Two metadata services on one PostgreSQL, and two workers."""
-    with (
-        fresh_database(breakable_postgres.url) as url,
-        process_fleet(breakable_broker.url, CONFIG, targets=["bot"]) as fleet,
-    ):
-        fleet.extra_env["QUINTAIN_LEDGER_URL"] = url
-        (fleet.folder / "bot.py").write_text(BOT)
-        fleet.start_services("metadata", "metadata", "worker", "worker")
-        yield fleet
+    with fresh_database(breakable_postgres.url) as url:
+        stopped_fleet.extra_env["QUINTAIN_LEDGER_URL"] = url
+        stopped_fleet.start_services("metadata", "metadata", "worker", "worker")
+        yield stopped_fleet
 
 
 @pytest.fixture
@@ -57,14 +50,21 @@ async def postgres_down(admin: PostgresAdmin, how: str) -> AsyncIterator[None]:
 @pytest.mark.parametrize(
     "how", [pytest.param("stop", marks=pytest.mark.long), pytest.param("crash", marks=pytest.mark.long), "kill"]
 )
+@BATCH_AND_LOAD
 async def test_postgresql_goes_and_comes_back(
-    how: str, fleet: ProcessFleet, admin: PostgresAdmin, questions: list[str], invariants: InvariantChecker
+    load: Load | None,
+    how: str,
+    fleet: ProcessFleet,
+    admin: PostgresAdmin,
+    questions: list[str],
+    invariants: InvariantChecker,
 ) -> None:
     async def strike(_: ProcessFleet) -> None:
         async with postgres_down(admin, how):
             await asyncio.sleep(AWAY_SECONDS)
 
-    after = await FaultScenario(fleet, questions).run(f"PostgreSQL {how} {AWAY_SECONDS:.0f} s", strike)
+    scenario = FaultScenario(fleet, questions, load=load)
+    after = await scenario.run(f"PostgreSQL {how} {AWAY_SECONDS:.0f} s", strike)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
     # No service was restarted for it, and each said once that it was out of reach.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from faults.invariants import InvariantChecker
+from faults.load import BATCH_AND_LOAD, LOAD_FIRST, LOAD_LEASE_SECONDS, TAKEOVER_SECONDS, Load
 from faults.scenario import MAX_CONCURRENCY, FaultScenario, no_fault
 from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.timings import DEFAULT_TIMINGS
@@ -17,11 +19,14 @@ from support.crashing_bus import CrashPoint
 from support.process_fleet import Process, ProcessFleet
 from support.quick import lease_variable
 
+#: The variable of `BOT` that names the call in which its worker dies.
+DIES_IN_CALL = "TEST_DIES_IN_CALL"
+
 #: What a worker can die of: its step on the bus, or its own variables.
 WORKER_STEPS: dict[str, CrashPoint | dict[str, str]] = {
     "before admit": CrashPoint(action="publish", name_prefix="quintain.ledger", type="admit", nth=3),
     "after admit": CrashPoint(action="take", name_prefix="quintain.reply.", correlation_id="admit", nth=3),
-    "during the call": {"TEST_DIES_IN_CALL": "3"},
+    "during the call": {DIES_IN_CALL: "3"},
     "after settle": CrashPoint(
         action="publish",
         name_prefix="quintain.ledger",
@@ -45,16 +50,21 @@ METADATA_STEPS = {
 
 
 @pytest.fixture
-def stopped_fleet(stopped_fleet: ProcessFleet) -> ProcessFleet:
+def stopped_fleet(stopped_fleet: ProcessFleet, load: Load | None) -> ProcessFleet:
     """A fleet of which nothing runs yet; its leases lapse soon."""
-    stopped_fleet.extra_env |= lease_variable()
+    stopped_fleet.extra_env |= lease_variable(LOAD_LEASE_SECONDS) if load else lease_variable()
     return stopped_fleet
 
 
-def start_with_crash(fleet: ProcessFleet, service: str, fault: CrashPoint | Mapping[str, str]) -> Process:
-    if isinstance(fault, CrashPoint):
-        return fleet.start_with_faults(service, crash_point=fault)
-    return fleet.start_with_faults(service, extra=fault)
+def start_with_crash(
+    fleet: ProcessFleet, service: str, fault: CrashPoint | Mapping[str, str], load: Load | None
+) -> Process:
+    """A service that dies at a step: under load not at the third time, but when the target's limit is full."""
+    if not isinstance(fault, CrashPoint):
+        return fleet.start_with_faults(service, extra={DIES_IN_CALL: str(load.in_flight // 2)} if load else fault)
+    if load:
+        fault = dataclasses.replace(fault, nth=load.in_flight * 2 if service == "metadata" else load.in_flight // 2)
+    return fleet.start_with_faults(service, crash_point=fault)
 
 
 async def test_nothing_breaks(fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker) -> None:
@@ -73,27 +83,36 @@ async def test_a_worker_is_killed(fleet: ProcessFleet, questions: list[str], inv
 
 
 @pytest.mark.long
+@BATCH_AND_LOAD
 @pytest.mark.parametrize("step", WORKER_STEPS)
 async def test_a_worker_is_killed_at_a_step(
-    step: str, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+    step: str,
+    load: Load | None,
+    stopped_fleet: ProcessFleet,
+    questions: list[str],
+    invariants: InvariantChecker,
 ) -> None:
     stopped_fleet.start_services("metadata", "worker")
-    dying = start_with_crash(stopped_fleet, "worker", WORKER_STEPS[step])
+    dying = start_with_crash(stopped_fleet, "worker", WORKER_STEPS[step], load)
     await asyncio.to_thread(dying.wait_for_output, "ready  worker")
 
     async def strike(_: ProcessFleet) -> None:
         await asyncio.to_thread(dying.wait_killed)
 
-    after = await FaultScenario(stopped_fleet, questions, inject_at_once=True).run(f"worker killed -9 {step}", strike)
+    scenario = FaultScenario(stopped_fleet, questions, dying=[dying], load=load)
+    after = await scenario.run(f"worker killed -9 {step}", strike)
     await invariants.check(stopped_fleet, after)
+    if load:
+        assert max(scenario.times.seconds_from_fault()) <= LOAD_LEASE_SECONDS + TAKEOVER_SECONDS
 
 
 @pytest.mark.every_broker
+@LOAD_FIRST
 async def test_workers_are_killed_at_every_step_in_one_scenario(
-    stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+    load: Load | None, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
     stopped_fleet.start_services("metadata", "worker")
-    dying = [start_with_crash(stopped_fleet, "worker", way) for way in WORKER_STEPS.values()]
+    dying = [start_with_crash(stopped_fleet, "worker", way, load) for way in WORKER_STEPS.values()]
     for process in dying:
         await asyncio.to_thread(process.wait_for_output, "ready  worker")
 
@@ -101,19 +120,23 @@ async def test_workers_are_killed_at_every_step_in_one_scenario(
         for process in dying:
             await asyncio.to_thread(process.wait_killed)
 
-    siege = FaultScenario(
-        stopped_fleet, [*questions, *(f"more {question}" for question in questions)], inject_at_once=True
-    )
+    more = [*questions, *(f"more {question}" for question in questions)]
+    siege = FaultScenario(stopped_fleet, more, dying=dying, load=load)
     after = await siege.run("workers killed -9 at every step", strike)
     await invariants.check(stopped_fleet, after)
 
 
 @pytest.mark.long
+@BATCH_AND_LOAD
 @pytest.mark.parametrize("step", METADATA_STEPS)
 async def test_the_metadata_service_is_killed_at_a_step(
-    step: str, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+    step: str,
+    load: Load | None,
+    stopped_fleet: ProcessFleet,
+    questions: list[str],
+    invariants: InvariantChecker,
 ) -> None:
-    dying = start_with_crash(stopped_fleet, "metadata", METADATA_STEPS[step])
+    dying = start_with_crash(stopped_fleet, "metadata", METADATA_STEPS[step], load)
     await asyncio.to_thread(dying.wait_for_output, "ready  metadata")
     await asyncio.to_thread(stopped_fleet.start_services, "worker", "worker")
 
@@ -121,30 +144,29 @@ async def test_the_metadata_service_is_killed_at_a_step(
         await asyncio.to_thread(dying.wait_killed)
         await asyncio.to_thread(fleet.start_services, "metadata")
 
-    after = await FaultScenario(stopped_fleet, questions, inject_at_once=True).run(
-        f"metadata killed -9: {step}", strike
-    )
+    scenario = FaultScenario(stopped_fleet, questions, dying=[dying], load=load)
+    after = await scenario.run(f"metadata killed -9: {step}", strike)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(stopped_fleet, after)
 
 
+@LOAD_FIRST
 async def test_the_metadata_service_is_killed_at_every_step_one_after_another(
-    stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+    load: Load | None, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    dying = [start_with_crash(stopped_fleet, "metadata", next(iter(METADATA_STEPS.values())))]
+    dying = [start_with_crash(stopped_fleet, "metadata", next(iter(METADATA_STEPS.values())), load)]
     await asyncio.to_thread(dying[0].wait_for_output, "ready  metadata")
     await asyncio.to_thread(stopped_fleet.start_services, "worker", "worker")
 
     async def strike(fleet: ProcessFleet) -> None:
         for step in list(METADATA_STEPS.values())[1:]:
             await asyncio.to_thread(dying[-1].wait_killed)
-            dying.append(start_with_crash(fleet, "metadata", step))
+            dying.append(start_with_crash(fleet, "metadata", step, load))
         await asyncio.to_thread(dying[-1].wait_killed)
         await asyncio.to_thread(fleet.start_services, "metadata")
 
-    after = await FaultScenario(stopped_fleet, questions, inject_at_once=True).run(
-        "metadata killed -9 at every step", strike
-    )
+    scenario = FaultScenario(stopped_fleet, questions, dying=dying[:], load=load)
+    after = await scenario.run("metadata killed -9 at every step", strike)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(stopped_fleet, after)
 

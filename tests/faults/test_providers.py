@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from faults.conftest import is_long
 from faults.invariants import InvariantChecker
+from faults.load import is_long
 from faults.scenario import FaultScenario, ScenarioResult, no_fault
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.rules.lifecycle import CallState

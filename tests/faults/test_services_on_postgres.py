@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from faults.conftest import is_long
 from faults.invariants import InvariantChecker
 from faults.ledger_calls import read_calls
+from faults.load import is_long
 from faults.scenario import (
     BOT,
     CONFIG,
