@@ -62,29 +62,25 @@ class CallTimes:
 
     fault_began: float = math.inf
     fault_injected: float = math.inf
-    answered: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    answered: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
 
-    def seconds_from_fault(self) -> list[float]:
+    def seconds_from_fault(self) -> dict[str, float]:
         """From the fault, or from the request where that came later, to the answer: of each call that was in flight
-        at any moment between the fault's beginning and its end."""
-        return [
-            answered - max(sent, self.fault_began)
-            for sent, answered in self.answered
+        at any moment between the fault's beginning and its end, by request id."""
+        return {
+            request_id: answered - max(sent, self.fault_began)
+            for request_id, sent, answered in self.answered
             if sent <= self.fault_injected and answered > self.fault_began
-        ]
-
-    def longest_from_fault(self) -> float | None:
-        """The longest of them, in seconds; None where the fault hit none."""
-        return max(self.seconds_from_fault(), default=None)
+        }
 
     def rate_after_fault(self, seconds: float) -> float:
         """How many calls a second were answered within this time after the fault was injected."""
         ends_at = self.fault_injected + seconds
-        return sum(self.fault_injected < answered <= ends_at for _, answered in self.answered) / seconds
+        return sum(self.fault_injected < answered <= ends_at for _, _, answered in self.answered) / seconds
 
     def p99(self) -> float | None:
         """99 of 100 calls that were answered after the fault began took no longer than this, in seconds."""
-        took = sorted(answered - sent for sent, answered in self.answered if answered > self.fault_began)
+        took = sorted(answered - sent for _, sent, answered in self.answered if answered > self.fault_began)
         return took[math.ceil(len(took) * 0.99) - 1] if took else None
 
 
@@ -94,7 +90,7 @@ LOAD = Load(limit=96, in_flight=300, seconds=60) if is_long() else Load(limit=24
 #: Longer than in other short forms: a busy machine reads heartbeats late, and then leases are kept on purpose.
 LOAD_LEASE_SECONDS = DEFAULT_TIMINGS.lease_seconds if is_long() else 4.0
 
-#: How long after the end of its worker's lease a call is answered at the latest, in seconds.
+#: How long after the end of its worker's lease a call that is taken over is answered at the latest, in seconds.
 TAKEOVER_SECONDS = 7.0
 
 #: The same fault with a batch of calls, and under load; and those of which only one form belongs to `make test`.

@@ -53,7 +53,10 @@ CONFIG = config_with_limit(MAX_CONCURRENCY)
 LOAD_MAX_CALLS = 1_000_000
 
 #: How many calls are asked again at most when all is over, and how many of them at a time.
-ASKED_AGAIN, ASKED_AT_A_TIME = 2_000, 300
+ASKED_AGAIN, ASKED_AT_A_TIME = 2_000, 100
+
+#: How long each of them may take: as long as a call of most scenarios, because other programs may have the cores.
+AGAIN_SECONDS = 100.0
 
 FaultInjection = Callable[[ProcessFleet], Awaitable[None]]
 
@@ -86,6 +89,7 @@ class ScenarioReport:
     overspent: int
     false_words: int
     longest_s: float | None
+    takeover_s: float | None
     p99_s: float | None
 
 
@@ -125,7 +129,8 @@ class ScenarioResult:
             lost=len(self.outcomes) - len(answered),
             overspent=max(0, self.info.call_count - self.max_calls),
             false_words=len(self.false_words()),
-            longest_s=self.times.longest_from_fault(),
+            longest_s=max(self.times.seconds_from_fault().values(), default=None),
+            takeover_s=max(self.takeover_seconds(), default=None),
             p99_s=self.times.p99(),
         )
 
@@ -137,6 +142,14 @@ class ScenarioResult:
             for call in (self.ledger_calls.get(request_id),)
             for outcome in outcomes
             if outcome.is_fault and outcome.charged not in {None, call is not None and call.charged}
+        ]
+
+    def takeover_seconds(self) -> list[float]:
+        """From the fault to the answer, of each call that was in flight then and that another worker took over."""
+        return [
+            seconds
+            for request_id, seconds in self.times.seconds_from_fault().items()
+            if (call := self.ledger_calls.get(request_id)) is not None and call.granted_attempts > 1
         ]
 
     def fault_counts(self) -> Counter[str]:
@@ -208,7 +221,7 @@ class FaultScenario:
             outcome = await send_until_accepted(
                 evaluator_client.client, request, deadline_seconds=self.deadline_seconds
             )
-            self.times.answered.append((sent_at, loop.time()))
+            self.times.answered.append((question, sent_at, loop.time()))
             answered.set()
             if self.may_expire or outcome.text != quintain.Expired.code:
                 said.append(outcome)
@@ -246,7 +259,7 @@ class FaultScenario:
 
         async def send(request_id: str) -> CallOutcome:
             async with room:
-                return await send_until_accepted(client, self._request(request_id), deadline_seconds=30)
+                return await send_until_accepted(client, self._request(request_id), deadline_seconds=AGAIN_SECONDS)
 
         return dict(zip(charged, await asyncio.gather(*map(send, charged)), strict=True))
 

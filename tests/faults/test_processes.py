@@ -103,7 +103,7 @@ async def test_a_worker_is_killed_at_a_step(
     after = await scenario.run(f"worker killed -9 {step}", strike)
     await invariants.check(stopped_fleet, after)
     if load:
-        assert max(scenario.times.seconds_from_fault()) <= LOAD_LEASE_SECONDS + TAKEOVER_SECONDS
+        assert max(after.takeover_seconds(), default=0) <= LOAD_LEASE_SECONDS + TAKEOVER_SECONDS
 
 
 @pytest.mark.every_broker
