@@ -93,10 +93,7 @@ LOAD_LEASE_SECONDS = DEFAULT_TIMINGS.lease_seconds if is_long() else 4.0
 #: How long after the end of its worker's lease a call that is taken over is answered at the latest, in seconds.
 TAKEOVER_SECONDS = 7.0
 
-#: The same fault with a batch of calls, and under load; and those of which only one form belongs to `make test`.
+#: The same fault with a batch of calls, and under load.
 BATCH_AND_LOAD = pytest.mark.parametrize(
     "load", [pytest.param(None, id="batch"), pytest.param(LOAD, id="load", marks=pytest.mark.long)]
-)
-LOAD_FIRST = pytest.mark.parametrize(
-    "load", [pytest.param(LOAD, id="load"), pytest.param(None, id="batch", marks=pytest.mark.long)]
 )

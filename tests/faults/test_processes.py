@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from faults.invariants import InvariantChecker
-from faults.load import BATCH_AND_LOAD, LOAD_FIRST, LOAD_LEASE_SECONDS, TAKEOVER_SECONDS, Load
+from faults.load import BATCH_AND_LOAD, LOAD_LEASE_SECONDS, TAKEOVER_SECONDS, Load
 from faults.scenario import MAX_CONCURRENCY, FaultScenario, no_fault
 from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.timings import DEFAULT_TIMINGS
@@ -107,7 +107,7 @@ async def test_a_worker_is_killed_at_a_step(
 
 
 @pytest.mark.every_broker
-@LOAD_FIRST
+@BATCH_AND_LOAD
 async def test_workers_are_killed_at_every_step_in_one_scenario(
     load: Load | None, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
@@ -150,7 +150,7 @@ async def test_the_metadata_service_is_killed_at_a_step(
     await invariants.check(stopped_fleet, after)
 
 
-@LOAD_FIRST
+@BATCH_AND_LOAD
 async def test_the_metadata_service_is_killed_at_every_step_one_after_another(
     load: Load | None, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
