@@ -48,8 +48,8 @@ class InvalidField(BadRequest):
 RequestModelT = TypeVar("RequestModelT", bound=RequestModel)
 
 
-def validate_as(model: type[RequestModelT], value: object) -> RequestModelT:
-    """Validate a parsed body as this model.
+def validate_as(model: type[RequestModelT], value: object, path: str = "") -> RequestModelT:
+    """Validate a parsed body, or the part of it at this path, as this model.
 
     Raises `BadRequest` if it is not an object, and `InvalidField`, which names the field, if it does not fit the
     model.
@@ -59,7 +59,7 @@ def validate_as(model: type[RequestModelT], value: object) -> RequestModelT:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise to_invalid_field(error) from None
+        raise to_invalid_field(error, path) from None
 
 
 def to_invalid_field(error: ValidationError, prefix: str = "") -> InvalidField:

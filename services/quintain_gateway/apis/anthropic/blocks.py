@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from quintain.contracts.invoke import ChatMessage, JsonObject, Reasoning, ToolCall
 from quintain_gateway.apis.anthropic.schemas import CACHE_FIELDS, AnthropicRequestMessage
-from quintain_gateway.http.schemas import InvalidField, RequestModel, to_invalid_field
+from quintain_gateway.http.schemas import InvalidField, RequestModel, validate_as
 
 
 class _TextBlock(RequestModel):
@@ -63,9 +63,6 @@ class _ToolResultBlock(RequestModel):
     is_error: bool | None = None
 
 
-BlockT = TypeVar("BlockT", bound=RequestModel)
-
-
 def parse_message(path: str, message: AnthropicRequestMessage) -> list[ChatMessage]:
     """Convert one of Anthropic's messages to messages in OpenAI's format.
 
@@ -83,7 +80,7 @@ def parse_message(path: str, message: AnthropicRequestMessage) -> list[ChatMessa
         if kind == "tool_result" and message.role == "user":
             results.append(_parse_tool_result(block_path, block))
         elif kind == "tool_use" and message.role == "assistant":
-            tool_use = _validate_block(block_path, _ToolUseBlock, block)
+            tool_use = validate_as(_ToolUseBlock, block, block_path)
             calls.append(
                 ToolCall(id=tool_use.id, name=tool_use.name, arguments=json.dumps(tool_use.input, ensure_ascii=False))
             )
@@ -110,13 +107,13 @@ def parse_block(path: str, block: JsonObject) -> JsonObject:
     """Convert a text, image or document block to a content part. Raises `BadRequest`, which names the field."""
     kind = block.get("type")
     if kind == "text":
-        return {"type": "text", "text": _validate_block(path, _TextBlock, block).text}
+        return {"type": "text", "text": validate_as(_TextBlock, block, path).text}
     if kind == "image":
-        source = _validate_block(path, _ImageBlock, block).source
+        source = validate_as(_ImageBlock, block, path).source
         url = source.url if isinstance(source, _UrlSource) else f"data:{source.media_type};base64,{source.data}"
         return {"type": "image_url", "image_url": {"url": url}}
     if kind == "document":
-        document = _validate_block(path, _DocumentBlock, block)
+        document = validate_as(_DocumentBlock, block, path)
         name: JsonObject = {} if document.title is None else {"filename": document.title}
         url = f"data:{document.source.media_type};base64,{document.source.data}"
         return {"type": "file", "file": {"file_data": url, **name}}
@@ -154,20 +151,13 @@ def unknown_message_fields(message: AnthropicRequestMessage) -> set[str]:
 
 def _parse_thinking(path: str, block: JsonObject) -> Reasoning:
     if block.get("type") == "redacted_thinking":
-        return Reasoning(redacted=_validate_block(path, _RedactedThinkingBlock, block).data)
-    thinking = _validate_block(path, _ThinkingBlock, block)
+        return Reasoning(redacted=validate_as(_RedactedThinkingBlock, block, path).data)
+    thinking = validate_as(_ThinkingBlock, block, path)
     return Reasoning(text=thinking.thinking, signature=thinking.signature or None)
 
 
 def _parse_tool_result(path: str, block: JsonObject) -> ChatMessage:
-    result = _validate_block(path, _ToolResultBlock, block)
+    result = validate_as(_ToolResultBlock, block, path)
     content = parse_blocks(f"{path}.content", result.content or "")
     is_error = True if result.is_error else None
     return ChatMessage(role="tool", tool_call_id=result.tool_use_id, content=content, is_error=is_error)
-
-
-def _validate_block(path: str, model: type[BlockT], block: JsonObject) -> BlockT:
-    try:
-        return model.model_validate(block)
-    except ValidationError as error:
-        raise to_invalid_field(error, path) from None

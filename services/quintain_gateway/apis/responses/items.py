@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from quintain.contracts.invoke import ChatMessage, JsonObject, Reasoning, ToolCall
-from quintain_gateway.http.schemas import InvalidField, RequestModel, to_invalid_field
+from quintain_gateway.http.schemas import InvalidField, RequestModel, validate_as
 
 
 class _MessageItem(RequestModel):
@@ -56,9 +56,8 @@ class _InputFile(RequestModel):
     filename: str | None = None
 
 
-PartT = TypeVar("PartT", bound=RequestModel)
-
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+#: A tuple: the type of a part is any JSON value.
+_TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def parse_items(items: Sequence[JsonObject]) -> list[ChatMessage]:
@@ -95,20 +94,20 @@ def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
 def _parse_item(path: str, item: JsonObject) -> ChatMessage:
     kind = item.get("type", "message")
     if kind == "message":
-        message = _validate(path, _MessageItem, item)
+        message = validate_as(_MessageItem, item, path)
         role = "system" if message.role == "developer" else message.role
         return ChatMessage(role=role, content=_parse_content(f"{path}.content", message.content))
     if kind == "function_call":
-        call = _validate(path, _FunctionCallItem, item)
+        call = validate_as(_FunctionCallItem, item, path)
         tool_call = ToolCall(id=call.call_id, name=call.name, arguments=call.arguments)
         return ChatMessage(role="assistant", content="", tool_calls=[tool_call])
     if kind == "function_call_output":
-        result = _validate(path, _FunctionCallOutputItem, item)
+        result = validate_as(_FunctionCallOutputItem, item, path)
         content = _parse_content(f"{path}.output", result.output)
         return ChatMessage(role="tool", tool_call_id=result.call_id, content=content)
     if kind == "reasoning":
         return ChatMessage(
-            role="assistant", content="", reasoning=_parse_reasoning(_validate(path, _ReasoningItem, item))
+            role="assistant", content="", reasoning=_parse_reasoning(validate_as(_ReasoningItem, item, path))
         )
     known = "message, function_call, function_call_output and reasoning"
     reason = "nothing is stored; send the item itself" if kind == "item_reference" else f"supported are {known}"
@@ -134,17 +133,17 @@ def _parse_content(path: str, content: str | list[JsonObject]) -> str | list[Jso
 def _parse_part(path: str, part: JsonObject) -> JsonObject:
     kind = part.get("type")
     if kind in _TEXT_PARTS:
-        return {"type": "text", "text": _validate(path, _TextPart, part).text}
+        return {"type": "text", "text": validate_as(_TextPart, part, path).text}
     if kind == "refusal":
-        return {"type": "text", "text": _validate(path, _RefusalPart, part).refusal}
+        return {"type": "text", "text": validate_as(_RefusalPart, part, path).refusal}
     if kind == "input_image":
         _refuse_file_id(path, part)
-        image = _validate(path, _InputImage, part)
+        image = validate_as(_InputImage, part, path)
         detail: JsonObject = {} if image.detail is None else {"detail": image.detail}
         return {"type": "image_url", "image_url": {"url": image.image_url, **detail}}
     if kind == "input_file":
         _refuse_file_id(path, part)
-        file = _validate(path, _InputFile, part).model_dump(include=set(_InputFile.model_fields), exclude_none=True)
+        file = validate_as(_InputFile, part, path).model_dump(include=set(_InputFile.model_fields), exclude_none=True)
         return {"type": "file", "file": file}
     raise InvalidField(f"{path}.type", f"{path}.type: supported are input_text, input_image, input_file, output_text")
 
@@ -152,10 +151,3 @@ def _parse_part(path: str, part: JsonObject) -> JsonObject:
 def _refuse_file_id(path: str, part: JsonObject) -> None:
     if part.get("file_id") is not None:
         raise InvalidField(f"{path}.file_id", f"{path}.file_id: no files are stored; send the content or a URL")
-
-
-def _validate(path: str, model: type[PartT], value: JsonObject) -> PartT:
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise to_invalid_field(error, path) from None

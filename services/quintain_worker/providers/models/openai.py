@@ -95,7 +95,7 @@ def _responses_tool_definition(function: FunctionTool) -> JsonObject:
 
 def _responses_format_fields(response_format: JsonObject) -> RequestFields:
     format_type = response_format.get("type")
-    if format_type in {"text", "json_object"}:
+    if format_type in ("text", "json_object"):
         return {"text": {"format": response_format}}
     schema = response_format.get("json_schema")
     if format_type != "json_schema" or not isinstance(schema, dict):
