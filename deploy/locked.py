@@ -1,10 +1,10 @@
 """Prints the part of requirements.lock that some extras need, without test packages, for the images of the services.
 
-    python deploy/locked.py cli postgres > requirements.txt
+    python deploy/locked.py postgres otel > requirements.txt
     python deploy/locked.py --build > requirements.txt   # what builds the wheel
 
 The lock says of every package who asked for it (``# via``), and pyproject.toml which of them an extra asks for. A
-package's own extras are not told apart, so that now and then one too many comes along; never one too few.
+package's own extras are not told apart: what only an extra that was not chosen asks for stays away by its name.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def askers_of(entry: str) -> set[str]:
     return {canonical(name) for name in names if name}
 
 
-def closure(entries: Mapping[str, str], roots: Iterable[str]) -> list[str]:
-    """The roots and all their dependencies, in the lock's order."""
-    chosen = set(roots)
+def closure(entries: Mapping[str, str], roots: Iterable[str], excluded: Iterable[str] = ()) -> list[str]:
+    """The roots and all their dependencies but the excluded ones, in the lock's order."""
+    chosen, excluded = set(roots), set(excluded)
     grown = True
     while grown:
-        more = {name for name, entry in entries.items() if name not in chosen and askers_of(entry) & chosen}
+        more = {name for name, entry in entries.items() if name not in chosen | excluded and askers_of(entry) & chosen}
         chosen |= more
         grown = bool(more)
     return [name for name in entries if name in chosen]
@@ -80,7 +80,8 @@ def main(extras: list[str]) -> None:
         roots = {canonical(one) for one in told["build-system"]["requires"]}
     else:
         roots = wanted_by(told["project"], extras)
-    sys.stdout.writelines(f"{entries[name]}\n" for name in closure(entries, roots))
+    excluded = wanted_by(told["project"], told["project"]["optional-dependencies"]) - roots
+    sys.stdout.writelines(f"{entries[name]}\n" for name in closure(entries, roots, excluded))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -168,12 +167,3 @@ async def test_a_request_id_that_no_header_can_carry_is_refused_before_anything_
         async with connect(fleet.gateway_url, token) as target:
             with pytest.raises(quintain.BadRequest, match="printable ASCII"):
                 await target.send(quintain.InvokeRequest(question="x"), request_id=request_id)
-
-
-async def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "quintain.client.http_transport", raising=False)
-    # None is how the interpreter knows that a module cannot be imported.
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(quintain.ConfigError, match=r"pip install 'quintain\[http\]'"):
-        async with connect("http://127.0.0.1:1", "a token"):
-            pass

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints besides conversations: completions and embeddings. Needs ``quintain[openai]``.
+"""OpenAI's endpoints besides conversations: completions and embeddings.
 
 The model library has no completions and rewrites embeddings, so these go through the official SDK, field by field
 (decision 20).

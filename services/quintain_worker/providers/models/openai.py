@@ -1,4 +1,4 @@
-"""Models behind the OpenAI API or a compatible server. Needs ``quintain[openai]``."""
+"""Models behind the OpenAI API or a compatible server."""
 
 from __future__ import annotations
 
