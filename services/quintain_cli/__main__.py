@@ -15,6 +15,7 @@ from quintain_cli.lazy_command import CommandTable, add_commands, import_object
 
 COMMANDS: CommandTable = {
     "demo": ("quintain_cli.commands.demo:demo", "Run an example evaluation, without an API key or a broker."),
+    "init": ("quintain_cli.commands.init:init", "Write the files of a new evaluation, or carry one over."),
     "check": ("quintain_cli.commands.check:check", "Check an evaluation for errors, and estimate its cost."),
     "run": ("quintain_cli.commands.run:run", "Run an evaluation."),
     "rescore": ("quintain_cli.commands.rescore:rescore", "Grade the kept answers of a run again."),
@@ -96,7 +97,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Call any model or agent by name, from any evaluation tool, under one budget that cannot be overspent.",
-    epilog="Start with: quintain demo. Exit codes: 0 passed, 1 errors, 2 usage, 3 below the threshold, 4 budget spent.",
+    epilog="Start with: quintain init, then quintain run eval.yaml. "
+    "Exit codes: 0 passed, 1 errors, 2 usage, 3 below the threshold, 4 budget spent.",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,31 @@ def read_yaml(path: Path) -> tuple[object, list[str]]:
     Raises `ConfigError` with file, line and column if it is not valid YAML, or if it has more than `MAX_NODES` nodes or
     `MAX_DEPTH` levels once its aliases are expanded.
     """
+    document = read_yaml_document(path)
+    return document.value, document.duplicate_keys
+
+
+#: The keys and positions that lead to a value of a file, such as ``("targets", 0, "model")``.
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class YamlDocument:
+    """A file's tree, an error message for every duplicate key, and the line of every value, from 1."""
+
+    value: object
+    duplicate_keys: list[str]
+    lines: Mapping[Place, int]
+
+    def line(self, place: Place) -> int:
+        """The line of the value at a place, or of the nearest one around it that has a line; 0 if there is none."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 0)
+
+
+def read_yaml_document(path: Path) -> YamlDocument:
+    """Read a YAML file as `read_yaml` does, with the lines of its values."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -40,17 +65,29 @@ def read_yaml(path: Path) -> tuple[object, list[str]]:
         raise ConfigError(f"{path}: not YAML: {error}") from None
 
 
-def _parse(text: str) -> tuple[object, list[str]]:
+def _parse(text: str) -> YamlDocument:
     loader = _BoundedLoader(text)
     try:
         node = loader.get_single_node()
         if node is None:
-            return None, []
+            return YamlDocument(None, [], {})
         # Before the values are constructed, because that resolves merge keys and changes the nodes.
         key_errors = list(_duplicate_key_errors(node, set()))
-        return loader.construct_document(node), key_errors
+        lines = dict(_lines(node, ()))
+        return YamlDocument(loader.construct_document(node), key_errors, lines)
     finally:
         loader.dispose()
+
+
+def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
+    yield place, node.start_mark.line + 1
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _lines(item, (*place, index))
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield from _lines(value, (*place, key.value))
 
 
 class _TooLarge(Exception):

@@ -1,0 +1,123 @@
+"""``quintain init``: writes the files of a new evaluation, or carries one over from promptfoo or AgentV."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.config.yaml_file import read_yaml_document
+from quintain.errors import ConfigError
+from quintain.settings import environment
+from quintain_cli.console import escape_for_terminal, exit_with_error, print_json, print_stderr
+from quintain_cli.init.agentv import read_agentv
+from quintain_cli.init.carried import CarriedEvaluation, project_files
+from quintain_cli.init.project import (
+    GRADERS,
+    PROVIDERS,
+    new_project,
+    packaged_file,
+    suggest_provider,
+    write_project,
+)
+from quintain_cli.init.promptfoo import read_promptfoo
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="The folder for the files; created if absent.")] = Path(),
+    provider: Annotated[str | None, typer.Option(help=f"One of {', '.join(PROVIDERS)}.")] = None,
+    dataset: Annotated[Path | None, typer.Option(help="A file of cases; without it, a sample of five.")] = None,
+    grader: Annotated[str | None, typer.Option(help=f"One of {', '.join(GRADERS)}.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A promptfooconfig.yaml, or an evaluation file of AgentV.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, and write none.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the files and notes, as JSON.")] = False,
+) -> None:
+    """Write the files of a new evaluation.
+
+    Asks what no option says: which provider, which dataset, which grader. Without a terminal it takes the defaults:
+    the provider whose key is set (else one that needs none), a sample of five cases, the grader contains. Existing
+    files are never overwritten. With --from it carries an evaluation over and lists what could not be carried, by line.
+    """
+    try:
+        carried = None if source is None else read_other_tool(source)
+        files = (
+            new_project(*_answers(folder, provider, grader, dataset, asks=sys.stdin.isatty() and not as_json))
+            if carried is None
+            else project_files(carried, packaged_file("assertions.py"))
+        )
+        if not dry_run:
+            write_project(folder, files)
+    except ConfigError as error:
+        exit_with_error(error, as_json=as_json)
+    left_out = [] if carried is None else carried.left_out
+    if as_json:
+        notes = [asdict(note) for note in left_out]
+        print_json({"folder": str(folder), "written": not dry_run, "files": files, "leftOut": notes})
+        return
+    for name, text in files.items():
+        typer.echo(f"--- {folder / name}\n{escape_for_terminal(text)}" if dry_run else f"wrote    {folder / name}")
+    for note in left_out:
+        print_stderr(escape_for_terminal(f"left out {source}, line {note.line}: {note.place}: {note.reason}"))
+    if not dry_run:
+        typer.echo(f"next     {_next_command(folder)}")
+
+
+def read_other_tool(source: Path) -> CarriedEvaluation:
+    """Read an evaluation of promptfoo, which has prompts, or of AgentV. Raises `ConfigError` if it is neither."""
+    document = read_yaml_document(source)
+    keys = document.value.keys() if isinstance(document.value, dict) else set()
+    if document.duplicate_keys:
+        raise ConfigError(f"{source}: {document.duplicate_keys[0]}")
+    if "prompts" in keys:
+        carried = read_promptfoo(document, source.parent)
+    elif {"tests", "evalcases"} & keys:
+        carried = read_agentv(document, source.parent)
+    else:
+        raise ConfigError(f"{source}: an evaluation of promptfoo has the key prompts, and one of AgentV tests")
+    if not carried.cases:
+        raise ConfigError(f"{source}: none of its tests can be carried over")
+    return carried
+
+
+def _answers(
+    folder: Path, provider: str | None, grader: str | None, dataset: Path | None, *, asks: bool
+) -> tuple[str, str, str | None]:
+    """Return provider, grader and dataset, asked for where no option says. Raises `ConfigError` for unknown ones."""
+    suggested = suggest_provider([name for name, value in environment().items() if value])
+    chosen_provider = provider or _ask("Which provider", list(PROVIDERS), suggested, asks=asks)
+    file = "" if dataset is not None or not asks else typer.prompt("Which dataset (empty: a sample)", default="")
+    chosen_grader = grader or _ask("Which grader", list(GRADERS), "contains", asks=asks)
+    for what, name, known in (("provider", chosen_provider, PROVIDERS), ("grader", chosen_grader, GRADERS)):
+        if name not in known:
+            raise ConfigError(f"--{what} {name}: no such {what}; one of {', '.join(known)}")
+    chosen = dataset if dataset is not None else Path(file) if file else None
+    if chosen is not None and not chosen.is_file():
+        raise ConfigError(f"--dataset {chosen}: no such file")
+    return chosen_provider, chosen_grader, None if chosen is None else _relative(chosen, folder)
+
+
+def _ask(question: str, names: list[str], default: str, *, asks: bool) -> str:
+    if not asks:
+        return default
+    answer: str = typer.prompt(f"{question} ({', '.join(names)})", default=default)
+    return answer.strip()
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Return a dataset's path as the evaluation file names it: relative to its folder where that is possible."""
+    try:
+        return str(path.resolve().relative_to(folder.resolve()))
+    except ValueError:
+        return str(path.resolve())
+
+
+def _next_command(folder: Path) -> str:
+    if folder.resolve() == Path.cwd():
+        return "quintain run eval.yaml"
+    return f"cd {shlex.quote(str(folder))} && quintain run eval.yaml"

@@ -1,0 +1,154 @@
+"""``quintain init``: a new evaluation that runs at once, and evaluations of other tools carried over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.command_line import CommandLine
+
+PROMPTFOO = """\
+prompts:
+  - "Repeat: {{topic}}"
+  - "Hello {{ topic | upper }}"
+providers:
+  - echo
+  - id: openai:chat:gpt-4o
+    config: {temperature: 0.2, unheard: 1}
+  - "webhook:http://127.0.0.1/"
+defaultTest:
+  assert:
+    - {type: not-contains, value: sorry}
+tests:
+  - vars: {topic: [bananas, apples]}
+    assert:
+      - {type: icontains-any, value: [BANANAS, APPLES]}
+  - description: own
+    vars: {topic: "[1]", id: 7}
+    assert:
+      - {type: regex, value: "\\\\[1\\\\]$"}
+      - {type: javascript, value: output.length < 9}
+      - {type: llm-rubric, value: is polite}
+"""
+
+AGENTV = """\
+execution: {target: local}
+assertions:
+  - {name: counted, type: code-grader, command: "cat > /dev/null; echo '{\\"score\\": 1}'"}
+tests:
+  - id: addition
+    input: What is 42?
+    expected_output: "42"
+    assertions:
+      - {type: contains, value: "42"}
+      - {type: tool-trajectory, mode: order, expected: []}
+  - id: talk
+    criteria: Greets
+    input:
+      - {role: user, content: [{type: text, value: Say hello}]}
+  - id: file
+    input: [{role: user, content: [{type: file, value: ./a.md}]}]
+"""
+AGENTV_TARGETS = """\
+targets:
+  - {name: local, provider: mock, judge_target: judge}
+  - {name: judge, provider: mock, response: "yes"}
+  - {name: vscode, provider: vscode}
+"""
+
+
+def rows_of(shell: CommandLine, folder: str) -> list[dict[str, object]]:
+    lines = (shell.folder / folder / "runs" / "eval" / "results.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_three_commands_lead_to_a_graded_table_without_a_key(shell: CommandLine) -> None:
+    assert shell.run("init").stdout.splitlines()[-1].endswith("quintain run eval.yaml")
+    assert shell.run("check", "eval.yaml").code == 0
+    totals = shell.run("run", "eval.yaml", "--json").json["totals"]
+    assert isinstance(totals, dict)
+    assert (totals["cases"], totals["graded"], totals["errors"]) == (5, 5, 0)
+
+
+def test_nothing_is_overwritten_and_nothing_is_written_beside_it(shell: CommandLine) -> None:
+    (shell.folder / "eval.yaml").write_text("mine")
+    refused = shell.run("init", "--json", code=2)
+    assert (refused.code, refused.json["code"]) == (2, "config_error")
+    assert [path.name for path in shell.folder.iterdir()] == ["eval.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "key"), [("openai", "OPENAI_API_KEY"), ("anthropic", "ANTHROPIC_API_KEY"), ("mock", "OTHER_KEY")]
+)
+def test_the_provider_whose_key_is_set_is_suggested(shell: CommandLine, provider: str, key: str) -> None:
+    shown = shell.run("init", "new", "--dry-run", "--json", env={key: "a key"})
+    files = shown.json["files"]
+    assert isinstance(files, dict)
+    assert f"provider: {provider}" in files["quintain.yaml"]
+    assert "a key" not in shown.stdout
+    assert not (shell.folder / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "options", [("--provider", "none"), ("--grader", "none"), ("--dataset", "none.jsonl"), ("--from", "none.yaml")]
+)
+def test_what_does_not_exist_is_refused(shell: CommandLine, options: tuple[str, str]) -> None:
+    assert shell.run("init", *options, code=2).code == 2
+    assert list(shell.folder.iterdir()) == []
+
+
+def left_out(notes: object) -> dict[str, int]:
+    assert isinstance(notes, list)
+    return {note["place"]: note["line"] for note in notes}
+
+
+def test_a_promptfoo_configuration_is_carried_over_and_runs(shell: CommandLine) -> None:
+    (shell.folder / "promptfooconfig.yaml").write_text(PROMPTFOO)
+    written = shell.run("init", "new", "--from", "promptfooconfig.yaml", "--json")
+    assert left_out(written.json["leftOut"]) == {
+        "prompts[1]": 3,
+        "providers[1].config.unheard": 7,
+        "providers[2]": 8,
+        "tests[1].assert[1]": 20,
+    }
+    shell.run(
+        "run", "new/eval.yaml", "--target", "echo", "--output", "new/runs/eval", env={"OPENAI_API_KEY": "x"}, code=None
+    )
+    passed = {row["caseId"]: [check["pass"] for check in checks_of(row)] for row in rows_of(shell, "new")}
+    # The judge is the target itself, an echo: it says neither yes nor no.
+    assert passed == {"case-1": [True, True], "case-2": [True, True], "own": [True, True, False]}
+
+
+def checks_of(row: dict[str, object]) -> list[dict[str, object]]:
+    graders = row["graders"]
+    assert isinstance(graders, dict)
+    checks = graders["assertions"]["checks"]
+    assert isinstance(checks, list)
+    return checks
+
+
+def test_an_evaluation_of_agentv_is_carried_over_and_runs(shell: CommandLine) -> None:
+    (shell.folder / ".agentv").mkdir()
+    (shell.folder / ".agentv" / "targets.yaml").write_text(AGENTV_TARGETS)
+    (shell.folder / "dataset.yaml").write_text(AGENTV)
+    written = shell.run("init", "new", "--from", "dataset.yaml", "--json")
+    assert left_out(written.json["leftOut"]) == {
+        "targets[2]": 4,
+        "tests[0].assertions[1]": 10,
+        "tests[2].input[0]": 16,
+        "tests[2]": 15,
+    }
+    ran = shell.run("run", "new/eval.yaml", "--output", "new/runs/eval", "--json")
+    rows = {str(row["caseId"]): row for row in rows_of(shell, "new")}
+    assert rows.keys() == {"addition", "talk"}
+    assert [row["score"] for row in rows.values()] == [1.0, 1.0], ran
+    assert {str(row["target"]) for row in rows.values()} == {"local"}
+
+
+def test_a_file_of_neither_tool_is_refused(shell: CommandLine, tmp_path: Path) -> None:
+    for text in ("a: 1", "[]", "tests: []", "prompts: []", "tests: {a: 1}", "a: [", "a: 1\na: 2"):
+        (tmp_path / "other.yaml").write_text(text)
+        refused = shell.run("init", "--from", str(tmp_path / "other.yaml"), "--json", code=2)
+        assert (refused.code, refused.json["code"]) == (2, "config_error"), text
