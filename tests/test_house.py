@@ -59,6 +59,7 @@ RUN_BY = {
     "make faults": "Makefile",
     "make soak": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
+    "pip install": "tests/acceptance/test_wheel.py",
     "quintain init": "tests/acceptance/test_init.py",
     "quintain check": "tests/acceptance/test_check.py",
     "quintain run": "tests/acceptance/test_run.py",
