@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from quintain.client.client import Client
 from quintain.contracts.session import AmendSession, OpenSession
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, BusError, ConfigError, Fault, Unauthorized
+from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_cli.console import format_count, print_stderr
 from quintain_cli.run.backend import Backend
 from quintain_cli.run.usage import read_current_usage, read_final_usage
@@ -87,9 +88,7 @@ class RunSessions:
                 _write_stored_session(path, stored)
             try:
                 self.client = await stack.enter_async_context(self._backend.connect_session(stored.token))
-                with contextlib.suppress(BadRequest):  # a metadata service of an earlier release
-                    # What an interrupted run reserved for its graders is this run's to use.
-                    await self.client.close_children()
+                await _close_children(self.client)
             except Unauthorized:
                 self._is_valid = False
                 # The rows may hold calls that were made after the session's were counted.
@@ -205,6 +204,20 @@ class RunSessions:
     def _store(self, stored: _StoredSession) -> None:
         self._stored = stored
         _write_stored_session(self._budget.token_path, stored)
+
+
+async def _close_children(client: Client) -> None:
+    """Close the sessions of an interrupted run's graders, so that this run can use what was reserved for them.
+
+    Raises `Unauthorized` if the session has ended. Any other failure is no reason to stop: a service of an earlier
+    release does not know the operation, and what is not given back now ends with its deadline.
+    """
+    try:
+        await client.close_children()
+    except Unauthorized:
+        raise
+    except (Fault, BusError):
+        return
 
 
 def _session_id(stored: _StoredSession) -> str:
