@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quintain_runner.engine.run import run_evaluation
     from quintain_runner.engine.run_setup import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunSetup
     from quintain_runner.graders.base import judge_target_of
-    from quintain_runner.graders.factory import open_graders
+    from quintain_runner.graders.factory import UnavailableGraders, open_graders
     from quintain_runner.graders.requirements import case_requirements, graders_without_session
     from quintain_runner.progress.display import NoProgressDisplay, progress_display
     from quintain_runner.progress.terminal_text import plain_line
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
         parked_target_notes,
         rich_table,
         unaccounted_calls_note,
+        unavailable_grader_notes,
     )
     from quintain_runner.report.tables import TextTable, cost_line, run_tables
     from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
-    from quintain_runner.results.store import charged_calls
+    from quintain_runner.results.store import charged_calls, read_resume_state
     from quintain_runner.spec.changes import RerunPolicy
     from quintain_runner.spec.environment import GraderEnvironment, without_secret_variables
     from quintain_runner.spec.evaluation import Evaluation, load_evaluation
@@ -76,7 +77,7 @@ else:
             "quintain_runner.engine.run": ("run_evaluation",),
             "quintain_runner.engine.run_setup": ("DEFAULT_CONCURRENCY", "DEFAULT_GRADER_CONCURRENCY", "RunSetup"),
             "quintain_runner.graders.base": ("judge_target_of",),
-            "quintain_runner.graders.factory": ("open_graders",),
+            "quintain_runner.graders.factory": ("UnavailableGraders", "open_graders"),
             "quintain_runner.graders.requirements": ("case_requirements", "graders_without_session"),
             "quintain_runner.progress.display": ("NoProgressDisplay", "progress_display"),
             "quintain_runner.progress.terminal_text": ("plain_line",),
@@ -93,10 +94,11 @@ else:
                 "parked_target_notes",
                 "rich_table",
                 "unaccounted_calls_note",
+                "unavailable_grader_notes",
             ),
             "quintain_runner.report.tables": ("TextTable", "cost_line", "run_tables"),
             "quintain_runner.results.atomic_file": ("atomic_write", "exclusive_lock"),
-            "quintain_runner.results.store": ("charged_calls",),
+            "quintain_runner.results.store": ("charged_calls", "read_resume_state"),
             "quintain_runner.spec.changes": ("RerunPolicy",),
             "quintain_runner.spec.environment": ("GraderEnvironment", "without_secret_variables"),
             "quintain_runner.spec.evaluation": ("Evaluation", "load_evaluation"),
@@ -147,6 +149,7 @@ __all__ = [
     "SessionRequest",
     "TextTable",
     "TrialSelection",
+    "UnavailableGraders",
     "atomic_write",
     "calls_made_twice_note",
     "case_requirements",
@@ -178,6 +181,7 @@ __all__ = [
     "progress_display",
     "read_cases",
     "read_report",
+    "read_resume_state",
     "read_run",
     "read_text_file",
     "rich_table",
@@ -185,6 +189,7 @@ __all__ = [
     "run_tables",
     "target_price",
     "unaccounted_calls_note",
+    "unavailable_grader_notes",
     "without_secret_variables",
     "write_csv",
     "write_junit",

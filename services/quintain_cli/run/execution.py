@@ -110,6 +110,7 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
         config=options.config,
         on_fleet=on_fleet,
         results_folder=options.folder,
+        keeps_stale=options.rerun_policy.keep_stale,
     )
     # The earlier results are renamed first, because the dataset's command stores its output in the folder.
     with _set_aside(options.folder) if options.is_fresh else contextlib.nullcontext():

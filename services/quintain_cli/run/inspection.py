@@ -22,6 +22,7 @@ from quintain_runner import (
     FunctionGrader,
     GraderSpec,
     JudgeGrader,
+    UnavailableGraders,
     case_requirements,
     check_targets_available,
     graders_without_session,
@@ -29,6 +30,7 @@ from quintain_runner import (
     load_evaluation,
     open_dataset,
     open_graders,
+    read_resume_state,
     without_secret_variables,
 )
 from quintain_worker import ProviderContext, check_program, check_provider
@@ -39,7 +41,8 @@ class InspectionOptions:
     """The options of an inspection.
 
     ``on_fleet`` means that workers elsewhere make the calls, with their own configuration. ``results_folder`` is where
-    the output of a dataset command is stored; if None, it is read and deleted.
+    the output of a dataset command is stored; if None, it is read and deleted. ``keeps_stale`` means that graders
+    which cannot be run any more are no error if that folder has their verdicts.
     """
 
     path: Path
@@ -47,6 +50,7 @@ class InspectionOptions:
     config: Path | None = None
     on_fleet: bool = False
     results_folder: Path | None = None
+    keeps_stale: bool = False
 
 
 @dataclass(slots=True)
@@ -111,7 +115,7 @@ async def inspect_evaluation(options: InspectionOptions, settings: Settings) -> 
                 found.targets = select_targets(
                     found.evaluation, found.config, options.targets, on_fleet=options.on_fleet
                 )
-        await _inspect_graders(found, found.evaluation)
+        await _inspect_graders(found, found.evaluation, options)
     if resolved is not None:
         _inspect_providers(found, resolved)
     if found.evaluation is not None:
@@ -119,14 +123,36 @@ async def inspect_evaluation(options: InspectionOptions, settings: Settings) -> 
     return found
 
 
-async def _inspect_graders(found: Inspection, evaluation: Evaluation) -> None:
+async def _inspect_graders(found: Inspection, evaluation: Evaluation, options: InspectionOptions) -> None:
     hidden_variables = frozenset(() if found.config is None else found.config.variable_names)
+    env = without_secret_variables(environment(), hidden_variables)
     with found.collect_errors():
-        async with open_graders(evaluation, without_secret_variables(environment(), hidden_variables)) as graders:
-            found.evaluation = replace(evaluation, graders_without_session=graders_without_session(graders))
+        try:
+            found.evaluation = await _with_built_graders(evaluation, env)
+        except UnavailableGraders as error:
+            _check_kept(error, options)
+            kept = replace(evaluation, unavailable_graders=error.reasons)
+            found.evaluation = await _with_built_graders(kept, env)
     if found.targets and found.config is not None and not found.on_fleet:
         with found.collect_errors():
             check_targets_available(_named_judge_targets(found, evaluation.path), list(found.config.targets))
+
+
+async def _with_built_graders(evaluation: Evaluation, env: Mapping[str, str]) -> Evaluation:
+    """The evaluation, with what its graders said of themselves. Raises as `open_graders`."""
+    async with open_graders(evaluation, env) as graders:
+        return replace(evaluation, graders_without_session=graders_without_session(graders))
+
+
+def _check_kept(error: UnavailableGraders, options: InspectionOptions) -> None:
+    """Raise the error, unless the results have verdicts of all these graders and stale rows are kept."""
+    folder = options.results_folder
+    graded = {} if folder is None else read_resume_state(folder).most_grader_calls
+    if any(name not in graded for name in error.reasons):
+        raise error
+    if not options.keeps_stale:
+        way_out = f"; {folder} has its verdicts: `quintain run --keep-stale` keeps them, marked as stale"
+        raise ConfigError("\n".join(f"{why}{way_out}" for why in error.reasons.values()))
 
 
 def _named_judge_targets(found: Inspection, path: Path) -> Iterable[tuple[str, str]]:

@@ -23,6 +23,7 @@ from quintain_runner import (
     rich_table,
     run_tables,
     unaccounted_calls_note,
+    unavailable_grader_notes,
     write_csv,
     write_junit,
     write_markdown,
@@ -98,6 +99,7 @@ def print_report(report: RunReport, command: str) -> None:
         unaccounted_calls_note(summary),
         calls_made_twice_note(summary),
         *parked_target_notes(summary),
+        *unavailable_grader_notes(summary),
     )
     for line in (*notes, exit_line(summary, command)):
         if line is not None:

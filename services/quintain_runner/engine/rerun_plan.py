@@ -40,7 +40,7 @@ class RerunPlan:
     ``left_out`` rows are of cases that the dataset does not have any more, and ``not_selected`` trials wait for a
     command that selects them. ``refused`` rows had to be graded again and do not hold their answer; ``refused_keys``
     are the first of them. ``identity`` says whose budget the plan has. ``unknown`` are the targets whose workers
-    report no fingerprint: whether they changed, nobody knows.
+    report no fingerprint: whether they changed, nobody knows. ``unavailable_graders`` cannot be run now.
     """
 
     kept: int = 0
@@ -60,6 +60,7 @@ class RerunPlan:
     grading_reasons: Counter[str] = field(default_factory=Counter)
     asking_reasons: Counter[str] = field(default_factory=Counter)
     unknown: tuple[str, ...] = ()
+    unavailable_graders: tuple[str, ...] = ()
     identity: PlanIdentity = field(default_factory=lambda: PlanIdentity(trials=""))
     _pending_cases: FingerprintSet = field(default_factory=FingerprintSet)
 
@@ -118,6 +119,9 @@ class RerunPlan:
         """The plan in words, a line, and one more for what is not known; nothing where no row is of before."""
         if not self.has_rows and not self.not_selected:
             return
+        waiting = "not selected"
+        if self.unavailable_graders:
+            waiting = f"wait (grader {', '.join(self.unavailable_graders)} cannot be run)"
         without_score = f" ({self.kept_without_score} without a score)" if self.kept_without_score else ""
         counted = (
             (self.reckoned_again, "of them reckoned again (weight or by changed)"),
@@ -126,7 +130,7 @@ class RerunPlan:
             (self.asked_again, f"asked again{_reasons(self.asking_reasons)}"),
             (self.new, "new"),
             (self.left_out, f"left out ({NOT_IN_DATASET})"),
-            (self.not_selected, "not selected"),
+            (self.not_selected, waiting),
         )
         parts = [f"{self.kept} rows kept{without_score}", *(f"{count} {what}" for count, what in counted if count)]
         yield " · ".join(parts)
@@ -164,7 +168,8 @@ class Planner:
         if self.results.resume_state.rows_without_content:
             await asyncio.to_thread(self._refuse_ungradable)
         unknown = tuple(name for name, one in self.fingerprints.targets.items() if one is None)
-        plan, identity = RerunPlan(unknown=unknown), PlanIdentityBuilder()
+        unavailable = tuple(self.fingerprints.unavailable_graders)
+        plan, identity = RerunPlan(unknown=unknown, unavailable_graders=unavailable), PlanIdentityBuilder()
         replacements = self._replacements(plan, identity)
         while batch := await asyncio.to_thread(lambda: list(islice(replacements, _BATCH_ROWS))):
             await self.results.replace(batch)

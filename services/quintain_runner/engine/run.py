@@ -132,7 +132,8 @@ class _Run:
             results=self.results.path,
             parked_targets=error_limit.parked_targets,
         )
-        return replace(summary, has_open_trials=self._has_open_trials(summary))
+        unavailable = self.setup.evaluation.unavailable_graders
+        return replace(summary, has_open_trials=self._has_open_trials(summary), unavailable_graders=unavailable)
 
     def _has_open_trials(self, summary: RunSummary) -> bool:
         """Whether the same command, or one that selects more, would execute any trial."""
@@ -239,6 +240,7 @@ async def _run_fingerprints(
     return RunFingerprints(
         targets=known,
         graders=by_target,
+        unavailable_graders=frozenset(setup.evaluation.unavailable_graders),
         models={**record.models, **models},
         generation=record.generation + setup.regrades,
     )

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from quintain.config.fingerprint import dependency_digests
 from quintain.errors import ConfigError
 from quintain.process import start_problem
 from quintain_runner.graders.base import GraderRunner
@@ -28,28 +29,47 @@ from quintain_runner.graders.program import (
 from quintain_runner.graders.verdict_parser import GraderError
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.files import read_text_file
-from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, InvalidGrader, JudgeGrader
+from quintain_runner.spec.graders import (
+    BuiltinGrader,
+    CommandGrader,
+    FunctionGrader,
+    GraderSpec,
+    InvalidGrader,
+    JudgeGrader,
+)
+
+
+class UnavailableGraders(ConfigError):
+    """Graders whose program, module, prompt or dependency cannot be found or used, with the ``reasons`` by name."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("\n".join(reasons.values()))
+        self.reasons = dict(reasons)
 
 
 @contextlib.asynccontextmanager
 async def open_graders(evaluation: Evaluation, env: Mapping[str, str]) -> AsyncIterator[tuple[GraderRunner, ...]]:
-    """Build the graders of an evaluation, in the order of the file; ``env`` is the environment of their processes.
+    """Build the graders of an evaluation, in the order of the file, without those that are known to be unavailable.
 
-    Processes that are kept running end with the ``async with`` block. Raises `ConfigError` with one line for each
-    grader that cannot be built.
+    ``env`` is the environment of their processes; those that are kept running end with the ``async with`` block. Raises
+    `ConfigError` with one line for each grader that cannot be built: `UnavailableGraders` if files are the reason for
+    all of them.
     """
     async with AsyncExitStack() as stack:
         factory = _GraderFactory(evaluation.folder, env, stack)
-        specs = evaluation.spec.graders
+        specs = [spec for spec in evaluation.spec.graders if spec.name not in evaluation.unavailable_graders]
         results = await asyncio.gather(*(factory.build(spec) for spec in specs), return_exceptions=True)
-        errors: list[str] = []
-        for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
+        errors: dict[str, str] = {}
+        for spec, result in zip(specs, results, strict=True):
             if isinstance(result, ConfigError):
-                errors.append(f"{evaluation.path}: graders[{index}] ({spec.name}): {result.message}")
+                place = f"{evaluation.path}: graders[{evaluation.spec.graders.index(spec)}] ({spec.name})"
+                errors[spec.name] = f"{place}: {result.message}"
             elif isinstance(result, BaseException):
                 raise result
+        if any(isinstance(spec, BuiltinGrader | InvalidGrader) for spec in specs if spec.name in errors):
+            raise ConfigError("\n".join(errors.values()))
         if errors:
-            raise ConfigError("\n".join(errors))
+            raise UnavailableGraders(errors)
         yield tuple(result for result in results if not isinstance(result, BaseException))
 
 
@@ -63,6 +83,7 @@ class _GraderFactory:
 
     async def build(self, spec: GraderSpec) -> GraderRunner:
         """Build the grader of a specification. Raises `ConfigError`."""
+        dependency_digests(spec.depends_on, self.folder)
         match spec:
             case CommandGrader():
                 return await self._build_program(spec)

@@ -54,11 +54,16 @@ async def grader_fingerprints(
 ) -> dict[str, dict[str, str | None]]:
     """The fingerprints of the graders by name, for each of the targets that ``fingerprints`` has those of.
 
-    One is None where it contains a judge target's, and that is not known. Raises `ConfigError` where a file that
-    ``depends_on`` names cannot be read.
+    One is None if its grader is unavailable, or if it contains a judge target's and that is not known. Raises
+    `ConfigError` where a file that ``depends_on`` names cannot be read.
     """
     specs = evaluation.spec.graders
-    own = await asyncio.to_thread(lambda: [_own_fingerprint(spec, evaluation.folder, env) for spec in specs])
+    own = await asyncio.to_thread(
+        lambda: [
+            None if spec.name in evaluation.unavailable_graders else _own_fingerprint(spec, evaluation.folder, env)
+            for spec in specs
+        ]
+    )
     sessionless = {
         runner.name for runner in runners if isinstance(runner, ProgramGraderRunner) and not runner.needs_session
     }
@@ -69,15 +74,16 @@ async def grader_fingerprints(
 
 
 def _for_target(
-    graders: Iterable[tuple[GraderSpec, str]],
+    graders: Iterable[tuple[GraderSpec, str | None]],
     target: str,
     judge_targets: Mapping[str, str | None],
     fingerprints: Mapping[str, str | None],
     sessionless: set[str],
 ) -> Iterable[tuple[str, str | None]]:
     for spec, own in graders:
-        fingerprint: str | None = own
-        if isinstance(spec, CommandGrader | FunctionGrader | JudgeGrader) and spec.name not in sessionless:
+        fingerprint = own
+        has_judge = own is not None and spec.name not in sessionless
+        if isinstance(spec, CommandGrader | FunctionGrader | JudgeGrader) and has_judge:
             judge = fingerprints.get(judge_target_of(spec, target, judge_targets)) if max_calls_of(spec) else "none"
             fingerprint = None if judge is None else fingerprint_of([own, judge])
         yield spec.name, fingerprint

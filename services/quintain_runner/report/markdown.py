@@ -10,7 +10,7 @@ from pathlib import Path
 from quintain.errors import QuintainError
 from quintain_runner.report.escaping import markdown_code_span
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.report.summary_text import exit_line, parked_target_notes
+from quintain_runner.report.summary_text import exit_line, parked_target_notes, unavailable_grader_notes
 from quintain_runner.report.tables import TextTable, cost_line, run_tables
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.row import Row, RowStatus
@@ -44,7 +44,7 @@ def render_markdown(report: RunReport, command: str) -> str:
     page = io.StringIO()
     outcome = markdown_code_span(exit_line(report.summary, command), max_length=1000)
     page.write(f"## {markdown_code_span(report.run.name)}\n\n{outcome}\n")
-    for note in parked_target_notes(report.summary):
+    for note in (*parked_target_notes(report.summary), *unavailable_grader_notes(report.summary)):
         page.write(f"\n{markdown_code_span(note, max_length=1000)}\n")
     for table in run_tables(report):
         page.write(f"\n{''.join(markdown_table_lines(table))}")

@@ -68,6 +68,7 @@ class RunFile(Message):
     statistics: Analysis | None = None
     cost: Cost | None = None
     parked_targets: dict[str, ParkedTarget] = Field(default_factory=dict)
+    unavailable_graders: dict[str, str] = Field(default_factory=dict)
     sessions: list[SessionUsage] = Field(default_factory=list)
     fingerprints: _Fingerprints = _Fingerprints()
 
@@ -148,6 +149,7 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
             parked_targets=run.parked_targets,
             results=folder / RESULTS_NAME,
         )
+        summary = replace(summary, unavailable_graders=run.unavailable_graders)
     report = RunReport(
         folder=folder,
         run=run,

@@ -83,7 +83,8 @@ class RunSummary:
     written. ``calls_made_twice`` are calls that two workers were granted, because the first was lost before it had an
     answer: their provider may have counted both. ``has_open_trials`` says whether the same command would execute any
     trial. ``estimated_calls_left`` is the estimate for the trials that are not graded. ``parked_targets`` are the
-    targets of which no more trials were begun because of errors, each with the reason.
+    targets of which no more trials were begun because of errors, each with the reason. ``unavailable_graders`` could
+    not be run, each with the reason: their verdicts are kept, and trials that need a new one wait.
     """
 
     cases: int
@@ -99,6 +100,7 @@ class RunSummary:
     threshold: float | None
     is_budget_spent: bool
     parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
+    unavailable_graders: Mapping[str, str] = field(default_factory=dict)
     results: Path
 
     @property
@@ -111,7 +113,8 @@ class RunSummary:
         """The exit code: the first that applies of budget spent, errors, below the threshold, and passed."""
         if self.is_budget_spent:
             return ExitCode.BUDGET_SPENT
-        if self.total.errors or self.total.in_doubt or self.parked_targets:
+        is_unfinished = self.unavailable_graders and self.total.waiting
+        if self.total.errors or self.total.in_doubt or self.parked_targets or is_unfinished:
             return ExitCode.ERRORS
         mean = self.total.mean_score
         if self.threshold is not None and (mean is None or mean < self.threshold - _ROUNDING):
@@ -134,6 +137,8 @@ class RunSummary:
         }
         parked = {name: target.model_dump(by_alias=True) for name, target in self.parked_targets.items()}
         optional: dict[str, object] = {"parkedTargets": parked} if parked else {}
+        if self.unavailable_graders:
+            optional["unavailableGraders"] = dict(self.unavailable_graders)
         return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets, **optional}
 
 

@@ -60,6 +60,14 @@ def parked_target_notes(summary: RunSummary) -> list[str]:
     ]
 
 
+def unavailable_grader_notes(summary: RunSummary) -> list[str]:
+    """A line for each grader that could not be run, and why."""
+    return [
+        plain_line(f"grader {name} cannot be run, and its verdicts are kept as stale: {why}", max_length=1000)
+        for name, why in summary.unavailable_graders.items()
+    ]
+
+
 def exit_line(summary: RunSummary, command: str) -> str:
     """The exit code, its reason, and the next useful command; ``command`` is the command line that the user gave."""
     command = _MAX_CALLS_OPTION.sub("", command) if summary.is_budget_spent else command
@@ -109,6 +117,12 @@ def _errors_text(summary: RunSummary, command: str) -> str:
         return (
             f"{names} {verb} parked after errors, {_open_trials_text(total)} and every row so far is kept. When "
             f"{when}, the same command goes on: {command}"
+        )
+    if summary.unavailable_graders and total.waiting:
+        names = ", ".join(summary.unavailable_graders)
+        return (
+            f"{_open_trials_text(total)} because grader {names} cannot be run, and every row so far is kept. When it "
+            f"can, the same command goes on: {command}"
         )
     in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt (charged, outcome unknown) and kept"
     if not total.errors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -24,12 +24,13 @@ NO_FINGERPRINTS = "rows of an earlier version hold no fingerprints"
 class RunFingerprints:
     """The fingerprints of a run's targets, and of its graders by target; None where one is not known.
 
-    ``models`` are the models of targets by their fingerprints, of earlier commands too. ``generation`` counts the
-    times that the run was graded again on purpose.
+    ``unavailable_graders`` cannot be run now: no row can be made. ``models`` are the models of targets by their
+    fingerprints, of earlier commands too. ``generation`` counts the times that the run was graded again on purpose.
     """
 
     targets: Mapping[str, str | None] = field(default_factory=dict)
     graders: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    unavailable_graders: Collection[str] = ()
     models: Mapping[str, str] = field(default_factory=dict)
     generation: int = 0
 
@@ -101,7 +102,8 @@ class Decision:
 def decide(row: Row | None, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
     """What becomes of the trial that left this row, or none yet."""
     decision = Decision(Action.ASK) if row is None else _decide_on_row(row, case, target, fingerprints, policy)
-    return decision.waiting() if policy.answers_only and decision.action is Action.ASK else decision
+    may_not_ask = policy.answers_only and decision.action is Action.ASK
+    return decision.waiting() if may_not_ask or fingerprints.unavailable_graders else decision
 
 
 def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
@@ -165,7 +167,9 @@ def _changes(
     graders = fingerprints.graders_of(target)
     for name, fingerprint in graders.items():
         verdict = row.graders.get(name)
-        if verdict is None and row.status is RowStatus.GRADED:
+        if name in fingerprints.unavailable_graders:
+            grading.append(f"grader {name} cannot be run")
+        elif verdict is None and row.status is RowStatus.GRADED:
             grading.append(f"new grader {name}")
         elif verdict is not None and verdict.fingerprint != fingerprint:
             grading.append(f"grader {name} changed")

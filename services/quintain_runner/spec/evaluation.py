@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -81,7 +82,8 @@ class Evaluation:
 
     ``prompts`` are the prompts with their files read: one at least.
     ``graders_without_session`` names the graders that are known to make no calls; it is empty until the functions among
-    them were imported.
+    them were imported. ``unavailable_graders`` cannot be run any more, each with the reason: rows with their verdicts
+    are kept.
     """
 
     path: Path
@@ -89,6 +91,7 @@ class Evaluation:
     spec: EvaluationSpec
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     graders_without_session: frozenset[str] = frozenset()
+    unavailable_graders: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from quintain.contracts.invoke import MAX_REQUEST_BYTES
 from quintain.settings import read_settings
 from quintain_cli.run.inspection import Inspection, InspectionOptions, inspect_evaluation
 from quintain_cli.run.preflight import CheckOptions, check_evaluation
+from support.results_folder import graded_row
 
 EXACT = {"name": "same", "builtin": "exact"}
 REGEX = {"name": "found", "builtin": "regex", "pattern": "a"}
@@ -167,6 +169,37 @@ PROGRAMS: dict[str, tuple[list[str], str]] = {
     ),
     "a script that is not there": (["python", "-u", "gone.py"], "its command: there is no file {folder}/gone.py"),
 }
+
+
+async def test_a_grader_that_is_gone_is_kept_only_where_its_verdicts_are_and_stale_rows_too(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    options = InspectionOptions(
+        path=write_evaluation(tmp_path, EXACT, {"name": "gone", "function": "judges:polite"}), results_folder=results
+    )
+    stale = replace(options, keeps_stale=True)
+
+    async def found(options: InspectionOptions) -> Inspection:
+        return await inspect_evaluation(options, read_settings({}))
+
+    [never_run] = (await found(stale)).problems
+    row = graded_row("1", 1.0)
+    row = row.model_copy(update={"graders": {**row.graders, "gone": row.graders["same"]}})
+    (results / "results.jsonl").write_bytes(row.to_line())
+    [refused] = (await found(options)).problems
+    assert never_run in refused
+    assert "--keep-stale" in refused
+    kept = await found(stale)
+    assert kept.problems == []
+    assert kept.evaluation is not None
+    assert kept.evaluation.unavailable_graders == {"gone": never_run}
+    mistaken = write_evaluation(tmp_path, {"name": "gone", "builtin": "regex", "pattern": "("})
+    assert (await found(replace(stale, path=mistaken))).problems
+
+
+async def test_a_file_that_a_grader_depends_on_must_be_there(tmp_path: Path) -> None:
+    path = write_evaluation(tmp_path, {**EXACT, "depends_on": ["facts.txt"]})
+    assert "facts.txt" in await problem_of(path)
 
 
 @pytest.mark.parametrize(("command", "says"), PROGRAMS.values(), ids=PROGRAMS)

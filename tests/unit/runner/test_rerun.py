@@ -364,3 +364,24 @@ async def test_the_record_keeps_what_each_command_did(world: World) -> None:
     assert [entry["plan"]["new"] for entry in record["history"]] == [4, 0]
     assert [entry["targets"]["bot"] for entry in record["history"]] == ["fingerprint-of-bot", "another"]
     assert record["fingerprints"]["targets"] == {"bot": "another", "judge": "fingerprint-of-judge"}
+
+
+async def test_rows_of_a_grader_that_cannot_be_run_any_more_are_kept_and_marked(world: World) -> None:
+    await world.run()
+    before = {row.case_id: row.graders for row in world.folder.rows()}
+    add_case(world)
+    world.write()
+    evaluation = replace(world.folder.setup().evaluation, unavailable_graders={"script": "no program"})
+    (world.folder.path / "script.py").unlink()
+    summary = await world.run(RerunPolicy(keep_stale=True), evaluation=evaluation)
+    assert world.folder.client.requests == []
+    assert (summary.total.graded, summary.total.stale, summary.total.waiting) == (4, 4, 1)
+    assert summary.exit_code is ExitCode.ERRORS
+    assert {row.case_id: row.graders for row in world.folder.rows()} == before
+    report = read_report(world.folder.output)
+    assert {tuple(row.stale or ()) for row in report.rows()} == {("grader script cannot be run",)}
+    assert (report.summary.unavailable_graders, report.summary.exit_code) == ({"script": "no program"}, 1)
+    write_script(world.folder.path, "script.py", PASSES)
+    summary = await world.run()
+    assert (world.asked, summary.total.graded, summary.total.stale, summary.exit_code) == (1, 5, 0, ExitCode.PASSED)
+    assert {row.case_id: row.graders for row in world.folder.rows() if row.case_id in before} == before
