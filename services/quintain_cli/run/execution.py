@@ -90,10 +90,9 @@ class _PreparedRun:
     planned_targets: tuple[str, ...]
     selection: TrialSelection
     dataset_stats: DatasetStats
-    #: The number of cases and of trials that this command may execute, and their calls.
+    #: The number of cases and of trials that this command may execute.
     case_count: int
     trial_count: int
-    calls: CallsEstimate
     budget: RunBudget
     fleet_plan: FleetPlan | None
 
@@ -145,7 +144,6 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
         dataset_stats=dataset_stats,
         case_count=case_count,
         trial_count=trial_count,
-        calls=calls,
         budget=budget,
         fleet_plan=None if config is None or on_fleet else _embedded_fleet_plan(settings, options, config, trial_count),
     )
@@ -261,6 +259,8 @@ def _ignore_plan(_: RerunPlan) -> None:
 def _print_rerun_plan(plan: RerunPlan) -> None:
     for line in plan.lines():
         print_stderr(escape_for_terminal(f"plan     {line}"))
+    answers, most = plan.calls_left.answers, plan.calls_left.most
+    print_stderr(f"calls    {answers:,}" + (f" to {most:,}" if most > answers else ""))
 
 
 def _max_calls(options: RunOptions, evaluation: Evaluation, calls: CallsEstimate) -> int:
@@ -287,14 +287,13 @@ def _print_plan(prepared: _PreparedRun, location: str) -> None:
         return
     names = ", ".join(grader.name for grader in evaluation.spec.graders)
     size_text = format_size(prepared.case_count, evaluation.prompt_names, prepared.targets, evaluation.spec.repeats)
-    trials, calls = prepared.trial_count, prepared.calls
+    trials = prepared.trial_count
     print_stderr(
         escape_for_terminal(
             f"run      {evaluation.name}: {size_text} = {format_count(trials, 'trial')}, graders {names}"
         )
     )
-    budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "not set, so all of these"
-    print_stderr(f"calls    {calls.answers:,}" + (f" to {calls.most:,}" if calls.most > calls.answers else ""))
+    budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "what the trials can need"
     print_stderr(f"budget   {budget_text}, graders included")
     print_stderr(
         f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"

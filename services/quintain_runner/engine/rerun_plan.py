@@ -11,10 +11,19 @@ from itertools import islice
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain_runner.results.calls_left import CallsLeft, NeededCalls
 from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
 from quintain_runner.results.row import Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import ResultFile
-from quintain_runner.spec.changes import NOT_IN_DATASET, Action, Decision, RerunPolicy, RunFingerprints, decide
+from quintain_runner.spec.changes import (
+    NOT_IN_DATASET,
+    Action,
+    Decision,
+    RerunPolicy,
+    RunFingerprints,
+    decide,
+    needed_calls,
+)
 from quintain_runner.spec.plan import PlannedQuestion, planned_questions
 from quintain_runner.spec.plan_identity import PlanIdentity, PlanIdentityBuilder
 from quintain_runner.spec.prompts import Prompt
@@ -54,6 +63,10 @@ class RerunPlan:
     not_selected: int = 0
     refused: int = 0
     refused_keys: list[RowKey] = field(default_factory=list)
+    #: Which rows are asked or graded again.
+    policy: RerunPolicy = field(default_factory=RerunPolicy)
+    #: The calls that this command needs.
+    calls_left: CallsLeft = field(default_factory=CallsLeft)
     #: The number of trials that this command executes, by column.
     pending: Counter[str] = field(default_factory=Counter)
     stale_reasons: Counter[str] = field(default_factory=Counter)
@@ -73,15 +86,13 @@ class RerunPlan:
         """Whether this command executes any trial of this case and target."""
         return fingerprint(case_id, target) in self._pending_cases
 
-    def most_calls(self, max_calls_per_trial: int) -> int:
-        """The most calls that this command can need: no call to the target where a kept answer is graded."""
-        return (self.asked_again + self.new) * max_calls_per_trial + self.graded_again * (max_calls_per_trial - 1)
-
-    def add(self, key: RowKey, row: Row | None, decision: Decision) -> None:
-        """Count a trial, and the row that it has."""
+    def add(self, key: RowKey, row: Row | None, decision: Decision, needed: NeededCalls) -> None:
+        """Count a trial, the row that it has, and the calls that it needs."""
         changes = decision.changes
         if decision.action in (Action.ASK, Action.GRADE):
-            self.pending[column_name(key.target, key.prompt)] += 1
+            column = column_name(key.target, key.prompt)
+            self.pending[column] += 1
+            self.calls_left.add(column, needed)
             self._pending_cases.add(fingerprint(key.case_id, key.target))
         if decision.action is Action.WAIT:
             self.not_selected += 1
@@ -113,6 +124,8 @@ class RerunPlan:
             "new": self.new,
             "leftOut": self.left_out,
             "notSelected": self.not_selected,
+            "answers": self.calls_left.answers,
+            "mostCalls": self.calls_left.most,
         }
 
     def lines(self) -> Iterator[str]:
@@ -157,7 +170,7 @@ class Planner:
     policy: RerunPolicy
     reckoning: Reckoning
     selection: TrialSelection
-    max_calls_per_trial: int
+    grader_limits: Mapping[str, int]
 
     async def plan(self) -> RerunPlan:
         """Decide, and write on each row what changed since, so that no table has it as what it is not.
@@ -169,7 +182,13 @@ class Planner:
             await asyncio.to_thread(self._refuse_ungradable)
         unknown = tuple(name for name, one in self.fingerprints.targets.items() if one is None)
         unavailable = tuple(self.fingerprints.unavailable_graders)
-        plan, identity = RerunPlan(unknown=unknown, unavailable_graders=unavailable), PlanIdentityBuilder()
+        plan = RerunPlan(
+            unknown=unknown,
+            unavailable_graders=unavailable,
+            policy=self.policy,
+            calls_left=CallsLeft(self.grader_limits),
+        )
+        identity = PlanIdentityBuilder()
         replacements = self._replacements(plan, identity)
         while batch := await asyncio.to_thread(lambda: list(islice(replacements, _BATCH_ROWS))):
             await self.results.replace(batch)
@@ -184,7 +203,7 @@ class Planner:
         if plan.refused:
             names = ", ".join(f"{key.case_id} · {key.target}" for key in plan.refused_keys)
             more = f" and {plan.refused - len(plan.refused_keys)} more" if plan.refused > len(plan.refused_keys) else ""
-            most = plan.refused * self.max_calls_per_trial
+            most = plan.refused * (1 + sum(self.grader_limits.values()))
             calls = f"{plan.refused} to {most}" if most > plan.refused else str(most)
             raise ConfigError(
                 f"{self.results.path}: {plan.refused} rows have to be graded again and do not hold their answers "
@@ -220,7 +239,8 @@ class Planner:
                 decision = decide(row, question.case, target, self.fingerprints, self.policy)
                 if not (is_selected and self.selection.has_target(target)):
                     decision = decision.waiting()
-                plan.add(key, row, decision)
+                needed = needed_calls(decision.action, row, question.case, target, self.fingerprints)
+                plan.add(key, row, decision, needed)
                 if row is not None:
                     yield question, row, decision
 

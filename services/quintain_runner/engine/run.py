@@ -36,7 +36,7 @@ from quintain_runner.results.store import ResultFile, open_results
 from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.environment import with_proxy_bypass, without_secret_variables
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
-from quintain_runner.spec.plan import check_targets_available, max_calls_per_trial
+from quintain_runner.spec.plan import check_targets_available, grader_limits
 from quintain_runner.spec.reckoning import Reckoning
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_tagged_frames
@@ -115,7 +115,6 @@ class _Run:
                 is_budget_spent = await scheduler.run(
                     *(self.open_cases, self.plan, _called_targets(setup)),
                     repeats=evaluation.spec.repeats,
-                    rerun_policy=setup.rerun_policy,
                 )
         update_budget(self.progress_state, await self.session.client.get_info(), self.session)
         record, findings = await _collect_findings(setup, self.session, record, self.results)
@@ -147,8 +146,8 @@ class _Run:
 
     def _trial_budget(self, info: Info) -> TrialBudget:
         """Calls are reserved if the plan's limit may not be enough, or another session's, on whose budget it draws."""
-        needed_calls = self.plan.most_calls(max_calls_per_trial(self.setup.evaluation))
-        may_lack_calls = self.session.is_bounded and needed_calls > info.max_calls - info.call_count
+        most_calls = self.plan.calls_left.most
+        may_lack_calls = self.session.is_bounded and most_calls > info.max_calls - info.call_count
         return TrialBudget(
             _grading_context(self, info),
             is_scarce=may_lack_calls or info.parent_id is not None,
@@ -161,7 +160,7 @@ async def _open_session(setup: RunSetup, plan: RerunPlan, record: RunRecord) -> 
     identity, earlier = plan.identity, record.plan
     request = SessionRequest(
         is_changed=earlier is not None and identity.is_changed_from(earlier),
-        most_calls=plan.most_calls(max_calls_per_trial(setup.evaluation)),
+        most_calls=plan.calls_left.most,
     )
     if setup.open_session is None:
         session = PlanSession(client=setup.client, session_id=(await setup.client.get_info()).session_id)
@@ -181,7 +180,7 @@ def _progress_state(setup: RunSetup, cases: int, results: ResultFile, plan: Reru
         repeats=setup.evaluation.spec.repeats,
         resume_state=results.resume_state,
         pending=plan.pending,
-        max_calls_per_trial=max_calls_per_trial(setup.evaluation),
+        calls_left=plan.calls_left.copy(),
     )
 
 
@@ -196,7 +195,7 @@ def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, finger
         policy=setup.rerun_policy,
         reckoning=Reckoning.of(setup.evaluation.spec),
         selection=setup.selection,
-        max_calls_per_trial=max_calls_per_trial(setup.evaluation),
+        grader_limits=grader_limits(setup.evaluation),
     )
 
 

@@ -16,9 +16,9 @@ from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.progress.state import ProgressState
-from quintain_runner.results.row import TARGET_CHANGED, Row, column_name
+from quintain_runner.results.row import TARGET_CHANGED, Row, RowStatus, column_name
 from quintain_runner.results.store import ResultFile
-from quintain_runner.spec.changes import RerunPolicy
+from quintain_runner.spec.changes import Action, RerunPolicy, decide, needed_calls
 from quintain_runner.spec.plan import Trial, pending_trials, planned_questions
 from quintain_runner.spec.prompts import Prompt
 
@@ -50,9 +50,7 @@ class TrialScheduler:
         self._error_limit, self._prompts, self._concurrency = error_limit, prompts, concurrency
         self._budget_spent = asyncio.Event()
 
-    async def run(
-        self, open_cases: OpenCases, plan: RerunPlan, targets: Iterable[str], *, repeats: int, rerun_policy: RerunPolicy
-    ) -> bool:
+    async def run(self, open_cases: OpenCases, plan: RerunPlan, targets: Iterable[str], *, repeats: int) -> bool:
         """Execute every pending trial of the plan, except those of parked targets. Returns True if the budget was
         spent before all of them were executed.
 
@@ -62,14 +60,12 @@ class TrialScheduler:
         try:
             async with asyncio.TaskGroup() as task_group:
                 for target in targets:
-                    task_group.create_task(self._run_target(open_cases, plan, target, repeats, rerun_policy))
+                    task_group.create_task(self._run_target(open_cases, plan, target, repeats))
         except BaseExceptionGroup as failures:
             raise _root_failure(failures) from None
         return self._budget_spent.is_set()
 
-    async def _run_target(
-        self, open_cases: OpenCases, plan: RerunPlan, target: str, repeats: int, rerun_policy: RerunPolicy
-    ) -> None:
+    async def _run_target(self, open_cases: OpenCases, plan: RerunPlan, target: str, repeats: int) -> None:
         """Execute the pending trials of one target, until there are none left or the budget is spent."""
         slots = asyncio.Semaphore(self._concurrency)
         with open_cases() as cases:
@@ -77,7 +73,7 @@ class TrialScheduler:
                 planned_questions((case for case in cases if plan.is_pending(case.id, target)), self._prompts, repeats),
                 target,
                 find_row=self._results.find,
-                rerun_policy=rerun_policy,
+                rerun_policy=plan.policy,
                 fingerprints=self._context.fingerprints,
             )
             async with asyncio.TaskGroup() as task_group:
@@ -86,9 +82,9 @@ class TrialScheduler:
                         await slots.acquire()
                         if self._budget_spent.is_set() or not self._error_limit.may_begin(target):
                             return
-                        task_group.create_task(self._run_trial(trial, slots))
+                        task_group.create_task(self._run_trial(trial, slots, plan.policy))
 
-    async def _run_trial(self, trial: Trial, slots: asyncio.Semaphore) -> None:
+    async def _run_trial(self, trial: Trial, slots: asyncio.Semaphore, policy: RerunPolicy) -> None:
         """Execute one trial, store its row, and release its slot."""
         self._progress_state.trial_started(trial.column)
         try:
@@ -98,11 +94,23 @@ class TrialScheduler:
                 self._record_outcome(trial, outcome.row, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
                 self._progress_state.add_row(outcome.row, trial.previous)
+                self._count_calls_left(trial, outcome.row, policy)
             if outcome.budget_spent:
                 self._budget_spent.set()
         finally:
             self._progress_state.trial_ended(trial.column)
             slots.release()
+
+    def _count_calls_left(self, trial: Trial, row: Row, policy: RerunPolicy) -> None:
+        """Replace what the trial needed by what the same command would need for its row."""
+        case, target, fingerprints = trial.case, trial.target, self._context.fingerprints
+        before = Action.ASK if trial.kept is None else Action.GRADE
+        after = Action.KEEP
+        if row.status is not RowStatus.GRADED:
+            after = decide(row, case, target, fingerprints, policy).action
+        calls_left = self._progress_state.calls_left
+        calls_left.add(trial.column, needed_calls(before, trial.kept, case, target, fingerprints), times=-1)
+        calls_left.add(trial.column, needed_calls(after, row, case, target, fingerprints))
 
     def _record_outcome(self, trial: Trial, row: Row, fault: Fault | None) -> None:
         error = row.error

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.errors import Overloaded, QuintainError, Throttled
 from quintain_runner.cost.run_cost import Cost
-from quintain_runner.results.counts import RowTally, estimate_remaining_calls
+from quintain_runner.results.calls_left import CallsLeft
+from quintain_runner.results.counts import RowTally
 from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowStats, RowStatus
 
@@ -132,9 +133,12 @@ class ProgressState:
         repeats: int,
         resume_state: ResumeState,
         pending: Mapping[str, int] | None = None,
-        max_calls_per_trial: int = 1,
+        calls_left: CallsLeft | None = None,
     ) -> None:
-        self.cases, self.max_calls_per_trial = cases, max_calls_per_trial
+        self.cases = cases
+        #: The calls that the trials of this invocation still need.
+        self.calls_left = calls_left or CallsLeft()
+        self._grader_calls = resume_state.grader_calls
         self.tallies = {target: RowTally(cases * repeats) for target in targets}
         for (column, repeat), tally in resume_state.tallies.items():
             if column in self.tallies and repeat <= repeats:
@@ -162,10 +166,13 @@ class ProgressState:
 
     @property
     def projected_calls(self) -> int:
-        """The projected number of calls of the complete run, from the calls of its graded rows."""
-        return self.calls + estimate_remaining_calls(
-            self.tallies.values(), max_calls_per_trial=self.max_calls_per_trial
-        )
+        """The projected number of calls when this invocation is complete."""
+        return self.calls + self.estimated_calls_left
+
+    @property
+    def estimated_calls_left(self) -> int:
+        """The calls that the open trials will take, estimated from what the graders of graded rows took."""
+        return self.calls_left.estimate(self._grader_calls)
 
     @property
     def pending_trials(self) -> int:
@@ -186,6 +193,7 @@ class ProgressState:
         if superseded is not None and superseded.counts:
             tally.add(superseded, times=-1)
         tally.add(RowStats.of(row))
+        self._grader_calls.add_row(row)
         self.calls_in_rows += row.calls - (0 if superseded is None else superseded.calls)
         self.target_gauges[row.column].add_row(row)
         for name, grader in row.graders.items():

@@ -149,7 +149,7 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
             parked_targets=run.parked_targets,
             results=folder / RESULTS_NAME,
         )
-        summary = replace(summary, unavailable_graders=run.unavailable_graders)
+        summary = replace(summary, unavailable_graders=run.unavailable_graders, estimated_calls_left=totals.calls_left)
     report = RunReport(
         folder=folder,
         run=run,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quintain.contracts.message import Message
 from quintain_runner.progress.state import ProgressState
-from quintain_runner.results.counts import RowTally, estimate_remaining_calls
+from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import split_column
 
 #: A mean at most this far below the threshold still passes: the difference is a rounding error.
@@ -82,7 +82,7 @@ class RunSummary:
     ``calls_without_row`` of these calls are in no row, because a grader or the run was killed before its row was
     written. ``calls_made_twice`` are calls that two workers were granted, because the first was lost before it had an
     answer: their provider may have counted both. ``has_open_trials`` says whether the same command would execute any
-    trial. ``estimated_calls_left`` is the estimate for the trials that are not graded. ``parked_targets`` are the
+    trial. ``estimated_calls_left`` is the estimate for the trials that it would execute. ``parked_targets`` are the
     targets of which no more trials were begun because of errors, each with the reason. ``unavailable_graders`` could
     not be run, each with the reason: their verdicts are kept, and trials that need a new one wait.
     """
@@ -173,7 +173,7 @@ def summarize(
         calls_of_earlier_plans=budget.calls_of_earlier_plans,
         calls_without_row=max(0, calls - progress_state.calls_in_rows),
         calls_made_twice=calls_made_twice,
-        estimated_calls_left=estimate_remaining_calls(tallies, max_calls_per_trial=progress_state.max_calls_per_trial),
+        estimated_calls_left=progress_state.estimated_calls_left,
         threshold=threshold,
         is_budget_spent=is_budget_spent,
         parked_targets=parked_targets or {},

@@ -1,9 +1,7 @@
-"""Counts rows in constant memory, and estimates the calls that the remaining trials will take. No I/O."""
+"""Counts rows in constant memory. No I/O."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
 from fractions import Fraction
 
 from quintain_runner.results.row import RowStats, RowStatus
@@ -16,10 +14,6 @@ class RowTally:
         self.trials = trials
         self.by_status = dict.fromkeys(RowStatus, 0)
         self.passed = self.calls = self.input_tokens = self.output_tokens = 0
-        #: The calls of the graded rows, and the sum of their squares, for the variance.
-        self.graded_calls = self.graded_calls_squared = 0
-        #: The number of error rows whose target answered: only a grader has to be called again.
-        self.answered_errors = 0
         #: The number of rows that count although what made them changed.
         self.stale = 0
         # The exact sum of the scores, so that the order in which cases end does not change it: numerators by
@@ -34,12 +28,9 @@ class RowTally:
         self.calls += times * row.calls
         self.input_tokens += times * row.input_tokens
         self.output_tokens += times * row.output_tokens
-        self.answered_errors += times * (row.answered and row.status is RowStatus.ERROR)
         if row.status is RowStatus.GRADED:
             numerator, denominator = row.score.as_integer_ratio()
             self._scores[denominator] = self._scores.get(denominator, 0) + times * numerator
-            self.graded_calls += times * row.calls
-            self.graded_calls_squared += times * row.calls**2
 
     def __iadd__(self, other: RowTally) -> RowTally:
         """Add the counts of another tally; ``trials`` does not change."""
@@ -49,10 +40,7 @@ class RowTally:
         self.calls += other.calls
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
-        self.answered_errors += other.answered_errors
         self.stale += other.stale
-        self.graded_calls += other.graded_calls
-        self.graded_calls_squared += other.graded_calls_squared
         for denominator, numerator in other._scores.items():
             self._scores[denominator] = self._scores.get(denominator, 0) + numerator
         return self
@@ -86,32 +74,3 @@ class RowTally:
     def mean_score(self) -> float | None:
         """The mean score of the graded rows, or None if there are none; error rows never count as a score of 0."""
         return float(self.score_sum / self.graded) if self.graded else None
-
-
-#: The safety margin in standard deviations: the sum of many varying costs stays below it in 999 of 1000 runs.
-_SAFETY_DEVIATIONS = 3.0
-
-
-def estimate_remaining_calls(tallies: Collection[RowTally], *, max_calls_per_trial: int) -> int:
-    """Estimate the calls that the pending and the failed trials will take, with a margin for their variance.
-
-    The estimate uses the mean and variance of the calls of graded rows only, because a row that failed for lack of
-    budget made fewer calls than it needs. A target without graded rows uses those of all targets; if no row is graded,
-    each trial is assumed to take ``max_calls_per_trial``. A failed trial whose target answered takes one call less.
-    """
-    total = RowTally(0)
-    for tally in tallies:
-        total += tally
-    mean, variance = 0.0, 0.0
-    for tally in tallies:
-        left = tally.trials - tally.graded - tally.in_doubt
-        sample = tally if tally.graded else total
-        if sample.graded:
-            each = sample.graded_calls / sample.graded
-            cost_variance = max(0.0, sample.graded_calls_squared / sample.graded - each**2)
-        else:
-            each, cost_variance = float(max_calls_per_trial), 0.0
-        mean += left * each - tally.answered_errors
-        variance += left * cost_variance
-    # Rounded before taking the ceiling, because a floating-point error must not add a call.
-    return math.ceil(round(mean + _SAFETY_DEVIATIONS * math.sqrt(variance), 6))

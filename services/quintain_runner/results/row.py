@@ -268,10 +268,7 @@ class Row(Message):
 
 @dataclass(frozen=True, slots=True)
 class RowStats:
-    """The part of a row that the counts need, without its texts.
-
-    ``answered`` says whether it holds an answer, so that grading it needs no call of the target.
-    """
+    """The part of a row that the counts need, without its texts."""
 
     status: RowStatus
     score: float
@@ -280,7 +277,6 @@ class RowStats:
     input_tokens: int
     output_tokens: int
     tries: int
-    answered: bool = False
     counts: bool = True
     stale: bool = False
 
@@ -295,7 +291,6 @@ class RowStats:
             input_tokens=row.token_usage.input,
             output_tokens=row.token_usage.output,
             tries=row.tries,
-            answered=row.is_gradable,
             counts=row.counts,
             stale=row.stale_kept,
         )
@@ -317,5 +312,4 @@ NO_STATS = RowStats(
     input_tokens=0,
     output_tokens=0,
     tries=0,
-    answered=False,
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from quintain.graders import Case
+from quintain_runner.results.calls_left import NeededCalls
 from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
 
@@ -130,6 +131,21 @@ def _asks_the_same(row: Row, case: Case) -> bool:
 def _grade_again(row: Row, changes: tuple[str, ...], remaining_changes: tuple[str, ...] = ()) -> Decision:
     """Grade the kept answer, or refuse to, if the row does not hold it."""
     return Decision(Action.GRADE if row.is_gradable else Action.REFUSE, changes, remaining_changes)
+
+
+def needed_calls(
+    action: Action, row: Row | None, case: Case, target: str, fingerprints: RunFingerprints
+) -> NeededCalls:
+    """What a trial needs of which this becomes; ``row`` is the one that it left, if any."""
+    graders = tuple(fingerprints.graders_of(target))
+    if action is Action.ASK:
+        return NeededCalls(asks=True, graders=graders)
+    if action is not Action.GRADE:
+        return NeededCalls()
+    now = fingerprints.row_fingerprints(case, target)
+    return NeededCalls(
+        graders=tuple(name for name in graders if reusable_grader_row(row, name, now, fingerprints) is None)
+    )
 
 
 def reusable_grader_row(

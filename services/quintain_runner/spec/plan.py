@@ -202,7 +202,12 @@ def estimate_calls(evaluation: Evaluation, *, trials: int) -> CallsEstimate:
 
 def max_calls_per_trial(evaluation: Evaluation) -> int:
     """The most calls that one trial can make: one to the target, and each grader's limit."""
-    return 1 + sum(max_grader_calls(evaluation, grader) for grader in evaluation.spec.graders)
+    return 1 + sum(grader_limits(evaluation).values())
+
+
+def grader_limits(evaluation: Evaluation) -> dict[str, int]:
+    """The most calls that one execution of each grader can make."""
+    return {grader.name: max_grader_calls(evaluation, grader) for grader in evaluation.spec.graders}
 
 
 def max_grader_calls(evaluation: Evaluation, grader: GraderSpec) -> int:

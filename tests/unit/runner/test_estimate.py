@@ -9,9 +9,9 @@ from quintain.contracts.invoke import TokenUsage
 from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import CaseSource, DatasetStats
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, TokensEstimate, estimate_run
-from quintain_runner.results.counts import RowTally, estimate_remaining_calls
+from quintain_runner.results.calls_left import CallsLeft, GraderCalls, NeededCalls
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.spec.plan import estimate_calls, max_calls_per_trial
+from quintain_runner.spec.plan import estimate_calls, grader_limits
 
 FACTS = DatasetStats(
     source=CaseSource(path=Path("c")), cases=100, sha256="", input_characters=8000, expected_characters=800
@@ -63,9 +63,10 @@ def test_a_check_a_run_and_the_forecast_of_a_spent_budget_count_the_same_calls()
         evaluated = evaluation(function, JUDGE, sessionless=sessionless)
         checked = estimate_for(function, JUDGE, sessionless=sessionless).calls
         assert estimate_calls(evaluated, trials=200) == checked
-        tally = RowTally(200)
-        forecast = estimate_remaining_calls([tally], max_calls_per_trial=max_calls_per_trial(evaluated))
-        assert checked.most == forecast == most
+        left = CallsLeft(grader_limits(evaluated))
+        for _ in range(200):
+            left.add("bot", NeededCalls(asks=True, graders=("f", "judge")))
+        assert checked.most == left.most == left.estimate(GraderCalls()) == most
 
 
 def test_tokens_follow_from_the_dataset() -> None:

@@ -15,6 +15,7 @@ from quintain_runner.cost.prices import Price
 from quintain_runner.cost.run_cost import run_cost
 from quintain_runner.progress.live_table import render_progress
 from quintain_runner.progress.state import Latencies, ProgressState
+from quintain_runner.results.calls_left import CallsLeft, NeededCalls
 from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 
@@ -96,11 +97,19 @@ def test_graders_have_lines_of_their_own() -> None:
     assert line == ["judge", "1", "1", "1.000", "1", "2"]
 
 
-def test_the_budget_says_how_much_the_run_will_take() -> None:
+def half_done() -> ProgressState:
+    """50 of 100 trials are done; the others need a call of their target and one of a judge."""
     board = progress_state(100)
-    board.budget.update(0, 400)
+    board.calls_left = CallsLeft({"judged": 1})
     for number in range(50):
         board.add_row(row(str(number)))
+        board.calls_left.add("bot", NeededCalls(asks=True, graders=("judged",)))
+    return board
+
+
+def test_the_budget_says_how_much_the_run_will_take() -> None:
+    board = half_done()
+    board.budget.update(0, 400)
     board.budget.update(100, 400)
     (line,) = (line for line in rendered_lines(board) if line.startswith("budget"))
     assert "█" * 7 + "░" * 23 in line
@@ -108,10 +117,8 @@ def test_the_budget_says_how_much_the_run_will_take() -> None:
 
 
 def test_a_budget_that_does_not_last_says_when_it_is_spent() -> None:
-    board = progress_state(100)
+    board = half_done()
     board.budget.update(0, 150)
-    for number in range(50):
-        board.add_row(row(str(number)))
     board.budget.update(100, 150)
     (line,) = (line for line in rendered_lines(board, seconds=120) if line.startswith("budget"))
     assert "spent about 04:01 before the run ends: the run needs about 200" in line

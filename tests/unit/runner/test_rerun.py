@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import ProviderFailed
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation
 from quintain_runner.report.csv_file import write_csv
@@ -385,3 +386,33 @@ async def test_rows_of_a_grader_that_cannot_be_run_any_more_are_kept_and_marked(
     summary = await world.run()
     assert (world.asked, summary.total.graded, summary.total.stale, summary.exit_code) == (1, 5, 0, ExitCode.PASSED)
     assert {row.case_id: row.graders for row in world.folder.rows() if row.case_id in before} == before
+
+
+async def test_the_forecast_of_a_spent_budget_counts_what_is_left_to_do(world: World) -> None:
+    world.graders.pop()
+    world.write()
+    await world.run()
+    rewrite_prompt(world)
+    world.folder.client.max_calls = world.folder.client.used + 2
+    world.folder.concurrency = 1
+    summary = await world.run()
+    assert world.plan is not None
+    assert (world.plan.calls_left.answers, world.plan.calls_left.most, world.judged) == (0, 4, 2)
+    assert (summary.exit_code, summary.estimated_calls_left) == (ExitCode.BUDGET_SPENT, 2)
+    assert read_report(world.folder.output).summary.estimated_calls_left == 2
+    world.folder.client.max_calls += summary.estimated_calls_left
+    summary = await world.run()
+    assert (summary.exit_code, world.asked, world.judged) == (ExitCode.PASSED, 0, 2)
+
+
+async def test_the_forecast_knows_which_failed_trials_have_an_answer(world: World) -> None:
+    async def failing_judge(request: InvokeRequest) -> str:
+        if request.target == "judge":
+            raise ProviderFailed("down")
+        return await answer(request)
+
+    world.folder.client.answer = failing_judge
+    world.graders.pop()
+    world.write()
+    summary = await world.run()
+    assert (summary.total.errors, summary.estimated_calls_left) == (4, 4)

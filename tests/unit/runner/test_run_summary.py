@@ -11,10 +11,8 @@ from quintain.contracts.invoke import TokenUsage
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts, summarize
 from quintain_runner.report.summary_text import exit_line, unaccounted_calls_note
-from quintain_runner.results.counts import RowTally, estimate_remaining_calls
 from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStats, RowStatus
-from quintain_runner.results.row_content import Answer
 
 GOOD = TrialCounts(
     trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8
@@ -59,16 +57,6 @@ def resume_state(*rows: Row) -> ResumeState:
     return kept
 
 
-def row_tally(trials: int, *calls: int, errors: int = 0) -> RowTally:
-    """A target whose graded rows cost so many calls each."""
-    tally = RowTally(trials)
-    for cost in calls:
-        tally.add(RowStats.of(row("1", 1.0).model_copy(update={"calls": cost})))
-    for _ in range(errors):
-        tally.add(RowStats.of(errored("1")))
-    return tally
-
-
 def with_totals(summary: RunSummary, **changes: int | float | None) -> RunSummary:
     return replace(summary, total=replace(summary.total, **changes))  # type: ignore[arg-type]
 
@@ -101,15 +89,6 @@ def test_kept_rows_of_targets_and_repeats_that_are_not_asked_are_counted_for_wha
     again = row("1", 1.0).model_copy(update={"repeat": 2})
     board = ProgressState(["bot"], cases=1, repeats=1, resume_state=resume_state(again, row("1", 1.0, target="other")))
     assert (board.done, board.calls_in_rows) == (0, 4)
-
-
-def test_an_answer_that_only_waits_for_its_grader_is_not_forecast_to_be_asked_again() -> None:
-    answered = errored("1").model_copy(update={"output": "text", "answer": Answer()})
-    board = ProgressState(
-        ["bot"], cases=3, repeats=1, resume_state=resume_state(answered, errored("2")), max_calls_per_trial=2
-    )
-    summary = summarize(board, threshold=None, is_budget_spent=True, results=Path("r"))
-    assert summary.estimated_calls_left == 1 + 2 + 2
 
 
 def test_calls_of_rows_count_before_the_ledger_is_read_again() -> None:
@@ -176,25 +155,6 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
 def test_the_last_line_says_the_exit_code_why_and_what_to_do_next(summary: RunSummary, said: list[str]) -> None:
     line = exit_line(summary, COMMAND)
     assert [words for words in said if words not in line] == []
-
-
-def test_what_finishing_costs_is_reckoned_from_what_the_graded_rows_took() -> None:
-    assert estimate_remaining_calls([row_tally(10, 2, 2, 2)], max_calls_per_trial=51) == 14
-    assert estimate_remaining_calls([row_tally(10, 2, 2, 2), row_tally(3)], max_calls_per_trial=51) == 14 + 6
-    assert estimate_remaining_calls([row_tally(2, 5, 5)], max_calls_per_trial=51) == 0
-
-
-def test_a_row_that_erred_for_want_of_budget_is_no_measure_of_what_it_will_cost() -> None:
-    assert estimate_remaining_calls([row_tally(5, 3, errors=4)], max_calls_per_trial=51) == 4 * 3
-
-
-def test_before_anything_is_graded_finishing_may_cost_the_utmost() -> None:
-    assert estimate_remaining_calls([row_tally(10, errors=1)], max_calls_per_trial=21) == 210
-
-
-def test_where_trials_cost_differently_there_is_room_for_it() -> None:
-    scattered = estimate_remaining_calls([row_tally(104, 1, 9, 1, 9)], max_calls_per_trial=51)
-    assert 500 < scattered < 700
 
 
 def test_the_next_command_has_one_budget() -> None:
