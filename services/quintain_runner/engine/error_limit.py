@@ -19,7 +19,8 @@ any other fault           ``timeout`` (408 too), ``throttled`` (429), ``expired`
 ========================  ====================================================================  ==============
 
 Each ``target_changed`` is a charged call without a graded row, and the next call is likely to be another. Therefore
-three in a row park the target; an answer of the planned configuration sets that count to 0.
+three in a row park the target; an answer of the planned configuration sets that count to 0. No more than these run at
+once while they are possible (`quintain_runner.engine.start_gate`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MIN_TRIALS_FOR_SHARE = 50
 _TRIALS_PER_ERROR = 5
 
 #: A target is parked after this many `TARGET_CHANGED` errors in a row.
-_MAX_CHANGED_IN_ROW = 3
+MAX_CHANGED_IN_ROW = 3
 
 _ENDPOINT_FAULTS = (TargetUnavailable, ProviderFailed)
 _ANSWERED_FAULTS = (Rejected, ReplyTooLarge)
@@ -111,7 +112,7 @@ class ErrorLimit:
             return "its first error, with --fail-fast"
         if not max_errors:
             return None
-        if counts.changed_in_row >= min(max_errors, _MAX_CHANGED_IN_ROW):
+        if counts.changed_in_row >= min(max_errors, MAX_CHANGED_IN_ROW):
             return f"{counts.changed_in_row} answers in a row of another configuration"
         if counts.errors_in_row >= max_errors:
             return f"{counts.errors_in_row} errors in a row"

@@ -13,6 +13,7 @@ from itertools import islice
 from quintain.errors import Fault
 from quintain_runner.engine.error_limit import ErrorLimit
 from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
+from quintain_runner.engine.start_gate import StartGate
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.progress.state import ProgressState
@@ -68,6 +69,8 @@ class TrialScheduler:
     async def _run_target(self, open_cases: OpenCases, plan: RerunPlan, target: str, repeats: int) -> None:
         """Execute the pending trials of one target, until there are none left or the budget is spent."""
         slots = asyncio.Semaphore(self._concurrency)
+        is_known = self._context.fingerprints.targets.get(target) is not None
+        gate = StartGate() if is_known else StartGate(seconds=0)
         with open_cases() as cases:
             pending = pending_trials(
                 planned_questions((case for case in cases if plan.is_pending(case.id, target)), self._prompts, repeats),
@@ -80,18 +83,20 @@ class TrialScheduler:
                 while prefetched := await _prefetch(pending):
                     for trial in prefetched:
                         await slots.acquire()
+                        await gate.enter()
                         if self._budget_spent.is_set() or not self._error_limit.may_begin(target):
                             return
-                        task_group.create_task(self._run_trial(trial, slots, plan.policy))
+                        task_group.create_task(self._run_trial(trial, slots, gate, plan.policy))
 
-    async def _run_trial(self, trial: Trial, slots: asyncio.Semaphore, policy: RerunPolicy) -> None:
+    async def _run_trial(self, trial: Trial, slots: asyncio.Semaphore, gate: StartGate, policy: RerunPolicy) -> None:
         """Execute one trial, store its row, and release its slot."""
         self._progress_state.trial_started(trial.column)
+        is_changed = False
         try:
             outcome = await run_trial(trial, self._context, self._budget)
             if outcome.row is not None:
                 self._budget.add_row(outcome.row)
-                self._record_outcome(trial, outcome.row, outcome.target_fault)
+                is_changed = self._record_outcome(trial, outcome.row, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
                 self._progress_state.add_row(outcome.row, trial.previous)
                 self._count_calls_left(trial, outcome.row, policy)
@@ -99,6 +104,7 @@ class TrialScheduler:
                 self._budget_spent.set()
         finally:
             self._progress_state.trial_ended(trial.column)
+            gate.leave(is_changed=is_changed)
             slots.release()
 
     def _count_calls_left(self, trial: Trial, row: Row, policy: RerunPolicy) -> None:
@@ -112,13 +118,15 @@ class TrialScheduler:
         calls_left.add(trial.column, needed_calls(before, trial.kept, case, target, fingerprints), times=-1)
         calls_left.add(trial.column, needed_calls(after, row, case, target, fingerprints))
 
-    def _record_outcome(self, trial: Trial, row: Row, fault: Fault | None) -> None:
+    def _record_outcome(self, trial: Trial, row: Row, fault: Fault | None) -> bool:
+        """Count how the trial ended; return whether another configuration than the planned one answered."""
         error = row.error
         changed = error.error if error is not None and error.code == TARGET_CHANGED else None
         self._error_limit.record(trial.target, fault, changed=changed)
         for prompt in self._prompts:
             gauge = self._progress_state.target_gauges[column_name(trial.target, prompt.name)]
             gauge.is_parked = trial.target in self._error_limit.parked_targets
+        return changed is not None
 
 
 async def _prefetch(pending: Iterable[Trial]) -> list[Trial]:

@@ -12,6 +12,7 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed
+from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation
 from quintain_runner.report.csv_file import write_csv
@@ -284,7 +285,7 @@ def by_key(row: Row) -> tuple[str, str, int]:
 
 async def test_an_answer_of_another_configuration_is_never_that_rows_answer(world: World) -> None:
     world.folder.client.answered_fingerprints["bot"] = "another"
-    summary = await world.run()
+    summary = await world.run(error_policy=ErrorPolicy(max_errors=0))
     assert (summary.total.graded, summary.total.errors, world.judged) == (0, 4, 0)
     assert {(row.error.code, row.output, row.calls) for row in world.folder.rows() if row.error} == {
         ("target_changed", None, 1)
@@ -296,7 +297,7 @@ async def test_an_answer_of_another_configuration_is_never_that_rows_answer(worl
 
 async def test_a_few_answers_of_another_configuration_in_a_row_park_the_target(world: World) -> None:
     world.folder.client.answered_fingerprints["bot"] = "another"
-    summary = await world.run(concurrency=1)
+    summary = await world.run(concurrency=64)
     assert (summary.exit_code, world.asked) == (ExitCode.ERRORS, 3)
     assert {name: parked.code for name, parked in summary.parked_targets.items()} == {"bot": "target_changed"}
     world.folder.client.answered_fingerprints.clear()
@@ -306,7 +307,7 @@ async def test_a_few_answers_of_another_configuration_in_a_row_park_the_target(w
 
 async def test_a_verdict_of_another_configuration_is_none(world: World) -> None:
     world.folder.client.answered_fingerprints["judge"] = None
-    await world.run()
+    await world.run(error_policy=ErrorPolicy(max_errors=0))
     assert {row.error.code for row in world.folder.rows() if row.error} == {"target_changed"}
     world.folder.client.answered_fingerprints.clear()
     summary = await world.run()
