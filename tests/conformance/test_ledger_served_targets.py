@@ -47,9 +47,13 @@ async def test_workers_that_differ_are_known_with_the_time_since_they_do(ledger_
     await register(ledger_driver, "new-2", "b")
     target, seconds = await listed(ledger_driver)
     assert (target.workers_by_fingerprint, seconds) == ({"b": ["new-1", "new-2"], "a": ["old-1", "old-2"]}, 60)
+    session = await ledger_driver.open_session()
+    info = await ledger_driver.info(session)
+    assert {name: (info.now - since) // 1000 for name, since in (info.different_since or {}).items()} == {"a": 60}
     await later(ledger_driver, LEASE_MS // 1000 + 1, "new-1", "new-2")
     target, seconds = await listed(ledger_driver)
     assert (target.workers_by_fingerprint, seconds) == ({"b": ["new-1", "new-2"]}, None)
+    assert (await ledger_driver.info(session)).different_since is None
 
 
 async def test_workers_that_restart_do_not_begin_a_new_difference(ledger_driver: ClockedLedgerDriver) -> None:

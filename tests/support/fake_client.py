@@ -38,6 +38,8 @@ class FakeClient(Client):
         #: The fingerprints that workers registered; and those with which they answer, where these are others.
         self.fingerprints = {name: f"fingerprint-of-{name}" for name in targets}
         self.answered_fingerprints: dict[str, str | None] = {}
+        #: Since when workers serve a target differently; the time is 0.
+        self.different_since: dict[str, int] = {}
         self.request_ids: list[str] = []
         self.requests: list[InvokeRequest] = []
         self.in_flight = self.max_in_flight = 0
@@ -142,6 +144,7 @@ class FakeClient(Client):
             available_targets=sorted(self.targets),
             token_usage=TokenUsage(input=tokens),
             target_fingerprints=dict(self.fingerprints),
+            different_since=self.different_since or None,
             state=SessionState.OPEN,
             now=0,
         )

@@ -259,6 +259,8 @@ def _ignore_plan(_: RerunPlan) -> None:
 def _print_rerun_plan(plan: RerunPlan) -> None:
     for line in plan.lines():
         print_stderr(escape_for_terminal(f"plan     {line}"))
+    for warning in plan.warnings():
+        print_stderr(escape_for_terminal(f"warning  {warning}"))
     answers, most = plan.calls_left.answers, plan.calls_left.most
     print_stderr(f"calls    {answers:,}" + (f" to {most:,}" if most > answers else ""))
 

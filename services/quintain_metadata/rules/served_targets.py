@@ -46,12 +46,11 @@ def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint
     return by_target
 
 
-def current_fingerprints(now: int) -> SqlProgram[dict[str, str | None]]:
+def current_fingerprints(live: Mapping[str, Sequence[WorkerFingerprint]]) -> SqlProgram[dict[str, str | None]]:
     """Return every registered target, by name, with the fingerprint of the live worker that changed last.
 
     Where no worker is live it is that of the last registration.
     """
-    live = yield from live_served_targets(now)
     rows = yield from execute("SELECT name, fingerprint FROM target ORDER BY name")
     return {name: live[name][0].fingerprint if name in live else last for name, last in rows}
 

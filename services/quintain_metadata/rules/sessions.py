@@ -20,7 +20,7 @@ from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, Unauthorized
 from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
 from quintain_metadata.rules.lifecycle import CallState
-from quintain_metadata.rules.served_targets import current_fingerprints
+from quintain_metadata.rules.served_targets import current_fingerprints, differences, live_served_targets
 from quintain_metadata.rules.session_repository import SessionRow, charge, load_session
 
 DEFAULT_DEADLINE_MS = 600_000
@@ -188,7 +188,9 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         *(session.id, session.id),
     )
     assert unused is not None
-    targets = yield from current_fingerprints(now)
+    served = yield from live_served_targets(now)
+    targets = yield from current_fingerprints(served)
+    different_since = yield from differences(now, served)
     allowed = {name: fingerprint for name, fingerprint in targets.items() if session.allows(name)}
     fingerprints = {name: fingerprint for name, fingerprint in allowed.items() if fingerprint is not None}
     return Info(
@@ -199,6 +201,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         available_targets=list(allowed),
         allowed_targets=None if session.allowed_targets is None else json.loads(session.allowed_targets),
         target_fingerprints=fingerprints or None,
+        different_since={name: since for name, since in different_since.items() if session.allows(name)} or None,
         reserved=by_state.get(CallState.RESERVED, 0) + unused[0],
         running=by_state.get(CallState.RUNNING, 0),
         committed=by_state.get(CallState.COMMITTED, 0),

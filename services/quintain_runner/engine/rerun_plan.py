@@ -13,7 +13,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.results.calls_left import CallsLeft, NeededCalls
 from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
-from quintain_runner.results.row import Row, RowKey, RowStatus, column_name
+from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import (
     NOT_IN_DATASET,
@@ -50,6 +50,7 @@ class RerunPlan:
     command that selects them. ``refused`` rows had to be graded again and do not hold their answer; ``refused_keys``
     are the first of them. ``identity`` says whose budget the plan has. ``unknown`` are the targets whose workers
     report no fingerprint: whether they changed, nobody knows. ``unavailable_graders`` cannot be run now.
+    ``different_seconds`` says of the targets that workers serve differently, how long they have.
     """
 
     kept: int = 0
@@ -74,6 +75,7 @@ class RerunPlan:
     asking_reasons: Counter[str] = field(default_factory=Counter)
     unknown: tuple[str, ...] = ()
     unavailable_graders: tuple[str, ...] = ()
+    different_seconds: Mapping[str, float] = field(default_factory=dict)
     identity: PlanIdentity = field(default_factory=lambda: PlanIdentity(trials=""))
     _pending_cases: FingerprintSet = field(default_factory=FingerprintSet)
 
@@ -112,6 +114,15 @@ class RerunPlan:
         else:
             self.asked_again += 1
             self.asking_reasons.update(changes or ("no answer",))
+
+    def warnings(self) -> Iterator[str]:
+        """A sentence for each target that workers serve differently."""
+        for name, seconds in self.different_seconds.items():
+            yield (
+                f"workers have served target {name} with different configurations for {seconds:.0f} s: only answers of "
+                f"the one that changed last become rows, others are charged as {TARGET_CHANGED}; `quintain status` "
+                "names the workers"
+            )
 
     def to_wire(self) -> dict[str, int]:
         """The counts as ``run.json`` has them."""

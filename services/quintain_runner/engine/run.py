@@ -67,6 +67,11 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
             return closing(read_cases(source))
 
         plan = await _planner(setup, results, open_cases, fingerprints).plan()
+        plan.different_seconds = {
+            name: (info.now - since) / 1000
+            for name, since in (info.different_since or {}).items()
+            if name in fingerprints.targets
+        }
         record = record.with_command(setup.command, fingerprints, plan.to_wire(), setup.selection.to_wire())
         setup.on_plan(plan)
         session, record = await _open_session(setup, plan, record)
@@ -132,7 +137,12 @@ class _Run:
             parked_targets=error_limit.parked_targets,
         )
         unavailable = self.setup.evaluation.unavailable_graders
-        return replace(summary, has_open_trials=self._has_open_trials(summary), unavailable_graders=unavailable)
+        return replace(
+            summary,
+            has_open_trials=self._has_open_trials(summary),
+            unavailable_graders=unavailable,
+            different_seconds=self.plan.different_seconds,
+        )
 
     def _has_open_trials(self, summary: RunSummary) -> bool:
         """Whether the same command, or one that selects more, would execute any trial."""

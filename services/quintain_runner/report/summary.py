@@ -85,6 +85,7 @@ class RunSummary:
     trial. ``estimated_calls_left`` is the estimate for the trials that it would execute. ``parked_targets`` are the
     targets of which no more trials were begun because of errors, each with the reason. ``unavailable_graders`` could
     not be run, each with the reason: their verdicts are kept, and trials that need a new one wait.
+    ``different_seconds`` says of the targets that workers served differently when the command began, how long they had.
     """
 
     cases: int
@@ -101,6 +102,7 @@ class RunSummary:
     is_budget_spent: bool
     parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
     unavailable_graders: Mapping[str, str] = field(default_factory=dict)
+    different_seconds: Mapping[str, float] = field(default_factory=dict)
     results: Path
 
     @property
@@ -137,6 +139,8 @@ class RunSummary:
         }
         parked = {name: target.model_dump(by_alias=True) for name, target in self.parked_targets.items()}
         optional: dict[str, object] = {"parkedTargets": parked} if parked else {}
+        if self.different_seconds:
+            optional["differentSeconds"] = dict(self.different_seconds)
         if self.unavailable_graders:
             optional["unavailableGraders"] = dict(self.unavailable_graders)
         return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets, **optional}

@@ -60,6 +60,7 @@ class Info(Message):
     epoch on the metadata service's clock. ``per_target`` is set if it was requested.
     ``allowed_targets`` are those that the session may call, registered or not; None if it may call all.
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
+    ``different_since`` are the times since when the live workers of some of them have reported different ones.
     ``unsupported`` is set if it is ``ignore``.
     """
 
@@ -81,6 +82,7 @@ class Info(Message):
     parent_id: str | None = None
     per_target: dict[str, TargetUsage] | None = None
     target_fingerprints: dict[str, str] | None = None
+    different_since: dict[str, int] | None = None
     unsupported: Unsupported | None = None
     now: int
 

@@ -417,3 +417,14 @@ async def test_the_forecast_knows_which_failed_trials_have_an_answer(world: Worl
     world.write()
     summary = await world.run()
     assert (summary.total.errors, summary.estimated_calls_left) == (4, 4)
+
+
+async def test_a_run_warns_of_workers_that_serve_its_targets_differently(world: World) -> None:
+    world.folder.client.different_since = {"bot": -90_000, "another": -1000}
+    summary = await world.run()
+    assert world.plan is not None
+    assert len(list(world.plan.warnings())) == 1
+    assert summary.to_wire()["differentSeconds"] == {"bot": 90.0}
+    assert json.loads((world.folder.output / "run.json").read_text())["differentSeconds"] == {"bot": 90.0}
+    world.folder.client.different_since.clear()
+    assert "differentSeconds" not in (await world.run()).to_wire()
