@@ -53,6 +53,7 @@ class ChangingEvaluation:
     facts: str = "facts"
     rules: str = "rules"
     prompt: str = "Is it right?"
+    asked_as: str = "{{ question }}"
     rows: list[Json] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,6 +84,7 @@ class ChangingEvaluation:
         evaluation = {
             "dataset": {"file": "cases.jsonl", "limit": self.limit},
             "targets": [self.target_name, "prog"],
+            "prompts": [{"name": "asked", "user": "file://question.txt"}],
             "graders": [
                 {"name": "same", "builtin": "exact", "ignore_case": self.ignore_case},
                 {"name": "judged", "builtin": "llm-judge", "prompt": "prompt.md"},
@@ -103,6 +105,7 @@ class ChangingEvaluation:
             "facts.txt": self.facts,
             "rules.txt": self.rules,
             "prompt.md": self.prompt,
+            "question.txt": self.asked_as,
         }.items():
             path = self.folder / name
             if not path.exists() or path.read_text() != text:
@@ -127,7 +130,8 @@ class ChangingEvaluation:
         counted = {(str(row["caseId"]), str(row["target"])): row for row in rows if not row.get("stale")}
         assert counted.keys() == {(case, target) for case in cases for target in (self.target_name, "prog")}
         for (case_id, target), row in counted.items():
-            question, expected = cases[case_id]["question"], cases[case_id]["expected"]
+            question = self.asked_as.replace("{{ question }}", str(cases[case_id]["question"]))
+            expected = cases[case_id]["expected"]
             answer = f"{self.program} {self.facts} {question}"
             if target != "prog":
                 answer = f"{self.model} {self.temperature} {question}"
@@ -200,6 +204,10 @@ def dependency_of_the_target(world: ChangingEvaluation) -> None:
 
 
 def prompt_file(world: ChangingEvaluation) -> None:
+    world.asked_as = "Please: {{ question }}"
+
+
+def prompt_file_of_the_judge(world: ChangingEvaluation) -> None:
     world.prompt = "Is it polite?"
 
 
@@ -254,7 +262,8 @@ CHANGES = (
     Change(dependency_of_the_target, Calls(prog=3, judge=3, script=3), (3, 0, 3, 0, 0), is_served=True),
     Change(question, Calls(good=1, prog=1, judge=2, script=2), (4, 0, 2, 0, 0)),
     Change(expected, Calls(judge=2, script=2), (4, 2, 0, 0, 0)),
-    Change(prompt_file, Calls(judge=6), (0, 6, 0, 0, 0)),
+    Change(prompt_file, Calls(good=3, prog=3, judge=6, script=6), (0, 0, 6, 0, 0)),
+    Change(prompt_file_of_the_judge, Calls(judge=6), (0, 6, 0, 0, 0)),
     Change(judge_model, Calls(judge=6), (0, 6, 0, 0, 0), is_served=True),
     Change(specification, Calls(), (0, 6, 0, 0, 0)),
     Change(source, Calls(script=6), (0, 6, 0, 0, 0)),
