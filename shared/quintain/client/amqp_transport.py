@@ -62,6 +62,9 @@ log = logging.getLogger(__name__)
 #: are jittered.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
 
+#: The pause before a full queue is sent the same request again, in milliseconds; it is added to the pause above.
+FULL_QUEUE_PAUSE_MS = 1_000
+
 
 class AnsweredCalls:
     """The latest calls that were answered, until a request for their session's information names them."""
@@ -106,7 +109,7 @@ class AmqpTransport:
         self._cancellations.add(request_ids)
 
     async def invoke(self, call: InvokeCall) -> Result:
-        """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full.
+        """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full until then.
 
         Where no ledger decided whether the call is charged, the request is sent again with the same request id until
         the deadline.
@@ -182,10 +185,6 @@ class AmqpTransport:
         while True:
             try:
                 return await self._send(call, request_id, deadline_ms, remaining_seconds=ends_at - loop.time())
-            except QueueFull:
-                # Not repeated: how fast a full queue is asked again is the caller's decision.
-                message = "The target's queue is full"
-                raise Overloaded(message, retry_after_ms=1000, charge_unknown=True) from None
             except Fault as fault:
                 if fault.charged is not None or not fault.retryable:
                     raise
@@ -209,6 +208,10 @@ class AmqpTransport:
                 return parse_reply(reply, Result)
         except NoAnswer:
             raise expired_fault(call.deadline_seconds) from None
+        except QueueFull:
+            # Another copy of the request may have been admitted before.
+            message = "The target's queue is full"
+            raise Overloaded(message, retry_after_ms=FULL_QUEUE_PAUSE_MS, charge_unknown=True) from None
 
     def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float) -> RpcRequest:
         accept = _accept_header(call)

@@ -97,7 +97,7 @@ class Client:
         - ``cancel_with_task``: cancel the call in the fleet if the calling task is cancelled. By default true unless a
           ``request_id`` is given, because such a call can be resumed under its id; `cancel` ends it.
 
-        Raises a `Fault`: `Expired` if no reply arrives in time, `Overloaded` if the target's queue is full.
+        Raises a `Fault`: `Expired` if no reply arrives in time, `Overloaded` if the target's queue is full until then.
 
         Example::
 

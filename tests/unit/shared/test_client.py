@@ -299,15 +299,34 @@ async def test_nobody_in_time_is_expired_and_may_have_been_charged(
     assert lone_client.rpc_client.in_flight == 0
 
 
-async def test_a_full_queue_is_overloaded_and_says_when_to_come_again(lone_client: LoneClient) -> None:
+@pytest.mark.parametrize("empties", [True, False])
+async def test_a_full_queue_is_asked_again_until_the_deadline(
+    lone_client: LoneClient, monkeypatch: pytest.MonkeyPatch, empties: bool
+) -> None:
+    monkeypatch.setattr(amqp_transport, "FULL_QUEUE_PAUSE_MS", 50)
+    monkeypatch.setattr(amqp_transport, "FIRST_PAUSE_SECONDS", 0.02)
     tiny = dataclasses.replace(target_queue("tiny"), max_length=1)
     await lone_client.bus.declare(Topology((), (tiny,), (Binding(INVOKE, tiny, "tiny"),)))
-    first = asyncio.get_running_loop().create_task(lone_client.client.invoke("x", target="tiny"))
+    first = asyncio.create_task(lone_client.client.invoke("x", target="tiny"))
     while not lone_client.memory.queue(tiny.name).is_full:
         await asyncio.sleep(0)
+    request = InvokeRequest(question="y", target="tiny")
+    second = asyncio.create_task(lone_client.client.send(request, deadline_seconds=5 if empties else 0.3))
+    await asyncio.sleep(0.1)
+    assert not second.done()
+    if empties:
+
+        async def answer(delivery: Delivery) -> None:
+            result = Result(output=[], raw_text="yes", target="tiny", call_count=1, max_calls=9)
+            await send_reply(lone_client.bus, delivery, result)
+            await delivery.ack()
+
+        await lone_client.bus.consume(tiny, answer, prefetch=10)
+        assert [(await asked).raw_text for asked in (first, second)] == ["yes", "yes"]
+        return
     with pytest.raises(Overloaded) as overloaded:
-        await lone_client.client.invoke("y", target="tiny")
-    assert (overloaded.value.retryable, overloaded.value.retry_after_ms) == (True, 1000)
+        await second
+    assert (overloaded.value.retryable, overloaded.value.charged) == (True, None)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
 
