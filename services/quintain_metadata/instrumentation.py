@@ -38,7 +38,13 @@ class InstrumentedLedger:
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation (`Ledger.transact`)."""
-        return unwrap((await self.transact_each([operation]))[0])
+        started_at = time.perf_counter()
+        try:
+            outcome: Returned | Exception = await self._ledger.transact(operation)
+        except Exception as error:
+            outcome = error
+        self._observe(outcome, time.perf_counter() - started_at)
+        return unwrap(outcome)
 
     async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
         """Run several operations (`Ledger.transact_each`); an outage is returned as the outcome of each."""
@@ -49,12 +55,16 @@ class InstrumentedLedger:
             outcomes = [unavailable for _ in operations]
         seconds = time.perf_counter() - started_at
         for outcome in outcomes:
-            if isinstance(outcome, BudgetUnavailable):
-                self._record_failure(outcome)
-            else:
-                self._record_success()
-            self._metrics.observe_ledger_operation(seconds, is_reachable=not isinstance(outcome, BudgetUnavailable))
+            self._observe(outcome, seconds)
         return outcomes
+
+    def _observe(self, outcome: object, seconds: float) -> None:
+        is_reachable = not isinstance(outcome, BudgetUnavailable)
+        if isinstance(outcome, BudgetUnavailable):
+            self._record_failure(outcome)
+        else:
+            self._record_success()
+        self._metrics.observe_ledger_operation(seconds, is_reachable=is_reachable)
 
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""

@@ -21,7 +21,8 @@ from quintain_metadata.ledger import postgres
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, acquire_lock, execute, fetch_one
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.ledger.migrations import SCHEMA_VERSION
-from quintain_metadata.ledger.postgres import MAX_TRIES, number_placeholders
+from quintain_metadata.ledger.postgres import MAX_TRIES
+from quintain_metadata.ledger.postgres_connection import number_placeholders
 from quintain_metadata.ledger.url import redacted_url
 from quintain_metadata.rules import calls, leases, targets
 from quintain_metadata.rules.calls import Deferred

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 
@@ -41,26 +42,73 @@ Row = Sequence[Any]
 Returned = TypeVar("Returned")
 
 
+#: In which order the operations of one transaction take locks (`ledger.batch`): the phase, then two names.
+LockOrder = tuple[int, str, str]
+
+
+class Phase(IntEnum):
+    """The steps of operations that share a transaction, in the order in which the transaction takes their locks."""
+
+    READ = 0
+    CALL = 1
+    RESERVATIONS = 2
+    TARGET = 3
+    ROWS = 4
+    #: Counters of sessions, which all their calls wait for; a child's before its parent's.
+    SESSIONS = 1_000_000
+
+
 class Statement(NamedTuple):
-    """One SQL statement with ``?`` placeholders, and its parameters."""
+    """One SQL statement with ``?`` placeholders, and its parameters.
+
+    ``order`` is needed where several operations lock the same rows; None is `Phase.READ` for a query, or `Phase.ROWS`.
+    """
 
     sql: str
     parameters: tuple[SqlValue, ...]
+    order: LockOrder | None = None
+
+    @property
+    def is_query(self) -> bool:
+        """Whether it only reads."""
+        return self.sql.startswith(("SELECT", "WITH"))
 
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryLock:
-    """Lock these keys, in this order, until the operation ends. A store with a single writer ignores it."""
+    """Lock these keys, in this order, until the operation ends. A store with a single writer ignores it.
+
+    ``is_shared``: operations that share a transaction hold it together; otherwise each waits for the one before it.
+    """
 
     keys: tuple[str, ...]
+    is_shared: bool = False
 
 
-SqlProgram = Generator[Statement | AdvisoryLock, list[Row], Returned]
+@dataclass(frozen=True, slots=True)
+class CapacityCheck:
+    """Lock a key until the operation ends, and read a capacity: the only value of the statement's row, None: no limit.
+
+    Operations that share a transaction are sent what is left beside those before them, each of which may use one.
+    """
+
+    lock: AdvisoryLock
+    statement: Statement
 
 
-def acquire_lock(*names: str) -> SqlProgram[None]:
+Step = Statement | AdvisoryLock | CapacityCheck
+
+SqlProgram = Generator[Step, list[Row], Returned]
+
+
+def lock_on(*names: str, is_shared: bool = False) -> AdvisoryLock:
+    """Return the lock on the key with these names."""
+    return AdvisoryLock(("\x1f".join(names),), is_shared)
+
+
+def acquire_lock(*names: str, is_shared: bool = False) -> SqlProgram[None]:
     """Lock a key until the operation ends, so that what is read afterwards stays true."""
-    yield AdvisoryLock(("\x1f".join(names),))
+    yield lock_on(*names, is_shared=is_shared)
 
 
 def acquire_locks(kind: str, owner: str, names: Iterable[str]) -> SqlProgram[None]:
@@ -71,9 +119,9 @@ def acquire_locks(kind: str, owner: str, names: Iterable[str]) -> SqlProgram[Non
     yield AdvisoryLock(tuple("\x1f".join((kind, owner, name)) for name in sorted(names)))
 
 
-def execute(sql: str, *parameters: SqlValue) -> SqlProgram[list[Row]]:
-    """Run one statement and return all rows."""
-    return (yield Statement(sql, parameters))
+def execute(sql: str, *parameters: SqlValue, order: LockOrder | None = None) -> SqlProgram[list[Row]]:
+    """Run one statement and return all rows; ``order`` is the place of its locks, see `Statement`."""
+    return (yield Statement(sql, parameters, order))
 
 
 def values_table(values: Sequence[SqlValue]) -> str:
@@ -84,9 +132,9 @@ def values_table(values: Sequence[SqlValue]) -> str:
     return f"(VALUES {', '.join(['(?)'] * len(values))})"
 
 
-def fetch_one(sql: str, *parameters: SqlValue) -> SqlProgram[Row | None]:
+def fetch_one(sql: str, *parameters: SqlValue, order: LockOrder | None = None) -> SqlProgram[Row | None]:
     """Run one statement and return its first row, or None."""
-    rows = yield Statement(sql, parameters)
+    rows = yield Statement(sql, parameters, order)
     return rows[0] if rows else None
 
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement
+from quintain.runtime.batching import Batcher
+from quintain_metadata.ledger.base import Moment, Operation, Returned
 from quintain_metadata.ledger.migrations import MIGRATIONS, POSTGRES_STATEMENTS
+from quintain_metadata.ledger.postgres_connection import Connection, PostgresTransaction
 from quintain_metadata.ledger.postgres_errors import is_retryable, problem_of, translate_error, translate_startup_error
 from quintain_metadata.ledger.postgres_notifications import CapacityNotifications
+from quintain_metadata.ledger.shared_transaction import OperationsFailed, SharedTransaction
 from quintain_metadata.ledger.url import redacted_url
 
 #: Operations lock keys of a prefix and a separator; this key cannot collide with one of them.
@@ -63,10 +66,12 @@ async def _current_version(connection: PoolConnectionProxy[asyncpg.Record]) -> i
     return int(await connection.fetchval("SELECT max(version) FROM ledger_version") or 0)
 
 
-Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"  # in quotes: the class is not generic at run time
-
 #: How many operations run at once; more would wait for each other's rows, not for a connection.
 MAX_CONNECTIONS = 8
+
+#: How many transactions with several operations run at once, and how many operations each has at most. Further ones
+#: wait and share the next transaction: together they take fewer round trips and commits.
+MAX_GROUPS, MAX_GROUP_OPERATIONS = 1, 128
 
 #: How often an operation is run at most when it fails with a retryable error, such as a deadlock.
 MAX_TRIES = 8
@@ -85,10 +90,14 @@ SERVER_SETTINGS: Final = {
 }
 
 _NOW_SQL = "SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"
-_LOCK_SQL = "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest($1::text[]) AS key"
 
-#: A placeholder, or a quoted string, in which a question mark is no placeholder.
-_PLACEHOLDER = re.compile(r"'[^']*'|\?")
+
+@dataclass(slots=True)
+class _Submitted:
+    """An operation that waits for its transaction, and its outcome after that."""
+
+    operation: Operation[Any]
+    outcome: Any = None
 
 
 class PostgresLedger:
@@ -107,6 +116,9 @@ class PostgresLedger:
         self._lease_expiry_suspended_until = 0
         self._leases_lapse_until: int | None = None
         self._closed = False
+        self._groups: Batcher[_Submitted] = Batcher(
+            self._run_group, max_batch=MAX_GROUP_OPERATIONS, max_concurrent=MAX_GROUPS
+        )
 
     @classmethod
     async def open(cls, url: str) -> PostgresLedger:
@@ -131,11 +143,45 @@ class PostgresLedger:
                 async with pool.acquire() as connection:
                     await migrate(connection, location)
                 on_failure.pop_all()
-        connect = functools.partial(asyncpg.connect, url, timeout=CONNECT_SECONDS, server_settings=SERVER_SETTINGS)
+        connect = partial(asyncpg.connect, url, timeout=CONNECT_SECONDS, server_settings=SERVER_SETTINGS)
         return cls(pool, location, connect)
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation in a transaction, retrying deadlocks (`Ledger.transact`)."""
+        return await self._transact(lambda transaction, moment: transaction.run_program(operation(moment)))
+
+    async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
+        """Run several operations in one transaction, together with others that wait (`Ledger.transact_each`)."""
+        submitted = [_Submitted(operation) for operation in operations]
+        await asyncio.gather(*map(self._groups.add, submitted))
+        return [each.outcome for each in submitted]
+
+    async def _run_group(self, group: list[_Submitted]) -> None:
+        """Run operations in one transaction, and on its own each one that must be rolled back alone. Raises nothing."""
+        together, alone = group, list[_Submitted]()
+        while len(together) > 1:
+            try:
+                await self._transact(partial(_run_together, together))
+            except OperationsFailed as failed:
+                alone += [each for number, each in enumerate(together) if number in failed.numbers]
+                together = [each for number, each in enumerate(together) if number not in failed.numbers]
+                continue
+            except BudgetUnavailable as unavailable:
+                for each in together:
+                    # Each gets its own exception, because raising one changes it.
+                    each.outcome = BudgetUnavailable(unavailable.message)
+            except Exception:  # of one of them, and nothing says of which
+                alone += together
+            together = []
+        await asyncio.gather(*map(self._run_alone, [*together, *alone]))
+
+    async def _run_alone(self, submitted: _Submitted) -> None:
+        try:
+            submitted.outcome = await self.transact(submitted.operation)
+        except Exception as error:
+            submitted.outcome = error
+
+    async def _transact(self, work: Callable[[PostgresTransaction, Moment], Awaitable[Returned]]) -> Returned:
         if self._closed:
             raise BudgetUnavailable("The ledger is closed")
         with _translated_errors(translate_error, self._location):
@@ -146,14 +192,8 @@ class PostgresLedger:
                 reraise=True,
             ):
                 with attempt:
-                    return await self._run_once(operation)
+                    return await self._run_once(work)
         raise AssertionError("the retry loop ends with a result or an error")
-
-    async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
-        """Run several operations concurrently, each in its own transaction (`Ledger.transact_each`)."""
-        # As many run at once as there are connections; an operation waits only for those that it conflicts with.
-        outcomes = await asyncio.gather(*(self.transact(operation) for operation in operations), return_exceptions=True)
-        return [_result_or_exception(outcome) for outcome in outcomes]
 
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
@@ -186,19 +226,21 @@ class PostgresLedger:
         await self._notifications.close()
         await _close_pool(self._pool)
 
-    async def _run_once(self, operation: Operation[Returned]) -> Returned:
+    async def _run_once(self, work: Callable[[PostgresTransaction, Moment], Awaitable[Returned]]) -> Returned:
         async with self._pool.acquire(timeout=COMMAND_TIMEOUT_SECONDS) as connection:
             try:
-                return await self._run_in_transaction(connection, operation)
+                return await self._run_in_transaction(connection, work)
             except BaseException as error:
                 await _roll_back_or_terminate(connection, error)
                 raise
 
-    async def _run_in_transaction(self, connection: Connection, operation: Operation[Returned]) -> Returned:
+    async def _run_in_transaction(
+        self, connection: Connection, work: Callable[[PostgresTransaction, Moment], Awaitable[Returned]]
+    ) -> Returned:
         await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         now = await connection.fetchval(_NOW_SQL)
         moment = Moment(now, self._lease_expiry_suspended_until, self._leases_lapse_until)
-        result = await _run_program(connection, operation(moment))
+        result = await work(PostgresTransaction(connection), moment)
         # If the connection ends here, it is unknown whether the transaction was committed, and asking would not help:
         # the server may still be committing. The caller gets `BudgetUnavailable`, as for an operation that did not
         # happen, and repeats its request. That is safe because requests are idempotent: the same attempt gets the same
@@ -208,11 +250,10 @@ class PostgresLedger:
         return result
 
 
-def _result_or_exception(outcome: Returned | BaseException) -> Returned | Exception:
-    """Return the outcome; raise one that is a `BaseException` but no `Exception`."""
-    if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+async def _run_together(group: list[_Submitted], transaction: PostgresTransaction, moment: Moment) -> None:
+    outcomes = await SharedTransaction(transaction).run([each.operation(moment) for each in group])
+    for each, outcome in zip(group, outcomes, strict=True):
+        each.outcome = outcome
 
 
 async def _roll_back_or_terminate(connection: Connection, error: BaseException) -> None:
@@ -224,30 +265,6 @@ async def _roll_back_or_terminate(connection: Connection, error: BaseException) 
     # was released already, which raises InterfaceError.
     with contextlib.suppress(asyncpg.InterfaceError):
         connection.terminate()
-
-
-async def _run_program(connection: Connection, program: SqlProgram[Returned]) -> Returned:
-    try:
-        step = next(program)
-        while True:
-            step = program.send(await _execute_step(connection, step))
-    except StopIteration as stop:
-        result: Returned = stop.value
-        return result
-
-
-async def _execute_step(connection: Connection, step: Statement | AdvisoryLock) -> list[Row]:
-    if isinstance(step, AdvisoryLock):
-        await connection.fetch(_LOCK_SQL, step.keys)
-        return []
-    return [tuple(record) for record in await connection.fetch(number_placeholders(step.sql), *step.parameters)]
-
-
-@functools.lru_cache(maxsize=256)
-def number_placeholders(sql: str) -> str:
-    """Replace the ``?`` placeholders of a statement with ``$1``, ``$2`` and so on."""
-    numbers = iter(range(1, sql.count("?") + 1))
-    return _PLACEHOLDER.sub(lambda match: f"${next(numbers)}" if match[0] == "?" else match[0], sql)
 
 
 @contextlib.contextmanager

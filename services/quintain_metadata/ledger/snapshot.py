@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain_metadata.ledger.base import AdvisoryLock, Row, SqlProgram, Statement, fetch_one
+from quintain_metadata.ledger.base import AdvisoryLock, CapacityCheck, Row, SqlProgram, Statement, fetch_one
 from quintain_metadata.ledger.url import POSTGRES_SCHEMES, redacted_url, sqlite_path
 
 Returned = TypeVar("Returned")
@@ -33,7 +33,8 @@ class Snapshot:
         try:
             step = next(program)
             while True:
-                step = program.send([] if isinstance(step, AdvisoryLock) else await self._query(step))
+                statement = step.statement if isinstance(step, CapacityCheck) else step
+                step = program.send([] if isinstance(statement, AdvisoryLock) else await self._query(statement))
         except StopIteration as stop:
             result: Returned = stop.value
             return result
@@ -94,7 +95,7 @@ async def _sqlite_query(path: str) -> AsyncIterator[Query]:
 @contextlib.asynccontextmanager
 async def _postgres_query(url: str) -> AsyncIterator[Query]:
     asyncpg = importlib.import_module("asyncpg")
-    number_placeholders = importlib.import_module("quintain_metadata.ledger.postgres").number_placeholders
+    number_placeholders = importlib.import_module("quintain_metadata.ledger.postgres_connection").number_placeholders
     try:
         connection = await asyncpg.connect(url, timeout=10)
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:

@@ -22,7 +22,17 @@ from typing import Any, Protocol
 import apsw
 
 from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
-from quintain_metadata.ledger.base import AdvisoryLock, Moment, Operation, Returned, Row, SqlProgram, Statement, unwrap
+from quintain_metadata.ledger.base import (
+    AdvisoryLock,
+    CapacityCheck,
+    Moment,
+    Operation,
+    Returned,
+    Row,
+    SqlProgram,
+    Statement,
+    unwrap,
+)
 from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMENTS
 
 #: The largest group of operations in one commit: every caller in a group waits for all of it.
@@ -246,7 +256,8 @@ class SqliteLedger:
             step = next(program)
             while True:
                 # There is only one writer, so advisory locks are not needed.
-                step = program.send([] if isinstance(step, AdvisoryLock) else self._execute(step))
+                statement = step.statement if isinstance(step, CapacityCheck) else step
+                step = program.send([] if isinstance(statement, AdvisoryLock) else self._execute(statement))
         except StopIteration as stop:
             return stop.value
 

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
-from quintain_metadata.ledger.base import Moment, Row, SqlProgram, acquire_lock, execute, fetch_one, values_table
+from quintain_metadata.ledger.base import (
+    LockOrder,
+    Moment,
+    Phase,
+    Row,
+    SqlProgram,
+    acquire_lock,
+    execute,
+    fetch_one,
+    values_table,
+)
 from quintain_metadata.rules import session_repository
 from quintain_metadata.rules.lifecycle import MAX_ATTEMPTS, CallState, LifecycleEvent, Transition, transition
 from quintain_metadata.rules.session_repository import SessionRow
@@ -108,9 +118,15 @@ def lock_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
 def lock_reservations(session_id: str) -> SqlProgram[None]:
     """Lock all reservations of a session until the operation ends.
 
-    One lock for all: they are released by the thousand, and a store's number of locks is limited.
+    One lock for all: they are released by the thousand, and a store's number of locks is limited. Operations that share
+    a transaction may hold it together, because each has the lock of its call too.
     """
-    yield from acquire_lock("reservations", session_id)
+    yield from acquire_lock("reservations", session_id, is_shared=True)
+
+
+def running_calls_order(target: str, incarnation: str | None) -> LockOrder:
+    """Return the place of a statement that changes the number of a target's running calls at a worker."""
+    return (Phase.ROWS, target, incarnation or "")
 
 
 def apply_transition(
@@ -137,6 +153,7 @@ def apply_transition(
             *(None if count is None else session_repository.clamp_token_count(count) for count in tokens),
         ),
         *(call.session_id, call.request_id, call.state),
+        order=running_calls_order(call.target, call.incarnation),
     )
     if updated_rows and change.used < 0:
         yield from session_repository.refund(session, -change.used)
@@ -155,13 +172,8 @@ def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
 
 
 def is_holder_alive(moment: Moment, call: CallRow) -> SqlProgram[bool]:
-    """Whether the worker that runs this call has a valid lease."""
-    return (yield from is_lease_valid(moment, call.incarnation))
-
-
-def is_lease_valid(moment: Moment, incarnation: str | None) -> SqlProgram[bool]:
-    """Whether a worker with this incarnation is registered and its lease has not lapsed."""
-    row = yield from fetch_one("SELECT lease_until FROM worker WHERE incarnation = ?", incarnation)
+    """Whether the worker that runs this call is registered and its lease has not lapsed."""
+    row = yield from fetch_one("SELECT lease_until FROM worker WHERE incarnation = ?", call.incarnation)
     return row is not None and row[0] > moment.lease_expiry_cutoff
 
 
@@ -186,9 +198,15 @@ def mark_attempt_void(moment: Moment, settlement: Settle) -> SqlProgram[None]:
     )
 
 
-def attempt_exists(attempt_id: str) -> SqlProgram[bool]:
-    """Whether this attempt was granted before, or marked void: it is never granted again."""
-    return (yield from fetch_one("SELECT 1 FROM attempt WHERE id = ?", attempt_id)) is not None
+def read_attempt_and_lease(moment: Moment, attempt_id: str, incarnation: str) -> SqlProgram[tuple[bool, bool]]:
+    """Return whether this attempt was granted before, or marked void, and whether its worker's lease is valid."""
+    row = yield from fetch_one(
+        "SELECT (SELECT count(*) FROM attempt WHERE id = ?), (SELECT lease_until FROM worker WHERE incarnation = ?)",
+        attempt_id,
+        incarnation,
+    )
+    assert row is not None
+    return row[0] > 0, row[1] is not None and row[1] > moment.lease_expiry_cutoff
 
 
 def has_other_unproven_attempts(session_id: str, request_id: str, attempt_id: str) -> SqlProgram[bool]:

@@ -15,7 +15,6 @@ from quintain_metadata.rules.call_repository import (
     CallRow,
     apply_transition,
     is_holder_alive,
-    is_lease_valid,
     load_reply,
     lock_call,
     mark_in_doubt,
@@ -178,9 +177,10 @@ def _start_attempt(
     deadline = call.deadline if call is not None and is_running else _effective_deadline(moment, request, session)
     if deadline <= moment.now:
         raise Expired("The deadline passed before a worker was free")
-    if (yield from call_repository.attempt_exists(request.attempt_id)):
+    is_ended, is_valid = yield from call_repository.read_attempt_and_lease(moment, request.attempt_id, incarnation)
+    if is_ended:
         raise Cancelled("Its worker gave up this attempt before it was granted")
-    if not (yield from is_lease_valid(moment, incarnation)):
+    if not is_valid:
         return _deferred(moment, request, session, DeferReason.LEASE)
     if (requester.after_others and not is_running) or (yield from targets.lock_and_check_full(moment, request.target)):
         key = (session.id, request.request_id, request.target)
@@ -204,6 +204,7 @@ def _start_attempt(
             incarnation,
         ),
         *(deadline, moment.now, moment.now, CallState.NONE if call is None else call.state),
+        order=call_repository.running_calls_order(request.target, incarnation),
     )
     if not inserted:
         # The call was reserved after it was read: decide again by its new state.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetExhausted
-from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
+from quintain_metadata.ledger.base import LockOrder, Phase, SqlProgram, execute, fetch_one
 
 #: Token counts of one call are limited to this, for each kind.
 MAX_TOKENS_PER_CALL = 10**12
@@ -48,6 +48,11 @@ class SessionRow:
         """The session and its ancestors: all of them are charged, and all must be open."""
         return (self, *self.ancestors)
 
+    @property
+    def counters_order(self) -> LockOrder:
+        """The place of a statement that changes its counters: children before their parents, as one operation does."""
+        return (Phase.SESSIONS - len(self.ancestors), self.id, "")
+
     def allows(self, target: str) -> bool:
         """Whether the session may call this target."""
         return self.allowed_targets is None or target in json.loads(self.allowed_targets)
@@ -85,9 +90,8 @@ def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
     for payer in session.lineage:
         row = yield from fetch_one(
             "UPDATE session SET used = used + ? WHERE id = ? AND used + ? <= max_calls RETURNING used, reserved",
-            calls,
-            payer.id,
-            calls,
+            *(calls, payer.id, calls),
+            order=payer.counters_order,
         )
         if row is None:
             raise BudgetExhausted(f"Max calls exceeded (limit: {payer.max_calls})")
@@ -104,7 +108,9 @@ def refund(session: SessionRow, calls: int = 1) -> SqlProgram[None]:
     """Subtract calls from the counters of the session and all its ancestors."""
     for payer in session.lineage:
         row = yield from fetch_one(
-            "UPDATE session SET used = used - ? WHERE id = ? RETURNING used, reserved", calls, payer.id
+            "UPDATE session SET used = used - ? WHERE id = ? RETURNING used, reserved",
+            *(calls, payer.id),
+            order=payer.counters_order,
         )
         assert row is not None, "a session is never deleted"
         used, reserved = row
@@ -134,6 +140,7 @@ def add_tokens(session: SessionRow, usage: TokenUsage) -> SqlProgram[None]:
             " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
             *map(clamp_token_count, counts),
             payer.id,
+            order=payer.counters_order,
         )
 
 

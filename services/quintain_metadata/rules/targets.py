@@ -15,7 +15,16 @@ from quintain.contracts.admin import (
 from quintain.contracts.discovery import RegisteredTarget, TargetList
 from quintain.contracts.strings import shorten
 from quintain.errors import UnknownTarget
-from quintain_metadata.ledger.base import Moment, SqlProgram, acquire_lock, execute, fetch_one
+from quintain_metadata.ledger.base import (
+    CapacityCheck,
+    Moment,
+    Row,
+    SqlProgram,
+    Statement,
+    execute,
+    fetch_one,
+    lock_on,
+)
 from quintain_metadata.rules.served_targets import WorkerFingerprint, differences, live_served_targets
 
 
@@ -96,19 +105,25 @@ def free_capacity(moment: Moment, target: str) -> SqlProgram[int | None]:
 
     The calls of workers whose leases have lapsed are not counted. The counts are maintained by triggers on ``call``.
     """
-    row = yield from fetch_one(
-        "SELECT CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
-        " FROM running_calls JOIN worker USING (incarnation)"
-        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END FROM target WHERE name = ?",
-        *(moment.now, moment.lease_expiry_cutoff, target),
-    )
-    return None if row is None else max(0, int(row[0]))
+    return _capacity_of((yield _capacity_query(moment, target)))
 
 
 def lock_and_check_full(moment: Moment, target: str) -> SqlProgram[bool]:
     """Lock a target until the operation ends; returns whether no further call of it may run now."""
-    yield from acquire_lock("target", target)
-    return (yield from free_capacity(moment, target)) == 0
+    return _capacity_of((yield CapacityCheck(lock_on("target", target), _capacity_query(moment, target)))) == 0
+
+
+def _capacity_query(moment: Moment, target: str) -> Statement:
+    return Statement(
+        "SELECT CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
+        " FROM running_calls JOIN worker USING (incarnation)"
+        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END FROM target WHERE name = ?",
+        (moment.now, moment.lease_expiry_cutoff, target),
+    )
+
+
+def _capacity_of(rows: list[Row]) -> int | None:
+    return max(0, int(rows[0][0])) if rows else None
 
 
 def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:

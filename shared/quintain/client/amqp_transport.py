@@ -109,7 +109,7 @@ class AmqpTransport:
         self._cancellations.add(request_ids)
 
     async def invoke(self, call: InvokeCall) -> Result:
-        """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full until then.
+        """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full till then.
 
         Where no ledger decided whether the call is charged, the request is sent again with the same request id until
         the deadline.

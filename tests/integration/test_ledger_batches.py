@@ -1,0 +1,50 @@
+"""Batches of several services on one PostgreSQL: they take their locks in one order, so that none is in a deadlock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from quintain.contracts.ledger import AttemptOutcome
+from quintain_metadata.ledger.base import Ledger
+from support.ledger_operations import (
+    WORKER,
+    admit_operation,
+    assert_ledger_consistent,
+    info,
+    is_granted,
+    open_ledgers,
+    open_session,
+    register,
+    settle_operation,
+)
+from support.servers.postgres_sql import run_sql
+
+SERVICES, BATCHES, CALLS = 3, 12, 16
+
+
+async def test_batches_of_three_services_meet_without_a_deadlock(fresh_postgres_url: str) -> None:
+    async with open_ledgers(fresh_postgres_url, SERVICES) as ledgers:
+        await register(ledgers[0], "w2")
+        parent = await open_session(ledgers[0], 10_000)
+        family = [parent, *[await open_session(ledgers[0], 10_000, parent) for _ in range(2)]]
+        chance = random.Random(20)
+
+        async def service(ledger: Ledger, name: str) -> None:
+            for batch in range(BATCHES):
+                calls = [(chance.choice(family), f"{name} {batch} {number}") for number in range(CALLS)]
+                outcomes = await ledger.transact_each(
+                    [admit_operation(session, call, call, chance.choice([WORKER, "w2"])) for session, call in calls]
+                )
+                assert all(map(is_granted, outcomes)), outcomes
+                ends = chance.choices([AttemptOutcome.RESULT, AttemptOutcome.REFUND], k=CALLS)
+                settles = [
+                    settle_operation(session, call, call, end) for (session, call), end in zip(calls, ends, strict=True)
+                ]
+                assert not [each for each in await ledger.transact_each(settles) if isinstance(each, Exception)]
+
+        await asyncio.gather(*(service(ledger, f"{number}") for number, ledger in enumerate(ledgers * 2)))
+        assert (await info(ledgers[0], parent)).running == 0
+        await assert_ledger_consistent(ledgers[0])
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert await asyncio.to_thread(run_sql, fresh_postgres_url, deadlocks) == 0
