@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,6 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if name != "QUINTAIN_RECORD_SNAPSHOTS":
             monkeypatch.delenv(name)
     monkeypatch.setenv("QUINTAIN_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
 
 
