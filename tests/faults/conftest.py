@@ -55,7 +55,7 @@ def questions() -> list[str]:
 @pytest.fixture(scope="session")
 def fast_queue_stats(broker_admin: BrokerAdmin) -> None:
     """Quorum queues tell how many messages they have ten times as often as by default."""
-    broker_admin.rabbitmqctl("eval", "application:set_env(rabbit, quorum_tick_interval, 500).")
+    broker_admin.evaluate("application:set_env(rabbit, quorum_tick_interval, 500)")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from support.servers.rabbitmq_admin import BrokerAdmin
 CONNECTIONS_EACH = 2
 
 #: How long the broker may take to notice that a process, or a message, has gone, in seconds.
-SETTLE_SECONDS = 40
+SETTLE_SECONDS, POLL_SECONDS = 40, 0.2
 
 
 #: The lines of the table, in the order of the sieges.
@@ -80,19 +81,21 @@ class InvariantChecker:
         await self._wait_for_empty_queues()
 
     async def _wait_for_connections(self, wanted: int) -> None:
-        found: list[object] = []
-        for _ in range(SETTLE_SECONDS):
-            found = await self._rabbitmqctl_list("list_connections", "pid", "client_properties")
+        found: list[dict[str, object]] = []
+        ends = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < ends:
+            found = await asyncio.to_thread(self.admin.list_connections)
             if len(found) == wanted:
                 return
-            await asyncio.sleep(1)
+            await asyncio.sleep(POLL_SECONDS)
         raise AssertionError(f"{len(found)} connections where {wanted} belong: {found}")
 
     async def _wait_for_empty_queues(self) -> None:
         """Every queue is one of the protocol's or lives only while it is used, and those of the protocol are empty."""
         nonempty_queues: dict[object, object] = {}
-        for _ in range(SETTLE_SECONDS):
-            queues = await self._rabbitmqctl_list("list_queues", "name", "arguments", "messages")
+        ends = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < ends:
+            queues = await asyncio.to_thread(self.admin.list_queues)
             messages_by_queue = {
                 queue["name"]: queue["messages"] for queue in queues if "x-expires" not in str(queue["arguments"])
             }
@@ -110,13 +113,8 @@ class InvariantChecker:
             nonempty_queues = {name: messages for name, messages in messages_by_queue.items() if messages}
             if not nonempty_queues:
                 return
-            await asyncio.sleep(1)
+            await asyncio.sleep(POLL_SECONDS)
         raise AssertionError(f"messages are left: {nonempty_queues}")
-
-    async def _rabbitmqctl_list(self, *args: str) -> list[dict[str, object]]:
-        output = await asyncio.to_thread(self.admin.rabbitmqctl, *args, "--formatter", "json")
-        listed: list[dict[str, object]] = json.loads(output[output.index("[") :])
-        return listed
 
 
 def invariant_checker(admin: BrokerAdmin, config: pytest.Config) -> InvariantChecker:

@@ -22,6 +22,7 @@ ALARMS = {
     "memory": (("set_vm_memory_high_watermark", "0.0000001"), ("set_vm_memory_high_watermark", "0.4")),
     "disk": (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", "50MB")),
 }
+PRINT_ALARMS = 'io:format("~p", [rabbit_alarm:get_alarms()])'
 
 #: A silent peer is noticed within three of these, and a little.
 HEARTBEAT_SECONDS = 2
@@ -87,7 +88,7 @@ async def test_the_broker_raises_an_alarm(
 async def wait_for_alarm(admin: BrokerAdmin, alarm: str) -> None:
     """Wait until the broker blocks publishers because of this."""
     async with asyncio.timeout(20):
-        while alarm not in await asyncio.to_thread(admin.rabbitmqctl, "eval", "rabbit_alarm:get_alarms()."):
+        while alarm not in await asyncio.to_thread(admin.evaluate, PRINT_ALARMS):
             await asyncio.sleep(0.2)
 
 
@@ -219,8 +220,8 @@ async def test_the_callers_reply_queue_is_deleted(
     fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
 ) -> None:
     async def strike(fleet: ProcessFleet) -> None:
-        listed = await asyncio.to_thread(broker_admin.rabbitmqctl, "list_queues", "name")
-        replies = [name for name in listed.split() if name.startswith("quintain.reply.guest.")]
+        names = [str(queue["name"]) for queue in await asyncio.to_thread(broker_admin.list_queues)]
+        replies = [name for name in names if name.startswith("quintain.reply.guest.")]
         assert replies
         await asyncio.to_thread(delete_queues, fleet.broker_url, *replies)
 

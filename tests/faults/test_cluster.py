@@ -30,7 +30,7 @@ def cluster() -> Iterator[ClusterUnderTest]:
         pytest.skip("no rabbitmq-server here to make a cluster of: QUINTAIN_TEST_BROKER=server installs one")
     with private_cluster(RABBITMQ.packages.find_or_install(env, print), env) as cluster:
         for node in cluster.nodes:
-            node.rabbitmqctl(("eval", "application:set_env(rabbit, quorum_tick_interval, 500)."))
+            node.admin.evaluate("application:set_env(rabbit, quorum_tick_interval, 500)")
         yield cluster
 
 

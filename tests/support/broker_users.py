@@ -20,15 +20,16 @@ DEFINITIONS: dict[str, Any] = json.loads(
 )
 USERS = [user["name"] for user in DEFINITIONS["users"]]
 
-#: As the broker's own command does it; one of those takes a second, and there are two for each user.
+#: As the broker's own commands do it; one of those takes a second, and there are two for each user.
 _CREATE_USERS = """
+ok = rabbit_vhost:add(<<"VHOST">>, <<"test">>),
 lists:foreach(fun({User, Configure, Write, Read}) ->
     case rabbit_auth_backend_internal:exists(User) of
         true -> ok;
         false -> ok = rabbit_auth_backend_internal:add_user(User, <<"PASSWORD">>, <<"test">>)
     end,
     ok = rabbit_auth_backend_internal:set_permissions(User, <<"VHOST">>, Configure, Write, Read, <<"test">>)
-end, [USERS]).
+end, [USERS])
 """
 
 
@@ -61,11 +62,10 @@ class BrokerUsers:
 def broker_users(admin: BrokerAdmin, broker_url: str) -> BrokerUsers:
     """The users, made on this broker in a fresh virtual host. Their password is one, and this run's alone."""
     made = BrokerUsers(urlsplit(broker_url).netloc.rpartition("@")[2], f"users-{secrets.token_hex(4)}", PASSWORD)
-    admin.rabbitmqctl("add_vhost", made.vhost)
     rights = DEFINITIONS["permissions"]
     users = ", ".join(_erlang([one["user"], one["configure"], one["write"], one["read"]]) for one in rights)
     program = _CREATE_USERS.replace("PASSWORD", PASSWORD).replace("VHOST", made.vhost).replace("USERS", users)
-    admin.rabbitmqctl("eval", program)
+    admin.evaluate(program)
     return made
 
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from support.servers.errors import ServerUnavailable
 
 
-def run_command(argv: Sequence[str], *, environment: Mapping[str, str], timeout_seconds: float) -> str:
+def run_command(argv: Sequence[str], *, environment: Mapping[str, str], timeout_seconds: float, stdin: str = "") -> str:
     """Return what the program printed. Raises `ServerUnavailable` where it failed, is missing, or took too long."""
     name = " ".join(argv)
     try:
         done = subprocess.run(
             argv,
             env=dict(environment),
-            stdin=subprocess.DEVNULL,
+            input=stdin.encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=timeout_seconds,

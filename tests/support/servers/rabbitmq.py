@@ -37,7 +37,10 @@ def find_rabbitmq_server(environment: Mapping[str, str], packaged: Sequence[str]
 
 
 def _container_admin(container: Container) -> BrokerAdmin:
-    return BrokerAdmin(url=container.url, control=lambda words: container.execute("rabbitmqctl", "--quiet", *words))
+    def control(words: tuple[str, ...]) -> str:
+        return container.execute("rabbitmqctl", "--quiet", *words)
+
+    return BrokerAdmin(url=container.url, control=control, run_erlang=lambda program: control(("eval", program)))
 
 
 RABBITMQ = ServerKind(

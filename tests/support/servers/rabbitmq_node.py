@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -147,7 +148,7 @@ class Node:
         self.address = f"{LOOPBACK}:{self._port}"
         self.url = f"amqp://guest:guest@{self.address}/"
         self.name = f"{group.folder.name}-{name}@localhost"
-        self.admin = BrokerAdmin(url=self.url, control=self.rabbitmqctl)
+        self.admin = BrokerAdmin(url=self.url, control=self.rabbitmqctl, run_erlang=self.run_erlang)
         self._group = group
         self._folder = group.folder / name
         self._environment = _node_environment(group, self._folder, self.name)
@@ -164,7 +165,7 @@ class Node:
         self.begin()
         version = self.answers()
         # At-least-once dead lettering needs the flag stream_queue on 3.10.
-        self.rabbitmqctl(("enable_feature_flag", "all"))
+        self.admin.evaluate("ok = rabbit_feature_flags:enable_all()")
         return version
 
     def answers(self) -> str:
@@ -189,6 +190,18 @@ class Node:
         tool = str(self._group.server.with_name("rabbitmqctl"))
         return run_command(
             [tool, "--quiet", *arguments], environment=self._environment, timeout_seconds=_CONTROL_SECONDS
+        )
+
+    def run_erlang(self, program: str) -> str:
+        """Return what an Erlang expression prints, and its value; see `BrokerAdmin`. Raises `ServerUnavailable`."""
+        erl_call = shutil.which("erl_call", path=self._environment.get("PATH"))
+        if erl_call is None:
+            return self.rabbitmqctl(("eval", program))
+        return run_command(
+            [erl_call, "-sname", self.name, "-fetch_stdout", "-e"],
+            environment=self._environment,
+            timeout_seconds=_CONTROL_SECONDS,
+            stdin=program,
         )
 
     def _write_configuration(self, joins: str | None) -> None:
