@@ -26,7 +26,7 @@ class SentRequests:
 async def openai_client(url: str, token: str, **options: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, SentRequests]]:
     """OpenAI's client."""
     sent = SentRequests()
-    http = httpx2.AsyncClient(event_hooks={"request": [sent.record]}, timeout=30)
+    http = httpx2.AsyncClient(event_hooks={"request": [sent.record]}, timeout=30, verify=False)
     async with openai.AsyncOpenAI(api_key=token, base_url=f"{url}/v1", http_client=http, **options) as client:
         yield client, sent
 
@@ -37,6 +37,6 @@ async def anthropic_client(
 ) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, SentRequests]]:
     """Anthropic's client."""
     sent = SentRequests()
-    http = httpx2.AsyncClient(event_hooks={"request": [sent.record]}, timeout=30)
+    http = httpx2.AsyncClient(event_hooks={"request": [sent.record]}, timeout=30, verify=False)
     async with anthropic.AsyncAnthropic(api_key=token, base_url=url, http_client=http, **options) as client:
         yield client, sent

@@ -30,10 +30,9 @@ _PROFILE = AnthropicModelProfile(
 def anthropic_provider(name: str, target: AnthropicTarget, _context: ProviderContext) -> ModelProvider:
     """Create the Anthropic provider of this target. Raises `ConfigError` for settings that its API lacks."""
     key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
-    client = http_client(target.max_concurrency)
-    sdk = AsyncAnthropic(
-        api_key=key or PLACEHOLDER_API_KEY, base_url=target.base_url or _BASE_URL, http_client=client, max_retries=0
-    )
+    base_url = target.base_url or _BASE_URL
+    client = http_client(target.max_concurrency, base_url)
+    sdk = AsyncAnthropic(api_key=key or PLACEHOLDER_API_KEY, base_url=base_url, http_client=client, max_retries=0)
     model = AnthropicModel(
         target.model,
         provider=AnthropicProvider(anthropic_client=sdk),

@@ -31,10 +31,9 @@ _OPENAI_HOSTS = (".openai.com", ".azure.com")
 def openai_provider(name: str, target: OpenAITarget, _context: ProviderContext) -> EndpointProvider:
     """Create the OpenAI provider of this target. Raises `ConfigError` for settings that its API lacks."""
     key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
-    client = http_client(target.max_concurrency)
-    sdk = AsyncOpenAI(
-        api_key=key or PLACEHOLDER_API_KEY, base_url=target.base_url or _BASE_URL, http_client=client, max_retries=0
-    )
+    base_url = target.base_url or _BASE_URL
+    client = http_client(target.max_concurrency, base_url)
+    sdk = AsyncOpenAI(api_key=key or PLACEHOLDER_API_KEY, base_url=base_url, http_client=client, max_retries=0)
     conversations = ModelProvider(
         name, target, _model(target, OpenAIProvider(openai_client=sdk)), client, capabilities_of(target)
     )
