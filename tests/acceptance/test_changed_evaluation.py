@@ -52,7 +52,7 @@ async def asked(
 ) -> tuple[Counter[str], str]:
     """What one command asked of the provider, by model, and what it printed on stderr."""
     server.requests.clear()
-    ended = await asyncio.to_thread(shell.run, *command, *words, env={"KEY": key})
+    ended = await asyncio.to_thread(shell.run, *command, *words, "--graders", "1", env={"KEY": key})
     return Counter(str(request.body["model"]) for request in server.requests), ended.stderr
 
 

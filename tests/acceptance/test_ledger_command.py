@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import apsw
 import pytest
@@ -13,12 +13,12 @@ from support.command_line import CommandLine, command_line
 from support.evaluations import copy_capitals
 
 
-@pytest.fixture
-def ledger_shell(tmp_path: Path) -> Iterator[CommandLine]:
+@pytest.fixture(scope="module")
+def ledger_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """A shell whose QUINTAIN_LEDGER_URL is the ledger of a finished run."""
-    copy_capitals(tmp_path)
-    ledger = {"QUINTAIN_LEDGER_URL": f"sqlite://{tmp_path / 'ledger'}"}
-    with command_line(tmp_path, ledger) as shell:
+    folder = tmp_path_factory.mktemp("ledger")
+    copy_capitals(folder)
+    with command_line(folder, {"QUINTAIN_LEDGER_URL": f"sqlite://{folder / 'ledger'}"}) as shell:
         shell.run("run", "eval.yaml", "--json")
         yield shell
 
@@ -33,12 +33,15 @@ def test_a_runs_ledger_has_no_findings_and_every_call_is_exported(ledger_shell: 
 
 
 def test_an_inconsistent_ledger_exits_1_and_lists_the_findings(ledger_shell: CommandLine) -> None:
-    connection = apsw.Connection(str(ledger_shell.folder / "ledger"))
+    inconsistent = ledger_shell.folder / "inconsistent"
+    shutil.copy(ledger_shell.folder / "ledger", inconsistent)
+    env = {"QUINTAIN_LEDGER_URL": f"sqlite://{inconsistent}"}
+    connection = apsw.Connection(str(inconsistent))
     connection.execute("UPDATE session SET used = used + 1 WHERE parent_id IS NULL")
     connection.close()
-    broken = ledger_shell.run("ledger", "verify", code=1)
+    broken = ledger_shell.run("ledger", "verify", code=1, env=env)
     assert "a session's counter" in broken.stdout
-    assert ledger_shell.run("ledger", "verify", "--json", code=1).json["findings"]
+    assert ledger_shell.run("ledger", "verify", "--json", code=1, env=env).json["findings"]
 
 
 def test_a_ledger_that_is_not_there_is_a_sentence(ledger_shell: CommandLine) -> None:

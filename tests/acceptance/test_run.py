@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -108,14 +109,16 @@ def test_the_record_is_what_the_protocol_says(undisturbed: tuple[CommandResult, 
     assert {name: one["meanScore"] for name, one in record["targets"].items()} == {"scholar": 1.0, "guesser": 0.625}
 
 
-def test_the_same_command_again_asks_nothing_and_with_json_prints_the_totals_alone(capitals: CommandLine) -> None:
-    capitals.run("run", "eval.yaml")
-    before = (capitals.folder / "runs" / "eval" / "results.jsonl").read_bytes()
-    again = capitals.run("run", "eval.yaml", "--json")
-    assert again.json["totals"] == totals_of(capitals.folder / "runs" / "eval")
+def test_the_same_command_again_asks_nothing_and_with_json_prints_the_totals_alone(
+    shell: CommandLine, undisturbed: tuple[CommandResult, Path]
+) -> None:
+    shutil.copytree(undisturbed[1].parents[1], shell.folder, dirs_exist_ok=True)
+    before = (shell.folder / "runs" / "eval" / "results.jsonl").read_bytes()
+    again = shell.run("run", "eval.yaml", "--json")
+    assert again.json["totals"] == totals_of(shell.folder / "runs" / "eval")
     assert again.stderr == ""
-    assert totals_of(capitals.folder / "runs" / "eval")["calls"] == 48
-    assert (capitals.folder / "runs" / "eval" / "results.jsonl").read_bytes() == before
+    assert totals_of(shell.folder / "runs" / "eval")["calls"] == 48
+    assert (shell.folder / "runs" / "eval" / "results.jsonl").read_bytes() == before
 
 
 def test_one_target_alone_can_be_run(capitals: CommandLine) -> None:

@@ -15,7 +15,7 @@ import pytest
 from support.command_line import CommandLine
 from support.evaluations import rows_of, write_files
 
-CASES = 500
+CASES = 120
 CONCURRENCY = 16
 OUTPUT = Path("runs") / "eval"
 
@@ -96,7 +96,7 @@ def provider() -> Iterator[StubProvider]:
 
 @pytest.fixture
 def evaluation_shell(shell: CommandLine, provider: StubProvider) -> CommandLine:
-    """A shell in a folder with 500 cases and targets of which one is the stub's and one is nobody's."""
+    """A shell in a folder with these cases and targets of which one is the stub's and one is nobody's."""
     config = CONFIG.format(model_url=provider.url)
     write_files(shell.folder, cases=CASES, quintain_yaml=config, eval_yaml=EVALUATION)
     return shell.with_environment({"KEY": "sk-test"})
@@ -145,7 +145,7 @@ def test_a_provider_that_refuses_every_call_is_asked_a_few_times_and_the_next_ru
 def test_the_questions_that_were_answered_before_are_not_asked_again(
     evaluation_shell: CommandLine, provider: StubProvider
 ) -> None:
-    evaluation_shell.run(*run_words("model"), "--max-calls", "100", code=4)
+    evaluation_shell.run(*run_words("model"), "--max-calls", "40", code=4)
     answered = set(provider.questions)
     provider.failing_status = 401
     provider.questions.clear()
