@@ -28,7 +28,7 @@ from support.process_fleet import ProcessFleet, process_fleet
 from support.recording_bus import RecordingClient, recording_client
 from support.servers.rabbitmq_admin import BrokerUnderTest
 
-CLIENTS = 64
+CLIENTS, LAST_CALLS = (64, 1000) if is_long() else (16, 100)
 SERVICES = ("metadata", "metadata", "metadata", "worker", "worker")
 
 
@@ -45,10 +45,10 @@ def fleet_on_postgres(
 
 
 @pytest.mark.every_broker
-async def test_sixty_four_clients_race_for_a_sessions_last_calls(
+async def test_clients_race_for_a_sessions_last_calls(
     fleet_on_postgres: ProcessFleet, invariants: InvariantChecker
 ) -> None:
-    fleet, last = fleet_on_postgres, 1000 if is_long() else 200
+    fleet, last = fleet_on_postgres, LAST_CALLS
     fresh = [f"q{number}" for number in range(last + last // 5)]
     chance = random.Random(20)
     asked = fresh + chance.choices(fresh, k=len(fresh) // 4)  # of all that is asked, one in five is a duplicate

@@ -1,7 +1,7 @@
 """The promise of ``quintain run``: whatever is killed, the same command ends where an undisturbed run ends.
 
-60 cases × 3 targets × 2 graders over RabbitMQ, one of them a program that calls a judge. The worker, the metadata
-service and the run itself are each killed once with SIGKILL, at moments drawn from a seed.
+60 cases, 30 in the short form, × 3 targets × 2 graders over RabbitMQ, one of them a program that calls a judge. The
+worker, the metadata service and the run itself are each killed once with SIGKILL, at moments drawn from a seed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from faults.load import is_long
 from quintain.settings import environment
 from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
 from support.evaluations import Json, rows_of
 from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
 from support.quick import lease_variable
 
-CASES = 60
+CASES = 60 if is_long() else 30
 TARGETS = ("alpha", "beta", "gamma")
 TRIALS = CASES * len(TARGETS)
 
