@@ -22,8 +22,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
-from quintain.client.amqp_transport import AmqpTransport, AnsweredCalls
+from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
+from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.clock import Clock
 from quintain.contracts.finite import non_finite_path
 from quintain.contracts.session import Info
@@ -159,7 +160,7 @@ class FleetGateway:
         #: The calls that go on for the retries of clients that disconnected.
         self.retry_window: RetryWindow[Any] = RetryWindow(limits.retry_window_seconds)
         self._info_received_at = -math.inf
-        self._answered = AnsweredCalls()
+        self._answered, self._default_targets = AnsweredCalls(), DefaultTargets()
         # One transport per request; it is garbage-collected after the request and after its last cancellation.
         self._transports: weakref.WeakSet[AmqpTransport] = weakref.WeakSet()
 
@@ -181,7 +182,7 @@ class FleetGateway:
         context = context_of(request)
         context.session_id, context.session_key = token.id, hashlib.sha256(token.text.encode()).hexdigest()
         self._session_requests.enter(context)
-        transport = AmqpTransport(self.rpc_client, token.text, self.clock, self._answered)
+        transport = AmqpTransport(self.rpc_client, token.text, self.clock, self._answered, self._default_targets)
         self._transports.add(transport)
         client = Client(InstrumentedTransport(transport, self.metrics, self._on_info))
         if asyncio.get_running_loop().time() - self._info_received_at > CLOCK_MAX_AGE_SECONDS:

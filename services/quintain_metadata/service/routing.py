@@ -49,6 +49,8 @@ class Router:
             ledger, timings.unknown_target_seconds if start_window_seconds is None else start_window_seconds
         )
         self._slots = asyncio.Semaphore(CONCURRENCY)
+        #: Target → the connection's reconnects when its queue was declared.
+        self._declared: dict[str, int] = {}
 
     def stop(self) -> None:
         """Return the requests that wait for a registration to the queue, for another metadata service."""
@@ -125,21 +127,29 @@ class Router:
         return await self._ledger.transact(operation)
 
     async def _forward(self, delivery: Delivery, target: str) -> None:
-        """Publish the request to its target's queue unchanged, with a header that prevents a routing loop.
+        """Publish the request to its target's queue unchanged.
 
-        Retries while the broker is away: the request is then redelivered, and a fault now would be a second answer.
+        The queue is declared if this connection has not done so, or if the request was published with the target's key
+        and no queue took it. A header then prevents a routing loop: a request that comes back without it did not find
+        the queue that was declared before. Retries while the broker is away: the request is then redelivered, and a
+        fault now would be a second answer.
         """
-        envelope = Envelope(
-            body=delivery.body,
-            type=delivery.type,
-            correlation_id=delivery.correlation_id,
-            reply_to=delivery.reply_to,
-            headers={**forwarded_headers(delivery), ROUTED_HEADER: 1},
-            expiration_ms=delivery.expiration_ms,
-        )
+        headers = forwarded_headers(delivery)
         while True:
             try:
-                await self._bus.declare(target_topology(target))
+                if delivery.routing_key or self._declared.get(target) != self._bus.reconnects:
+                    reconnects = self._bus.reconnects
+                    await self._bus.declare(target_topology(target))
+                    self._declared[target] = reconnects
+                    headers[ROUTED_HEADER] = 1
+                envelope = Envelope(
+                    body=delivery.body,
+                    type=delivery.type,
+                    correlation_id=delivery.correlation_id,
+                    reply_to=delivery.reply_to,
+                    headers=headers,
+                    expiration_ms=delivery.expiration_ms,
+                )
                 await self._bus.publish(INVOKE, target, envelope)
             except QueueFull:
                 # Another copy of the request may have been admitted before.

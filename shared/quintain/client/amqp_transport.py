@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import random
 import secrets
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.client.cancellation import CancellationQueue
+from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.client.transport import (
     OPERATION_TIMEOUT_SECONDS,
     REPLY_GRACE_SECONDS,
@@ -27,10 +28,20 @@ from quintain.client.transport import (
 )
 from quintain.clock import Clock
 from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
-from quintain.contracts.session import MAX_ANSWERED_IDS, CancelCalls, GetInfo, ReleaseCalls, ReserveCalls
-from quintain.contracts.strings import is_target_name, sanitize_request_id
+from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
+from quintain.contracts.strings import is_target_name
 from quintain.contracts.token import public_id
-from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault, NoAnswer, Overloaded, QueueFull
+from quintain.errors import (
+    BadRequest,
+    BudgetUnavailable,
+    BusError,
+    Fault,
+    NoAnswer,
+    Overloaded,
+    QueueFull,
+    RequestConflict,
+    UnknownTarget,
+)
 from quintain.routes import (
     ACCEPT_CHUNKS,
     ACCEPT_HEADER,
@@ -38,6 +49,7 @@ from quintain.routes import (
     CANCEL,
     CHUNK_TYPE,
     DEADLINE_HEADER,
+    INFO,
     INVOKE,
     PROGRESS_TYPE,
     PROTOCOL_HEADER,
@@ -66,36 +78,24 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
 FULL_QUEUE_PAUSE_MS = 1_000
 
 
-class AnsweredCalls:
-    """The latest calls that were answered, until a request for their session's information names them."""
-
-    def __init__(self) -> None:
-        self._calls: deque[tuple[str, str]] = deque(maxlen=MAX_ANSWERED_IDS)
-
-    def add(self, session_id: str, request_id: str) -> None:
-        """Add a call; an invalid request id, which no ledger has, is left out."""
-        if request_id == sanitize_request_id(request_id):
-            self._calls.append((session_id, request_id))
-
-    def take(self, session_id: str) -> list[str]:
-        """Remove the calls of a session, and return their request ids."""
-        taken = [request_id for answered_session_id, request_id in self._calls if answered_session_id == session_id]
-        if taken:
-            self._calls = deque((call for call in self._calls if call[0] != session_id), MAX_ANSWERED_IDS)
-        return taken
-
-
 class AmqpTransport:
     """Implements `Transport` with one session token over an `RpcClient` that several transports may share.
 
-    ``clock`` is the metadata service's clock, which may be shared too, and so may the calls ``answered``.
+    ``clock`` is the metadata service's clock, which may be shared too, and so may the calls ``answered`` and the
+    ``default_targets``.
     """
 
     def __init__(
-        self, rpc_client: RpcClient, token: str, clock: Clock | None = None, answered: AnsweredCalls | None = None
+        self,
+        rpc_client: RpcClient,
+        token: str,
+        clock: Clock | None = None,
+        answered: AnsweredCalls | None = None,
+        default_targets: DefaultTargets | None = None,
     ) -> None:
         self.clock = clock or Clock()
         self._answered = answered or AnsweredCalls()
+        self._default_targets = default_targets or DefaultTargets()
         self._rpc_client, self._token = rpc_client, token
         self._session_id = public_id(token) or ""
         self._cancellations = CancellationQueue(self._cancel)
@@ -144,9 +144,12 @@ class AmqpTransport:
         """Implements `Transport.call_route`. Raises `NoAnswer` if no reply arrives in time."""
         if isinstance(request, GetInfo) and (answered := self._answered.take(self._session_id)):
             request = request.model_copy(update={"answered": answered})
-        return await self._rpc_client.call_route(
+        reply = await self._rpc_client.call_route(
             route, request, {TOKEN_HEADER: self._token}, timeout_seconds=timeout_seconds
         )
+        if isinstance(reply, Info):
+            self._default_targets.note(reply)
+        return reply
 
     async def _call_operation(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         try:
@@ -179,8 +182,35 @@ class AmqpTransport:
             return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {error.message}"))
 
     async def _invoke(self, call: InvokeCall, request_id: str) -> Result:
+        """Send a call; one that names no target goes to its session's default, without passing the metadata service.
+
+        Where that fails for a reason that only the metadata service can judge, the call goes there: the session may
+        have another default by now, or the request id was used for another target before.
+        """
+        ends_at = asyncio.get_running_loop().time() + call.deadline_seconds
+        send = partial(self._send_until_decided, request_id=request_id, ends_at=ends_at)
+        if call.request.requested_target is not None or (default := await self._default_target(ends_at)) is None:
+            return await send(call)
+        try:
+            return await send(_with_target(call, default))
+        except UnknownTarget:
+            self._default_targets.forget(self._session_id)
+            if await self._default_target(ends_at) == default:
+                raise
+        except RequestConflict:
+            pass
+        return await send(call)
+
+    async def _default_target(self, ends_at: float) -> str | None:
+        seconds = min(OPERATION_TIMEOUT_SECONDS, max(ends_at - asyncio.get_running_loop().time(), 0))
+        headers = {TOKEN_HEADER: self._token}
+        read_info = partial(self._rpc_client.call_route, INFO, GetInfo(), headers, timeout_seconds=seconds)
+        return await self._default_targets.resolve(self._session_id, read_info)
+
+    async def _send_until_decided(self, call: InvokeCall, request_id: str, ends_at: float) -> Result:
+        """Send a request, again with the same request id while no ledger has decided whether its call is charged."""
         loop = asyncio.get_running_loop()
-        ends_at, deadline_ms = loop.time() + call.deadline_seconds, self.clock.deadline_ms(call.deadline_seconds)
+        deadline_ms = self.clock.deadline_ms(ends_at - loop.time())
         pause_seconds = FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -243,6 +273,10 @@ def _invoke_body(request: InvokeRequest, key: str) -> bytes:
     if key and request.target is not None:
         request = request.model_copy(update={"target": None, "provider": None})
     return request.to_wire()
+
+
+def _with_target(call: InvokeCall, target: str) -> InvokeCall:
+    return dataclasses.replace(call, request=call.request.model_copy(update={"target": target}))
 
 
 def _accept_header(call: InvokeCall) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
@@ -127,6 +128,43 @@ async def test_an_unknown_target_costs_nothing_and_ends_its_reservation(
         await metadata.invoke(session.token, {}, "nope", {REQUEST_ID_HEADER: "r2"})
     info = await metadata.ledger_driver.info(session)
     assert (info.call_count, info.reserved) == (1, 1)
+
+
+async def test_a_default_is_declared_once_and_again_where_its_queue_is_gone(
+    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await metadata.ledger_driver.register("a")
+    declared: list[Topology] = []
+    declare = metadata.service_bus.declare
+
+    async def count(topology: Topology, *, redeclare: bool = True) -> None:
+        declared.append(topology)
+        await declare(topology, redeclare=redeclare)
+
+    monkeypatch.setattr(metadata.service_bus, "declare", count)
+
+    async def send() -> None:
+        headers = {TOKEN_HEADER: session.token}
+        await metadata.publish(INVOKE, "", {"question": "x"}, headers=headers, correlation_id="c", reply_to="r")
+
+    async def arrived() -> int:
+        while True:
+            with contextlib.suppress(BusError):
+                if ready := metadata.memory.queue("quintain.target.a").ready:
+                    return len(ready)
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(5):
+        await send()
+        assert await arrived() == 1
+        await send()
+        while await arrived() != 2:
+            await asyncio.sleep(0.01)
+        assert declared == [target_topology("a")]
+        await metadata.bus.delete(target_queue("a"))
+        await send()
+        assert await arrived() == 1
+    assert declared == [target_topology("a")] * 2
 
 
 async def test_the_target_first_resolved_stays(metadata: RunningMetadataService, session: SessionOpened) -> None:

@@ -1,0 +1,141 @@
+"""A call that names no target: it goes straight to its session's default, and to the metadata service where need be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from quintain.bus.base import Delivery
+from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.client import Client
+from quintain.client.sessions import MAX_SESSIONS, DefaultTargets
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
+from quintain.contracts.message import Message
+from quintain.contracts.session import Info, SessionState
+from quintain.contracts.token import SessionToken
+from quintain.errors import Fault, RequestConflict, Unauthorized, UnknownTarget
+from quintain.rpc.client import RpcClient
+from quintain.rpc.server import send_reply
+from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology
+
+
+def info(session_id: str, target: str) -> Info:
+    return Info(
+        session_id=session_id,
+        target_name=target,
+        max_calls=9,
+        call_count=0,
+        available_targets=[target],
+        token_usage=TokenUsage(),
+        state=SessionState.OPEN,
+        now=5_000_000,
+    )
+
+
+def answer(target: str) -> Result:
+    return Result(output=[OutputMessage(content="yes")], raw_text="yes", target=target, call_count=1, max_calls=2)
+
+
+@dataclass
+class RecordingFleet:
+    """Answers what comes to targets ``a`` and ``b`` and to the metadata service, and keeps where it came."""
+
+    bus: MemoryBus
+    client: Client
+    session_id: str
+    default: str | Fault = "a"
+    answers: dict[str, Message | Fault] = field(default_factory=dict)
+    arrived: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+
+    async def on_call(self, delivery: Delivery) -> None:
+        key = delivery.routing_key or "(none)"
+        self.arrived.append(key)
+        self.bodies.append(delivery.body)
+        await delivery.ack()
+        await send_reply(self.bus, delivery, self.answers.get(key, answer(key)))
+
+    async def on_operation(self, delivery: Delivery) -> None:
+        self.arrived.append(delivery.routing_key)
+        await delivery.ack()
+        reply = self.default if isinstance(self.default, Fault) else info(self.session_id, self.default)
+        await send_reply(self.bus, delivery, reply)
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[RecordingFleet]:
+    memory = MemoryBroker()
+    bus, token = memory.connect(), SessionToken.mint()
+    rpc_client = RpcClient(bus)
+    await bus.declare(METADATA_TOPOLOGY + target_topology("a") + target_topology("b"))
+    await rpc_client.start()
+    recording = RecordingFleet(bus, Client(AmqpTransport(rpc_client, token.text)), token.id)
+    for queue in (target_queue("a"), target_queue("b"), UNROUTED_QUEUE):
+        await bus.consume(queue, recording.on_call, prefetch=10)
+    await bus.consume(METADATA_QUEUE, recording.on_operation, prefetch=10)
+    yield recording
+    await rpc_client.close()
+    await bus.close()
+    memory.close()
+
+
+async def test_the_default_is_asked_for_once_and_then_called_directly(fleet: RecordingFleet) -> None:
+    for _ in range(3):
+        await fleet.client.invoke("x")
+    assert fleet.arrived == ["info", "a", "a", "a"]
+    assert fleet.bodies == [b'{"question":"x"}'] * 3
+
+
+async def test_the_information_of_a_session_brings_its_default(fleet: RecordingFleet) -> None:
+    await fleet.client.get_info()
+    await fleet.client.invoke("x")
+    assert fleet.arrived == ["info", "a"]
+
+
+async def test_calls_that_start_together_ask_once(fleet: RecordingFleet) -> None:
+    await asyncio.gather(*(fleet.client.invoke("x") for _ in range(4)))
+    assert sorted(fleet.arrived) == ["(none)", "(none)", "(none)", "a", "info"]
+
+
+async def test_a_default_that_is_unknown_now_is_asked_for_once_more(fleet: RecordingFleet) -> None:
+    await fleet.client.invoke("x")
+    fleet.answers["a"] = UnknownTarget()
+    with pytest.raises(UnknownTarget):
+        await fleet.client.invoke("x")
+    fleet.default = "b"
+    await fleet.client.invoke("x")
+    await fleet.client.invoke("x")
+    assert fleet.arrived == ["info", "a", "a", "info", "a", "info", "(none)", "b"]
+
+
+async def test_a_request_id_that_another_target_had_is_left_to_the_metadata_service(fleet: RecordingFleet) -> None:
+    fleet.answers = {"a": RequestConflict(), "(none)": answer("b")}
+    result = await fleet.client.send(InvokeRequest(question="x"), request_id="used for b")
+    assert (result.target, fleet.arrived) == ("b", ["info", "a", "(none)"])
+
+
+async def test_without_information_the_call_goes_to_the_metadata_service(fleet: RecordingFleet) -> None:
+    fleet.default = Unauthorized()
+    await fleet.client.invoke("x")
+    assert fleet.arrived == ["info", "(none)"]
+
+
+@pytest.mark.parametrize("fields", [{"target": ""}, {"target": "a.#"}, {"provider": "*"}])
+async def test_a_name_that_no_target_can_have_is_not_the_default(fleet: RecordingFleet, fields: dict[str, str]) -> None:
+    await fleet.client.send(InvokeRequest.model_validate({"question": "x", **fields}))
+    assert fleet.arrived == ["(none)"]
+
+
+async def test_so_many_sessions_are_kept_and_no_more() -> None:
+    async def ask_again() -> Info:
+        return info("0", "again")
+
+    targets = DefaultTargets()
+    for number in range(MAX_SESSIONS + 1):
+        targets.note(info(str(number), "a"))
+    assert await targets.resolve("0", ask_again) == "again"
+    assert await targets.resolve(str(MAX_SESSIONS), ask_again) == "a"
