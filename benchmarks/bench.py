@@ -1,0 +1,50 @@
+"""The benchmark suite: every figure beside its peers in the same run, in turn, over several rounds.
+
+    make bench                                       # all tables, into docs/benchmarks.md
+    python benchmarks/bench.py calls --seconds 2     # one table, printed
+    python benchmarks/bench.py --check               # the short form of CI: one ratio beside the recorded one
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import calls
+from harness import Result, machine
+from quintain.settings import environment
+from report import markdown, write_report
+from servers import RABBITMQ, running_server
+
+HERE = Path(__file__).parent
+TABLES: dict[str, Callable[[calls.Options], Awaitable[list[Result]]]] = {"calls": calls.in_flight}
+
+
+def main() -> None:
+    """Measure the tables that are asked for; all of them go into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)}; all if none is named")
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long each round takes")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each row, all sides in turn")
+    arguments = parser.parse_args()
+    results: list[Result] = []
+    with running_server(RABBITMQ, environment(), print) as broker:
+        for name in arguments.tables or TABLES:
+            with tempfile.TemporaryDirectory() as folder:
+                options = calls.Options(broker.url, Path(folder), arguments.seconds, arguments.rounds)
+                found = asyncio.run(TABLES[name](options))
+            print(markdown(found), flush=True)
+            results += found
+    how = f"{machine()}; {broker.how.partition(',')[0]}"
+    if not arguments.tables:
+        write_report(results, how)
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / "latest.json").write_text(json.dumps([one.as_json() for one in results], indent=1))
+
+
+if __name__ == "__main__":
+    main()
