@@ -1,8 +1,8 @@
 """The benchmark suite: every figure beside its peers in the same run, in turn, over several rounds.
 
-    make bench                                       # all tables, into docs/benchmarks.md
-    python benchmarks/bench.py calls --seconds 2     # one table, printed
-    python benchmarks/bench.py --check               # the short form of CI: one ratio beside the recorded one
+make bench                                       # all tables, into docs/benchmarks.md
+python benchmarks/bench.py calls --seconds 2     # one table, printed
+python benchmarks/bench.py --check               # the short form of CI: one ratio beside the recorded one
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import calls
@@ -21,7 +21,7 @@ from report import markdown, write_report
 from servers import RABBITMQ, running_server
 
 HERE = Path(__file__).parent
-TABLES: dict[str, Callable[[calls.Options], Awaitable[list[Result]]]] = {"calls": calls.in_flight}
+TABLES: dict[str, Callable[[calls.Options], Coroutine[None, None, list[Result]]]] = {"calls": calls.in_flight}
 
 
 def main() -> None:

@@ -32,8 +32,9 @@ class Options:
 
 
 @contextlib.asynccontextmanager
-async def bare_loop(options: Options, name: str = "bare loop", body: bytes = BODY, delay: float = 0, servers: int = 1
-                    ) -> AsyncIterator[Side]:
+async def bare_loop(
+    options: Options, name: str = "bare loop", body: bytes = BODY, delay: float = 0, servers: int = 1
+) -> AsyncIterator[Side]:
     """The reference of every table: request and reply over plain aio-pika."""
     with contextlib.ExitStack() as stack:
         words = [str(HERE / "raw_rpc.py"), options.url, str(delay)]

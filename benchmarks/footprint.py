@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 import quintain
-from calls import ADMIN_TOKEN, CONFIG, process
 from frames import FrameCounts, counting_proxy
+from harness import ADMIN_TOKEN, CONFIG, process
 from quintain.client.connect import connect_admin
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import environment

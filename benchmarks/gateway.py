@@ -30,7 +30,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from calls import Round, measure
+from harness import Round, measure
 from http_client import open_clients, request_for
 from quintain.settings import environment
 from servers import ServerUnavailable, find_node, npm_package

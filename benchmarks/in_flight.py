@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 import quintain
-from calls import ADMIN_TOKEN, process
+from harness import ADMIN_TOKEN, process
 from quintain.client.connect import connect_admin
 from quintain.contracts.session import OpenSession
 from quintain.settings import environment

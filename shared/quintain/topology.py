@@ -32,7 +32,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A durable queue; durations are in milliseconds, ``expires_ms`` is how long it exists unused."""
+    """A queue; durations are in milliseconds, ``expires_ms`` is how long it exists unused.
+
+    It is durable, unless it is ``exclusive``: that one belongs to the connection that declared it, and ends with it.
+    """
 
     name: str
     kind: Literal["quorum", "classic"]
@@ -41,6 +44,7 @@ class Queue:
     max_length: int | None = None
     delivery_limit: int | None = None
     dead_letter_exchange: str | None = None
+    exclusive: bool = False
 
     @property
     def arguments(self) -> dict[str, Argument]:
@@ -135,6 +139,12 @@ def target_topology(target: str) -> Topology:
     """Return the topology of a target: its queue, bound to the exchange of invoke requests."""
     queue = target_queue(target)
     return Topology((UNROUTED, INVOKE, DEAD), (queue,), (Binding(INVOKE, queue, target),))
+
+
+def admit_topology(random: str) -> Topology:
+    """Return the topology of one metadata service's own queue for admits, which ends with its connection."""
+    queue = Queue(f"{ADMIT_QUEUE.name}.{random}", "classic", exclusive=True)
+    return Topology((LEDGER,), (queue,), (Binding(LEDGER, queue, f"admit.{random}"),))
 
 
 def reply_topology(queue_name: str, key: str) -> Topology:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -423,6 +424,36 @@ async def test_who_was_cancelled_hears_of_no_loss(transport: Transport) -> None:
     await ground.bus.publish(ground.topology.exchanges[1], "", Envelope(body=b"x", type="test"))
     await graveyard.next()  # everything was declared again
     assert alarm.times == 0
+
+
+async def test_an_exclusive_queue_ends_with_its_connection_and_is_declared_by_the_next(transport: Transport) -> None:
+    made = await bound_queue_factory()(transport)
+    queue = Queue(f"{made.queue.name}.own", "classic", exclusive=True)
+    topology = Topology((made.exchange,), (queue,), (Binding(made.exchange, queue, "own"),))
+    owner, received = await transport.connect(), asyncio.Queue[bytes]()
+
+    async def take(delivery: Delivery) -> None:
+        await delivery.ack()
+        received.put_nowait(delivery.body)
+
+    await owner.declare(topology)
+    await owner.consume(queue, take, prefetch=1)
+    await made.publish(b"1", key="own")
+    assert await asyncio.wait_for(received.get(), 10) == b"1"
+    await transport.drop_connection(owner)
+    async with asyncio.timeout(20):
+        while received.empty():
+            with contextlib.suppress(Unroutable):
+                await made.publish(b"2", key="own")
+            await asyncio.sleep(0.05)
+    await owner.close()
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await made.publish(b"3", key="own")
+            except Unroutable:
+                break
+            await asyncio.sleep(0.05)
 
 
 async def test_a_queue_deleted_over_the_bus_is_declared_no_more(transport: Transport) -> None:

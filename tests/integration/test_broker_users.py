@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from quintain.topology import (
     POISON_LOCK_TOPOLOGY,
     Exchange,
     Topology,
+    admit_topology,
     cancel_topology,
     discovery_topology,
     host_topology,
@@ -79,6 +81,7 @@ READERS = {
     "quintain.metadata.unrouted": {"metadata"},
     "quintain.metadata.dead": {"metadata"},
     "quintain.ledger.admit": {"metadata"},
+    "quintain.ledger.admit.x": {"metadata"},
     "quintain.ledger.heartbeat": {"metadata"},
     "quintain.ledger.settle": {"metadata"},
     "quintain.poison": {"metadata", "operator"},
@@ -115,8 +118,12 @@ def empty_vhost_users(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdm
 
 
 async def _declare(users: BrokerUsers) -> None:
+    own_admits = admit_topology("x")
+    # Not exclusive: the queue must outlive the connection that declares it here.
+    admit_queue = dataclasses.replace(own_admits.queues[0], exclusive=False)
+    admit_binding = dataclasses.replace(own_admits.bindings[0], queue=admit_queue)
     owned = {
-        "metadata": METADATA_TOPOLOGY + target_topology("echo"),
+        "metadata": METADATA_TOPOLOGY + target_topology("echo") + Topology((), (admit_queue,), (admit_binding,)),
         "operator": POISON_LOCK_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
         "worker": cancel_topology("x") + run_topology("x") + discovery_topology("x"),

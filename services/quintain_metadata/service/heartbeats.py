@@ -19,6 +19,7 @@ from quintain.rpc.server import result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import leases
+from quintain_metadata.service.own_admits import OwnAdmitQueue
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +66,11 @@ class LeaseGuard:
 class HeartbeatConsumer:
     """Consumes heartbeats and probes in the order of their queue."""
 
-    def __init__(self, bus: Bus, ledger: Ledger, timings: Timings = DEFAULT_TIMINGS) -> None:
+    def __init__(
+        self, bus: Bus, ledger: Ledger, timings: Timings = DEFAULT_TIMINGS, own_admits: OwnAdmitQueue | None = None
+    ) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
+        self._own_admits = own_admits or OwnAdmitQueue(bus)
         self._guard = LeaseGuard(ledger, timings)
         self._order = asyncio.Lock()
         self._probe_task: asyncio.Task[None] | None = None
@@ -99,12 +103,13 @@ class HeartbeatConsumer:
         """Renew the lease of the worker that sent this heartbeat."""
         heartbeat = Heartbeat.from_wire(delivery.body)
         try:
-            return await self._ledger.transact(
+            renewed = await self._ledger.transact(
                 lambda moment: leases.renew_lease(moment.now, heartbeat, self._timings.lease_ms)
             )
         except BudgetUnavailable:
             self._guard.on_missed()
             raise
+        return self._own_admits.tell(renewed)
 
     async def _on_probe(self, delivery: Delivery) -> None:
         probe = HeartbeatProbe.from_wire(delivery.body)

@@ -57,6 +57,7 @@ from quintain_metadata.service.canceller import CallCanceller
 from quintain_metadata.service.dead_letters import DeadLetterConsumer
 from quintain_metadata.service.handlers import MetadataRequestHandler
 from quintain_metadata.service.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer
+from quintain_metadata.service.own_admits import OwnAdmitQueue
 from quintain_metadata.service.routing import Router
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ class MetadataService:
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
         canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
         self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
-        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings)
+        self._own_admits = OwnAdmitQueue(bus)
+        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
@@ -119,6 +121,7 @@ class MetadataService:
         await self._bus.declare(METADATA_TOPOLOGY)
         for target in await self._ledger.transact(lambda _: targets.target_names()):
             await self._bus.declare(target_topology(target))
+        await self._own_admits.start(self._on_ledger_request, prefetch=PREFETCH)
         handlers: dict[Queue, Handler] = {
             METADATA_QUEUE: self._request_handler,
             ADMIT_QUEUE: self._on_ledger_request,
@@ -142,7 +145,10 @@ class MetadataService:
             await consumer.cancel()
         if self._router is not None:
             self._router.stop()
-        await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
+        await asyncio.gather(
+            self._own_admits.stop(grace_seconds),
+            *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
+        )
         await self._heartbeats.stop()
         if self._sweep_task is not None:
             self._sweep_task.cancel()
@@ -178,7 +184,7 @@ class MetadataService:
         await delivery.ack()
 
     async def _answer_ledger_request(self, delivery: Delivery) -> Message | None:
-        if delivery.routing_key == ADMIT.key:
+        if delivery.routing_key.startswith(ADMIT.key):
             batch = AdmitBatch.from_wire(delivery.body)
 
             sender = _AdmitReplySender((delivery.reply_to, delivery.correlation_id), self._bus, self._ledger, delivery)
@@ -191,9 +197,10 @@ class MetadataService:
         registration = Register.from_wire(delivery.body)
         for target in registration.targets:
             await self._bus.declare(target_topology(target.name))
-        return await self._ledger.transact(
+        renewed = await self._ledger.transact(
             lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms)
         )
+        return self._own_admits.tell(renewed)
 
     async def _on_settle(self, delivery: Delivery) -> None:
         try:

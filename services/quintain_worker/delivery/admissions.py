@@ -3,6 +3,9 @@
 At most `MAX_UNDER_WAY` requests are under way: sent, and neither decided nor held by the ledger. Further ones wait
 here, in order. Silence is a property of the link to the metadata services: it is counted from the last answer of any of
 them, to any request of this worker.
+
+A first request goes to the own queue of the metadata service that last renewed the lease, which no quorum queue delays.
+A repetition goes to the shared queue: that service may hang, which the broker does not say. So does what is returned.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
-from quintain.errors import BudgetUnavailable, BusError, Expired, Fault
+from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
 from quintain.routes import ADMIT
 from quintain.rpc.client import RpcClient
 from quintain.runtime.batching import Batcher
@@ -86,7 +89,10 @@ class AdmissionClient:
         self._heard_at = -math.inf
         self._stopped = False
         self._is_unreachable = False
-        self._batcher: Batcher[Admit] = Batcher(self._send_or_report, max_concurrent=2)
+        #: The routing key of a metadata service's own queue; None while none is known.
+        self._own_key: str | None = None
+        self._batcher: Batcher[Admit] = Batcher(self._send_first, max_concurrent=2)
+        self._repeat_batcher: Batcher[Admit] = Batcher(self._send_shared, max_concurrent=2)
         self._check_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -134,7 +140,12 @@ class AdmissionClient:
             self._under_way.discard(request.attempt_id)
             self._send_next()
 
-    def note_answer(self) -> None:
+    def note_renewal(self, admit_key: str | None) -> None:
+        """Record that a metadata service has renewed the lease, and the routing key of its own queue for admits."""
+        self._own_key = admit_key
+        self._note_answer()
+
+    def _note_answer(self) -> None:
         """Record that a metadata service has answered: the link to the ledger is not silent."""
         self._heard_at = asyncio.get_running_loop().time()
 
@@ -149,12 +160,14 @@ class AdmissionClient:
     def _add_to_batch(self, pending: _PendingAdmit) -> None:
         pending.sent_at = asyncio.get_running_loop().time()
         pending.first_sent_at = min(pending.first_sent_at, pending.sent_at)
-        pending.sent = self._batcher.add(pending.admit)
+        pending.sent = (self._batcher if pending.sent is None else self._repeat_batcher).add(pending.admit)
 
     def _check_pending(self) -> None:
         """Resend the admits that got no answer for the repeat interval, and end those that timed out."""
         loop = asyncio.get_running_loop()
         now = loop.time()
+        if now - self._heard_at >= self._timings.admit_repeat_seconds:
+            self._own_key = None
         for pending in self._pending.values():
             if pending.answer.done():
                 continue
@@ -168,9 +181,22 @@ class AdmissionClient:
             else None
         )
 
-    async def _send_or_report(self, items: list[Admit]) -> None:
+    async def _send_first(self, items: list[Admit]) -> None:
+        if (key := self._own_key) is not None:
+            try:
+                await self._publish(items, key)
+            except (Unroutable, QueueFull):
+                self._own_key = None if self._own_key == key else self._own_key
+            except BusError as error:
+                log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
+                return
+            else:
+                return
+        await self._send_shared(items)
+
+    async def _send_shared(self, items: list[Admit]) -> None:
         try:
-            await self._send(items)
+            await self._publish(items, ADMIT.key)
         except BusError as error:
             # Every pending call repeats its admit every few seconds: log an outage only when it begins and ends.
             if not self._is_unreachable:
@@ -186,7 +212,7 @@ class AdmissionClient:
                 log.warning("Admits can be sent again")
             self._is_unreachable = False
 
-    async def _send(self, items: list[Admit]) -> None:
+    async def _publish(self, items: list[Admit], key: str) -> None:
         envelope = Envelope(
             body=AdmitBatch(incarnation=self._incarnation, items=items).to_wire(),
             type=ADMIT.key,
@@ -195,7 +221,7 @@ class AdmissionClient:
             expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
             persistent=False,
         )
-        await self._bus.publish(ADMIT.exchange, ADMIT.key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
+        await self._bus.publish(ADMIT.exchange, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
 
     def _on_answer(self, delivery: Delivery) -> None:
         if delivery.type != "result":
@@ -206,7 +232,7 @@ class AdmissionClient:
         except Fault as unreadable:
             log.error("An unreadable answer of the ledger was dropped: %s", unreadable.message)
             return
-        self.note_answer()
+        self._note_answer()
         self._clock.synchronize(answer.now)
         for item in answer.items:
             pending = self._pending.get(item.attempt_id)

@@ -151,7 +151,7 @@ class Worker:
 
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
         """Apply the ledger's answer to a heartbeat: fleet-wide pauses, cancelled calls and a drain request."""
-        self._admission_client.note_answer()
+        self._admission_client.note_renewal(renewed.admit_key)
         paused = renewed.paused or {}
         for name, consumer in self._consumers.items():
             remaining_ms = paused[name] - renewed.now if name in paused else None

@@ -193,6 +193,9 @@ class MemoryBus:
         self._closed = True
         for consumer in list(self._consumers):
             await consumer.drain(0)
+        for queue in self._redeclared_topology.queues:
+            if queue.exclusive and self._broker.has_queue(queue.name):
+                self._broker.delete_queue(queue.name)
 
     def _redeclare(self) -> None:
         # Report lost queues first: declaring them again would hide the loss.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from quintain.bus.base import EXCHANGE_WAIT_SECONDS
-from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, QUEUE_NOT_FOUND, RabbitConnection, translate_errors
+from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, translate_errors
 from quintain.errors import BrokerRefused, BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
 
@@ -131,22 +131,28 @@ class Declarations:
     async def _declare(self, topology: Topology) -> None:
         for exchange in await self._find_missing(topology.exchanges):
             await self._ensure_exchange(exchange)
-        # A classic queue whose cluster node is down can be neither declared nor deleted. Its consumer waits for the
-        # node; the other queues must not wait with it.
+        # A classic queue whose cluster node is down can be neither declared nor deleted, nor can an exclusive one of
+        # an earlier connection whose loss the broker has not noticed. Its consumer waits for it; the other queues must
+        # not wait with it.
         while (unavailable := await self._declare_queues(topology)) is not None:
-            log.debug("The queue %s is on a node that is down: it is skipped", unavailable.name)
+            log.debug("The queue %s is on a node that is down, or locked: it is skipped", unavailable.name)
             topology = topology.without(unavailable)
 
     async def _declare_queues(self, topology: Topology) -> Queue | None:
-        """Declare and bind all queues; returns the queue at which it stopped because its node is down, if any."""
+        """Declare and bind all queues; returns the classic queue at which it stopped because it is unavailable."""
         # A separate channel: a refused or cancelled declaration closes only this one.
         channel = await self._connection.open_channel()
         with translate_errors("declaring queues"):
             underlay = await channel.get_underlay_channel()
             for queue in topology.queues:
                 try:
-                    await underlay.queue_declare(queue.name, durable=True, arguments=dict(queue.arguments))
-                except QUEUE_NOT_FOUND:
+                    await underlay.queue_declare(
+                        queue.name,
+                        durable=not queue.exclusive,
+                        exclusive=queue.exclusive,
+                        arguments=dict(queue.arguments),
+                    )
+                except QUEUE_GONE_ERRORS:
                     if queue.kind != "classic":
                         raise
                     return queue

@@ -112,6 +112,7 @@ class LeaseRenewed(Message):
     ``paused`` are the paused targets, with the end of their pause by the same clock. ``taken_back`` are running calls
     of this worker that were cancelled; they are repeated with every heartbeat because the broadcast may be lost.
     ``drain``: an administrator asked this worker to drain; repeated until it reports that it does.
+    ``admit_key`` is the routing key of the answering service's own queue for admits, if it has one now.
     """
 
     now: Milliseconds
@@ -119,6 +120,7 @@ class LeaseRenewed(Message):
     paused: dict[TargetName, Milliseconds] | None = None
     taken_back: list[CallKey] | None = None
     drain: bool | None = None
+    admit_key: Id | None = None
 
 
 class Admit(Message):

@@ -11,8 +11,19 @@ import pytest
 
 from quintain.bus.base import Delivery, Envelope
 from quintain.contracts.invoke import FaultReply, TokenUsage
-from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply, LeaseRenewed, Settle, SettleBatch
+from quintain.contracts.ledger import (
+    Admission,
+    Admit,
+    AdmitBatch,
+    AdmitReply,
+    Heartbeat,
+    LeaseRenewed,
+    Settle,
+    SettleBatch,
+)
 from quintain.contracts.session import SessionOpened
+from quintain.errors import Unroutable
+from quintain.routes import HEARTBEAT
 from quintain.topology import LEDGER, target_queue
 from quintain_metadata.ledger.sqlite import SqliteLedger
 from support.ledger_driver import admit_request, settle_request
@@ -156,6 +167,22 @@ async def test_the_same_settle_twice_counts_once(
         await worker.settle(settle_request(session, ask))
     await worker.admit_granted(admit_request(session, "r2"))
     await wait_for_counters(metadata, session, committed=1, running=1, call_count=2)
+
+
+async def test_a_renewal_names_the_services_own_queue_of_admits_until_it_stops(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    worker = Worker(metadata)
+    beat = Heartbeat(worker_id="w1", incarnation="w1")
+    renewed = await metadata.rpc_client.call_route(HEARTBEAT, beat, {})
+    assert renewed.admit_key is not None
+    await worker.publish(
+        renewed.admit_key, AdmitBatch(incarnation="w1", items=[admit_request(session, "r1")]).to_wire()
+    )
+    assert [item.fault for item in (await worker.next_reply()).items] == [None]
+    await metadata.service.stop()
+    with pytest.raises(Unroutable):
+        await worker.publish(renewed.admit_key, b"{}")
 
 
 async def test_what_nobody_can_read_is_answered_or_dropped_and_the_next_is_heard(

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
+from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Delivery, Envelope
 from quintain.bus.memory import MemoryBus
 from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
 from quintain.rpc.client import RpcClient
 from quintain.timings import Timings
-from quintain.topology import REPLY, Exchange
+from quintain.topology import REPLY, Exchange, admit_topology
 from quintain_worker.delivery.admissions import AdmissionClient
 from support.fake_ledger_service import FakeLedgerService, fake_ledger_service, grant
 from support.quick import timings
@@ -100,6 +100,29 @@ async def test_an_unanswered_admit_is_asked_again_as_the_same_attempt(
     assert await admission_client.admit("r1") is not None
     assert len(heard) == 3
     assert heard[0] == heard[1] == heard[2]
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["hung", "gone"])
+async def test_a_first_admit_goes_to_a_services_own_queue_and_its_repetition_to_the_shared_one(
+    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService, listens: bool
+) -> None:
+    own = admit_topology("x")
+    arrived = asyncio.Queue[Delivery]()
+
+    async def hang(delivery: Delivery) -> None:
+        arrived.put_nowait(delivery)
+
+    if listens:
+        await ledger.bus.declare(own)
+        await ledger.bus.consume(own.queues[0], hang, prefetch=10)
+    admission_client.admission_client.note_renewal("admit.x")
+    began = asyncio.get_running_loop().time()
+    assert await admission_client.admit("r1") is not None
+    waited = asyncio.get_running_loop().time() - began >= FAST.admit_repeat_seconds
+    assert (waited, arrived.qsize(), ledger.admits.qsize()) == (listens, int(listens), 1)
+    # Nothing was heard of that service since: the next admit does not try it.
+    assert await admission_client.admit("r2") is not None
+    assert arrived.qsize() == int(listens)
 
 
 async def test_silence_is_a_budget_that_cannot_be_read(

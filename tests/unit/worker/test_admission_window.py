@@ -75,7 +75,7 @@ async def test_any_answer_of_a_metadata_service_ends_the_silence(many_admits: Ma
     waiting = many_admits.admit(1)
     for _ in range(10):
         await asyncio.sleep(SILENCE_SECONDS / 5)
-        many_admits.client.note_answer()
+        many_admits.client.note_renewal(None)
     assert not waiting.done()
     with pytest.raises(BudgetUnavailable):
         await waiting
