@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,10 @@ from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.bus.connect import connect_bus
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
+from quintain.client.sessions import DefaultTargets
 from quintain.clock import Clock
 from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.session import Info
 from quintain.routes import REQUEST_ID_HEADER
 from quintain.rpc.client import RpcClient
 from quintain.topology import Queue
@@ -56,12 +58,21 @@ class RecordingClient:
     reply_texts: dict[str, list[str]]
 
 
+class NoDefaultTargets(DefaultTargets):
+    """Knows none, as a plain client: its calls without a target go through the metadata service."""
+
+    async def resolve(self, session_id: str, read_info: Callable[[], Awaitable[Info]]) -> str | None:
+        return None
+
+
 @contextlib.asynccontextmanager
-async def recording_client(url: str, token: str) -> AsyncIterator[RecordingClient]:
+async def recording_client(
+    url: str, token: str, *, default_targets: DefaultTargets | None = None
+) -> AsyncIterator[RecordingClient]:
     """A client on a connection of its own, closed at the end."""
     bus = RecordingBus(await connect_bus(url))
     rpc_client, clock = RpcClient(bus), Clock()
-    client = Client(AmqpTransport(rpc_client, token, clock))
+    client = Client(AmqpTransport(rpc_client, token, clock, default_targets=default_targets))
     try:
         await rpc_client.start()
         clock.synchronize((await client.get_info()).now)

@@ -11,6 +11,7 @@ from aiormq.abc import DeliveredMessage
 
 from quintain.bus.base import Subscription
 from quintain.bus.handler_tasks import HandlerTasks
+from quintain.bus.rabbit_acks import ChannelAcks
 from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
 from quintain.bus.rabbit_message import RabbitDelivery
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError
@@ -50,6 +51,7 @@ class RabbitConsumer:
         self._loss_reported = False
         self._attach_failures = 0
         self._channel: AbstractChannel | None = None
+        self._acks: ChannelAcks | None = None
         self._consumer_tag: str | None = None
         self._consume_ended = asyncio.Event()
         self._first_attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -146,9 +148,11 @@ class RabbitConsumer:
             underlay.on_consumer_cancel_callbacks.add(lambda _: self._on_broker_cancel(consume_ended))
             await underlay.basic_qos(prefetch_count=self._subscription.prefetch)
 
+            acks = self._acks = ChannelAcks(underlay)
+
             # The callback only starts a task: aio-pika would cancel its own task together with the channel.
             async def on_message(message: DeliveredMessage) -> None:
-                self._tasks.start(self._subscription.handler, RabbitDelivery(message, underlay))
+                self._tasks.start(self._subscription.handler, RabbitDelivery(message, acks))
 
             consume_ok = await underlay.basic_consume(self._queue.name, on_message)
         self._consumer_tag, self._loss_reported, self._attach_failures = consume_ok.consumer_tag, False, 0
@@ -167,6 +171,8 @@ class RabbitConsumer:
     async def _close_channel(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None and not channel.is_closed:
+            if self._acks is not None:
+                await self._acks.wait_sent()
             try:
                 await self._connection.close_channel(channel)
             except CONNECTION_ERRORS:

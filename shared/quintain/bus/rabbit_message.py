@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import aiormq
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
 from quintain.bus.base import Envelope
-from quintain.bus.rabbit_connection import CONNECTION_ERRORS
-
-log = logging.getLogger(__name__)
+from quintain.bus.rabbit_acks import ChannelAcks
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +18,7 @@ class RabbitDelivery:
     """A `Delivery` over RabbitMQ, settled on the channel it arrived on or not at all."""
 
     _message: DeliveredMessage
-    _channel: aiormq.abc.AbstractChannel
+    _acks: ChannelAcks
 
     @property
     def body(self) -> bytes:
@@ -72,15 +68,15 @@ class RabbitDelivery:
 
     async def ack(self) -> None:
         """Implements `Delivery.ack`."""
-        await self._settle(self._channel.basic_ack(self._delivery_tag, wait=False))
+        self._acks.ack(self._delivery_tag)
 
     async def requeue(self) -> None:
         """Implements `Delivery.requeue`."""
-        await self._settle(self._channel.basic_nack(self._delivery_tag, requeue=True, wait=False))
+        await self._acks.nack(self._delivery_tag, requeue=True)
 
     async def dead_letter(self) -> None:
         """Implements `Delivery.dead_letter`."""
-        await self._settle(self._channel.basic_nack(self._delivery_tag, requeue=False, wait=False))
+        await self._acks.nack(self._delivery_tag, requeue=False)
 
     @property
     def _properties(self) -> Basic.Properties:
@@ -89,12 +85,6 @@ class RabbitDelivery:
     @property
     def _delivery_tag(self) -> int:
         return self._message.delivery_tag or 0
-
-    async def _settle(self, settlement: Awaitable[None]) -> None:
-        try:
-            await settlement
-        except CONNECTION_ERRORS:
-            log.debug("A delivery of a lost connection was not settled: it will be redelivered")
 
 
 def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
