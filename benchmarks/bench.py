@@ -10,18 +10,44 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import calls
+import gateway
 from harness import Result, machine
 from quintain.settings import environment
-from report import markdown, write_report
+from report import markdown, recorded_ratio, write_report
 from servers import RABBITMQ, running_server
 
 HERE = Path(__file__).parent
-TABLES: dict[str, Callable[[calls.Options], Coroutine[None, None, list[Result]]]] = {"calls": calls.in_flight}
+TABLES: dict[str, Callable[[calls.Options], Coroutine[None, None, list[Result]]]] = {
+    "calls": calls.in_flight,
+    "long": calls.long_calls,
+    "batches": calls.batches,
+    "prompts": calls.prompts,
+    "workers": calls.workers,
+    "ledger": calls.full_ledger,
+    "gateway": gateway.connections,
+    "start": gateway.cold_start,
+}
+
+#: The short form: what 100 calls in flight have of the bare loop's rate, and how far below the recorded ratio they may
+#: be. Only a ratio is compared, because no two machines have the same rates.
+CHECKED_TABLE, CHECKED_SIDE, TOLERANCE = "calls in flight", "SDK, no target", 0.25
+
+
+def check() -> int:
+    """Measure the checked ratio for some seconds; returns 1 if it is more than the tolerance below the recorded one."""
+    with running_server(RABBITMQ, environment(), print) as broker, tempfile.TemporaryDirectory() as folder:
+        options = calls.Options(broker.url, Path(folder), 1.0, 3)
+        found = asyncio.run(calls.in_flight(options, (100,)))
+    ratio = statistics.median(next(one.ratios for one in found if one.side == CHECKED_SIDE))
+    recorded = recorded_ratio(CHECKED_TABLE, "100", CHECKED_SIDE)
+    print(f"{CHECKED_SIDE}, 100 in flight: {ratio:.2f} of the bare loop's rate, recorded {recorded:.2f}")
+    return int(ratio < recorded * (1 - TOLERANCE))
 
 
 def main() -> None:
@@ -30,7 +56,10 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)}; all if none is named")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each round takes")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each row, all sides in turn")
+    parser.add_argument("--check", action="store_true", help="compare one ratio with the recorded one")
     arguments = parser.parse_args()
+    if arguments.check:
+        raise SystemExit(check())
     results: list[Result] = []
     with running_server(RABBITMQ, environment(), print) as broker:
         for name in arguments.tables or TABLES:

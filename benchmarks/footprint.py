@@ -27,7 +27,7 @@ from rich.table import Table
 
 import quintain
 from frames import FrameCounts, counting_proxy
-from harness import ADMIN_TOKEN, CONFIG, process
+from harness import ADMIN_TOKEN, CONFIG, cpu_seconds, process
 from quintain.client.connect import connect_admin
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import environment
@@ -60,12 +60,6 @@ class Fleet:
     broker_url: str
     gateway_url: str
     counted: FrameCounts
-
-
-def cpu_seconds(pid: int) -> float:
-    """What a process has used so far, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.asynccontextmanager

@@ -23,17 +23,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from harness import Round, measure
+from calls import Options
+from harness import Result, Round, Side, compare, measure, running_fleet
 from http_client import open_clients, request_for
 from quintain.settings import environment
-from servers import ServerUnavailable, find_node, npm_package
+from servers import ServerUnavailable, find_node, free_port, npm_package
 
 HERE = Path(__file__).parent
 AGENTV, AGENTV_VERSION = "@agentv/core", "4.42.4"
@@ -121,7 +122,9 @@ async def batch_through(proxy: ProxyUnderTest) -> float:
     return took
 
 
-async def compare(sides: dict[str, ProxyUnderTest], seconds: float, rounds: int) -> dict[str, dict[str, object]]:
+async def compare_proxies(
+    sides: dict[str, ProxyUnderTest], seconds: float, rounds: int
+) -> dict[str, dict[str, object]]:
     """Both sides in turn; of each the median round, and the median batch."""
     called: dict[str, list[Round]] = {name: [] for name in sides}
     batched: dict[str, list[float]] = {name: [] for name in sides}
@@ -136,6 +139,62 @@ async def compare(sides: dict[str, ProxyUnderTest], seconds: float, rounds: int)
         }
         for name in sides
     }
+
+
+async def connections(options: Options) -> list[Result]:
+    """Calls over HTTP at so many connections, of one session, and of 32 beside it."""
+    results = []
+    port = free_port()
+    with running_fleet(options.url, options.folder, gateway_port=port, broker_pid=options.broker_pid) as fleet:
+        tokens = [(await fleet.open_session()).token for _ in range(32)]
+        for count in (1, 32, 256):
+            async with contextlib.AsyncExitStack() as stack:
+                sides = []
+                for name, used in (("one session", tokens[:1]), ("32 sessions", tokens)):
+                    pool = await stack.enter_async_context(open_pool(f"http://127.0.0.1:{port}", used, count))
+                    sides.append(Side(name=name, call=pool, processes=fleet.pids))
+                results += await compare(
+                    "gateway, connections", str(count), sides, count, options.seconds, options.rounds
+                )
+    return results
+
+
+@contextlib.asynccontextmanager
+async def open_pool(url: str, tokens: list[str], count: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A function that makes one call over a connection that is free; the sessions take turns at them."""
+    async with contextlib.AsyncExitStack() as stack:
+        requests = [request_for(url, tokens[number % len(tokens)], "/invoke", ONE) for number in range(count)]
+        free = [await stack.enter_async_context(open_clients(url, request, 1)) for request in requests]
+
+        async def call() -> None:
+            one = free.pop(0)
+            await one()
+            free.append(one)
+
+        yield call
+
+
+async def cold_start(options: Options) -> list[Result]:
+    """From the start of `quintain up` to the first answer over HTTP, beside a Python process that does nothing."""
+
+    async def nothing() -> None:
+        await (await asyncio.create_subprocess_exec(sys.executable, "-c", "pass")).wait()
+
+    async def first_answer() -> None:
+        await asyncio.to_thread(answer_once)
+
+    def answer_once() -> None:
+        with tempfile.TemporaryDirectory() as folder, quintain_up(Path(folder)) as proxy:
+            asyncio.run(one_call(proxy))
+
+    sides = [Side(name="python -c pass", call=nothing), Side(name="quintain up, first answer", call=first_answer)]
+    return await compare("cold start", "", sides, 1, 0.1, options.rounds)
+
+
+async def one_call(proxy: ProxyUnderTest) -> None:
+    """One call through a proxy."""
+    async with open_clients(proxy.url, request_for(proxy.url, proxy.token, "/invoke", ONE), 1) as call:
+        await call()
 
 
 def show(rows: dict[str, dict[str, object]], how: str) -> None:
@@ -170,7 +229,7 @@ def main() -> None:
         except ServerUnavailable as error:
             missing = str(error)
             log_line(f"AgentV is NOT MEASURED: {missing}")
-        rows = asyncio.run(compare(sides, options.seconds, options.rounds))
+        rows = asyncio.run(compare_proxies(sides, options.seconds, options.rounds))
     python = f"{platform.python_implementation()} {platform.python_version()}"
     how = f"{CONNECTIONS} connections, {python}, {os.cpu_count()} cores"
     show(rows, how)

@@ -21,19 +21,13 @@ from collections import Counter
 from pathlib import Path
 
 import quintain
-from harness import ADMIN_TOKEN, process
+from harness import ADMIN_TOKEN, memory_kb, process
 from quintain.client.connect import connect_admin
 from quintain.contracts.session import OpenSession
 from quintain.settings import environment
 from servers import RABBITMQ, running_server
 
 WARM_CALLS = 200
-
-
-def memory_kb(pid: int, field: str) -> int:
-    """A figure of /proc/PID/status, in KiB: ``VmRSS`` now, ``VmHWM`` the peak."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 async def measure(url: str, pid: int, calls: int) -> None:

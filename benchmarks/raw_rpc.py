@@ -70,7 +70,8 @@ async def raw_rpc_client(url: str, token: str = "") -> AsyncIterator[RawCall]:
                 delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
             )
             await exchange.publish(message, key)
-            return await future
+            reply: bytes = await future
+            return reply
 
         yield call
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -47,6 +49,36 @@ def markdown(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
+def recorded_ratio(table: str, row: str, side: str) -> float:
+    """The median ratio of the recorded results."""
+    kept = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))["results"]
+    ratios = next(one["ratios"] for one in kept if (one["table"], one["row"], one["side"]) == (table, row, side))
+    return float(sorted(ratios)[len(ratios) // 2])
+
+
+def plot(results: Sequence[Result]) -> None:
+    """Draw the rates of each table, if matplotlib is installed (the extra ``bench``)."""
+    try:
+        pyplot = importlib.import_module("matplotlib.pyplot")
+    except ModuleNotFoundError:
+        print("no plots: matplotlib is not installed (pip install matplotlib)")
+        return
+    for table, group in itertools.groupby(results, key=lambda one: one.table):
+        rows = list(group)
+        names = list(dict.fromkeys(one.row for one in rows))
+        sides = list(dict.fromkeys(one.side for one in rows))
+        figure, axes = pyplot.subplots(figsize=(8, 4))
+        for number, side in enumerate(sides):
+            rates = {one.row: one.median(lambda one: one.rate) for one in rows if one.side == side}
+            places = [index + number / (len(sides) + 1) for index, name in enumerate(names) if name in rates]
+            axes.bar(places, [rates[name] for name in names if name in rates], 1 / (len(sides) + 1), label=side)
+        axes.set_xticks([index + (len(sides) - 1) / 2 / (len(sides) + 1) for index in range(len(names))], names)
+        axes.set(title=table, ylabel="calls per second")
+        axes.legend()
+        figure.savefig(FOLDER / f"{re.sub('[^a-z0-9]+', '-', table.lower())}.svg")
+        pyplot.close(figure)
+
+
 def write_report(results: Sequence[Result], how: str) -> None:
     """Write the JSON, the page's tables and the plots."""
     FOLDER.mkdir(exist_ok=True)
@@ -54,3 +86,4 @@ def write_report(results: Sequence[Result], how: str) -> None:
     (FOLDER / "results.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     head = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
     PAGE.write_text(f"{head}{MARK}\n\n{how}.\n{markdown(results)}\n", encoding="utf-8")
+    plot(results)

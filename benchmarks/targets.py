@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +123,13 @@ async def measure_sends(url: str, seconds: float, rounds: int, remote: RemoteFac
     hosted, here = remote.create(), Bench()
     rows: list[dict[str, Any]] = []
     async with raw_rpc_client(url) as raw:
-        await measure(raw, 10, 1)
+        call = partial(raw, b"a request")
+        await measure(call, 10, 1)
         await run_once(hosted, "send", 1.0)
         for in_flight in (1, 64):
             triples = [
                 (
-                    await measure(raw, in_flight, seconds),
+                    await measure(call, in_flight, seconds),
                     (await run_once(hosted, "send", seconds, in_flight))[0],
                     (await run_once(here, "send", seconds / 4, in_flight))[0],
                 )
