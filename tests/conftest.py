@@ -35,7 +35,7 @@ from support.summary import Summary
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 #: What hypothesis makes: the same each time in the suite, much more and new under ``--hypothesis-profile=long``.
-settings.register_profile("quick", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True)
 settings.register_profile("long", max_examples=1_000, deadline=None, print_blob=True)
 settings.load_profile("quick")
 
