@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test faults soak bench lock dist clean
+.PHONY: help setup demo check test faults soak bench bench-check bench-peers lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -16,7 +16,7 @@ folders := $(addprefix tests/,faults acceptance integration superred conformance
 
 help:
 	@echo "make WORD, where WORD is one of:"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-8s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-13s %s\n", $$1, $$2 }'
 
 setup: $(ready)  ## create .venv with all pinned packages; the other targets do it themselves
 demo: $(ready)   ## run a demonstration in a minute: no key, no broker
@@ -36,8 +36,12 @@ faults: $(ready) ## inject faults into real processes, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
 soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
-bench: $(ready)  ## measure calls, HTTP and hosted targets, each beside a reference
-	$(bin)/python benchmarks/calls.py
+bench: $(ready)  ## measure calls beside a bare aio-pika loop, into docs/benchmarks.md
+	$(bin)/python benchmarks/bench.py
+	$(bin)/python benchmarks/in_flight.py
+bench-check: $(ready) ## one ratio of `make bench`, 20 s: fails if it is 25% below the recorded one
+	$(bin)/python benchmarks/bench.py --check
+bench-peers: $(ready) ## measure AgentV's proxy beside the gateway, and superred in process beside a hosted target
 	$(bin)/python benchmarks/gateway.py
 	$(bin)/python benchmarks/targets.py
 dist: $(ready)   ## build the wheel and the source archive into dist/

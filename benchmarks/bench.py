@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from quintain.settings import environment
 from report import markdown, recorded_ratio, write_report
 from servers import RABBITMQ, running_server
 
-HERE = Path(__file__).parent
 TABLES: dict[str, Callable[[calls.Options], Coroutine[None, None, list[Result]]]] = {
     "calls": calls.in_flight,
     "long": calls.long_calls,
@@ -43,7 +43,7 @@ def check() -> int:
     """Measure the checked ratio for some seconds; returns 1 if it is more than the tolerance below the recorded one."""
     with running_server(RABBITMQ, environment(), print) as broker, tempfile.TemporaryDirectory() as folder:
         options = calls.Options(broker.url, Path(folder), 1.0, 3)
-        found = asyncio.run(calls.in_flight(options, (100,)))
+        found = asyncio.run(calls.in_flight(options, (100,), [CHECKED_SIDE]))
     ratio = statistics.median(next(one.ratios for one in found if one.side == CHECKED_SIDE))
     recorded = recorded_ratio(CHECKED_TABLE, "100", CHECKED_SIDE)
     print(f"{CHECKED_SIDE}, 100 in flight: {ratio:.2f} of the bare loop's rate, recorded {recorded:.2f}")
@@ -56,11 +56,13 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)}; all if none is named")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each round takes")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each row, all sides in turn")
+    parser.add_argument("--record", action="store_true", help="put these tables alone into docs/benchmarks.md")
     parser.add_argument("--check", action="store_true", help="compare one ratio with the recorded one")
     arguments = parser.parse_args()
     if arguments.check:
         raise SystemExit(check())
     results: list[Result] = []
+    load = os.getloadavg()[0]
     with running_server(RABBITMQ, environment(), print) as broker:
         for name in arguments.tables or TABLES:
             with tempfile.TemporaryDirectory() as folder:
@@ -68,11 +70,9 @@ def main() -> None:
                 found = asyncio.run(TABLES[name](options))
             print(markdown(found), flush=True)
             results += found
-    how = f"{machine()}; {broker.how.partition(',')[0]}"
-    if not arguments.tables:
-        write_report(results, how)
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "latest.json").write_text(json.dumps([one.as_json() for one in results], indent=1))
+    if arguments.record or not arguments.tables:
+        loads = f"load {load:.1f} before and {os.getloadavg()[0]:.1f} after"
+        write_report(results, f"{machine()}; {broker.how.partition(',')[0]}; {loads}; {time.strftime('%Y-%m-%d')}")
 
 
 if __name__ == "__main__":

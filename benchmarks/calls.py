@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,8 +63,13 @@ def sdk_side(name: str, fleet: Fleet, client: Client, **request: str) -> Side:
     return Side(name=name, call=lambda: client.send(asked), processes=fleet.pids)
 
 
-async def in_flight(options: Options, levels: tuple[int, ...] = (1, 10, 100, 1000)) -> list[Result]:
-    """One call after another at so many callers: with and without a target, from the SDK and a plain client."""
+async def in_flight(
+    options: Options, levels: tuple[int, ...] = (1, 10, 100, 1000), only: Collection[str] = ()
+) -> list[Result]:
+    """One call after another at so many callers: with and without a target, from the SDK and a plain client.
+
+    With ``only`` these sides alone are measured beside the bare loop.
+    """
     results = []
     with running_fleet(options.url, options.folder, broker_pid=options.broker_pid) as fleet:
         token = (await fleet.open_session()).token
@@ -79,6 +84,7 @@ async def in_flight(options: Options, levels: tuple[int, ...] = (1, 10, 100, 100
                 sdk_side("SDK, no target", fleet, client),
                 Side(name="plain client, no target", call=lambda: plain(BODY), processes=fleet.pids),
             ]
+            sides = [side for side in sides if not only or side is bare or side.name in only]
             for level in levels:
                 results += await compare("calls in flight", str(level), sides, level, options.seconds, options.rounds)
     return results
@@ -146,33 +152,32 @@ async def workers(options: Options) -> list[Result]:
 
 async def full_ledger(options: Options, calls: int = 1_000_000, sessions: int = 10_000) -> list[Result]:
     """100 calls in flight with an empty ledger, and with one of a million calls and 10,000 sessions, in turn."""
-    with contextlib.ExitStack() as stack:
-        sides = []
-        for number, name in enumerate(("empty ledger", f"{calls:,} calls, {sessions:,} sessions")):
-            folder = options.folder / str(number)
-            folder.mkdir()
-            file = folder / "ledger.sqlite3"
-            # A target of its own: both fleets are on one broker.
-            config = CONFIG.replace("bench", f"bench{number}")
-            if number:
-                with running_fleet(options.url, folder, config) as fleet:
-                    await fleet.open_session()
-                await asyncio.to_thread(fill_ledger, file, calls, sessions)
-            sides.append((name, folder, config, f"bench{number}"))
-        results: list[Result] = []
-        rounds: dict[str, list[Round]] = {name: [] for name, *_ in sides}
-        for _ in range(options.rounds):
-            # One after another: the queues of the metadata services are the same on one broker.
-            for name, folder, config, target in sides:
-                with running_fleet(options.url, folder, config, broker_pid=options.broker_pid) as fleet:
-                    async with fleet.client(target) as client:
-                        side = sdk_side(name, fleet, client, target=target)
-                        await measure_side(side, 100, 0.5)
-                        rounds[name].append(await measure_side(side, 100, options.seconds))
-        first = next(iter(rounds.values()))
-        for name, kept in rounds.items():
-            ratios = [mine.rate / peer.rate for mine, peer in zip(kept, first, strict=True)]
-            results.append(Result(table="ledger", row="100 in flight", side=name, rounds=kept, ratios=ratios))
+    sides = []
+    for number, name in enumerate(("empty ledger", f"{calls:,} calls, {sessions:,} sessions")):
+        folder = options.folder / str(number)
+        folder.mkdir()
+        file = folder / "ledger.sqlite3"
+        # A target of its own: both fleets are on one broker.
+        config = CONFIG.replace("bench", f"bench{number}")
+        if number:
+            with running_fleet(options.url, folder, config) as fleet:
+                await fleet.open_session()
+            await asyncio.to_thread(fill_ledger, file, calls, sessions)
+        sides.append((name, folder, config, f"bench{number}"))
+    results: list[Result] = []
+    rounds: dict[str, list[Round]] = {name: [] for name, *_ in sides}
+    for _ in range(options.rounds):
+        # One after another: the queues of the metadata services are the same on one broker.
+        for name, folder, config, target in sides:
+            with running_fleet(options.url, folder, config, broker_pid=options.broker_pid) as fleet:
+                async with fleet.client(target) as client:
+                    side = sdk_side(name, fleet, client, target=target)
+                    await measure_side(side, 100, 0.5)
+                    rounds[name].append(await measure_side(side, 100, options.seconds))
+    first = next(iter(rounds.values()))
+    for name, kept in rounds.items():
+        ratios = [mine.rate / peer.rate for mine, peer in zip(kept, first, strict=True)]
+        results.append(Result(table="ledger", row="100 in flight", side=name, rounds=kept, ratios=ratios))
     return results
 
 

@@ -56,6 +56,8 @@ RUN_BY = {
     "make demo": ".ci/run",
     "make test": ".ci/run",
     "make bench": "Makefile",
+    "make bench-check": ".ci/run",
+    "make bench-peers": "Makefile",
     "make faults": "Makefile",
     "make soak": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
