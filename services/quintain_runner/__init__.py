@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
     from quintain_runner.results.store import charged_calls, read_resume_state
     from quintain_runner.spec.changes import RerunPolicy
-    from quintain_runner.spec.environment import GraderEnvironment, without_secret_variables
+    from quintain_runner.spec.environment import GraderEnvironment
     from quintain_runner.spec.evaluation import Evaluation, load_evaluation
     from quintain_runner.spec.files import read_text_file
     from quintain_runner.spec.graders import (
@@ -100,7 +100,7 @@ else:
             "quintain_runner.results.atomic_file": ("atomic_write", "exclusive_lock"),
             "quintain_runner.results.store": ("charged_calls", "read_resume_state"),
             "quintain_runner.spec.changes": ("RerunPolicy",),
-            "quintain_runner.spec.environment": ("GraderEnvironment", "without_secret_variables"),
+            "quintain_runner.spec.environment": ("GraderEnvironment",),
             "quintain_runner.spec.evaluation": ("Evaluation", "load_evaluation"),
             "quintain_runner.spec.files": ("read_text_file",),
             "quintain_runner.spec.graders": (
@@ -190,7 +190,6 @@ __all__ = [
     "target_price",
     "unaccounted_calls_note",
     "unavailable_grader_notes",
-    "without_secret_variables",
     "write_csv",
     "write_junit",
     "write_markdown",

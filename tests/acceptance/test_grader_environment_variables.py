@@ -76,15 +76,23 @@ def assert_no_secret(seen: dict[str, str]) -> None:
 
 
 def test_a_grader_finds_its_sessions_connection_and_no_key(shell: CommandLine) -> None:
-    write_files(shell.folder, cases=1, quintain_yaml=CONFIG, grader_py=GRADER, eval_yaml=EVALUATION)
+    evaluation = EVALUATION.replace("grader.py]", "grader.py], env_from: [LISTED]")
+    write_files(shell.folder, cases=1, quintain_yaml=CONFIG, grader_py=GRADER, eval_yaml=evaluation)
     ledger = f"sqlite://{shell.folder / 'own-ledger.sqlite3'}"
     shell.run(
         *("run", "eval.yaml"),
-        env={**SECRETS, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN, "QUINTAIN_LEDGER_URL": ledger, "PLAIN": "is kept"},
+        env={
+            **SECRETS,
+            "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN,
+            "QUINTAIN_LEDGER_URL": ledger,
+            "LISTED": "is kept",
+            "AWS_SECRET_ACCESS_KEY": "of a cloud",
+        },
     )
     seen = seen_in(shell.folder)
     assert_no_secret(seen)
-    assert seen["PLAIN"] == "is kept"
+    assert seen["LISTED"] == "is kept"
+    assert "AWS_SECRET_ACCESS_KEY" not in seen
     assert seen.keys() >= GRADER_VARIABLES
     assert seen["OPENAI_API_KEY"] == seen["AGENTV_TARGET_PROXY_TOKEN"] == seen["QUINTAIN_SESSION_TOKEN"]
     run_token = (shell.folder / "runs" / "eval" / "session-token").read_text().strip()

@@ -47,7 +47,6 @@ class EvaluationFolder:
     client: FakeClient
     targets: tuple[str, ...] = ("bot",)
     env: dict[str, str] = field(default_factory=dict)
-    hidden: frozenset[str] = frozenset()
     judge_targets: dict[str, str | None] = field(default_factory=dict)
     progress: ProgressDisplay = field(default_factory=NoProgressDisplay)
     concurrency: int = 8
@@ -69,7 +68,6 @@ class EvaluationFolder:
             close_session=self.client.close_child,
             grader_environment=GraderEnvironment("http://127.0.0.1:1/door"),
             judge_targets=self.judge_targets,
-            hidden_variables=self.hidden,
             env=self.env,
             progress=self.progress,
             concurrency=self.concurrency,

@@ -38,7 +38,7 @@ def init(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, and write none.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the files and notes, as JSON.")] = False,
 ) -> None:
-    """Write the files of a new evaluation.
+    """Write the files of a new evaluation, or carry one over.
 
     Asks what no option says: which provider, which dataset, which grader. Without a terminal it takes the defaults:
     the provider whose key is set (else one that needs none), a sample of five cases, the grader contains. Existing

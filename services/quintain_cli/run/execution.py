@@ -231,7 +231,6 @@ def _run_setup(prepared: _PreparedRun, backend: Backend, sessions: RunSessions, 
         judge_targets={}
         if config is None
         else {name: target_config.judge_target for name, target_config in config.targets.items()},
-        hidden_variables=frozenset(() if config is None else config.variable_names),
         env=environment(),
         progress=NoProgressDisplay() if options.as_json else progress_display(stderr_console(), environment()),
         concurrency=options.concurrency,

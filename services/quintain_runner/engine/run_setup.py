@@ -36,9 +36,9 @@ class RunSetup:
     ``read_session_info`` reads the counters of a child session by its token, and ``close_session`` closes one.
     ``judge_targets`` is the configured ``judge_target`` of each target.
 
-    ``env`` is the environment that graders inherit, without ``hidden_variables``, the variables with the
-    configuration's secrets. ``dataset_stats`` is the result of an earlier check of the dataset; if None, the dataset is
-    checked first. ``origin`` has the targets as configured, for the run record.
+    ``env`` is this process's environment, of which programs get what is allowed. ``dataset_stats`` is the result of an
+    earlier check of the dataset; if None, the dataset is checked first. ``origin`` has the targets as configured, for
+    the run record.
 
     ``prices`` are the known token prices by target. ``concurrency`` is the number of trials per target, and
     ``grader_concurrency`` the number of grader processes, that run at the same time.
@@ -58,7 +58,6 @@ class RunSetup:
     close_session: CloseSession
     grader_environment: GraderEnvironment
     judge_targets: Mapping[str, str | None]
-    hidden_variables: frozenset[str]
     env: Mapping[str, str]
     progress: ProgressDisplay
     dataset_stats: DatasetStats | None = None

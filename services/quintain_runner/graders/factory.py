@@ -13,6 +13,7 @@ from pathlib import Path
 from quintain.config.fingerprint import dependency_digests
 from quintain.errors import ConfigError
 from quintain.process import start_problem
+from quintain.program_environment import program_environment
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest
@@ -51,9 +52,9 @@ class UnavailableGraders(ConfigError):
 async def open_graders(evaluation: Evaluation, env: Mapping[str, str]) -> AsyncIterator[tuple[GraderRunner, ...]]:
     """Build the graders of an evaluation, in the order of the file, without those that are known to be unavailable.
 
-    ``env`` is the environment of their processes; those that are kept running end with the ``async with`` block. Raises
-    `ConfigError` with one line for each grader that cannot be built: `UnavailableGraders` if files are the reason for
-    all of them.
+    ``env`` is the environment of which their processes get what is allowed; those that are kept running end with the
+    ``async with`` block. Raises `ConfigError` with one line for each grader that cannot be built: `UnavailableGraders`
+    if files are the reason for all of them.
     """
     async with AsyncExitStack() as stack:
         factory = _GraderFactory(evaluation.folder, env, stack)
@@ -100,12 +101,13 @@ class _GraderFactory:
         """Build a command grader, after checking that its command can be started."""
         if spec.cwd is not None and not (self.folder / spec.cwd).is_dir():
             raise ConfigError(f"cwd: there is no folder {self.folder / spec.cwd}")
-        command = grader_command(spec, self.folder, self.env)
+        env = self._environment(spec)
+        command = grader_command(spec, self.folder, env)
         error = start_problem(command.program)
         if error is not None:
             raise ConfigError(error)
         if spec.batch is None:
-            return ProgramGraderRunner(spec=spec, execute=process_executor(spec, self.folder, self.env))
+            return ProgramGraderRunner(spec=spec, execute=process_executor(spec, self.folder, env))
         pool = await self.stack.enter_async_context(GraderProcessPool(command))
         return ProgramGraderRunner(spec=spec, execute=line_executor(pool))
 
@@ -115,7 +117,7 @@ class _GraderFactory:
             # -P: a file in the folder with the name of a standard module must not replace that module.
             argv=(sys.executable, "-P", "-m", "quintain_runner.graders.function_worker", spec.function),
             folder=self.folder,
-            env=self.env,
+            env=self._environment(spec),
             timeout_seconds=spec.timeout_seconds,
         )
         pool = await self.stack.enter_async_context(GraderProcessPool(command))
@@ -128,6 +130,9 @@ class _GraderFactory:
         if description.error is not None:
             raise ConfigError(f"function {spec.function}: {description.error}")
         return ProgramGraderRunner(spec=spec, execute=function_executor(pool), needs_session=description.wants_session)
+
+    def _environment(self, spec: CommandGrader | FunctionGrader) -> dict[str, str]:
+        return program_environment(self.env, env_from=spec.env_from, own=spec.env)
 
     def _read_prompt(self, spec: JudgeGrader) -> str:
         """Read the instructions of a judge."""

@@ -25,6 +25,10 @@ class DatasetSpec(SpecModel):
     """A program and its arguments that prints the cases on stdout. It is run in the evaluation file's folder, once per
     results folder; a resumed run reuses the stored output.
     """
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the command."""
+    env_from: list[NonEmptyString] = Field(default_factory=list)
+    """Names of variables that the command also gets from the environment of the run."""
     format: Literal["jsonl", "csv"] | None = None
     """csv: a header row, then one row per case. If absent, a file whose name ends with .csv is CSV; everything else is
     jsonl.

@@ -1,21 +1,11 @@
-"""The environment variables of the processes that a run starts.
-
-A grader gets the variables of its session and never the runner's secrets. No I/O.
-"""
+"""The environment variables with which graders reach their session. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
-
-from quintain.secret_files import without_variables
-
-#: Secrets of the runner itself, which graders never inherit, whatever the configuration says.
-RUNNER_SECRET_VARIABLES: Final = frozenset(
-    {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL", "QUINTAIN_BROKER_URL", "QUINTAIN_SESSION_TOKEN"}
-)
 
 #: Variables that make HTTP clients use a proxy, in lower case; they are also read in upper case.
 _PROXY_VARIABLES: Final = frozenset({"http_proxy", "all_proxy"})
@@ -45,13 +35,6 @@ class GraderEnvironment:
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": token,
         }
-
-
-def without_secret_variables(env: Mapping[str, str], hidden: Collection[str]) -> dict[str, str]:
-    """A copy of ``env`` without the runner's own secrets and without ``hidden``, the variables that hold the
-    configuration's secrets.
-    """
-    return without_variables(env, {*hidden, *RUNNER_SECRET_VARIABLES})
 
 
 def with_proxy_bypass(env: Mapping[str, str], grader_environment: GraderEnvironment) -> dict[str, str]:

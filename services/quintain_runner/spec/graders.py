@@ -79,6 +79,12 @@ class _ProgramSpec(_GraderSpec):
     """Limits on the calls of the grader."""
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS
     """The timeout of one execution, in seconds."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the grader's process."""
+    env_from: list[NonEmptyString] = Field(default_factory=list)
+    """Names of variables that it also gets from the environment of the run; others but PATH, HOME, the locale, proxies
+    and certificates are not passed on.
+    """
     config: dict[str, JsonValue] | None = None
     """Any value; the grader receives it unchanged as config."""
 

@@ -6,6 +6,7 @@ from quintain.config import CommandTarget, PythonTarget, TargetConfig
 from quintain.config.targets import PLACEHOLDERS
 from quintain.errors import ConfigError
 from quintain.process import Program, start_problem
+from quintain.program_environment import program_environment
 from quintain_worker.providers.factory import ProviderContext, build_provider, load_provider_factory
 
 
@@ -32,6 +33,8 @@ def check_program(name: str, target: TargetConfig, context: ProviderContext) -> 
     if argv[:1] != target.command[:1]:
         return
     cwd = context.folder / (target.cwd or ".")
-    problem = start_problem(Program(argv=argv, env={**context.env, **target.env}, cwd=cwd))
+    problem = start_problem(
+        Program(argv=argv, env=program_environment(context.env, env_from=target.env_from, own=target.env), cwd=cwd)
+    )
     if problem is not None:
         raise ConfigError(f"targets.{name}: {problem}")

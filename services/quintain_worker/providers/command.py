@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +22,7 @@ from quintain.process import (
     TooMuchOutput,
     run_program,
 )
+from quintain.program_environment import program_environment
 from quintain_worker.providers.conversation import text_messages
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.output_json import parse_output
@@ -73,7 +73,7 @@ class CommandProvider:
     def __init__(self, name: str, target: CommandTarget, context: ProviderContext) -> None:
         self._name, self._target = name, target
         self._cwd = context.folder / (target.cwd or ".")
-        self._env: Mapping[str, str] = {**context.env, **target.env}
+        self._env = program_environment(context.env, env_from=target.env_from, own=target.env)
         command_line = "\n".join(target.command)
         self._placeholders = tuple(name for name in PLACEHOLDERS if f"{{{name}}}" in command_line)
 

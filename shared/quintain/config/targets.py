@@ -185,6 +185,7 @@ class CommandTarget(_Target):
     provider: Literal["command"]
     command: Annotated[list[str], Field(min_length=1)]
     env: dict[str, str] = Field(default_factory=dict)
+    env_from: list[str] = Field(default_factory=list)
     cwd: str | None = None
     output_format: Literal["text", "json"] = "text"
 

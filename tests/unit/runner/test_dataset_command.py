@@ -30,19 +30,24 @@ for n in range(3):
 def evaluation(folder: Path, source: str = PROGRAM, **dataset: object) -> Evaluation:
     (folder / "cases.py").write_text(source)
     path = folder / "eval.yaml"
-    content = {"dataset": {"command": [sys.executable, "cases.py"], **dataset}, "graders": [EXACT]}
+    content = {
+        "dataset": {"command": [sys.executable, "cases.py"], **dataset},
+        "graders": [EXACT],
+    }
     path.write_text(json.dumps(content))
     return load_evaluation(path)
 
 
 def test_a_program_is_run_once_and_its_cases_are_kept(tmp_path: Path) -> None:
     kept = tmp_path / "out"
-    facts = open_dataset(evaluation(tmp_path), kept, {"PLAIN": "x", "QUINTAIN_ADMIN_TOKEN": "y"})
+    asked = evaluation(tmp_path, env={"OWN": "1"}, env_from=["LISTED"])
+    env = {"LISTED": "x", "OTHER": "z", "QUINTAIN_ADMIN_TOKEN": "y"}
+    facts = open_dataset(asked, kept, env)
     cases = list(read_cases(facts.source))
     assert [case.id for case in cases] == ["1-0", "1-1", "1-2"]
-    assert "PLAIN" in str(cases[0].metadata["env"])
-    assert "QUINTAIN_ADMIN_TOKEN" not in str(cases[0].metadata["env"])
-    again = open_dataset(evaluation(tmp_path), kept, {})
+    assert {"LISTED", "OWN"} < set(cases[0].metadata["env"])
+    assert not {"OTHER", "QUINTAIN_ADMIN_TOKEN"} & set(cases[0].metadata["env"])
+    again = open_dataset(asked, kept, {})
     assert again == facts
     assert (tmp_path / "runs.txt").read_text() == "x"
 

@@ -94,7 +94,6 @@ def run_setup(grader_proxy: GraderProxy, output: Path) -> RunSetup:
         close_session=grader_proxy.client.close_child,
         grader_environment=GraderEnvironment(f"http://127.0.0.1:{grader_proxy.server_port}"),
         judge_targets={},
-        hidden_variables=frozenset(),
         env={"PATH": str(Path(sys.executable).parent)},
         progress=NoProgressDisplay(),
     )

@@ -1,8 +1,8 @@
-"""A grader's environment: its session's doors, and none of the runner's secrets."""
+"""A grader's environment: how its clients find its session."""
 
 from __future__ import annotations
 
-from quintain_runner.spec.environment import GraderEnvironment, with_proxy_bypass, without_secret_variables
+from quintain_runner.spec.environment import GraderEnvironment, with_proxy_bypass
 
 
 def test_every_client_finds_the_session() -> None:
@@ -18,17 +18,6 @@ def test_every_client_finds_the_session() -> None:
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:4000",
         "ANTHROPIC_API_KEY": "token",
     }
-
-
-def test_the_runners_secrets_and_the_configurations_variables_are_taken_out() -> None:
-    env = {
-        "PATH": "/bin",
-        "ANTHROPIC_API_KEY": "k",
-        "QUINTAIN_ADMIN_TOKEN": "a",
-        "QUINTAIN_LEDGER_URL": "l",
-        "QUINTAIN_BROKER_URL": "b",
-    }
-    assert without_secret_variables(env, {"ANTHROPIC_API_KEY"}) == {"PATH": "/bin"}
 
 
 def test_no_proxy_covers_the_session_urls_where_a_proxy_is_configured() -> None:

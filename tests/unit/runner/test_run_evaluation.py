@@ -223,14 +223,19 @@ async def test_a_grader_inherits_no_secret(tmp_path: Path) -> None:
     folder = EvaluationFolder(
         tmp_path,
         FakeClient(),
-        env={"PATH": "/bin", "PROVIDER_KEY": "k", "QUINTAIN_ADMIN_TOKEN": "a", "OPENAI_API_KEY": "k", "LANG": "C"},
-        hidden=frozenset({"PROVIDER_KEY"}),
+        env={
+            "PATH": "/bin",
+            "AWS_SECRET_ACCESS_KEY": "k",
+            "QUINTAIN_ADMIN_TOKEN": "a",
+            "OPENAI_API_KEY": "k",
+            "LANG": "C",
+        },
     )
     await run_evaluation(folder.setup())
     (row,) = folder.rows()
     seen = json.loads(row.graders["judge"].reason or "")
     assert (seen["PATH"], seen["LANG"], seen["OPENAI_API_KEY"]) == ("/bin", "C", "token-1")
-    assert {"PROVIDER_KEY", "QUINTAIN_ADMIN_TOKEN"} & seen.keys() == set()
+    assert {"AWS_SECRET_ACCESS_KEY", "QUINTAIN_ADMIN_TOKEN"} & seen.keys() == set()
 
 
 async def test_what_a_model_wrote_reaches_the_results_as_it_is_and_the_terminal_escaped(tmp_path: Path) -> None:
