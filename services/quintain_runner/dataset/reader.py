@@ -18,7 +18,7 @@ from quintain.graders import Case
 from quintain_runner.dataset.requirements import CaseRequirement, UnmetRequirements
 from quintain_runner.dataset.sampling import ALL_CASES, CaseSelection, HashSampler
 from quintain_runner.dataset.tool_calls import read_message
-from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
+from quintain_runner.results.key_hash import KeyHashSet, key_hash
 from quintain_runner.spec.dataset import DatasetSpec
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt
 from quintain_runner.spec.strict_json import InvalidJson, read_json
@@ -211,7 +211,7 @@ def check_dataset(
     each invalid row, with its line number, or one line for each requirement that selected cases do not meet.
     """
     source = CaseSource(path=path, is_csv=spec.is_csv, prompts=prompts)
-    sampler, ids, digest = HashSampler(spec), FingerprintSet(), hashlib.sha256()
+    sampler, ids, digest = HashSampler(spec), KeyHashSet(), hashlib.sha256()
     unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
     for number, row in _parsed_rows(source, digest.update):
@@ -259,11 +259,11 @@ def _require_met(unmet: UnmetRequirements, source: CaseSource, sampler: HashSamp
         raise config_error(source.path, list(unmet.messages(sampler.case_count)))
 
 
-def _row_error(row: Case | InvalidLine, seen_ids: FingerprintSet) -> str | None:
+def _row_error(row: Case | InvalidLine, seen_ids: KeyHashSet) -> str | None:
     """The error of a row, or None if it is a case with a new id."""
     if isinstance(row, InvalidLine):
         return str(row)
-    id_hash = fingerprint(row.id)
+    id_hash = key_hash(row.id)
     if id_hash in seen_ids:
         return f"the id {row.id!r} is used before; ids tell cases apart: rename one"
     seen_ids.add(id_hash)

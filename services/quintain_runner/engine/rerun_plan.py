@@ -12,7 +12,7 @@ from itertools import islice
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.results.calls_left import CallsLeft, NeededCalls
-from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
+from quintain_runner.results.key_hash import KeyHashSet, key_hash
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.changes import (
@@ -77,7 +77,7 @@ class RerunPlan:
     unavailable_graders: tuple[str, ...] = ()
     different_seconds: Mapping[str, float] = field(default_factory=dict)
     identity: PlanIdentity = field(default_factory=lambda: PlanIdentity(trials=""))
-    _pending_cases: FingerprintSet = field(default_factory=FingerprintSet)
+    _pending_cases: KeyHashSet = field(default_factory=KeyHashSet)
 
     @property
     def has_rows(self) -> bool:
@@ -86,7 +86,7 @@ class RerunPlan:
 
     def is_pending(self, case_id: str, target: str) -> bool:
         """Whether this command executes any trial of this case and target."""
-        return fingerprint(case_id, target) in self._pending_cases
+        return key_hash(case_id, target) in self._pending_cases
 
     def add(self, key: RowKey, row: Row | None, decision: Decision, needed: NeededCalls) -> None:
         """Count a trial, the row that it has, and the calls that it needs."""
@@ -95,7 +95,7 @@ class RerunPlan:
             column = column_name(key.target, key.prompt)
             self.pending[column] += 1
             self.calls_left.add(column, needed)
-            self._pending_cases.add(fingerprint(key.case_id, key.target))
+            self._pending_cases.add(key_hash(key.case_id, key.target))
         if decision.action is Action.WAIT:
             self.not_selected += 1
         elif decision.action is Action.REFUSE:
@@ -224,10 +224,10 @@ class Planner:
 
     def _replacements(self, plan: RerunPlan, identity: PlanIdentityBuilder) -> Iterator[tuple[Row, Row]]:
         """Rows, and what they are to be from now on."""
-        case_ids, found = FingerprintSet(), 0
+        case_ids, found = KeyHashSet(), 0
         with self.open_cases() as cases:
             for case, is_selected in self.selection.mark_cases(cases):
-                case_ids.add(fingerprint(case.id))
+                case_ids.add(key_hash(case.id))
                 for prompt in self.prompts:
                     identity.add(prompt.apply(case), prompt.name)
                 for question, row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
@@ -255,10 +255,10 @@ class Planner:
                 if row is not None:
                     yield question, row, decision
 
-    def _left_out_replacements(self, plan: RerunPlan, case_ids: FingerprintSet) -> Iterator[tuple[Row, Row]]:
+    def _left_out_replacements(self, plan: RerunPlan, case_ids: KeyHashSet) -> Iterator[tuple[Row, Row]]:
         """The rows of cases that the dataset does not have any more."""
         for row in self.results.rows_at_opening():
-            if fingerprint(row.case_id) not in case_ids:
+            if key_hash(row.case_id) not in case_ids:
                 plan.left_out += 1
                 updated = row.model_copy(update={"stale": [NOT_IN_DATASET], "stale_kept": False})
                 if updated != row:

@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.results.fingerprint import FingerprintSet, fingerprint
+from quintain_runner.results.key_hash import KeyHashSet, key_hash
 from quintain_runner.results.row import Row
 from quintain_runner.statistics.analysis import Difference, paired_differences
 from quintain_runner.statistics.frame import (
@@ -177,8 +177,8 @@ class _SameCases:
         common = self._common[report.folder]
         return (row for row in report.rows() if (name := self._hash(row)) is not None and name in common)
 
-    def _hashes(self, report: RunReport) -> FingerprintSet:
-        hashes = FingerprintSet()
+    def _hashes(self, report: RunReport) -> KeyHashSet:
+        hashes = KeyHashSet()
         for row in report.rows():
             if (name := self._hash(row)) is not None:
                 hashes.add(name)
@@ -187,7 +187,7 @@ class _SameCases:
     @staticmethod
     def _hash(row: Row) -> int | None:
         made_of = row.fingerprints
-        return None if made_of is None else fingerprint(row.case_id, row.repeat, made_of.input, made_of.grading)
+        return None if made_of is None else key_hash(row.case_id, row.repeat, made_of.input, made_of.grading)
 
 
 def _changed_graders(before: RunReport, after: RunReport, target_pairs: list[tuple[str, str]]) -> list[str]:

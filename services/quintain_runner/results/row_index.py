@@ -7,13 +7,13 @@ from bisect import bisect_left
 
 import numpy as np
 
-from quintain_runner.results.fingerprint import fingerprint
+from quintain_runner.results.key_hash import key_hash
 from quintain_runner.results.row import RowKey
 
 
 def _hash_of(key: RowKey) -> int:
     """The hash of a key."""
-    return fingerprint(key.case_id, key.target, key.repeat, *(() if key.prompt is None else (key.prompt,)))
+    return key_hash(key.case_id, key.target, key.repeat, *(() if key.prompt is None else (key.prompt,)))
 
 
 class RowIndex:

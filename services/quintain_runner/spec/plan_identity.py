@@ -11,7 +11,7 @@ from pydantic import Field
 from quintain.contracts.message import Message
 from quintain.graders import Case
 from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
-from quintain_runner.results.fingerprint import fingerprint
+from quintain_runner.results.key_hash import key_hash
 from quintain_runner.spec.changes import RunFingerprints
 
 
@@ -45,7 +45,7 @@ class PlanIdentityBuilder:
 
     def add(self, case: Case, prompt: str | None) -> None:
         """Add a case as it is asked under a prompt."""
-        self._sum += fingerprint(case.id, prompt or "", input_fingerprint(case), grading_fingerprint(case))
+        self._sum += key_hash(case.id, prompt or "", input_fingerprint(case), grading_fingerprint(case))
 
     def build(self, targets: Sequence[str], repeats: int, fingerprints: RunFingerprints) -> PlanIdentity:
         """The identity of everything that was added, for these targets. Those without a place in ``fingerprints`` are

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quintain_runner.results.fingerprint import fingerprint
+from quintain_runner.results.key_hash import key_hash
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.statistics.intervals import Clusters, Floats
 
@@ -228,7 +228,7 @@ class _FrameBuilder:
 
 def _case_hash(case_id: str) -> int:
     """The 64-bit hash of a case id."""
-    return fingerprint(case_id) & _HASH_MASK
+    return key_hash(case_id) & _HASH_MASK
 
 
 def _combined_hash(case: int, repeat: int) -> int:

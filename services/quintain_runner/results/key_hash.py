@@ -19,33 +19,33 @@ _DIGEST_BYTES = 8
 _MIN_MERGE_SIZE = 10_000
 
 
-def fingerprint(*parts: str | int) -> int:
+def key_hash(*parts: str | int) -> int:
     """The 64-bit BLAKE2b hash of a tuple of parts; ``("a", "b")`` and ``("ab",)`` have different hashes."""
     key = str(parts[0]) if len(parts) == 1 else json.dumps(parts)
     digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
     return int.from_bytes(digest)
 
 
-class FingerprintSet:
-    """A set of fingerprints that only grows and takes about 8 bytes for each."""
+class KeyHashSet:
+    """A set of key hashes that only grows and takes about 8 bytes for each."""
 
     def __init__(self) -> None:
         self._sorted = array("Q")
         self._recent: set[int] = set()
 
     def __len__(self) -> int:
-        """The number of fingerprints."""
+        """The number of hashes."""
         return len(self._sorted) + len(self._recent)
 
     def __contains__(self, value: int) -> bool:
-        """Whether the set contains this fingerprint."""
+        """Whether the set contains this hash."""
         if value in self._recent:
             return True
         index = bisect_left(self._sorted, value)
         return index < len(self._sorted) and self._sorted[index] == value
 
     def add(self, value: int) -> None:
-        """Add a fingerprint; it may be in the set already."""
+        """Add a hash; it may be in the set already."""
         if value in self:
             return
         self._recent.add(value)
