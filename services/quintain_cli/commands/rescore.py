@@ -13,7 +13,7 @@ import typer
 from quintain.errors import ConfigError
 from quintain_cli.console import run_command
 from quintain_cli.run.execution import run_and_report
-from quintain_cli.run.options import RunOptions
+from quintain_cli.run.options import ConcurrencyOption, ConfigOption, GradersOption, JsonOption, RunOptions
 from quintain_cli.run.output import CsvOption, JunitOption, MarkdownOption, OutputFiles
 from quintain_runner import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RerunPolicy, read_run
 
@@ -25,19 +25,13 @@ def rescore(
         typer.Argument(metavar="[EVAL.YAML]", help="Another evaluation file; by default the one of the run."),
     ] = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the graders.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the file or above.")
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="The number of concurrent trials per target.")
-    ] = DEFAULT_CONCURRENCY,
-    graders: Annotated[
-        int, typer.Option(min=1, help="The number of concurrent grader processes.")
-    ] = DEFAULT_GRADER_CONCURRENCY,
+    config: ConfigOption = None,
+    concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
+    graders: GradersOption = DEFAULT_GRADER_CONCURRENCY,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Grade the kept answers of a run again.
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from quintain_cli.run.execution import run_and_report
-from quintain_cli.run.options import RunOptions
+from quintain_cli.run.options import ConcurrencyOption, ConfigOption, GradersOption, JsonOption, RunOptions
 from quintain_cli.run.output import CsvOption, JunitOption, MarkdownOption, OutputFiles
 from quintain_runner import (
     DEFAULT_CONCURRENCY,
@@ -70,9 +70,7 @@ def run(
     limit: LimitOption = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the run, graders included.")] = None,
     output: Annotated[Path | None, typer.Option(help="The results folder; by default runs/<name of the file>.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
-    ] = None,
+    config: ConfigOption = None,
     retry_errors: Annotated[
         bool,
         typer.Option("--retry-errors/--keep-errors", help="On resume, call again for rows that failed, or keep them."),
@@ -83,19 +81,15 @@ def run(
     ] = InDoubtPolicy.KEEP,
     max_errors: MaxErrorsOption = DEFAULT_MAX_ERRORS,
     fail_fast: FailFastOption = False,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="The number of concurrent trials per target.")
-    ] = DEFAULT_CONCURRENCY,
-    graders: Annotated[
-        int, typer.Option(min=1, help="The number of concurrent grader processes.")
-    ] = DEFAULT_GRADER_CONCURRENCY,
+    concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
+    graders: GradersOption = DEFAULT_GRADER_CONCURRENCY,
     keep_stale: KeepStaleOption = False,
     fresh: FreshOption = False,
     no_content: NoContentOption = False,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run an evaluation. The same command resumes a run that was stopped.
 

@@ -247,12 +247,8 @@ def _run_setup(prepared: _PreparedRun, backend: Backend, sessions: RunSessions, 
             if (card := card_of(name, target)).model is not None
         },
         command=command,
-        on_plan=_ignore_plan if options.as_json else _print_rerun_plan,
+        on_plan=(lambda _: None) if options.as_json else _print_rerun_plan,
     )
-
-
-def _ignore_plan(_: RerunPlan) -> None:
-    """What only JSON is wanted of."""
 
 
 def _print_rerun_plan(plan: RerunPlan) -> None:

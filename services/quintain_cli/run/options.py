@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from quintain_cli.run.output import OutputFiles
 from quintain_runner import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, ErrorPolicy, RerunPolicy
+
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
+]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="The number of concurrent trials per target.")]
+GradersOption = Annotated[int, typer.Option(min=1, help="The number of concurrent grader processes.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from quintain_runner.spec.changes import (
 from quintain_runner.spec.plan import PlannedQuestion, planned_questions
 from quintain_runner.spec.plan_identity import PlanIdentity, PlanIdentityBuilder
 from quintain_runner.spec.prompts import Prompt
-from quintain_runner.spec.reckoning import Reckoning
+from quintain_runner.spec.scoring import Scoring
 from quintain_runner.spec.selection import TrialSelection
 
 #: So many changed rows are written at once.
@@ -44,7 +44,7 @@ OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
 class RerunPlan:
     """How many trials are kept, graded again, asked again and asked for the first time, and why.
 
-    ``kept_without_score`` of the kept rows are errors or in doubt, ``reckoned_again`` of them have another score or
+    ``kept_without_score`` of the kept rows are errors or in doubt, ``recomputed`` of them have another score or
     other tags, because a weight or ``by`` changed, and ``stale`` of them are kept although something changed.
     ``left_out`` rows are of cases that the dataset does not have any more, and ``not_selected`` trials wait for a
     command that selects them. ``refused`` rows had to be graded again and do not hold their answer; ``refused_keys``
@@ -55,7 +55,7 @@ class RerunPlan:
 
     kept: int = 0
     kept_without_score: int = 0
-    reckoned_again: int = 0
+    recomputed: int = 0
     stale: int = 0
     graded_again: int = 0
     asked_again: int = 0
@@ -128,7 +128,7 @@ class RerunPlan:
         """The counts as ``run.json`` has them."""
         return {
             "kept": self.kept,
-            "reckonedAgain": self.reckoned_again,
+            "recomputed": self.recomputed,
             "stale": self.stale,
             "gradedAgain": self.graded_again,
             "askedAgain": self.asked_again,
@@ -148,7 +148,7 @@ class RerunPlan:
             waiting = f"wait (grader {', '.join(self.unavailable_graders)} cannot be run)"
         without_score = f" ({self.kept_without_score} without a score)" if self.kept_without_score else ""
         counted = (
-            (self.reckoned_again, "of them reckoned again (weight or by changed)"),
+            (self.recomputed, "of them recomputed (weight or by changed)"),
             (self.stale, f"of them stale{_reasons(self.stale_reasons)}"),
             (self.graded_again, f"graded again{_reasons(self.grading_reasons)}"),
             (self.asked_again, f"asked again{_reasons(self.asking_reasons)}"),
@@ -179,7 +179,7 @@ class Planner:
     repeats: int
     fingerprints: RunFingerprints
     policy: RerunPolicy
-    reckoning: Reckoning
+    scoring: Scoring
     selection: TrialSelection
     grader_limits: Mapping[str, int]
 
@@ -265,13 +265,13 @@ class Planner:
                     yield row, updated
 
     def _updated_row(self, row: Row, case: Case, decision: Decision, plan: RerunPlan) -> Row:
-        """The row with what changed written on it; one that is kept is reckoned by the weights and tags of now."""
+        """The row with what changed written on it; one that is kept is computed with the weights and tags of now."""
         updated = decision.updated_row(row)
         if decision.action is not Action.KEEP:
             return updated
-        reckoned = self.reckoning.applied_to(updated, case)
-        plan.reckoned_again += reckoned is not updated
-        return reckoned
+        scored = self.scoring.applied_to(updated, case)
+        plan.recomputed += scored is not updated
+        return scored
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

@@ -37,7 +37,7 @@ from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.environment import with_proxy_bypass
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
 from quintain_runner.spec.plan import check_targets_available, grader_limits
-from quintain_runner.spec.reckoning import Reckoning
+from quintain_runner.spec.scoring import Scoring
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_tagged_frames
 
@@ -113,12 +113,16 @@ class _Run:
             async with displayed_progress(setup, self.session, record, self.progress_state):
                 scheduler = TrialScheduler(
                     self._trial_budget(info),
-                    *(self.results, self.progress_state, error_limit),
+                    self.results,
+                    self.progress_state,
+                    error_limit,
                     prompts=evaluation.prompts,
                     concurrency=setup.concurrency,
                 )
                 is_budget_spent = await scheduler.run(
-                    *(self.open_cases, self.plan, _called_targets(setup)),
+                    self.open_cases,
+                    self.plan,
+                    _called_targets(setup),
                     repeats=evaluation.spec.repeats,
                 )
         update_budget(self.progress_state, await self.session.client.get_info(), self.session)
@@ -203,7 +207,7 @@ def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, finger
         repeats=setup.evaluation.spec.repeats,
         fingerprints=fingerprints,
         policy=setup.rerun_policy,
-        reckoning=Reckoning.of(setup.evaluation.spec),
+        scoring=Scoring.of(setup.evaluation.spec),
         selection=setup.selection,
         grader_limits=grader_limits(setup.evaluation),
     )
@@ -271,7 +275,7 @@ def _grading_context(run: _Run, info: Info) -> GradingContext:
         on_retry=lambda column, error: progress_state.target_gauges[column].record_retry(error),
         prices=setup.prices,
         fingerprints=run.fingerprints,
-        reckoning=Reckoning.of(setup.evaluation.spec),
+        scoring=Scoring.of(setup.evaluation.spec),
     )
 
 

@@ -74,7 +74,7 @@ async def run_trial(trial: Trial, context: GradingContext, budget: TrialBudget |
     with span(span_attributes, new_trace=True) as trial_span:
         outcome = await _run_reserved(trial, context, budget)
         if outcome.row is not None:
-            row = context.reckoning.applied_to(outcome.row, trial.case)
+            row = context.scoring.applied_to(outcome.row, trial.case)
             outcome = replace(outcome, row=row)
             trial_span.set_attributes({semconv.OUTCOME: row.status.value})
         return outcome

@@ -17,7 +17,7 @@ from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.graders import JudgeGrader, ProgramGrader
 from quintain_runner.spec.plan import Trial
-from quintain_runner.spec.reckoning import Reckoning
+from quintain_runner.spec.scoring import Scoring
 
 #: Reads the counters of a session by that session's token.
 ReadSessionInfo = Callable[[str], Awaitable[Info]]
@@ -66,7 +66,7 @@ class GradingContext:
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
     ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
-    ``reckoning`` makes rows of verdicts. ``sessions`` are those that were opened for this trial's graders before it
+    ``scoring`` makes rows of verdicts. ``sessions`` are those that were opened for this trial's graders before it
     began, by the grader's name, and ``close_session`` closes one.
     """
 
@@ -81,7 +81,7 @@ class GradingContext:
     on_retry: Callable[[str, QuintainError], None]
     prices: Mapping[str, Price] = field(default_factory=dict)
     fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
-    reckoning: Reckoning = field(default_factory=Reckoning)
+    scoring: Scoring = field(default_factory=Scoring)
     sessions: Mapping[str, ReservedSession] = field(default_factory=dict)
     close_session: CloseSession = _close_nothing
 

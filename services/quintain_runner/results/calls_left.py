@@ -22,7 +22,7 @@ class NeededCalls:
     graders: tuple[str, ...] = ()
 
 
-class GraderCalls:
+class GraderCallSamples:
     """How many calls the executions of each grader made, of each column: their number, sum and sum of squares."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class CallsLeft:
         """The most calls: each grader uses its limit."""
         return self.answers + sum(count * self._limits.get(name, 0) for (_, name), count in self._executions.items())
 
-    def estimate(self, made: GraderCalls) -> int:
+    def estimate(self, made: GraderCallSamples) -> int:
         """The calls by what the graders took so far, with a margin for their variance; a grader of which nothing is
         known takes its limit."""
         mean, variance = float(self.answers), 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quintain_runner.results.calls_left import GraderCalls
+from quintain_runner.results.calls_left import GraderCallSamples
 from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import Row, RowStats, count_most_calls
 
@@ -22,7 +22,7 @@ class ResumeState:
         #: The most calls that one execution of each grader made.
         self.most_grader_calls: Counter[str] = Counter()
         #: The calls of the graders of the rows that count.
-        self.grader_calls = GraderCalls()
+        self.grader_calls = GraderCallSamples()
 
     def add_row(self, row: Row, *, times: int = 1) -> None:
         """Count a row; ``times=-1`` takes it back, when another supersedes it."""

@@ -58,7 +58,7 @@ class EvaluationSpec(SpecModel):
         return self
 
     @model_validator(mode="after")
-    def _can_be_reckoned(self) -> Self:
+    def _can_be_scored(self) -> Self:
         """Check that some grader has a weight, and that no reducer needs more repeats than there are."""
         if not any(grader.weight for grader in self.graders):
             raise ValueError("graders: every weight is 0, so that no row has a score; give one of them a weight")

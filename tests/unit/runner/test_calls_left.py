@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from quintain_runner.results.calls_left import CallsLeft, GraderCalls, NeededCalls
+from quintain_runner.results.calls_left import CallsLeft, GraderCallSamples, NeededCalls
 from support.results_folder import errored_row, graded_row
 
 ASKED = NeededCalls(asks=True, graders=("same",))
 GRADED = NeededCalls(graders=("same",))
 
 
-def calls_made(*calls: int, target: str = "bot") -> GraderCalls:
+def calls_made(*calls: int, target: str = "bot") -> GraderCallSamples:
     """The grader of as many rows made so many calls each."""
-    made = GraderCalls()
+    made = GraderCallSamples()
     for number, count in enumerate(calls):
         row = graded_row(str(number), 1.0, target=target)
         made.add_row(
@@ -54,7 +54,7 @@ def test_what_is_taken_back_is_no_measure() -> None:
 
 
 def test_before_anything_is_graded_it_is_the_most() -> None:
-    assert calls_left(10).estimate(GraderCalls()) == calls_left(10).most == 510
+    assert calls_left(10).estimate(GraderCallSamples()) == calls_left(10).most == 510
 
 
 def test_where_executions_differ_there_is_room_for_it() -> None:

@@ -9,7 +9,7 @@ from quintain.contracts.invoke import TokenUsage
 from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import CaseSource, DatasetStats
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, TokensEstimate, estimate_run
-from quintain_runner.results.calls_left import CallsLeft, GraderCalls, NeededCalls
+from quintain_runner.results.calls_left import CallsLeft, GraderCallSamples, NeededCalls
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.plan import estimate_calls, grader_limits
 
@@ -66,7 +66,7 @@ def test_a_check_a_run_and_the_forecast_of_a_spent_budget_count_the_same_calls()
         left = CallsLeft(grader_limits(evaluated))
         for _ in range(200):
             left.add("bot", NeededCalls(asks=True, graders=("f", "judge")))
-        assert checked.most == left.most == left.estimate(GraderCalls()) == most
+        assert checked.most == left.most == left.estimate(GraderCallSamples()) == most
 
 
 def test_tokens_follow_from_the_dataset() -> None:

@@ -1,4 +1,4 @@
-"""What is reckoned of a graded answer without any call: its score by the graders' weights, and its tags. No I/O."""
+"""What is computed of a graded answer without any call: its score by the graders' weights, and its tags. No I/O."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NO_VALUE = "(none)"
 
 
 @dataclass(frozen=True, slots=True)
-class Reckoning:
+class Scoring:
     """The graders' weights by name, 1 if absent; and the fields of the case by whose values rows are counted."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
     by: Sequence[str] = ()
 
     @classmethod
-    def of(cls, spec: EvaluationSpec) -> Reckoning:
+    def of(cls, spec: EvaluationSpec) -> Scoring:
         """What an evaluation file says."""
         return cls({grader.name: grader.weight for grader in spec.graders}, spec.by)
 

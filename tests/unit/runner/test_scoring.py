@@ -1,4 +1,4 @@
-"""Weights, tags and reducers: reckoned of the kept rows, without a call."""
+"""Weights, tags and reducers: computed from the kept rows, without a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quintain_runner.report.summary import RunSummary
 from quintain_runner.report.tables import TextTable, run_tables
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from quintain_runner.spec.evaluation import load_evaluation
-from quintain_runner.spec.reckoning import tags_of
+from quintain_runner.spec.scoring import tags_of
 from quintain_runner.statistics.frame import MAX_TAGS, OTHER_TAGS, build_tagged_frames
 from support.evaluation_folder import EXACT, EvaluationFolder, Json, write_evaluation
 from support.fake_client import FakeClient
@@ -55,7 +55,7 @@ class World:
         return run_tables(read_report(self.folder.output, summary))
 
 
-async def test_a_changed_weight_reckons_the_scores_again_and_makes_no_call(tmp_path: Path) -> None:
+async def test_a_changed_weight_recomputes_the_scores_and_makes_no_call(tmp_path: Path) -> None:
     world = World(tmp_path)
     first = await world.run([SAME, LETTER])
     assert (first.total.mean_score, first.total.passed) == (pytest.approx(0.75), 3)
@@ -69,7 +69,7 @@ async def test_a_changed_weight_reckons_the_scores_again_and_makes_no_call(tmp_p
     report = read_report(world.folder.output)
     assert report.analysis.targets["bot"].graders["same"].score.value == 0.5
     record = json.loads((world.folder.output / "run.json").read_text())
-    assert [entry["plan"]["reckonedAgain"] for entry in record["history"]] == [0, 6, 6]
+    assert [entry["plan"]["recomputed"] for entry in record["history"]] == [0, 6, 6]
 
 
 async def test_runs_with_other_weights_are_compared_only_on_purpose(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_reduced_repeats_are_in_every_table_with_the_reducers_name(tmp_pat
         ({"by": [""]}, "by[0]"),
     ],
 )
-def test_what_cannot_be_reckoned_is_refused(tmp_path: Path, settings: Json, place: str) -> None:
+def test_what_cannot_be_scored_is_refused(tmp_path: Path, settings: Json, place: str) -> None:
     write_evaluation(tmp_path, World(tmp_path).rows, [SAME])
     (tmp_path / "eval.yaml").write_text(
         json.dumps({"dataset": "cases.jsonl", "graders": [SAME], "repeats": 2, **settings})
