@@ -1,7 +1,8 @@
 """Runs evaluations: a dataset by targets by graders, with results that are kept and can be resumed.
 
-`spec` reads the evaluation file, `dataset` reads the cases, `graders` grade answers, `results` stores rows,
-`statistics` and `cost` evaluate them, `progress` and `report` show them, and `engine` runs the trials.
+`spec` reads the evaluation file, `plan` decides what a run executes, `dataset` reads the cases, `graders` grade answers,
+`results` stores rows, `statistics` and `cost` evaluate them, `progress` and `report` show them, and `engine` runs the
+trials.
 """
 
 from typing import TYPE_CHECKING
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from quintain_runner.graders.base import judge_target_of
     from quintain_runner.graders.factory import UnavailableGraders, open_graders
     from quintain_runner.graders.requirements import case_requirements, graders_without_session
+    from quintain_runner.plan.changes import RerunPolicy
+    from quintain_runner.plan.selection import TrialSelection
+    from quintain_runner.plan.trials import (
+        CallsEstimate,
+        check_targets_available,
+        choose_targets,
+        estimate_calls,
+        max_grader_calls,
+    )
     from quintain_runner.progress.display import NoProgressDisplay, progress_display
     from quintain_runner.progress.terminal_text import plain_line
     from quintain_runner.report.comparison import Comparison, compare_runs
@@ -42,7 +52,6 @@ if TYPE_CHECKING:
     from quintain_runner.report.tables import TextTable, cost_line, run_tables
     from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
     from quintain_runner.results.store import charged_calls, read_resume_state
-    from quintain_runner.spec.changes import RerunPolicy
     from quintain_runner.spec.environment import GraderEnvironment
     from quintain_runner.spec.evaluation import Evaluation, load_evaluation
     from quintain_runner.spec.files import read_text_file
@@ -54,14 +63,6 @@ if TYPE_CHECKING:
         grader_kind,
     )
     from quintain_runner.spec.json_schema import evaluation_schema
-    from quintain_runner.spec.plan import (
-        CallsEstimate,
-        check_targets_available,
-        choose_targets,
-        estimate_calls,
-        max_grader_calls,
-    )
-    from quintain_runner.spec.selection import TrialSelection
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -99,7 +100,7 @@ else:
             "quintain_runner.report.tables": ("TextTable", "cost_line", "run_tables"),
             "quintain_runner.results.atomic_file": ("atomic_write", "exclusive_lock"),
             "quintain_runner.results.store": ("charged_calls", "read_resume_state"),
-            "quintain_runner.spec.changes": ("RerunPolicy",),
+            "quintain_runner.plan.changes": ("RerunPolicy",),
             "quintain_runner.spec.environment": ("GraderEnvironment",),
             "quintain_runner.spec.evaluation": ("Evaluation", "load_evaluation"),
             "quintain_runner.spec.files": ("read_text_file",),
@@ -111,14 +112,14 @@ else:
                 "grader_kind",
             ),
             "quintain_runner.spec.json_schema": ("evaluation_schema",),
-            "quintain_runner.spec.plan": (
+            "quintain_runner.plan.trials": (
                 "CallsEstimate",
                 "check_targets_available",
                 "choose_targets",
                 "estimate_calls",
                 "max_grader_calls",
             ),
-            "quintain_runner.spec.selection": ("TrialSelection",),
+            "quintain_runner.plan.selection": ("TrialSelection",),
         },
     )
 

@@ -14,9 +14,9 @@ from quintain.contracts.message import Message
 from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import DatasetStats
 from quintain_runner.graders.base import judge_target_of
+from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_calls
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import JudgeGrader
-from quintain_runner.spec.plan import CallsEstimate, calling_graders, estimate_calls
 
 #: Characters per token: the usual average for English text.
 CHARACTERS_PER_TOKEN = 4

@@ -11,11 +11,7 @@ from itertools import islice
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.results.calls_left import CallsLeft, NeededCalls
-from quintain_runner.results.key_hash import KeyHashSet, key_hash
-from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
-from quintain_runner.results.store import ResultFile
-from quintain_runner.spec.changes import (
+from quintain_runner.plan.changes import (
     NOT_IN_DATASET,
     Action,
     Decision,
@@ -24,11 +20,15 @@ from quintain_runner.spec.changes import (
     decide,
     needed_calls,
 )
-from quintain_runner.spec.plan import PlannedQuestion, planned_questions
-from quintain_runner.spec.plan_identity import PlanIdentity, PlanIdentityBuilder
+from quintain_runner.plan.identity import PlanIdentity, PlanIdentityBuilder
+from quintain_runner.plan.scoring import Scoring
+from quintain_runner.plan.selection import TrialSelection
+from quintain_runner.plan.trials import PlannedQuestion, planned_questions
+from quintain_runner.results.calls_left import CallsLeft, NeededCalls
+from quintain_runner.results.key_hash import KeyHashSet, key_hash
+from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
+from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.prompts import Prompt
-from quintain_runner.spec.scoring import Scoring
-from quintain_runner.spec.selection import TrialSelection
 
 #: So many changed rows are written at once.
 _BATCH_ROWS = 500

@@ -28,16 +28,16 @@ from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_target_of
 from quintain_runner.graders.factory import open_graders
 from quintain_runner.graders.fingerprint import grader_fingerprints
+from quintain_runner.plan.changes import RunFingerprints
+from quintain_runner.plan.scoring import Scoring
+from quintain_runner.plan.trials import check_targets_available, grader_limits
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import RunFindings, RunRecord, identity_of, open_record, write_record
 from quintain_runner.report.summary import RunSummary, summarize
 from quintain_runner.results.row import column_names
 from quintain_runner.results.store import ResultFile, open_results
-from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.environment import with_proxy_bypass
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
-from quintain_runner.spec.plan import check_targets_available, grader_limits
-from quintain_runner.spec.scoring import Scoring
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_tagged_frames
 

@@ -13,12 +13,12 @@ from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.plan_session import OpenPlanSession
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.graders.base import CloseSession, ReadSessionInfo
+from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.plan.selection import TrialSelection
 from quintain_runner.progress.display import ProgressDisplay
 from quintain_runner.report.run_record import Origin
-from quintain_runner.spec.changes import RerunPolicy
 from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.selection import TrialSelection
 
 #: Default number of trials of each target that run at the same time.
 DEFAULT_CONCURRENCY = 64

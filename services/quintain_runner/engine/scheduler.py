@@ -16,11 +16,11 @@ from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
 from quintain_runner.engine.start_gate import StartGate
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.engine.trial_budget import TrialBudget
+from quintain_runner.plan.changes import Action, RerunPolicy, decide, needed_calls
+from quintain_runner.plan.trials import Trial, pending_trials, planned_questions
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowStatus, column_name
 from quintain_runner.results.store import ResultFile
-from quintain_runner.spec.changes import Action, RerunPolicy, decide, needed_calls
-from quintain_runner.spec.plan import Trial, pending_trials, planned_questions
 from quintain_runner.spec.prompts import Prompt
 
 #: How many trials of a target are read ahead in one step. They are read in a thread, so that skipping a million graded

@@ -14,6 +14,8 @@ from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GradingContext
 from quintain_runner.graders.requirements import makes_no_calls
 from quintain_runner.graders.retry import call_with_retry
+from quintain_runner.plan.changes import reusable_grader_row
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import (
     BUDGET_EXHAUSTED,
     TARGET_CHANGED,
@@ -24,8 +26,6 @@ from quintain_runner.results.row import (
     target_changed_text,
 )
 from quintain_runner.results.row_content import Answer, RowCase
-from quintain_runner.spec.changes import reusable_grader_row
-from quintain_runner.spec.plan import Trial
 
 #: Faults after which the outcome of a charged call is unknown.
 _UNKNOWN_OUTCOMES = (TimedOut, WorkerLost, Expired)

@@ -13,9 +13,9 @@ from functools import partial
 from quintain.errors import BudgetExhausted, BusError, ConfigError, Fault
 from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedSession
 from quintain_runner.graders.retry import call_with_retry
+from quintain_runner.plan.changes import reusable_grader_row
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Row, count_most_calls
-from quintain_runner.spec.changes import reusable_grader_row
-from quintain_runner.spec.plan import Trial
 
 #: How long a reservation of calls lasts, and the interval at which it is renewed, in seconds.
 RESERVATION_SECONDS, RENEWAL_SECONDS = 1200.0, 300.0

@@ -12,12 +12,12 @@ from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.errors import QuintainError
 from quintain_runner.cost.prices import Price
+from quintain_runner.plan.changes import RunFingerprints
+from quintain_runner.plan.scoring import Scoring
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
-from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.graders import JudgeGrader, ProgramGrader
-from quintain_runner.spec.plan import Trial
-from quintain_runner.spec.scoring import Scoring
 
 #: Reads the counters of a session by that session's token.
 ReadSessionInfo = Callable[[str], Awaitable[Info]]

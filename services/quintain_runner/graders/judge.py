@@ -22,10 +22,10 @@ from quintain_runner.dataset.reader import expected_text
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls, judge_target_of
 from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.graders.verdict_parser import GraderError, verdict_from_fields
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
 from quintain_runner.results.verdict import Verdict
 from quintain_runner.spec.graders import JudgeGrader
-from quintain_runner.spec.plan import Trial
 from quintain_runner.spec.strict_json import InvalidJson, extract_fenced_json, read_json
 
 #: The most characters of an invalid reply that its error shows.

@@ -28,9 +28,9 @@ from quintain_runner.graders.process import GraderCommand, run_grader
 from quintain_runner.graders.process_pool import GraderProcessPool
 from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.graders.verdict_parser import GraderError, parse_verdict
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.graders import CommandGrader, ProgramGrader
-from quintain_runner.spec.plan import Trial
 
 #: How much longer a grader's session lives than its timeout, in seconds, so that its last call is still counted.
 SESSION_GRACE_SECONDS = 60.0

@@ -14,6 +14,7 @@ from quintain_runner.dataset.requirements import CaseRequirement
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, parse_number
 from quintain_runner.graders.program import ProgramGraderRunner
+from quintain_runner.plan.trials import Trial
 from quintain_runner.spec.case_fields import case_field
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import (
@@ -24,7 +25,6 @@ from quintain_runner.spec.graders import (
     NumericGrader,
     grader_kind,
 )
-from quintain_runner.spec.plan import Trial
 from quintain_runner.spec.prompts import Prompt
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).

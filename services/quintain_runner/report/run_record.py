@@ -18,13 +18,13 @@ from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
 from quintain_runner.cost.prices import Price
 from quintain_runner.cost.run_cost import Cost, run_cost, total_usage
+from quintain_runner.plan.changes import RunFingerprints
+from quintain_runner.plan.identity import PlanIdentity
 from quintain_runner.report.revision import Revision, installed_versions, revision_of
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
-from quintain_runner.spec.changes import RunFingerprints
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.plan_identity import PlanIdentity
 from quintain_runner.statistics.analysis import Analysis
 
 FILE_NAME = "run.json"

@@ -1,1 +1,1 @@
-"""Reads and validates the evaluation file, and computes the list of trials that a run has to execute."""
+"""Reads and validates the evaluation file, and the files of its prompts."""

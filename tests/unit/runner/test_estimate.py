@@ -9,9 +9,9 @@ from quintain.contracts.invoke import TokenUsage
 from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import CaseSource, DatasetStats
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, TokensEstimate, estimate_run
+from quintain_runner.plan.trials import estimate_calls, grader_limits
 from quintain_runner.results.calls_left import CallsLeft, GraderCallSamples, NeededCalls
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.spec.plan import estimate_calls, grader_limits
 
 FACTS = DatasetStats(
     source=CaseSource(path=Path("c")), cases=100, sha256="", input_characters=8000, expected_characters=800

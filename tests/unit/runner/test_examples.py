@@ -20,11 +20,11 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain_runner.dataset.command import open_dataset
 from quintain_runner.engine.run import run_evaluation
 from quintain_runner.engine.run_setup import RunSetup
+from quintain_runner.plan.trials import choose_targets
 from quintain_runner.progress.display import NoProgressDisplay
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.evaluation import load_evaluation
-from quintain_runner.spec.plan import choose_targets
 from support.fake_client import FakeClient
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -12,9 +12,9 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.factory import open_graders
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Row
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
-from quintain_runner.spec.plan import Trial
 from support.fake_client import FakeClient
 from support.grading_context import grading_context
 

@@ -12,9 +12,9 @@ from quintain.graders import Case
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.judge import JudgeGraderRunner, build_judge_request, parse_judgement
 from quintain_runner.graders.verdict_parser import GraderError
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import RowStats, RowStatus
 from quintain_runner.spec.graders import JudgeGrader
-from quintain_runner.spec.plan import Trial
 from support.fake_client import FakeClient
 from support.grading_context import grading_context
 

@@ -15,14 +15,14 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation
+from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.plan.selection import TrialSelection
 from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.run_record import planned_targets
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.row import Row
-from quintain_runner.spec.changes import RerunPolicy
 from quintain_runner.spec.evaluation import load_evaluation
-from quintain_runner.spec.selection import TrialSelection
 from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient
 

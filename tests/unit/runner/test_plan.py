@@ -8,10 +8,8 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.results.row import Row, RowError, RowKey, RowStats, RowStatus
-from quintain_runner.spec.changes import RerunPolicy, RunFingerprints
-from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.spec.plan import (
+from quintain_runner.plan.changes import RerunPolicy, RunFingerprints
+from quintain_runner.plan.trials import (
     FindRow,
     Trial,
     check_targets_available,
@@ -19,6 +17,8 @@ from quintain_runner.spec.plan import (
     pending_trials,
     planned_questions,
 )
+from quintain_runner.results.row import Row, RowError, RowKey, RowStats, RowStatus
+from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.prompts import CASE_AS_IT_IS
 
 CASES = [Case(id="a", question="qa"), Case(id="b", question="qb")]

@@ -15,13 +15,13 @@ from quintain.errors import ProviderFailed
 from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation
+from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.csv_file import write_csv
 from quintain_runner.report.junit import write_junit
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode, RunSummary
 from quintain_runner.report.tables import run_tables
 from quintain_runner.results.row import Row, RowStatus
-from quintain_runner.spec.changes import RerunPolicy
 from quintain_runner.statistics.analysis import analyse
 from quintain_runner.statistics.frame import build_frames
 from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation, write_script

@@ -11,9 +11,9 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ReplyExpired
 from quintain_runner.engine.run import run_evaluation
+from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.run_report import read_report
 from quintain_runner.results.store import all_current_rows
-from quintain_runner.spec.changes import RerunPolicy
 from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient
 

@@ -12,6 +12,7 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
 from quintain_runner.engine.run import run_evaluation
+from quintain_runner.plan.scoring import tags_of
 from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.markdown import render_markdown
 from quintain_runner.report.run_report import read_report
@@ -19,7 +20,6 @@ from quintain_runner.report.summary import RunSummary
 from quintain_runner.report.tables import TextTable, run_tables
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from quintain_runner.spec.evaluation import load_evaluation
-from quintain_runner.spec.scoring import tags_of
 from quintain_runner.statistics.frame import MAX_TAGS, OTHER_TAGS, build_tagged_frames
 from support.evaluation_folder import EXACT, EvaluationFolder, Json, write_evaluation
 from support.fake_client import FakeClient

@@ -31,9 +31,9 @@ from quintain_runner.graders import retry
 from quintain_runner.graders.base import GraderRunner, GradingContext
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import RowStatus
 from quintain_runner.spec.graders import ExactGrader
-from quintain_runner.spec.plan import Trial
 from support.fake_client import Answer, FakeClient
 from support.grading_context import grading_context as bench_of
 from support.grading_context import script_grader

@@ -13,9 +13,9 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
 from quintain_runner.results.row import NO_STATS, Row, RowFingerprints, RowKey, RowStats, column_name
-from quintain_runner.spec.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
 from quintain_runner.spec.prompts import Prompt
