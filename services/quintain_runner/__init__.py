@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain_runner.cost.prices import Price, known_prices, target_price
     from quintain_runner.cost.run_cost import dollars
     from quintain_runner.dataset.command import open_dataset
     from quintain_runner.dataset.reader import DatasetStats, read_cases
@@ -67,7 +66,6 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain_runner.cost.prices": ("Price", "known_prices", "target_price"),
             "quintain_runner.cost.run_cost": ("dollars",),
             "quintain_runner.dataset.command": ("open_dataset",),
             "quintain_runner.dataset.reader": ("DatasetStats", "read_cases"),
@@ -141,7 +139,6 @@ __all__ = [
     "NoProgressDisplay",
     "Origin",
     "PlanSession",
-    "Price",
     "RerunPlan",
     "RerunPolicy",
     "RunEstimate",
@@ -171,7 +168,6 @@ __all__ = [
     "grader_kind",
     "graders_without_session",
     "judge_target_of",
-    "known_prices",
     "load_evaluation",
     "max_grader_calls",
     "open_dataset",
@@ -188,7 +184,6 @@ __all__ = [
     "rich_table",
     "run_evaluation",
     "run_tables",
-    "target_price",
     "unaccounted_calls_note",
     "unavailable_grader_notes",
     "write_csv",

@@ -21,7 +21,11 @@ from support.process_fleet import delete_protocol_queues
 TARGETS = """
 targets:
   echo: {provider: mock}
-  fixed: {provider: mock, response: "A fixed answer", token_usage: {input: 10, output: 5}}
+  fixed:
+    provider: mock
+    response: "A fixed answer"
+    token_usage: {input: 10, output: 5}
+    price: {input_per_million: 1, output_per_million: 2}
   mute: {provider: command, command: [printf, "no usage"]}
   silent: {provider: mock, response: ""}
   slow: {provider: mock, delay_ms: 2000}

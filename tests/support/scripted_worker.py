@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from quintain.bus.base import Delivery, Envelope
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.invoke import Chunk, OutputMessage, Result, ToolCall
+from quintain.contracts.chunk import Chunk
+from quintain.contracts.invoke import OutputMessage, Result, ToolCall
 from quintain.errors import Fault
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_HEADER, CHUNK_TYPE
 from quintain.rpc.server import send_reply

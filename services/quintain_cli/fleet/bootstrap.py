@@ -14,6 +14,7 @@ from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
 from quintain.config import Config, card_of, target_fingerprints
+from quintain.config.prices import target_price
 from quintain.contracts.discovery import ServiceCard
 from quintain.discovery.announce import ServiceIdentity, announce
 from quintain.errors import BudgetUnavailable
@@ -109,6 +110,7 @@ async def run_worker(
             trace_content=trace_content,
             ignore_unsupported=resolved.targets[name].unsupported == "ignore",
             read_fingerprint=fingerprints[name],
+            price=target_price(resolved.targets[name]),
         )
         for name in names
     }

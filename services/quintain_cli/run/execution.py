@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from quintain.config import Config, card_of
+from quintain.config.prices import known_prices
 from quintain.errors import ConfigError
 from quintain.runtime.gc import reduce_gc_frequency
 from quintain.settings import Settings, environment, read_settings
@@ -49,7 +50,6 @@ from quintain_runner import (
     charged_calls,
     estimate_calls,
     exclusive_lock,
-    known_prices,
     planned_targets,
     progress_display,
     read_cases,

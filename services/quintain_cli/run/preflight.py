@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from quintain.config.prices import known_prices
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.settings import Settings
@@ -23,7 +24,6 @@ from quintain_runner import (
     RunEstimate,
     estimate_run,
     grader_kind,
-    known_prices,
     max_grader_calls,
     read_text_file,
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quintain.client.client import Client
 from quintain.config import Config
+from quintain.config.prices import Price, target_price
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import AmendSession, OpenSession, SessionState
@@ -18,7 +19,7 @@ from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
 from quintain_cli.run.backend import connect_backend, embedded_fleet_plan, is_on_fleet
 from quintain_metadata import IN_MEMORY_URL
-from quintain_runner import DatasetStats, Evaluation, Price, read_cases, target_price
+from quintain_runner import DatasetStats, Evaluation, read_cases
 
 #: The deadline of a probe, in seconds.
 PROBE_TIMEOUT_SECONDS = 120.0

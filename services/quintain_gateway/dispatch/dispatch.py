@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quintain.client.client import Client
-from quintain.contracts.invoke import Chunk, InvokeRequest, Result
+from quintain.contracts.chunk import Chunk
+from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.errors import BudgetExhausted, BusError, Fault, ForbiddenTarget, NoAnswer
 from quintain.rpc.server import log_defect
 from quintain_gateway.http.endpoint import unreachable_fault

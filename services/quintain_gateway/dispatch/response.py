@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 
-from quintain.contracts.invoke import Chunk, Result
-from quintain.contracts.tool_call_chunk import ToolCallChunk
+from quintain.contracts.chunk import Chunk, ToolCallChunk
+from quintain.contracts.invoke import Result
 from quintain.errors import Fault
 from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
 from quintain_gateway.dispatch.streaming import CallStreamingResponse, ChunkAssembler

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from quintain.contracts.invoke import Chunk, Result
-from quintain.contracts.tool_call_chunk import ToolCallChunk
+from quintain.contracts.chunk import Chunk, ToolCallChunk
+from quintain.contracts.invoke import Result
 from quintain.errors import Fault, ProviderFailed
 from quintain_gateway.dispatch.dispatch import CallGroup
 from quintain_gateway.http.errors import GatewayStopping

@@ -1,1 +1,1 @@
-"""Token prices and the cost of a run."""
+"""The cost of a run."""

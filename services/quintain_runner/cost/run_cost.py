@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import TargetUsage
-from quintain_runner.cost.prices import Price
 
 #: Amounts below one dollar are shown with four decimal places, larger ones with two.
 _CENT_QUANTUM, _SUBDOLLAR_QUANTUM = Decimal("0.01"), Decimal("0.0001")

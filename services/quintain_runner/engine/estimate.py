@@ -9,9 +9,9 @@ from decimal import Decimal
 
 from pydantic import Field
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
-from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import DatasetStats
 from quintain_runner.graders.base import judge_target_of
 from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_calls

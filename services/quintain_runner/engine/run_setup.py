@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quintain.client.client import Client
-from quintain_runner.cost.prices import Price
+from quintain.config.prices import Price
 from quintain_runner.dataset.reader import DatasetStats
 from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.plan_session import OpenPlanSession

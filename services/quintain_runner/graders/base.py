@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quintain.client.client import Client
+from quintain.config.prices import Price
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.errors import QuintainError
-from quintain_runner.cost.prices import Price
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.scoring import Scoring
 from quintain_runner.plan.trials import Trial

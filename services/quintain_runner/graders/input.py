@@ -17,9 +17,9 @@ from itertools import count
 
 from pydantic import JsonValue
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result
 from quintain.graders import Case
-from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import expected_text
 from quintain_runner.dataset.tool_calls import write_message
 from quintain_runner.graders.input_files import SaveFile, replace_images_with_files

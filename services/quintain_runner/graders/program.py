@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.graders import GraderInput
 from quintain.telemetry.spans import current_traceparent
 from quintain.telemetry.trace_context import TRACEPARENT_VARIABLE
-from quintain_runner.cost.prices import Price
 from quintain_runner.graders.base import (
     SESSION_LEAD_SECONDS,
     GradingContext,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from quintain.config.prices import Price
 from quintain.config.references import redact_secrets
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.message import Message
 from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
-from quintain_runner.cost.prices import Price
 from quintain_runner.cost.run_cost import Cost, run_cost, total_usage
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.identity import PlanIdentity

@@ -205,6 +205,7 @@ class _DeliveryHandler:
             duration_ms=duration_ms,
             queued_ms=self._queued_ms,
             fingerprint=self._target.answer_fingerprint(configured, attempt_result.answer),
+            price=self._target.price,
         )
         response = response_of(attempt_result, grant, timing)
         # Settle before replying: if the worker died between the reply and the settle, a second attempt would run and

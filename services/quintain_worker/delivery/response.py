@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.strings import replace_surrogates
@@ -38,12 +39,13 @@ class CallResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTiming:
-    """The target of a call, its fingerprint, and its timing: milliseconds spent in the provider and in the queue."""
+    """The target of a call, its fingerprint and price, and the milliseconds spent in the provider and in the queue."""
 
     target: str
     duration_ms: float
     queued_ms: float
     fingerprint: str | None = None
+    price: Price | None = None
 
 
 def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTiming) -> CallResponse:
@@ -78,6 +80,7 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         output=answer.output or [OutputMessage(content=text)],
         raw_text=text,
         token_usage=answer.token_usage,
+        cost_usd=None if timing.price is None else timing.price.of_call(answer.token_usage),
         target=timing.target,
         model=answer.model,
         finish_reason=answer.finish_reason,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.contracts.invoke import Chunk, Progress
+from quintain.contracts.chunk import Chunk, Progress
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BusError
 from quintain.routes import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quintain.config.fingerprint import hosted_fingerprint
+from quintain.config.prices import Price
 from quintain.contracts.inputs import InputKind
 from quintain_worker.delivery.streaming import PROGRESS_SECONDS
 from quintain_worker.providers.provider import HostedProvider, Provider, ProviderAnswer
@@ -19,6 +20,7 @@ class WorkerTarget:
     ``ignore_unsupported``: settings that its provider cannot honour are ignored, unless a request refuses that.
     ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
     ``hosts`` is the provider of a hosted target: the fingerprint of such a target is also that of its hosts.
+    ``price`` is the price of its tokens, or None where it is not known.
     """
 
     name: str
@@ -31,6 +33,7 @@ class WorkerTarget:
     ignore_unsupported: bool = False
     read_fingerprint: Callable[[], str | None] = lambda: None
     hosts: HostedProvider | None = None
+    price: Price | None = None
 
     def current_fingerprint(self) -> str | None:
         """The fingerprint to register, or None where it is unknown."""

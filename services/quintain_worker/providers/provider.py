@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from quintain.contracts.chunk import ToolCallChunk
 from quintain.contracts.inputs import Vector
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.contracts.token import SessionToken
-from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 
 #: A piece of an answer on its way: the next text, or the next piece of a tool call.

@@ -16,7 +16,8 @@ from quintain.asyncapi.headers import (
     reply_headers,
     service_request_headers,
 )
-from quintain.contracts.invoke import Chunk, FaultReply, Progress
+from quintain.contracts.chunk import Chunk, Progress
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import CancelBroadcast
 from quintain.contracts.message import Message
 from quintain.contracts.remote_target import RUN_INPUT_TYPE, RUN_OUTPUT_TYPE, RunInput, RunOutput

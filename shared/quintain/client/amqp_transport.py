@@ -27,7 +27,8 @@ from quintain.client.transport import (
     may_be_uncharged,
 )
 from quintain.clock import Clock
-from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
+from quintain.contracts.chunk import Chunk, Progress
+from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
 from quintain.contracts.strings import is_target_name
 from quintain.contracts.token import public_id

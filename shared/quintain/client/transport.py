@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quintain.clock import Clock
-from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
+from quintain.contracts.chunk import Chunk, Progress
+from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.errors import Expired, Fault
 from quintain.routes import ReplyT, RequestT, Route
 

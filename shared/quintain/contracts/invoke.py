@@ -1,4 +1,4 @@
-"""Invoke request and result, streamed chunks, progress and faults (``protocol.md`` §2 and §3)."""
+"""Invoke request and result, and faults (``protocol.md`` §2 and §3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from quintain.contracts.finite import non_finite_path
 from quintain.contracts.inputs import CompletionInput, EmbeddingInput, InputKind, Vector
 from quintain.contracts.message import Message
 from quintain.contracts.strings import shorten
-from quintain.contracts.tool_call_chunk import ToolCallChunk
 
 #: The largest body of a request, in bytes (``protocol.md`` §2).
 MAX_REQUEST_BYTES = 1024 * 1024
@@ -230,26 +229,6 @@ class OutputMessage(Message):
     completion_logprobs: JsonObject | None = None
 
 
-class Chunk(Message):
-    """A piece of an answer, sent to callers that accept chunks: of its text, or of a tool call.
-
-    ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it.
-    """
-
-    attempt: int
-    seq: int
-    delta: str
-    tool_call: ToolCallChunk | None = None
-
-
-class Progress(Message):
-    """A notification that a call is running, sent to callers that accept progress; ``attempt`` counts from 1."""
-
-    state: Literal["running"] = "running"
-    attempt: int
-    elapsed_ms: int
-
-
 class Result(Message):
     """The answer of a target, with its usage and durations (in milliseconds).
 
@@ -258,11 +237,13 @@ class Result(Message):
     ``target_fingerprint`` is the fingerprint of the configuration that the worker answered with, if it has one.
     ``ignored`` names the settings that the call was made without, because ``unsupported`` was ``ignore``.
     ``embeddings`` are the vectors of the embedded texts, in their order: numbers, or their bytes in base64.
+    ``cost_usd`` is the cost of the tokens in ``token_usage``, in US dollars, if the worker knows their price.
     """
 
     output: list[OutputMessage]
     raw_text: str
     token_usage: TokenUsage | None = None
+    cost_usd: float | None = None
     target: str
     model: str | None = None
     finish_reason: str | None = None

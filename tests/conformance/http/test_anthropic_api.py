@@ -95,6 +95,7 @@ async def test_a_message_has_anthropics_shape(client: anthropic.AsyncAnthropic) 
             "output_tokens": 5,
             "cache_read_input_tokens": 0,
             "cache_creation_input_tokens": 0,
+            "cost": 0.00002,
         },
     }
     assert raw.headers["x-quintain-call-count"] == "1"

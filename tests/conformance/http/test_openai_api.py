@@ -127,6 +127,7 @@ async def test_a_completion_has_openais_shape(client: openai.AsyncOpenAI) -> Non
             "total_tokens": 15,
             "prompt_tokens_details": {"cached_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 0},
+            "cost": 0.00002,
         },
     }
     assert raw.headers["x-quintain-call-count"] == "1"
@@ -314,6 +315,7 @@ async def test_each_choice_is_one_call(gateway_client: GatewayClient, client: op
     ]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (30, 15)
+    assert answer.usage.model_extra == pytest.approx({"cost": 0.00006})
     assert raw.headers["x-quintain-call-count"] == "3"
     assert await gateway_client.read_call_count() == 3
 
@@ -607,6 +609,7 @@ async def test_a_stream_tells_its_usage_where_that_is_asked_for(client: openai.A
     assert (told[-1].choices, told[-1].usage is not None) == ([], True)
     assert told[-1].usage is not None
     assert (told[-1].usage.prompt_tokens, told[-1].usage.completion_tokens) == (20, 10)
+    assert told[-1].usage.model_extra == {"cost": 0.00004}
     mute = [
         chunk
         async for chunk in await client.chat.completions.create(

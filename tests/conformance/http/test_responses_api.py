@@ -41,6 +41,7 @@ async def test_a_response_has_openais_shape(client: openai.AsyncOpenAI) -> None:
     assert answer.id.startswith("resp_")
     assert answer.usage is not None
     assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (10, 5, 15)
+    assert answer.usage.model_extra == {"cost": 0.00002}
     assert (answer.instructions, answer.tools, answer.error) == ("Be brief.", [], None)
     assert json.loads(raw.content)["store"] is False
     assert raw.headers["x-quintain-call-count"] == "1"

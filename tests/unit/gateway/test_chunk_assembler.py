@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.contracts.invoke import Chunk, OutputMessage, Result, ToolCall
-from quintain.contracts.tool_call_chunk import ToolCallChunk
+from quintain.contracts.chunk import Chunk, ToolCallChunk
+from quintain.contracts.invoke import OutputMessage, Result, ToolCall
 from quintain.errors import ProviderFailed
 from quintain_gateway.dispatch.streaming import ChunkAssembler
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from pathlib import Path
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.cost.prices import Price
 from quintain_runner.dataset.reader import CaseSource, DatasetStats
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, TokensEstimate, estimate_run
 from quintain_runner.plan.trials import estimate_calls, grader_limits

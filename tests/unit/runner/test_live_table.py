@@ -9,9 +9,9 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
-from quintain_runner.cost.prices import Price
 from quintain_runner.cost.run_cost import run_cost
 from quintain_runner.progress.live_table import render_progress
 from quintain_runner.progress.state import Latencies, ProgressState

@@ -10,10 +10,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
-from quintain_runner.cost.prices import Price
 from quintain_runner.cost.run_cost import run_cost
 from quintain_runner.report.csv_file import write_csv
 from quintain_runner.report.junit import write_junit

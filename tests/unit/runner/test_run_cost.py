@@ -6,10 +6,11 @@ from decimal import Decimal
 
 import pytest
 
+from quintain.config.list_prices import LISTED
+from quintain.config.prices import Price, known_prices, target_price
 from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
-from quintain_runner.cost.prices import LISTED, Price, known_prices, target_price
 from quintain_runner.cost.run_cost import Cost, dollars, run_cost, total_usage
 from quintain_runner.report.tables import cost_line
 
@@ -61,6 +62,15 @@ def test_a_price_that_rises_with_the_prompt_is_the_least() -> None:
     assert found is not None
     assert found.least
     assert run_cost({"it": target_usage(1, tokens_in=10)}, {"it": found}).at_least
+
+
+def test_one_call_has_a_cost_where_the_price_of_its_prompt_is_known() -> None:
+    found = target_price(AnthropicTarget(provider="anthropic", model="claude-sonnet-4-5"))
+    assert found is not None
+    assert found.of_call(TokenUsage(input=200_000, output=1_000)) == 0.615
+    assert found.of_call(TokenUsage(input=200_001, output=1_000)) is None
+    assert found.of_call(None) is None
+    assert CHEAP.of_call(TokenUsage(input=1_000_000, output=250_000)) == 2
 
 
 def test_cached_tokens_have_their_own_price_where_there_is_one() -> None:

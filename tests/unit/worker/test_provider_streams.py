@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from quintain.contracts.chunk import ToolCallChunk
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall
 from quintain.contracts.strings import replace_surrogates
-from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintain.contracts.chunk import ToolCallChunk
 from quintain.contracts.invoke import Result
-from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault, ProviderFailed
 from quintain_gateway.apis.anthropic.wire import (
     parse_tool_input,

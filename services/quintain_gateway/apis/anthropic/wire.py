@@ -16,7 +16,7 @@ from quintain_gateway.apis.anthropic.schemas import (
     AnthropicTool,
     AnthropicToolChoice,
 )
-from quintain_gateway.apis.openai.wire import tool_calls_of, write_ignored
+from quintain_gateway.apis.openai.wire import tool_calls_of, write_cost, write_ignored
 from quintain_gateway.http.api_errors import CONTENT_FILTER, CONTEXT_LENGTH_EXCEEDED, api_error_of
 from quintain_gateway.http.schemas import InvalidField, validate_as
 from quintain_gateway.http.settings import parse_settings
@@ -192,6 +192,7 @@ def write_usage(result: Result) -> JsonDict:
         "output_tokens": usage.output,
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
+        **write_cost([result]),
     }
 
 

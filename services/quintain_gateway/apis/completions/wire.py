@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintain.contracts.chunk import ToolCallChunk
 from quintain.contracts.inputs import CompletionInput
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings, Result
-from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 from quintain_gateway.apis.completions.schemas import CompletionRequest
 from quintain_gateway.apis.openai.stream import DONE_EVENT, KEEP_ALIVE_COMMENT, encode_data_event

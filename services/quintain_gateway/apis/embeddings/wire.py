@@ -11,7 +11,7 @@ from quintain.contracts.inputs import EmbeddingInput, Vector
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings, Result
 from quintain.errors import ProviderFailed
 from quintain_gateway.apis.embeddings.schemas import EmbeddingRequest
-from quintain_gateway.apis.openai.wire import write_ignored
+from quintain_gateway.apis.openai.wire import write_cost, write_ignored
 from quintain_gateway.http.schemas import validate_as
 from quintain_gateway.http.settings import parse_settings
 
@@ -53,7 +53,8 @@ def write_embeddings(request: InvokeRequest, result: Result) -> JsonDict:
         **write_ignored([result]),
     }
     if result.token_usage is not None:
-        body["usage"] = {"prompt_tokens": result.token_usage.input, "total_tokens": result.token_usage.input}
+        tokens = result.token_usage.input
+        body["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens, **write_cost([result])}
     return body
 
 

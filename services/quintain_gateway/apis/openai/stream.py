@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from quintain.contracts.chunk import ToolCallChunk
 from quintain.contracts.invoke import Result
-from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.wire import (
     finish_reason_of,

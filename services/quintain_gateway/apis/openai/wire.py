@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -176,7 +177,14 @@ def write_usage(results: Sequence[Result]) -> JsonDict | None:
         "total_tokens": total.input + total.output,
         "prompt_tokens_details": {"cached_tokens": total.cached or 0},
         "completion_tokens_details": {"reasoning_tokens": total.reasoning or 0},
+        **write_cost(results),
     }
+
+
+def write_cost(results: Sequence[Result]) -> JsonDict:
+    """Return the field of a usage with the cost in US dollars, as OpenRouter has it, if that of each call is known."""
+    costs = [result.cost_usd for result in results if result.cost_usd is not None]
+    return {"cost": math.fsum(costs)} if len(costs) == len(results) else {}
 
 
 def write_error(fault: Fault) -> tuple[int, JsonDict, dict[str, str]]:

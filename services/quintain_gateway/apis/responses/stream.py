@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintain.contracts.chunk import ToolCallChunk
 from quintain.contracts.invoke import Result, ToolCall
-from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.stream import KEEP_ALIVE_COMMENT
 from quintain_gateway.apis.openai.wire import refusal_of, tool_calls_of, write_error, write_ignored

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, JsonObject, Result, ToolCall
-from quintain_gateway.apis.openai.wire import finish_reason_of, refusal_of, tool_calls_of
+from quintain_gateway.apis.openai.wire import finish_reason_of, refusal_of, tool_calls_of, write_cost
 from quintain_gateway.apis.responses.items import parse_items
 from quintain_gateway.apis.responses.schemas import ResponseFunctionTool, ResponseRequest
 from quintain_gateway.http.schemas import InvalidField, validate_as
@@ -193,4 +193,5 @@ def write_usage(result: Result) -> JsonDict | None:
         "output_tokens": usage.output,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
         "total_tokens": usage.input + usage.output,
+        **write_cost([result]),
     }

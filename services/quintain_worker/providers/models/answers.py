@@ -15,9 +15,9 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
+from quintain.contracts.chunk import ToolCallChunk
 from quintain.contracts.invoke import JsonObject, OutputMessage, Reasoning, TokenUsage, ToolCall
 from quintain.contracts.strings import replace_surrogates
-from quintain.contracts.tool_call_chunk import ToolCallChunk
 from quintain_worker.providers.models.capabilities import ApiCapabilities
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 

@@ -1,13 +1,12 @@
-"""Token prices of targets: the configured price, or else the provider's list price from ``genai-prices``. No I/O."""
+"""Token prices of targets: the configured price, or else the provider's list price. No I/O."""
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, cast
 
-import genai_prices
 from pydantic import PlainSerializer
 
 from quintain.config.targets import AnthropicTarget, OpenAITarget, TargetConfig
@@ -19,17 +18,19 @@ _MILLION = Decimal(1_000_000)
 #: An amount of US dollars: computed as a Decimal, serialized as a JSON number.
 Amount = Annotated[Decimal, PlainSerializer(float, return_type=float)]
 
-#: The sources of a price, as stored in ``run.json``.
+#: The source of a configured price, as stored in ``run.json``.
 CONFIGURED = "configuration"
-LISTED = f"genai-prices {importlib.metadata.version('genai-prices')}"
+
+#: The module with the list prices. Imported on demand: its package is large, and only models have list prices.
+_LIST_PRICES = "quintain.config.list_prices"
 
 
 class Price(Message):
     """Prices in US dollars per million tokens.
 
     If ``cached_input_per_million`` is None, cached input tokens cost as much as the others. ``source`` is `CONFIGURED`
-    or `LISTED`. ``least`` says that some calls may cost more, for example because the provider charges more for long
-    prompts.
+    or the list with its version. ``least`` says that some calls may cost more: those with more than ``least_up_to``
+    input tokens, where that is known.
     """
 
     input_per_million: Amount
@@ -37,6 +38,7 @@ class Price(Message):
     cached_input_per_million: Amount | None = None
     source: str = CONFIGURED
     least: bool = False
+    least_up_to: int | None = None
 
     def of(self, usage: TokenUsage) -> Decimal:
         """The cost of these tokens, in US dollars."""
@@ -46,6 +48,12 @@ class Price(Message):
         )
         uncached_cost = (usage.input - cached) * self.input_per_million + usage.output * self.output_per_million
         return (uncached_cost + cached * cached_price) / _MILLION
+
+    def of_call(self, usage: TokenUsage | None) -> float | None:
+        """The cost of one call with this usage, in US dollars; None if it is not known."""
+        if usage is None or (self.least and (self.least_up_to is None or usage.input > self.least_up_to)):
+            return None
+        return float(self.of(usage))
 
 
 def known_prices(targets: Mapping[str, TargetConfig]) -> dict[str, Price]:
@@ -60,32 +68,7 @@ def target_price(target: TargetConfig) -> Price | None:
         return Price.model_validate(configured.model_dump())
     if not isinstance(target, OpenAITarget | AnthropicTarget):
         return None
-    return _list_price(target.provider, target.base_url, target.model)
-
-
-def _list_price(provider: str, base_url: str | None, model: str) -> Price | None:
-    """The list price of a model from ``genai-prices``; None if it has none, as for a self-hosted server."""
-    usage = genai_prices.Usage(input_tokens=1, output_tokens=1)
-    try:
-        if base_url is None:
-            calculation = genai_prices.calc_price(usage, model, provider_id=provider)
-        else:
-            calculation = genai_prices.calc_price(usage, model, provider_api_url=base_url)
-    except LookupError:
-        return None
-    model_price = calculation.model_price
-    names = ("input_mtok", "output_mtok", "cache_read_mtok")
-    values = [getattr(model_price, name, None) for name in names]
-    # Prices with tiers rise with the length of each prompt, which sums of tokens do not show: the first tier is the
-    # minimum.
-    is_minimum = any(price is not None and not isinstance(price, Decimal) for price in values)
-    tokens_in, tokens_out, cached = (getattr(price, "base", price) for price in values)
-    if tokens_in is None or tokens_out is None:
-        return None
-    return Price(
-        input_per_million=tokens_in,
-        output_per_million=tokens_out,
-        cached_input_per_million=cached,
-        source=LISTED,
-        least=is_minimum,
+    list_price = cast(
+        "Callable[[str, str | None, str], Price | None]", importlib.import_module(_LIST_PRICES).list_price
     )
+    return list_price(target.provider, target.base_url, target.model)

@@ -1,0 +1,39 @@
+"""What a caller may get before the reply: chunks of the answer, and progress (``protocol.md`` §3)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from quintain.contracts.message import Message
+
+
+class ToolCallChunk(Message):
+    """A piece of a tool call on its way; ``index`` counts the calls of an answer, and ``arguments`` is the next text.
+
+    The first piece of a call has its ``id`` and ``name``.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class Chunk(Message):
+    """A piece of an answer, sent to callers that accept chunks: of its text, or of a tool call.
+
+    ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it.
+    """
+
+    attempt: int
+    seq: int
+    delta: str
+    tool_call: ToolCallChunk | None = None
+
+
+class Progress(Message):
+    """A notification that a call is running, sent to callers that accept progress; ``attempt`` counts from 1."""
+
+    state: Literal["running"] = "running"
+    attempt: int
+    elapsed_ms: int
