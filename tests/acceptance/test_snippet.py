@@ -24,7 +24,7 @@ EXPECTED_OUTPUT = {
     SnippetTool.OPENAI: ("/v1", 'model="{target}"'),
     SnippetTool.ANTHROPIC: ("", 'model="{target}"'),
     SnippetTool.INSPECT: ("/v1", "--model openai-api/quintain/{target}"),
-    SnippetTool.PROMPTFOO: ("/v1", "id: openai:chat:{target}"),
+    SnippetTool.PROMPTFOO: ("/v1", "id: openrouter:{target}"),
     SnippetTool.GARAK: ("/v1/", "--target_name {target}"),
     SnippetTool.LM_EVAL: ("/v1/chat/completions", "model={target},"),
     SnippetTool.DEEPEVAL: ("/v1", "LOCAL_MODEL_NAME={target}"),

@@ -18,6 +18,7 @@ from quintain.errors import (
     Cancelled,
     Expired,
     ForbiddenTarget,
+    PayloadTooLarge,
     ReplyExpired,
     RequestConflict,
     Unauthorized,
@@ -351,6 +352,27 @@ async def test_a_grant_says_what_the_session_does_with_unsupported_settings(
     tolerant = await ledger_driver.open_session(unsupported="ignore")
     assert (await ledger_driver.admit_granted(tolerant, "r1")).ignore_unsupported
     assert (await ledger_driver.info(tolerant)).unsupported == "ignore"
+
+
+async def test_a_session_limits_the_size_of_its_bodies(ledger_driver: ClockedLedgerDriver) -> None:
+    usual, large = await ledger_driver.open_session(), await ledger_driver.open_session(max_body_bytes=3_000_000)
+    with pytest.raises(PayloadTooLarge):
+        await ledger_driver.admit(usual, "r1", body_bytes=1024 * 1024 + 1)
+    assert (await ledger_driver.admit_granted(usual, "r1", body_bytes=1024 * 1024)).max_body_bytes is None
+    with pytest.raises(PayloadTooLarge):
+        await ledger_driver.admit(large, "r1", body_bytes=3_000_001)
+    assert (await ledger_driver.admit_granted(large, "r1", body_bytes=3_000_000)).max_body_bytes == 3_000_000
+    assert (await ledger_driver.info(usual)).max_body_bytes is None
+    assert (await ledger_driver.info(large)).max_body_bytes == 3_000_000
+
+
+async def test_a_child_has_its_parents_limit_of_bodies_or_less(ledger_driver: ClockedLedgerDriver) -> None:
+    parent = await ledger_driver.open_session(max_body_bytes=3_000_000)
+    for asked, given in ((None, 3_000_000), (1000, 1000)):
+        child = await ledger_driver.open_session(parent=parent, max_body_bytes=asked)
+        assert (await ledger_driver.info(child)).max_body_bytes == given
+    with pytest.raises(BadRequest, match="maxBodyBytes"):
+        await ledger_driver.open_session(parent=parent, max_body_bytes=3_000_001)
 
 
 async def test_a_reply_no_longer_kept_is_never_a_second_call(ledger_driver: ClockedLedgerDriver) -> None:

@@ -40,6 +40,9 @@ def open_session(
         Unsupported | None,
         typer.Option(help="What happens to settings that a provider cannot honour; by default the call is refused."),
     ] = None,
+    max_body_bytes: Annotated[
+        int | None, typer.Option(help="The size of its largest request, up to 16777216; by default 1048576.")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="A note that is shown with the session.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -51,6 +54,7 @@ def open_session(
             allowed_targets=None if targets is None else [name.strip() for name in targets.split(",")],
             expires_in_seconds=expires_in,
             unsupported=unsupported,
+            max_body_bytes=max_body_bytes,
             label=label,
         )
     except ValidationError as error:

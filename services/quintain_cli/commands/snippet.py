@@ -106,12 +106,13 @@ def _inspect(connection: GatewayConnection) -> Snippet:
 
 
 def _promptfoo(connection: GatewayConnection) -> Snippet:
+    # Its provider for OpenRouter's API reads the cost of an answer; that for OpenAI's knows only OpenAI's prices.
     return Snippet(
         variables={"OPENAI_API_KEY": connection.token},
         file="promptfooconfig.yaml",
         text=(
             "providers:\n"
-            f"  - id: openai:chat:{connection.target}\n"
+            f"  - id: openrouter:{connection.target}\n"
             "    config:\n"
             f"      apiBaseUrl: {json.dumps(f'{connection.url}/v1')}\n"
             "      apiKeyEnvar: OPENAI_API_KEY"

@@ -44,6 +44,7 @@ from quintain.rpc.client import RpcClient
 from quintain.rpc.server import log_defect
 from quintain_gateway.http.context import context_of
 from quintain_gateway.http.errors import MethodNotAllowed, RequestTimeout
+from quintain_gateway.http.large_bodies import LargeBodies
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.http.retries import RetryWindow
 from quintain_gateway.http.schemas import InvalidField
@@ -157,6 +158,7 @@ class FleetGateway:
         self.rpc_client, self.clock, self.limits, self.metrics = rpc_client, clock, limits, metrics
         metrics.watch_rpc_client(rpc_client)
         self._session_requests = SessionRequests(limits.max_session_requests)
+        self._large_bodies = LargeBodies(limits.max_large_bodies_bytes)
         #: The calls that go on for the retries of clients that disconnected.
         self.retry_window: RetryWindow[Any] = RetryWindow(limits.retry_window_seconds)
         self._info_received_at = -math.inf
@@ -196,32 +198,51 @@ class FleetGateway:
         """
         return Admin(AmqpTransport(self.rpc_client, bearer_token(request), self.clock))
 
-    async def read_body(self, request: Request) -> bytes:
+    async def read_body(self, request: Request, client: Client | None = None) -> bytes:
         """Read the whole body, limited in size and time by `GatewayLimits`.
 
-        Raises `PayloadTooLarge`, `RequestTimeout`, or `Cancelled` if the client disconnects.
+        With ``client``, its session may allow a larger body: it is asked before such a body is read.
+
+        Raises `PayloadTooLarge`, `LargeBodiesBusy`, `RequestTimeout`, or `Cancelled` if the client disconnects.
         """
         max_bytes, timeout_seconds = self.limits.max_body_bytes, self.limits.body_timeout_seconds
-        too_large = PayloadTooLarge(f"The body is larger than {max_bytes} bytes")
-        if int(request.headers.get("content-length", 0)) > max_bytes:
-            raise too_large
+        size, is_asked = int(request.headers.get("content-length", 0)), False
         body = bytearray()
         try:
             async with asyncio.timeout(timeout_seconds):
+                if size > max_bytes:
+                    max_bytes, is_asked = await self._allow_large_body(request, client, size), True
                 async for chunk in request.stream():
                     body += chunk
+                    if len(body) > max_bytes and not is_asked:
+                        max_bytes, is_asked = await self._allow_large_body(request, client, len(body)), True
                     if len(body) > max_bytes:
-                        raise too_large
+                        raise _too_large(max_bytes)
         except TimeoutError:
             raise RequestTimeout(f"The body did not arrive within {timeout_seconds:g} s") from None
         except ClientDisconnect:
             raise Cancelled("The client disconnected before its body had arrived") from None
         return bytes(body)
 
+    async def _allow_large_body(self, request: Request, client: Client | None, size: int) -> int:
+        """Return the limit of the session's bodies, once there is memory for one. Raises `PayloadTooLarge`."""
+        max_bytes = self.limits.max_body_bytes
+        if client is not None:
+            max_bytes = max(max_bytes, (await client.get_info()).max_body_bytes or 0)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        # A body without a declared size may grow up to the limit.
+        self._large_bodies.take(context_of(request), size if "content-length" in request.headers else max_bytes)
+        return max_bytes
+
     def _on_info(self, info: Info) -> None:
         self.clock.synchronize(info.now)
         self.metrics.allow_target_labels(info.available_targets)
         self._info_received_at = asyncio.get_running_loop().time()
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body is larger than {max_bytes} bytes")
 
 
 @contextlib.asynccontextmanager

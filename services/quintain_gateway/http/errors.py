@@ -60,6 +60,13 @@ class SessionBusy(BadRequest):
     always_retryable = True
 
 
+class LargeBodiesBusy(BadRequest):
+    """The gateway has as many large requests as its memory allows; try again later."""
+
+    code, status = "overloaded", 503
+    always_retryable = True
+
+
 class MisdirectedRequest(BadRequest):
     """The Host of this request is no name of this gateway: use its own, or start it with --allowed-host NAME."""
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quintain.contracts.invoke import MAX_REQUEST_BYTES
+from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
-    """The limits of a gateway. With the defaults, one process holds at most about 1 GiB of request bodies in memory."""
+    """The limits of a gateway. With the defaults, one process holds at most about 1.5 GiB of request bodies."""
 
-    #: Maximum size of a request body, in bytes; workers accept no larger request (``protocol.md`` §2).
-    max_body_bytes: int = MAX_REQUEST_BYTES
+    #: Maximum size of a request body, in bytes, unless its session was opened with a larger one.
+    max_body_bytes: int = DEFAULT_REQUEST_BYTES
+    #: Maximum size of all larger bodies together, in bytes; a request for which no room is left is answered with 503.
+    max_large_bodies_bytes: int = 512 * 1024 * 1024
     #: Maximum size of the request line and headers together, in bytes.
     max_header_bytes: int = 16 * 1024
     #: Maximum number of open connections; a further one is answered with 503 and closed.

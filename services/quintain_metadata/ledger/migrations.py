@@ -134,6 +134,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # Whether calls are made without the settings that a provider cannot honour, in place of being refused.
         "ALTER TABLE session ADD COLUMN ignore_unsupported integer NOT NULL DEFAULT 0",
     ),
+    (
+        # The size of the largest request of a session; null where it was opened without a limit of its own.
+        "ALTER TABLE session ADD COLUMN max_body_bytes bigint",
+    ),
 )
 
 _COUNT_STARTED = "ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + 1"

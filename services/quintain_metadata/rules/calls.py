@@ -143,6 +143,7 @@ def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) ->
     """Raise the `Fault` of a request that may not run in any state of its call."""
     if request.problem is not None:
         raise request.problem.to_fault()
+    sessions.require_body_allowed(session, request.body_bytes or 0)
     if not session.allows(request.target):
         raise ForbiddenTarget(f"This session may not call {request.target!r}")
     if call is not None and call.body_sha256 not in {"", request.body_sha256}:
@@ -274,6 +275,7 @@ def _grant_admission(session: SessionRow, call: CallRow) -> SqlProgram[Admission
         max_calls=session.max_calls,
         store_replies=bool(session.store_replies),
         ignore_unsupported=bool(session.ignore_unsupported),
+        max_body_bytes=session.max_body_bytes,
         # A first attempt has no others.
         unproven=call.attempts > 1 and (yield from call_repository.has_other_unproven_attempts(*attempt_key)),
     )

@@ -41,6 +41,7 @@ class SessionRow:
     tokens_reasoning: int
     reserved: int
     ignore_unsupported: int
+    max_body_bytes: int | None
     ancestors: tuple[SessionRow, ...] = ()
 
     @property

@@ -6,6 +6,7 @@ import hmac
 import json
 
 from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
     AmendSession,
@@ -17,7 +18,7 @@ from quintain.contracts.session import (
     SessionState,
 )
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, Unauthorized
+from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
 from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
 from quintain_metadata.rules.lifecycle import CallState
 from quintain_metadata.rules.served_targets import current_fingerprints, differences, live_served_targets
@@ -55,6 +56,13 @@ def require_not_paused(session: SessionRow) -> None:
         raise Overloaded("This session is paused by its operator", retry_after_ms=10_000)
 
 
+def require_body_allowed(session: SessionRow, size: int) -> None:
+    """Raise `PayloadTooLarge` for a request whose body has more bytes than the session may send."""
+    max_bytes = session.max_body_bytes or DEFAULT_REQUEST_BYTES
+    if size > max_bytes:
+        raise PayloadTooLarge(f"The body has {size} bytes; the limit of this session is {max_bytes}")
+
+
 def open_session(
     now: int, request: OpenSession, token: SessionToken, parent: SessionRow | None
 ) -> SqlProgram[SessionOpened]:
@@ -72,10 +80,11 @@ def open_session(
     store_replies = request.store_replies is not False and (parent is None or bool(parent.store_replies))
     inherited = parent is not None and bool(parent.ignore_unsupported)
     ignore_unsupported = inherited if request.unsupported is None else request.unsupported == "ignore"
+    max_body_bytes = _resolve_max_body_bytes(request, parent)
     yield from execute(
         "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
-        " deadline_ms, store_replies, created_at, expires_at, reserved, ignore_unsupported)"
-        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?)",
+        " deadline_ms, store_replies, created_at, expires_at, reserved, ignore_unsupported,"
+        " max_body_bytes) VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?)",
         token.id,
         token.sha256,
         parent.id if parent else None,
@@ -89,6 +98,7 @@ def open_session(
         expires_at,
         reserved,
         int(ignore_unsupported),
+        max_body_bytes,
     )
     if parent is not None and reserved:
         require_not_paused(parent)
@@ -119,6 +129,16 @@ def _resolve_limits(
         allowed,
         expires_at,
     )
+
+
+def _resolve_max_body_bytes(request: OpenSession, parent: SessionRow | None) -> int | None:
+    if parent is None:
+        return request.max_body_bytes
+    if request.max_body_bytes is None:
+        return parent.max_body_bytes
+    if request.max_body_bytes > (limit := parent.max_body_bytes or DEFAULT_REQUEST_BYTES):
+        raise BadRequest(f"maxBodyBytes: a child may only narrow its parent's {limit}")
+    return request.max_body_bytes
 
 
 def _resolve_reserved(request: OpenSession, max_calls: int, parent: SessionRow | None) -> int:
@@ -218,6 +238,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         label=session.label,
         parent_id=session.parent_id,
         unsupported="ignore" if session.ignore_unsupported else None,
+        max_body_bytes=session.max_body_bytes,
         now=now,
     )
 

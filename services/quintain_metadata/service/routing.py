@@ -8,9 +8,18 @@ import logging
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
 from quintain.contracts.strings import is_target_name, shorten
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Fault, Overloaded, QueueFull
+from quintain.errors import (
+    BadRequest,
+    BrokerUnavailable,
+    BudgetUnavailable,
+    Fault,
+    Overloaded,
+    PayloadTooLarge,
+    QueueFull,
+)
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.rpc.server import (
     copyable_headers,
@@ -108,13 +117,14 @@ class Router:
             refusal: Fault
             try:
                 route = yield from read_route_request(session, delivery)
-            except BadRequest as error:
+            except (BadRequest, PayloadTooLarge) as error:
                 refusal = error
             else:
                 if route.is_registered and not delivery.headers.get(ROUTED_HEADER):
                     return route.target
                 if (
                     may_wait
+                    and len(delivery.body) <= DEFAULT_REQUEST_BYTES
                     and not route.is_registered
                     and is_target_name(route.target)
                     and session.allows(route.target)
@@ -162,15 +172,34 @@ class Router:
                 return
 
 
+def _target_in_body(delivery: Delivery) -> tuple[str | None, str]:
+    """Return the target that the body names, if any, and the field that names it.
+
+    A large body is not parsed, because that would hold up all other operations: its target is its routing key, and its
+    worker checks the body. Raises `BadRequest`, and `PayloadTooLarge` for a large body without a routing key.
+    """
+    if len(delivery.body) > DEFAULT_REQUEST_BYTES:
+        if not delivery.routing_key:
+            raise PayloadTooLarge(
+                f"The body has {len(delivery.body)} bytes; a request of more than {DEFAULT_REQUEST_BYTES} bytes must "
+                "name its target"
+            )
+        return None, "target"
+    request = InvokeRequest.from_wire(delivery.body)
+    is_provider = request.target is None and request.provider is not None
+    return request.requested_target, "provider" if is_provider else "target"
+
+
 def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[RouteRequest]:
-    """Determine the target that a request is for. Raises `BadRequest`, also if body and routing key differ."""
+    """Determine the target that a request is for.
+
+    Raises `BadRequest`, also if body and routing key differ, and `PayloadTooLarge`.
+    """
     # A copy of the message may not carry a value of another type: the worker would take it for absent.
     integer_header(delivery.headers, DEADLINE_HEADER)
-    request = InvokeRequest.from_wire(delivery.body)
-    body_target = request.requested_target
+    body_target, field_name = _target_in_body(delivery)
     if delivery.routing_key and body_target is not None and body_target != delivery.routing_key:
         raise BadRequest(f"target: the body names {shorten(body_target)!r}, the routing key {delivery.routing_key!r}")
-    field_name = "provider" if request.target is None and request.provider is not None else "target"
     previous_target = yield from call_repository.resolved_target(session.id, request_id_of(delivery))
     # An empty target name is an unknown target; it does not mean the default.
     target = delivery.routing_key or (previous_target or session.default_target if body_target is None else body_target)

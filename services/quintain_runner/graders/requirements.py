@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from pydantic import ValidationError
 
-from quintain.contracts.invoke import MAX_REQUEST_BYTES
+from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
 from quintain.errors import BadRequest
 from quintain.graders import Case
 from quintain_runner.dataset.reader import expected_text
@@ -121,7 +121,7 @@ def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseR
         if (
             case.messages is None
             and case.settings is None
-            and characters * _MAX_BYTES_PER_CHARACTER + _ENVELOPE_BYTES < MAX_REQUEST_BYTES
+            and characters * _MAX_BYTES_PER_CHARACTER + _ENVELOPE_BYTES < DEFAULT_REQUEST_BYTES
         ):
             return True
         try:
@@ -129,11 +129,11 @@ def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseR
         except (BadRequest, ValidationError):
             # The text is empty or not valid Unicode, which is another error.
             return True
-        return len(body) <= MAX_REQUEST_BYTES
+        return len(body) <= DEFAULT_REQUEST_BYTES
 
     return CaseRequirement(
         is_met=fits,
-        problem=f"a request of more than {MAX_REQUEST_BYTES:,} bytes",
+        problem=f"a request of more than {DEFAULT_REQUEST_BYTES:,} bytes",
         reason="no message may be larger",
         fix="shorten them, or leave them out with where",
     )

@@ -16,6 +16,7 @@ from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
+from quintain.contracts.limits import DEFAULT_REPLY_BYTES
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_PROGRESS, INVOKE
@@ -179,6 +180,7 @@ class _DeliveryHandler:
             attempt_id=self._attempt_id,
             target=self._target.name,
             body_sha256=request.body_sha256,
+            body_bytes=len(self._delivery.body),
             deadline=request.deadline,
             problem=None if request.problem is None else FaultReply.from_fault(request.problem),
             traceparent=current_traceparent(),
@@ -267,7 +269,8 @@ class _DeliveryHandler:
             yield
 
     async def _record(self, run: InflightCall, response: CallResponse, grant: Admission) -> None:
-        await self._settle(response.outcome, response.answer, store_reply=grant.store_replies, size=response.size)
+        store_reply = grant.store_replies and response.size <= DEFAULT_REPLY_BYTES
+        await self._settle(response.outcome, response.answer, store_reply=store_reply, size=response.size)
         run.settle(response.answer if isinstance(response.answer, Result) else None)
 
     async def _return_to_queue(self, run: InflightCall, outcome: AttemptOutcome) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from quintain.bus.base import Delivery
 from quintain.contracts.inputs import InputKind
-from quintain.contracts.invoke import MAX_REQUEST_BYTES, InvokeRequest
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.strings import sanitize_request_id, shorten
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
@@ -82,8 +83,8 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
         raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
     if request_id != request_id_of(delivery):
         raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
-    if len(delivery.body) > MAX_REQUEST_BYTES:
-        raise PayloadTooLarge(f"The body has {len(delivery.body)} bytes; the limit is {MAX_REQUEST_BYTES}")
+    if (size := len(delivery.body)) > MAX_BODY_BYTES:
+        raise PayloadTooLarge(f"The body has {size} bytes; no session may send more than {MAX_BODY_BYTES}")
     request = InvokeRequest.from_wire(delivery.body)
     if request.requested_target is not None and request.requested_target != target:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")

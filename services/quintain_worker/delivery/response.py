@@ -14,15 +14,13 @@ from pydantic_core import from_json
 from quintain.config.prices import Price
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, AttemptOutcome
+from quintain.contracts.limits import DEFAULT_REPLY_BYTES
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import Fault, ProviderFailed, ReplyTooLarge
 from quintain_worker.delivery.retry import AttemptResult, with_charge
 from quintain_worker.providers.provider import ProviderAnswer
 
 log = logging.getLogger(__name__)
-
-#: The largest reply, in bytes; the broker's own limit is higher.
-MAX_REPLY_BYTES = 8 * 1024 * 1024
 
 #: The JSON around a result in a settle batch. A settle that cannot be parsed would lose the whole batch.
 SETTLE_ENVELOPE = (b'{"items":[{"reply":', b"}]}")
@@ -68,8 +66,11 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
         return CallResponse(
             ProviderFailed("The provider's answer cannot be encoded as a reply", charged=True), AttemptOutcome.CHARGED
         )
-    if len(wire) > MAX_REPLY_BYTES:
-        too_large = ReplyTooLarge(f"The provider's answer is larger than {MAX_REPLY_BYTES} bytes")
+    max_bytes = max(grant.max_body_bytes or 0, DEFAULT_REPLY_BYTES)
+    if len(wire) > max_bytes:
+        too_large = ReplyTooLarge(
+            f"The reply with the provider's answer has {len(wire)} bytes; the limit of this session is {max_bytes}"
+        )
         return CallResponse(too_large, AttemptOutcome.CHARGED)
     return CallResponse(result, AttemptOutcome.RESULT, len(wire))
 

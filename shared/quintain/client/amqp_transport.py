@@ -29,6 +29,7 @@ from quintain.client.transport import (
 from quintain.clock import Clock
 from quintain.contracts.chunk import Chunk, Progress
 from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
 from quintain.contracts.strings import is_target_name
 from quintain.contracts.token import public_id
@@ -39,6 +40,7 @@ from quintain.errors import (
     Fault,
     NoAnswer,
     Overloaded,
+    PayloadTooLarge,
     QueueFull,
     RequestConflict,
     UnknownTarget,
@@ -270,10 +272,14 @@ def _invoke_body(request: InvokeRequest, key: str) -> bytes:
     """Return the body to publish with this routing key, without the ``target`` that the key names already.
 
     A question thus has the same bytes, and is the same call, whether its target is named or the session's default.
+    Raises `PayloadTooLarge`: the broker would close the channel.
     """
     if key and request.target is not None:
         request = request.model_copy(update={"target": None, "provider": None})
-    return request.to_wire()
+    body = request.to_wire()
+    if len(body) > MAX_BODY_BYTES:
+        raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
+    return body
 
 
 def _with_target(call: InvokeCall, target: str) -> InvokeCall:

@@ -12,9 +12,6 @@ from quintain.contracts.inputs import CompletionInput, EmbeddingInput, InputKind
 from quintain.contracts.message import Message
 from quintain.contracts.strings import shorten
 
-#: The largest body of a request, in bytes (``protocol.md`` §2).
-MAX_REQUEST_BYTES = 1024 * 1024
-
 #: A number between 0 and 1, such as a probability.
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 

@@ -127,8 +127,8 @@ class Admit(Message):
     """Ask for the admission of one attempt.
 
     ``problem`` is an error in the body found by the worker: the ledger checks the token first and then refuses with it,
-    so that the order of checks is defined in one place. ``traceparent`` is the call's own, as a batch carries many
-    calls.
+    so that the order of checks is defined in one place. ``body_bytes`` is the size of the body, which the session may
+    limit. ``traceparent`` is the call's own, as a batch carries many calls.
     """
 
     token: str
@@ -136,6 +136,7 @@ class Admit(Message):
     attempt_id: Id
     target: Id
     body_sha256: Id
+    body_bytes: int | None = None
     deadline: int | None = None
     problem: FaultReply | None = None
     traceparent: str | None = None
@@ -154,6 +155,7 @@ class Admission(Message):
     ``attempt`` is the attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
     refunds nothing. ``ignore_unsupported``: the session was opened with ``unsupported: ignore``.
+    ``max_body_bytes`` is the session's limit, if it has one of its own.
     """
 
     attempt_id: Id
@@ -164,6 +166,7 @@ class Admission(Message):
     store_replies: bool = True
     unproven: bool = False
     ignore_unsupported: bool = False
+    max_body_bytes: int | None = None
     replay: Result | None = None
     fault: FaultReply | None = None
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
+from quintain.contracts.limits import BodyBytes
 from quintain.contracts.message import Message, StrictMessage
 from quintain.contracts.strings import Id, RequestId, TargetName
 
@@ -61,7 +62,7 @@ class Info(Message):
     ``allowed_targets`` are those that the session may call, registered or not; None if it may call all.
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
     ``different_since`` are the times since when the live workers of some of them have reported different ones.
-    ``unsupported`` is set if it is ``ignore``.
+    ``unsupported`` is set if it is ``ignore``, and ``max_body_bytes`` if the session was opened with it.
     """
 
     session_id: str
@@ -84,6 +85,7 @@ class Info(Message):
     target_fingerprints: dict[str, str] | None = None
     different_since: dict[str, int] | None = None
     unsupported: Unsupported | None = None
+    max_body_bytes: int | None = None
     now: int
 
 
@@ -94,6 +96,8 @@ class OpenSession(StrictMessage):
     else can use them until the child is closed or expires. Those that were not used are given back then.
     ``unsupported`` is what happens to settings that a target's provider cannot honour, where the request does not say
     it: by default the call is refused. A child has its parent's, unless it says otherwise.
+    ``max_body_bytes`` is the size of the largest request, 1 MiB by default, and of the largest reply where that is more
+    than 8 MiB. A child has at most its parent's.
     """
 
     default_target: TargetName
@@ -103,6 +107,7 @@ class OpenSession(StrictMessage):
     deadline_seconds: Annotated[float, Field(gt=0, le=1500)] | None = None
     store_replies: bool | None = None
     unsupported: Unsupported | None = None
+    max_body_bytes: BodyBytes | None = None
     label: Id | None = None
     reserve: bool | Count | None = None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.invoke import MAX_REQUEST_BYTES
+from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
 from quintain.settings import read_settings
 from quintain_cli.run.inspection import Inspection, InspectionOptions, inspect_evaluation
 from quintain_cli.run.preflight import CheckOptions, check_evaluation
@@ -128,14 +128,14 @@ async def test_a_case_is_refused_from_the_first_byte_that_does_not_fit_a_message
     def evaluation(question: str) -> Path:
         return write_evaluation(tmp_path, cases=[{"id": "1", "question": question}])
 
-    assert (await inspect(evaluation("x" * (MAX_REQUEST_BYTES - envelope)))).problems == []
-    assert await problem_of(evaluation("x" * (MAX_REQUEST_BYTES - envelope + 1))) == (
+    assert (await inspect(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope)))).problems == []
+    assert await problem_of(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope + 1))) == (
         f"{tmp_path / 'cases.jsonl'}: a request of more than 1,048,576 bytes in 1 of 1 cases (ids '1'): no message may "
         "be larger; shorten them, or leave them out with where"
     )
     # Few characters, and many bytes.
-    assert "a request of more than" in await problem_of(evaluation("\x01" * (MAX_REQUEST_BYTES // 6)))
-    turns = [{"role": "user", "content": [{"type": "text", "text": "x" * MAX_REQUEST_BYTES}]}]
+    assert "a request of more than" in await problem_of(evaluation("\x01" * (DEFAULT_REQUEST_BYTES // 6)))
+    turns = [{"role": "user", "content": [{"type": "text", "text": "x" * DEFAULT_REQUEST_BYTES}]}]
     in_parts = write_evaluation(tmp_path, cases=[{"id": "1", "messages": turns}])
     assert "a request of more than" in await problem_of(in_parts)
 

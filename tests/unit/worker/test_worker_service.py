@@ -12,6 +12,7 @@ from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD_QUEUE, target_queue
@@ -252,7 +253,7 @@ async def test_a_token_of_the_wrong_shape_is_refused_without_asking_the_ledger(
         (b'{"question": "x"}', {DEADLINE_HEADER: 1.5}, f"{DEADLINE_HEADER}: it must be a whole number"),
         (b'{"question": "x"}', {DEADLINE_HEADER: True}, f"{DEADLINE_HEADER}: it must be a whole number"),
         (b'{"question": "x"}', {REQUEST_ID_HEADER: "r" * 129}, f"{REQUEST_ID_HEADER}: 1 to 128 characters"),
-        (b'{"question": "%s"}' % (b"x" * 1024 * 1024), {}, "the limit is 1048576"),
+        (b'{"question": "%s"}' % (b"x" * MAX_BODY_BYTES), {}, "no session may send more than 16777216"),
     ],
 )
 async def test_what_is_wrong_with_a_request_is_left_to_the_ledger_to_refuse_after_the_token(
@@ -356,7 +357,7 @@ async def test_an_answer_larger_than_a_reply_may_be_is_charged(
     evaluator: FakeEvaluator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(response, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(response, "DEFAULT_REPLY_BYTES", 1000)
     gated_provider.outcome = ProviderAnswer(
         text="ü" * 400
     )  # 400 characters, and 1,600 bytes: the text is in a result twice

@@ -134,7 +134,7 @@ class AgentVEndpoints:
         """``POST /invoke``: call a target and return its result."""
         async with verify_token_on_body_error(client):
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
-            body = parse_json(await self._gateway.read_body(request))
+            body = parse_json(await self._gateway.read_body(request, client))
             invoke_request = read_invoke(body)
         call = client.send(invoke_request, request_id=request_id, deadline_seconds=deadline_seconds)
         result = await cancel_on_disconnect(request, call)
@@ -149,7 +149,7 @@ class AgentVEndpoints:
         """
         async with verify_token_on_body_error(client):
             deadline_seconds = read_deadline_seconds(request, self._gateway.clock)
-            body = parse_json(await self._gateway.read_body(request))
+            body = parse_json(await self._gateway.read_body(request, client))
             items = read_batch(body)
         if not items:
             await client.get_info()

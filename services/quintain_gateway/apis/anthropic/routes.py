@@ -75,7 +75,7 @@ class AnthropicEndpoints:
         client = await self._gateway.session_client(request, read_token)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
-            body = await self._gateway.read_body(request)
+            body = await self._gateway.read_body(request, client)
             parsed = parse_message_request(parse_json(body))
         dispatch_request = DispatchRequest(
             requests=[parsed.request], key=key, deadline_seconds=deadline_seconds, stream=parsed.stream

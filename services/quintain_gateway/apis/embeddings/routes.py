@@ -49,7 +49,7 @@ class EmbeddingEndpoints:
         client = await self._gateway.session_client(request)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
-            invoke_request = parse_embedding_request(parse_json(await self._gateway.read_body(request)))
+            invoke_request = parse_embedding_request(parse_json(await self._gateway.read_body(request, client)))
         call = client.send(
             invoke_request,
             request_id=key.text,

@@ -1,0 +1,19 @@
+"""The sizes of message bodies (``protocol.md`` §2 and §3), in bytes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+#: The largest request of a session that was opened without a limit of its own.
+DEFAULT_REQUEST_BYTES = 1024 * 1024
+
+#: The largest reply of a session whose limit is not higher, and the largest one that the ledger is sent for replays.
+DEFAULT_REPLY_BYTES = 8 * 1024 * 1024
+
+#: The largest request or reply that any session may have: by default RabbitMQ 4 refuses larger messages.
+MAX_BODY_BYTES = 16 * 1024 * 1024
+
+#: A session's limit: of its requests, and of its replies where that is more than `DEFAULT_REPLY_BYTES`.
+BodyBytes = Annotated[int, Field(gt=0, le=MAX_BODY_BYTES)]

@@ -1,0 +1,108 @@
+"""Requests and answers of several MB, over every transport: whole where the session allows them, refused elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from quintain.client.connect import connect
+from quintain.contracts.invoke import ChatMessage, InvokeRequest
+from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.errors import PayloadTooLarge
+from support.model_fleet import ModelFleet
+from support.model_server import ScriptedResponse
+from support.model_wires import CHAT
+from support.official_clients import openai_client
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PNG = bytes.fromhex("89504e470d0a1a0a")
+IMAGE = PNG + hashlib.shake_256(b"image").digest(900_000)
+PDF = b"%PDF-1.7\n" + hashlib.shake_256(b"document").digest(10_000_000)
+LARGE_ANSWER = "word " * 1_000_000
+
+
+def message_with(image: bytes | None = None, pdf: bytes | None = None) -> Any:
+    parts: list[object] = [{"type": "text", "text": "What is this?"}]
+    if image is not None:
+        url = "data:image/png;base64," + base64.b64encode(image).decode()
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    if pdf is not None:
+        data = "data:application/pdf;base64," + base64.b64encode(pdf).decode()
+        parts.append({"type": "file", "file": {"filename": "a.pdf", "file_data": data}})
+    return [{"role": "user", "content": parts}]
+
+
+async def test_an_image_a_document_and_an_answer_arrive_whole(fleet: ModelFleet) -> None:
+    fleet.provider.requests.clear()
+    async with openai_client(fleet.url, await fleet.token(max_body_bytes=MAX_BODY_BYTES)) as (client, _):
+        fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer(LARGE_ANSWER)))
+        answer = await client.chat.completions.create(model="model", messages=message_with(image=IMAGE))
+        assert answer.choices[0].message.content == LARGE_ANSWER
+        fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("A document")))
+        await client.chat.completions.create(model="model", messages=message_with(pdf=PDF))
+    first, second = (str(request.body) for request in fleet.provider.requests)
+    assert base64.b64encode(IMAGE).decode() in first
+    assert base64.b64encode(PDF).decode() in second
+
+
+async def test_without_a_limit_of_its_own_a_session_sends_1_mib_and_gets_8(fleet: ModelFleet) -> None:
+    fleet.provider.requests.clear()
+    async with openai_client(fleet.url, await fleet.token()) as (client, _):
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.chat.completions.create(model="model", messages=message_with(image=IMAGE))
+        assert (refused.value.status_code, refused.value.code) == (413, "payload_too_large")
+        assert str(1024 * 1024) in refused.value.message
+        assert not fleet.provider.requests
+        fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer(LARGE_ANSWER)))
+        with pytest.raises(openai.APIStatusError) as too_large:
+            await client.chat.completions.create(model="model", messages=message_with())
+        assert (too_large.value.status_code, too_large.value.code) == (502, "reply_too_large")
+
+
+async def test_the_ledger_holds_the_limit_where_no_gateway_does(fleet: ModelFleet) -> None:
+    running = fleet.fleet.running
+    question = "x" * 1_100_000
+    async with connect(running.broker_url, await fleet.token(), memory=running.memory) as client:
+        for target in ("echo", None):
+            with pytest.raises(PayloadTooLarge) as refused:
+                await client.invoke(question=question, target=target)
+            assert not refused.value.charged
+        assert (await client.get_info()).call_count == 0
+    allowed = await fleet.token(max_body_bytes=2_000_000)
+    async with connect(running.broker_url, allowed, memory=running.memory) as client:
+        assert (await client.invoke(question=question, target="echo")).raw_text == question
+        info = await client.get_info()
+        assert (info.call_count, info.max_body_bytes) == (1, 2_000_000)
+
+
+async def test_what_no_session_may_send_is_not_published(fleet: ModelFleet) -> None:
+    running = fleet.fleet.running
+    token = await fleet.token(max_body_bytes=MAX_BODY_BYTES)
+    async with connect(running.broker_url, token, memory=running.memory) as client:
+        request = InvokeRequest(messages=[ChatMessage(role="user", content="x" * MAX_BODY_BYTES)], target="echo")
+        with pytest.raises(PayloadTooLarge):
+            await client.send(request)
+        assert (await client.invoke(question="And this?", target="echo")).raw_text == "And this?"
+
+
+async def test_a_body_without_a_declared_length_has_the_same_limit(fleet: ModelFleet) -> None:
+    import httpx2
+
+    async def pieces() -> Any:
+        yield b'{"question": "'
+        for _ in range(30):
+            yield b"x" * 50_000
+        yield b'", "target": "echo"}'
+
+    async with httpx2.AsyncClient() as http:
+        for limit, status in ((None, 413), (2_000_000, 200)):
+            headers = {"Authorization": f"Bearer {await fleet.token(max_body_bytes=limit)}"}
+            response = await http.post(f"{fleet.url}/invoke", content=pieces(), headers=headers)
+            assert response.status_code == status
+    assert len(json.loads(response.content)["rawText"]) == 1_500_000
