@@ -48,9 +48,10 @@ def chat_refusal_events(parts: Sequence[str]) -> list[bytes]:
     return _chat([{"role": "assistant", "content": None}, *({"refusal": part} for part in parts)], "stop")
 
 
-def chat_reasoning_events(reasoning: str, parts: Sequence[str]) -> list[bytes]:
+def chat_reasoning_events(reasoning: Sequence[str], parts: Sequence[str]) -> list[bytes]:
     """A chat completion that begins with the model's reasoning, as vLLM and DeepSeek send it."""
-    deltas: list[dict[str, object]] = [{"role": "assistant", "content": ""}, {"reasoning_content": reasoning}]
+    deltas: list[dict[str, object]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning_content": piece} for piece in reasoning]
     return _chat([*deltas, *({"content": part} for part in parts)], "stop")
 
 
@@ -70,6 +71,20 @@ def anthropic_events(parts: Sequence[str]) -> list[bytes]:
     """A message of Anthropic's with one block of text."""
     deltas = [{"type": "text_delta", "text": part} for part in parts]
     return _anthropic([({"type": "text", "text": ""}, deltas)], "end_turn")
+
+
+def anthropic_thinking_events(thinking: Sequence[str], signature: str, redacted: str, text: str) -> list[bytes]:
+    """A message of Anthropic's with a block of thinking, one that only Anthropic reads, and one of text."""
+    deltas = [{"type": "thinking_delta", "thinking": piece} for piece in thinking]
+    signed = [*deltas, {"type": "signature_delta", "signature": signature}]
+    return _anthropic(
+        [
+            ({"type": "thinking", "thinking": "", "signature": ""}, signed),
+            ({"type": "redacted_thinking", "data": redacted}, []),
+            ({"type": "text", "text": ""}, [{"type": "text_delta", "text": text}]),
+        ],
+        "end_turn",
+    )
 
 
 def anthropic_call_events(calls: Sequence[StreamedCall]) -> list[bytes]:
@@ -120,6 +135,26 @@ def responses_events(parts: Sequence[str]) -> list[bytes]:
         ("response.output_item.done", {"output_index": 0, "item": done}),
     ]
     return _responses(events, [done])
+
+
+def responses_reasoning_events(summaries: Sequence[Sequence[str]], encrypted: str) -> list[bytes]:
+    """An answer of the Responses API with a reasoning item, each of whose summaries comes in these pieces."""
+    item = {"type": "reasoning", "id": "rs_1", "encrypted_content": None}
+    events: list[tuple[str, dict[str, object]]] = [
+        ("response.output_item.added", {"output_index": 0, "item": {**item, "summary": []}})
+    ]
+    for index, pieces in enumerate(summaries):
+        at = {"item_id": "rs_1", "output_index": 0, "summary_index": index}
+        part = {"type": "summary_text", "text": "".join(pieces)}
+        events += [
+            ("response.reasoning_summary_part.added", {**at, "part": {**part, "text": ""}}),
+            *(("response.reasoning_summary_text.delta", {**at, "delta": piece}) for piece in pieces),
+            ("response.reasoning_summary_text.done", {**at, "text": part["text"]}),
+            ("response.reasoning_summary_part.done", {**at, "part": part}),
+        ]
+    summary = [{"type": "summary_text", "text": "".join(pieces)} for pieces in summaries]
+    done = {**item, "summary": summary, "encrypted_content": encrypted}
+    return _responses([*events, ("response.output_item.done", {"output_index": 0, "item": done})], [done])
 
 
 def responses_call_events(calls: Sequence[StreamedCall]) -> list[bytes]:

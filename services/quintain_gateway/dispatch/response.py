@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 
-from quintain.contracts.chunk import Chunk, ToolCallChunk
+from quintain.contracts.chunk import Chunk, ReasoningChunk, ToolCallChunk
 from quintain.contracts.invoke import Result
 from quintain.errors import Fault
 from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
@@ -55,8 +55,11 @@ class ResponseEncoder(Protocol):
     def stream_call(self, choice: int, piece: ToolCallChunk) -> bytes:
         """Return the events for the next piece of a choice's tool call; the first one has its id and name."""
 
+    def stream_reasoning(self, choice: int, piece: ReasoningChunk) -> bytes:
+        """Return the events for the next piece of a choice's reasoning."""
+
     def stream_choice_end(self, choice: int, result: Result) -> bytes:
-        """Return the events that end a choice whose text and tool calls were sent completely."""
+        """Return the events that end a choice whose text, tool calls and reasoning were sent completely."""
 
     def stream_end(self, results: Sequence[Result]) -> bytes:
         """Return the events that end the stream, after all choices have ended."""
@@ -190,13 +193,19 @@ class ResponseWriter:
                 return self._encode_calls(
                     event.choice, assembler.add_call_chunk(event.payload, event.payload.tool_call)
                 )
+            if event.payload.reasoning is not None:
+                return self._encode_reasoning(
+                    event.choice, assembler.add_reasoning_chunk(event.payload, event.payload.reasoning)
+                )
             return self._encode_delta(event.choice, assembler.add_chunk(event.payload), is_first=is_first)
         result = event.payload
+        reasoning = self._encode_reasoning(event.choice, *assembler.finish_reasoning(result))
         delta = assembler.finish(result)
         if self._encoder.separates_refusals and _is_refusal(result):
             delta = ""
         return (
-            self._encode_delta(event.choice, delta, is_first=is_first)
+            reasoning
+            + self._encode_delta(event.choice, delta, is_first=is_first)
             + self._encode_calls(event.choice, *assembler.finish_calls(result))
             + self._encoder.stream_choice_end(event.choice, result)
         )
@@ -206,6 +215,9 @@ class ResponseWriter:
 
     def _encode_calls(self, choice: int, *pieces: ToolCallChunk | None) -> bytes:
         return b"".join(self._encoder.stream_call(choice, piece) for piece in pieces if piece is not None)
+
+    def _encode_reasoning(self, choice: int, *pieces: ReasoningChunk | None) -> bytes:
+        return b"".join(self._encoder.stream_reasoning(choice, piece) for piece in pieces if piece is not None)
 
 
 def _is_refusal(result: Result) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from quintain.contracts.chunk import Chunk, ToolCallChunk
+from quintain.contracts.chunk import Chunk, ReasoningChunk, ToolCallChunk
 from quintain.contracts.invoke import Result
 from quintain.errors import Fault, ProviderFailed
 from quintain_gateway.dispatch.dispatch import CallGroup
@@ -16,7 +16,7 @@ from quintain_gateway.http.errors import GatewayStopping
 
 
 class ChunkAssembler:
-    """Decides which text and which tool calls of one choice are sent to the client when a worker retries a call.
+    """Decides which text, tool calls and reasoning of one choice are sent to the client when a worker retries a call.
 
     Every attempt produces its answer from the beginning, and what was sent cannot be taken back. An attempt that
     repeats it continues from there. For an attempt that differs, or lost a chunk, nothing is sent until its result
@@ -24,11 +24,13 @@ class ChunkAssembler:
     """
 
     def __init__(self) -> None:
-        #: What was sent: the text (None), and the arguments of each call by its index.
+        #: What was sent: the text (None), the arguments of each call by its index, and each piece of reasoning.
         self._sent: dict[int | None, list[str]] = {}
         #: Id and name of each call that was sent.
         self._calls: dict[int, tuple[str | None, str | None]] = {}
         self._attempt = self._seq = 0
+        #: The pieces of reasoning of which a signature or redacted content was sent, by their index.
+        self._sealed = set[int]()
         #: What was sent and that the current attempt has not repeated yet.
         self._unrepeated: dict[int | None, str] = {}
         self._has_diverged = False
@@ -57,6 +59,43 @@ class ChunkAssembler:
         if is_new:
             return piece
         return ToolCallChunk(index=piece.index, arguments=arguments) if arguments else None
+
+    def add_reasoning_chunk(self, chunk: Chunk, piece: ReasoningChunk) -> ReasoningChunk | None:
+        """Add the chunk of a piece of reasoning and return what to send for it, or None if it repeats what was sent."""
+        if not self._is_next(chunk):
+            return None
+        channel = _reasoning_channel(piece.index)
+        text = self._add(channel, piece.text)
+        if _is_sealing(piece) and self._unrepeated.get(channel):
+            # The signature of another text than the one that was sent.
+            self._has_diverged = True
+        return None if self._has_diverged else self._unsent_reasoning(piece, text)
+
+    def finish_reasoning(self, result: Result) -> list[ReasoningChunk]:
+        """Return the rest of the reasoning to send, from the result of the call.
+
+        Raises `ProviderFailed` if the result does not begin with the reasoning that was sent.
+        """
+        pieces = [piece for message in result.output for piece in message.reasoning or []]
+        if any(channel is not None and channel < -len(pieces) for channel in self._sent):
+            raise _other_answer()
+        unsent = [
+            self._unsent_reasoning(
+                ReasoningChunk(index=index, **piece.model_dump()), self._rest(_reasoning_channel(index), piece.text)
+            )
+            for index, piece in enumerate(pieces)
+        ]
+        return [piece for piece in unsent if piece is not None]
+
+    def _unsent_reasoning(self, piece: ReasoningChunk, text: str) -> ReasoningChunk | None:
+        is_sealed = piece.index in self._sealed
+        if text and is_sealed:
+            raise _other_answer()
+        if _is_sealing(piece):
+            self._sealed.add(piece.index)
+        elif not text:
+            return None
+        return None if is_sealed else piece.model_copy(update={"text": text})
 
     def finish(self, result: Result) -> str:
         """Return the rest of the text to send, from the result of the call.
@@ -114,6 +153,16 @@ class ChunkAssembler:
         if text:
             self._sent.setdefault(channel, []).append(text)
         return text
+
+
+def _is_sealing(piece: ReasoningChunk) -> bool:
+    """Whether nothing may follow this chunk in its piece of reasoning."""
+    return piece.signature is not None or piece.redacted is not None
+
+
+def _reasoning_channel(index: int) -> int:
+    """Return the key of a piece of reasoning beside those of the calls, which are 0 and above."""
+    return -1 - index
 
 
 def _other_answer() -> ProviderFailed:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.contracts.chunk import Chunk, Progress
+from quintain.contracts.chunk import Chunk, Progress, ReasoningChunk, ToolCallChunk
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BusError
 from quintain.routes import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
@@ -69,7 +69,7 @@ async def report_progress(
 
 
 class ChunkSender:
-    """Streams the text and the tool calls of one attempt to the caller, in numbered chunks.
+    """Streams the text, the tool calls and the reasoning of one attempt to the caller, in numbered chunks.
 
     ``first_attempt`` is added to the number of the try to get the attempt number of a chunk.
     """
@@ -117,13 +117,19 @@ class ChunkSender:
     def _chunk(self, delta: Delta) -> Chunk:
         if isinstance(delta, str):
             return Chunk(attempt=self._attempt, seq=self._seq, delta=replace_surrogates(delta))
+        if isinstance(delta, ReasoningChunk):
+            return Chunk(attempt=self._attempt, seq=self._seq, delta="", reasoning=delta)
         return Chunk(attempt=self._attempt, seq=self._seq, delta="", tool_call=delta)
 
 
 def _join(first: Delta, second: Delta) -> Delta | None:
-    """Return two pieces as one, or None if they are not of the same text or call."""
+    """Return two pieces as one, or None if they are not of the same text, call or reasoning."""
     if isinstance(first, str) and isinstance(second, str):
         return first + second
-    if isinstance(first, str) or isinstance(second, str) or first.index != second.index or second.id is not None:
-        return None
-    return first.model_copy(update={"arguments": first.arguments + second.arguments})
+    if isinstance(first, ToolCallChunk) and isinstance(second, ToolCallChunk):
+        is_same = first.index == second.index and second.id is None
+        return first.model_copy(update={"arguments": first.arguments + second.arguments}) if is_same else None
+    if isinstance(first, ReasoningChunk) and isinstance(second, ReasoningChunk):
+        is_same = first.index == second.index and first.signature is None
+        return second.model_copy(update={"text": first.text + second.text}) if is_same else None
+    return None

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from quintain.contracts.chunk import ToolCallChunk
+from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
 from quintain.contracts.inputs import Vector
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault
 
-#: A piece of an answer on its way: the next text, or the next piece of a tool call.
-Delta = str | ToolCallChunk
+#: A piece of an answer on its way: the next text, or the next piece of a tool call or of the reasoning.
+Delta = str | ToolCallChunk | ReasoningChunk
 
 #: Callback for each piece of an answer, in order. It must return at once and never raise.
 OnText = Callable[[Delta], None]

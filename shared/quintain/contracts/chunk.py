@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from quintain.contracts.invoke import Reasoning
 from quintain.contracts.message import Message
 
 
@@ -19,8 +20,17 @@ class ToolCallChunk(Message):
     arguments: str = ""
 
 
+class ReasoningChunk(Reasoning):
+    """A piece of the model's reasoning on its way; ``index`` counts the pieces of the result's reasoning.
+
+    ``text`` is the next text of that piece. Its ``signature``, or ``redacted``, comes once and is whole.
+    """
+
+    index: int
+
+
 class Chunk(Message):
-    """A piece of an answer, sent to callers that accept chunks: of its text, or of a tool call.
+    """A piece of an answer, sent to callers that accept chunks: of its text, its reasoning or a tool call.
 
     ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it.
     """
@@ -29,6 +39,7 @@ class Chunk(Message):
     seq: int
     delta: str
     tool_call: ToolCallChunk | None = None
+    reasoning: ReasoningChunk | None = None
 
 
 class Progress(Message):

@@ -14,7 +14,7 @@ from quintain.contracts.token import SessionToken
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
-from support.model_streams import chat_reasoning_events
+from support.model_streams import anthropic_thinking_events, chat_reasoning_events
 from support.model_wires import ANTHROPIC, CHAT
 from support.official_clients import SentRequests, anthropic_client
 
@@ -258,19 +258,30 @@ async def test_every_parameter_reaches_the_provider(fleet: ModelFleet, client: a
     assert (result[2]["content"][0]["is_error"], result[2]["content"][0]["content"][0]["text"]) == (True, "no")
 
 
-async def test_thinking_is_streamed_after_the_text(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
+async def test_thinking_is_streamed_as_it_comes(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
     answer = CHAT.answer("Yes") | {"choices": [
         {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Yes", "reasoning": "Hm."}}
     ]}  # fmt: skip
     fleet.provider.set_responses(ScriptedResponse(body=answer))
     said = await client.messages.create(**{**ASK, "model": "model"})
     assert [block.type for block in said.content] == ["thinking", "text"]
-    fleet.provider.set_responses(StreamedResponse(events=chat_reasoning_events("Hm.", ["Ye", "s"])))
+    fleet.provider.set_responses(StreamedResponse(events=chat_reasoning_events(["H", "m."], ["Ye", "s"])))
     async with client.messages.stream(**{**ASK, "model": "model"}) as stream:
         streamed = await stream.get_final_message()
     assert [block.to_dict() for block in streamed.content] == [
-        {"type": "text", "text": "Yes"},
         {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "text", "text": "Yes"},
+    ]
+    fleet.provider.set_responses(StreamedResponse(events=anthropic_thinking_events(["H", "m."], "s", "r", "Yes")))
+    async with client.messages.stream(**{**ASK, "model": "claude"}) as stream:
+        pieces = [event.delta.thinking async for event in stream if event.type == "content_block_delta"
+                  and event.delta.type == "thinking_delta"]  # fmt: skip
+        streamed = await stream.get_final_message()
+    assert "".join(pieces) == "Hm."
+    assert [block.to_dict() for block in streamed.content] == [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        {"type": "redacted_thinking", "data": "r"},
+        {"type": "text", "text": "Yes"},
     ]
 
 

@@ -15,6 +15,7 @@ from quintain.contracts.token import SessionToken
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
+from support.model_streams import chat_reasoning_events
 from support.model_wires import CHAT
 from support.official_clients import SentRequests, openai_client
 
@@ -707,3 +708,14 @@ async def test_a_call_of_a_tool_is_streamed_while_the_model_still_writes_it(
     assert (seen[0].index, seen[0].id, seen[0].function.name) == (0, "c1", "weather")
     assert "".join(call.function.arguments for call in seen) == '{"city": '
     assert all(call.id is None for call in seen[1:])
+
+
+async def test_reasoning_is_streamed_before_the_text(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    fleet.provider.set_responses(StreamedResponse(events=chat_reasoning_events(["H", "m."], ["Ye", "s"])))
+    stream = await client.chat.completions.create(model="model", messages=HELLO, stream=True)
+    deltas = [chunk.choices[0].delta async for chunk in stream if chunk.choices]
+    reasoning = [index for index, delta in enumerate(deltas) if (delta.model_extra or {}).get("reasoning_content")]
+    text = [index for index, delta in enumerate(deltas) if delta.content]
+    assert max(reasoning) < min(text)
+    assert "".join((deltas[index].model_extra or {})["reasoning_content"] for index in reasoning) == "Hm."
+    assert "".join(deltas[index].content or "" for index in text) == "Yes"

@@ -13,6 +13,7 @@ import pytest_asyncio
 from support.gateway_client import GatewayClient
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
+from support.model_streams import chat_reasoning_events
 from support.model_wires import CHAT, chat_answer, chat_calls
 from support.official_clients import openai_client
 
@@ -284,3 +285,17 @@ async def test_a_bad_request_is_400_names_its_field_and_costs_nothing(gateway_cl
         assert (status, answer["error"]["code"]) == (400, "bad_request"), f"{body} is answered {answer}"
         assert (answer["error"]["param"] or "").startswith(field), f"{body} is answered {answer}"
     assert await gateway_client.read_call_count() == 0
+
+
+async def test_reasoning_is_streamed_before_the_text(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
+    fleet.provider.set_responses(StreamedResponse(events=chat_reasoning_events(["H", "m."], ["Ye", "s"])))
+    async with client.responses.stream(model="model", input="x") as stream:
+        events = [event async for event in stream]
+        answer = await stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds.index("response.reasoning_summary_text.delta") < kinds.index("response.output_text.delta")
+    reasoning = [event.delta for event in events if event.type == "response.reasoning_summary_text.delta"]
+    assert "".join(reasoning) == "Hm."
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    [part] = answer.output[0].summary  # type: ignore[union-attr]
+    assert (part.text, answer.output_text) == ("Hm.", "Yes")

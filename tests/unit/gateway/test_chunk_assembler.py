@@ -3,12 +3,14 @@ stream ends with an error."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.contracts.chunk import Chunk, ToolCallChunk
-from quintain.contracts.invoke import OutputMessage, Result, ToolCall
+from quintain.contracts.chunk import Chunk, ReasoningChunk, ToolCallChunk
+from quintain.contracts.invoke import OutputMessage, Reasoning, Result, ToolCall
 from quintain.errors import ProviderFailed
 from quintain_gateway.dispatch.streaming import ChunkAssembler
 
@@ -152,3 +154,44 @@ def test_after_a_lost_piece_of_a_call_nothing_is_passed_on_until_the_end() -> No
     text = ChunkAssembler()
     assert passed_on_calls(text, call_chunk(1, 1, 0, "{", "c1"), call_chunk(1, 2, 0, "}")) == []
     assert [piece.arguments for piece in text.finish_calls(called(("c1", "{}")))] == ["{}"]
+
+
+def reasoning(attempt: int, seq: int, **fields: Any) -> tuple[Chunk, ReasoningChunk]:
+    piece = ReasoningChunk(index=0, **fields)
+    return Chunk(attempt=attempt, seq=seq, delta="", reasoning=piece), piece
+
+
+def reasoned(*pieces: Reasoning) -> Result:
+    output = [OutputMessage(content="", reasoning=list(pieces))]
+    return Result(output=output, raw_text="", target="t", call_count=1, max_calls=1)
+
+
+def test_reasoning_that_was_not_sent_follows_at_the_end() -> None:
+    assembler = ChunkAssembler()
+    assert assembler.add_reasoning_chunk(*reasoning(1, 0, text="H")) == ReasoningChunk(index=0, text="H")
+    whole = reasoned(Reasoning(text="Hm.", signature="s"), Reasoning(redacted="r"))
+    assert assembler.finish_reasoning(whole) == [
+        ReasoningChunk(index=0, text="m.", signature="s"),
+        ReasoningChunk(index=1, redacted="r"),
+    ]
+
+
+def test_a_retry_that_repeats_the_reasoning_continues_it_and_signs_it_once() -> None:
+    assembler = ChunkAssembler()
+    for attempt, text in ((1, "H"), (2, "Hm.")):
+        assembler.add_reasoning_chunk(*reasoning(attempt, 0, text=text))
+    assert assembler.add_reasoning_chunk(*reasoning(2, 1, signature="s")) == ReasoningChunk(index=0, signature="s")
+    assert assembler.add_reasoning_chunk(*reasoning(3, 0, text="Hm.")) is None
+    assert assembler.add_reasoning_chunk(*reasoning(3, 1, signature="another")) is None
+    assert assembler.finish_reasoning(reasoned(Reasoning(text="Hm.", signature="another"))) == []
+
+
+@pytest.mark.parametrize("retried", [[{"text": "A"}], [{"text": "H"}, {"signature": "s"}]])
+def test_a_retry_that_reasons_otherwise_ends_the_stream(retried: list[dict[str, str]]) -> None:
+    assembler = ChunkAssembler()
+    assembler.add_reasoning_chunk(*reasoning(1, 0, text="Hm."))
+    for seq, fields in enumerate(retried):
+        assert assembler.add_reasoning_chunk(*reasoning(2, seq, **fields)) is None
+    for whole in (reasoned(Reasoning(text="".join(fields.get("text", "") for fields in retried))), reasoned()):
+        with pytest.raises(ProviderFailed):
+            assembler.finish_reasoning(whole)

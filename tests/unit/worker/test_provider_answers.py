@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from quintain.contracts.chunk import ReasoningChunk
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Reasoning
-from quintain_worker.providers.provider import ProviderAnswer
+from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
-from support.model_streams import chat_reasoning_events
+from support.model_streams import anthropic_thinking_events, chat_reasoning_events, responses_reasoning_events
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, Wire
 
 TOKEN: dict[str, Any] = {
@@ -25,12 +26,14 @@ async def server() -> AsyncIterator[ModelServer]:
         yield server
 
 
-async def answer_of(server: ModelServer, wire: Wire, response: ScriptedResponse | StreamedResponse) -> ProviderAnswer:
+async def answer_of(
+    server: ModelServer, wire: Wire, response: ScriptedResponse | StreamedResponse, on_text: OnText = lambda _: None
+) -> ProviderAnswer:
     server.set_responses(response)
     provider = wire.provider(server.url)
-    on_text = (lambda _: None) if isinstance(response, StreamedResponse) else None
+    callback = on_text if isinstance(response, StreamedResponse) else None
     try:
-        return await provider.answer(InvokeRequest(question="q"), timeout_seconds=10, on_text=on_text)
+        return await provider.answer(InvokeRequest(question="q"), timeout_seconds=10, on_text=callback)
     finally:
         await provider.close()
 
@@ -54,10 +57,39 @@ async def test_an_open_models_reasoning_comes_back(server: ModelServer, field: s
     assert (answer.text, answer.output) == ("Yes", [OutputMessage(content="Yes", reasoning=[Reasoning(text="Hm.")])])
 
 
-async def test_streamed_reasoning_comes_back_with_the_whole_answer(server: ModelServer) -> None:
-    events = chat_reasoning_events("Hm.", ["Ye", "s"])
-    answer = await answer_of(server, CHAT, StreamedResponse(events=events))
-    assert (answer.text, answer.output) == ("Yes", [OutputMessage(content="Yes", reasoning=[Reasoning(text="Hm.")])])
+@pytest.mark.parametrize(
+    ("wire", "events", "reasoning"),
+    [
+        (CHAT, chat_reasoning_events(["H", "m."], ["Ye", "s"]), [Reasoning(text="Hm.")]),
+        (
+            ANTHROPIC,
+            anthropic_thinking_events(["H", "m."], "s", "r", "Yes"),
+            [Reasoning(text="Hm.", signature="s"), Reasoning(redacted="r")],
+        ),
+        (
+            RESPONSES,
+            responses_reasoning_events([["H", "m."], ["Ye", "s."]], "e"),
+            [Reasoning(text="Hm.", signature="e"), Reasoning(text="Yes.")],
+        ),
+        (RESPONSES, responses_reasoning_events([], "e"), [Reasoning(redacted="e")]),
+    ],
+    ids=["chat", "anthropic", "responses", "encrypted"],
+)
+async def test_reasoning_is_streamed_and_comes_back_with_the_whole_answer(
+    server: ModelServer, wire: Wire, events: list[bytes], reasoning: list[Reasoning]
+) -> None:
+    deltas: list[Delta] = []
+    answer = await answer_of(server, wire, StreamedResponse(events=events), deltas.append)
+    assert answer.output is not None
+    assert answer.output[0].reasoning == reasoning
+    streamed: dict[int, Reasoning] = {}
+    for delta in deltas:
+        if isinstance(delta, ReasoningChunk):
+            sent = streamed.get(delta.index, Reasoning())
+            signature, redacted = sent.signature or delta.signature, delta.redacted
+            streamed[delta.index] = Reasoning(text=sent.text + delta.text, signature=signature, redacted=redacted)
+    # A signature without text is known to be one at the end only.
+    assert streamed == {index: piece for index, piece in enumerate(reasoning) if piece != Reasoning(redacted="e")}
 
 
 async def test_anthropics_thinking_comes_back_with_its_signature(server: ModelServer) -> None:

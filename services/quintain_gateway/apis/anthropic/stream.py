@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintain.contracts.chunk import ToolCallChunk
+from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
 from quintain.contracts.invoke import Result
 from quintain.errors import Fault, ProviderFailed
 from quintain_gateway.apis.anthropic.wire import (
     parse_tool_input,
     stop_reason_of,
-    thinking_blocks,
     write_error,
     write_message,
     write_usage,
@@ -26,8 +25,9 @@ def encode_named_event(kind: str, **fields: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
-#: The blocks that are no tool call's.
-TEXT, THINKING = -1, -2
+#: The text block, and the first of the thinking blocks, each of which is one less than the one before. Tool calls are 0
+#: and above.
+TEXT, FIRST_THINKING = -1, -2
 
 PING_EVENT = encode_named_event("ping")
 
@@ -36,15 +36,16 @@ PING_EVENT = encode_named_event("ping")
 class AnthropicMessageEncoder:
     """Encodes one message, whole or as server-sent events; see `ResponseEncoder`.
 
-    A message has one choice: a text block, then the tool calls. ``model`` is the name of the target. One block is open
-    at a time, and a closed one cannot be continued: a tool call's pieces that come late are an error.
+    A message has one choice: thinking blocks, a text block, then the tool calls. ``model`` is the name of the target.
+    One block is open at a time, and a closed one cannot be continued: a tool call's pieces that come late are an error,
+    and late thinking has a block of its own.
     """
 
     message_id: str
     model: str
     keep_alive_event: bytes = PING_EVENT
     separates_refusals: bool = False
-    #: The number of blocks so far, and the call whose block is open, or `TEXT` or `THINKING`.
+    #: The number of blocks so far, and the call whose block is open, or `TEXT`, or a thinking block.
     _block_count: int = 0
     _open: int | None = None
     #: Arguments that were not sent yet, because they do not begin as a JSON object.
@@ -100,20 +101,23 @@ class AnthropicMessageEncoder:
         self._streamed.add(piece.index)
         return block_start + self._delta_event({"type": "input_json_delta", "partial_json": arguments})
 
-    def stream_choice_end(self, _: int, result: Result) -> bytes:
-        """Return the events with the thinking blocks, the stop reason and the usage.
-
-        The thinking blocks come after the text, because they are known only at the end.
-        """
-        events = [self._close_block()]
-        for block in thinking_blocks(result):
-            empty, deltas = _block_deltas(block)
-            events.append(self._open_block(THINKING, empty))
-            events += [self._delta_event(delta) for delta in deltas]
-            events.append(self._close_block())
-        ending = {"delta": {"stop_reason": stop_reason_of(result), "stop_sequence": None}, **write_ignored([result])}
-        events.append(encode_named_event("message_delta", usage=write_usage(result), **ending))
+    def stream_reasoning(self, _: int, piece: ReasoningChunk) -> bytes:
+        """Return the events for the next piece of a thinking block; the first one opens it."""
+        if piece.redacted is not None:
+            return self._open_block(FIRST_THINKING - piece.index, {"type": "redacted_thinking", "data": piece.redacted})
+        key = FIRST_THINKING - piece.index
+        empty: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
+        events = [b"" if self._open == key else self._open_block(key, empty)]
+        if piece.text:
+            events.append(self._delta_event({"type": "thinking_delta", "thinking": piece.text}))
+        if piece.signature is not None:
+            events.append(self._delta_event({"type": "signature_delta", "signature": piece.signature}))
         return b"".join(events)
+
+    def stream_choice_end(self, _: int, result: Result) -> bytes:
+        """Return the events with the stop reason and the usage."""
+        ending = {"delta": {"stop_reason": stop_reason_of(result), "stop_sequence": None}, **write_ignored([result])}
+        return self._close_block() + encode_named_event("message_delta", usage=write_usage(result), **ending)
 
     def _open_block(self, key: int, block: dict[str, Any]) -> bytes:
         block_stop = self._close_block()
@@ -139,11 +143,3 @@ class AnthropicMessageEncoder:
     def stream_error(self, fault: Fault) -> bytes:
         """Return the ``error`` event that ends a stream."""
         return encode_named_event("error", error=self.encode_error(fault)["error"])
-
-
-def _block_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the block as it begins, and the deltas that complete it."""
-    if block["type"] == "thinking":
-        deltas = [{"type": f"{name}_delta", name: block[name]} for name in ("thinking", "signature")]
-        return {**block, "thinking": "", "signature": ""}, deltas
-    return block, []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintain.contracts.chunk import ToolCallChunk
+from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
 from quintain.contracts.inputs import CompletionInput
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings, Result
 from quintain.errors import Fault
@@ -104,6 +104,10 @@ class CompletionEncoder:
 
     def stream_call(self, _: int, __: ToolCallChunk) -> bytes:
         """Return nothing: a completion calls no tools."""
+        return b""
+
+    def stream_reasoning(self, choice: int, piece: ReasoningChunk) -> bytes:
+        """Return nothing: a completion has no reasoning."""
         return b""
 
     def stream_choice_end(self, choice: int, result: Result) -> bytes:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from quintain.contracts.chunk import ToolCallChunk
+from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
 from quintain.contracts.invoke import Result
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.wire import (
     finish_reason_of,
     logprobs_of,
-    reasoning_text_of,
     refusal_of,
     write_completion,
     write_error,
@@ -75,13 +74,17 @@ class ChatCompletionEncoder:
             call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
         return self._chunk_event(choice, {"tool_calls": [call]})
 
+    def stream_reasoning(self, choice: int, piece: ReasoningChunk) -> bytes:
+        """Return the event for the next text of the reasoning; signatures have no place here."""
+        return self._chunk_event(choice, {"reasoning_content": piece.text}) if piece.text else b""
+
     def stream_choice_end(self, choice: int, result: Result) -> bytes:
         """Return the events with what is known only at the end of a choice, and its finish reason.
 
-        These are the reasoning, the refusal and the log probabilities.
+        These are the refusal and the log probabilities.
         """
-        late = {"reasoning_content": reasoning_text_of(result), "refusal": refusal_of(result)}
-        events = [self._chunk_event(choice, {name: value}) for name, value in late.items() if value]
+        refusal = refusal_of(result)
+        events = [self._chunk_event(choice, {"refusal": refusal})] if refusal else []
         ending = {"finish_reason": finish_reason_of(result), "logprobs": logprobs_of(result)}
         return b"".join([*events, self._chunk_event(choice, {}, ending, write_ignored([result]))])
 

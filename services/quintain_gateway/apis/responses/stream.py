@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintain.contracts.chunk import ToolCallChunk
+from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
 from quintain.contracts.invoke import Result, ToolCall
 from quintain.errors import Fault
 from quintain_gateway.apis.openai.stream import KEEP_ALIVE_COMMENT
@@ -31,8 +31,7 @@ class ResponseEventEncoder:
     """Encodes one response, whole or as server-sent events; see `ResponseEncoder`.
 
     ``model`` is the name of the target, because the model that serves it is known only at the end. ``echoed`` are the
-    fields of the request that a response repeats. The items of a stream are in the order in which they were sent:
-    reasoning is known only at the end, and comes after the text.
+    fields of the request that a response repeats. The items of a stream are in the order in which they were sent.
     """
 
     key: str
@@ -80,8 +79,21 @@ class ResponseEventEncoder:
             events.append(self._event("response.function_call_arguments.delta", **place, delta=piece.arguments))
         return b"".join(events)
 
+    def stream_reasoning(self, _: int, piece: ReasoningChunk) -> bytes:
+        """Return the events for the next text of a reasoning item; the first one begins it."""
+        if not piece.text:
+            return b""
+        item_id, events = f"rs_{self.key}_{piece.index}", []
+        if item_id not in self._places:
+            item: JsonDict = {"type": "reasoning", "id": item_id, "summary": [], "encrypted_content": None}
+            added = self._event("response.output_item.added", output_index=self._place(item_id), item=item)
+            part = {"type": "summary_text", "text": ""}
+            events = [added, self._summary_event("response.reasoning_summary_part.added", item_id, part=part)]
+        events.append(self._summary_event("response.reasoning_summary_text.delta", item_id, delta=piece.text))
+        return b"".join(events)
+
     def stream_choice_end(self, _: int, result: Result) -> bytes:
-        """Return the events that end the message and the function calls, and those of the reasoning."""
+        """Return the events that end the message, the function calls and the reasoning."""
         events = [self._message_end(result)]
         for index, call in enumerate(tool_calls_of(result)):
             item, output_index = write_call_item(self.key, index, call), self._place(index)
@@ -91,12 +103,7 @@ class ResponseEventEncoder:
                 self._item_done(output_index, item),
             ]
         for item in write_reasoning_items(self.key, result):
-            output_index = len(self._places)
-            self._places[item["id"]] = output_index
-            events += [
-                self._event("response.output_item.added", output_index=output_index, item=item),
-                self._item_done(output_index, item),
-            ]
+            events += self._reasoning_end(item)
         return b"".join(events)
 
     def stream_end(self, results: Sequence[Result]) -> bytes:
@@ -139,7 +146,24 @@ class ResponseEventEncoder:
         events += [self._part_event("response.content_part.done", part=part), self._item_done(self._place(None), item)]
         return b"".join(events)
 
-    def _place(self, key: int | None) -> int:
+    def _reasoning_end(self, item: JsonDict) -> list[bytes]:
+        """Return the events that end a reasoning item; one without text begins here too."""
+        item_id: str = item["id"]
+        events = []
+        if item_id not in self._places:
+            events = [self._event("response.output_item.added", output_index=self._place(item_id), item=item)]
+        for part in item["summary"]:
+            events += [
+                self._summary_event("response.reasoning_summary_text.done", item_id, text=part["text"]),
+                self._summary_event("response.reasoning_summary_part.done", item_id, part=part),
+            ]
+        return [*events, self._item_done(self._place(item_id), item)]
+
+    def _summary_event(self, kind: str, item_id: str, **fields: object) -> bytes:
+        place = {"item_id": item_id, "output_index": self._place(item_id), "summary_index": 0}
+        return self._event(kind, **place, **fields)
+
+    def _place(self, key: int | str | None) -> int:
         return self._places.setdefault(key, len(self._places))
 
     def _item_done(self, output_index: int, item: JsonDict) -> bytes:

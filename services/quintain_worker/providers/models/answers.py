@@ -10,16 +10,20 @@ from pydantic_ai.messages import (
     TextPart,
     TextPartDelta,
     ThinkingPart,
+    ThinkingPartDelta,
     ToolCallPart,
     ToolCallPartDelta,
 )
 from pydantic_ai.usage import RequestUsage
 
-from quintain.contracts.chunk import ToolCallChunk
+from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
 from quintain.contracts.invoke import JsonObject, OutputMessage, Reasoning, TokenUsage, ToolCall
 from quintain.contracts.strings import replace_surrogates
 from quintain_worker.providers.models.capabilities import ApiCapabilities
 from quintain_worker.providers.provider import OnText, ProviderAnswer
+
+#: The id that the model library gives to reasoning that only the provider reads.
+REDACTED_ID = "redacted_thinking"
 
 
 def answer_of(response: ModelResponse, capabilities: ApiCapabilities) -> ProviderAnswer:
@@ -75,7 +79,7 @@ def _logprobs(response: ModelResponse) -> list[JsonObject] | None:
 
 
 class StreamedPieces:
-    """Passes the text and the tool calls of a streamed answer to a callback, piece by piece.
+    """Passes the text, the tool calls and the reasoning of a streamed answer to a callback, piece by piece.
 
     A surrogate pair that is split over two events is joined first.
     """
@@ -83,10 +87,13 @@ class StreamedPieces:
     def __init__(self, on_text: OnText) -> None:
         self._on_text = on_text
         self._has_text = False
-        #: The first half of a surrogate pair, of the text (None) or of a call.
+        #: The first half of a surrogate pair, by the index of its part; that of the text is None.
         self._high_surrogates: dict[int | None, str] = {}
         #: The calls by the index of their part among all parts.
         self._calls: dict[int, int] = {}
+        #: The pieces of reasoning by the index of their part, and those of which text was passed on.
+        self._reasoning: dict[int, int] = {}
+        self._has_reasoning_text = set[int]()
 
     def add(self, event: ModelResponseStreamEvent) -> None:
         """Pass on the piece that this event adds; many events add none."""
@@ -98,6 +105,11 @@ class StreamedPieces:
             self._start_call(event.index, event.part)
         elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, ToolCallPartDelta):
             self._continue_call(event.index, event.delta)
+        elif isinstance(event, PartStartEvent) and isinstance(event.part, ThinkingPart):
+            self._reasoning.setdefault(event.index, len(self._reasoning))
+            self._add_reasoning(event.index, event.part.content, event.part.signature, part_id=event.part.id)
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, ThinkingPartDelta):
+            self._add_reasoning(event.index, event.delta.content_delta, event.delta.signature_delta)
 
     def finish(self, text: str) -> None:
         """Pass on the rest of the answer's ``text``: all of it where nothing was streamed."""
@@ -106,7 +118,7 @@ class StreamedPieces:
 
     def _start_call(self, part_index: int, part: ToolCallPart) -> None:
         call = self._calls.setdefault(part_index, len(self._calls))
-        arguments = self._whole(call, part.args) if isinstance(part.args, str) else ""
+        arguments = self._whole(part_index, part.args) if isinstance(part.args, str) else ""
         self._on_text(
             ToolCallChunk(
                 index=call, id=part.tool_call_id, name=part.tool_name, arguments=replace_surrogates(arguments)
@@ -117,15 +129,32 @@ class StreamedPieces:
         call = self._calls.get(part_index)
         # Arguments that come as an object, whole, are in the final answer.
         if call is not None and isinstance(delta.args_delta, str):
-            arguments = self._whole(call, delta.args_delta)
+            arguments = self._whole(part_index, delta.args_delta)
             if arguments:
                 self._on_text(ToolCallChunk(index=call, arguments=replace_surrogates(arguments)))
 
-    def _whole(self, call: int | None, piece: str) -> str:
+    def _add_reasoning(
+        self, part_index: int, content: str | None, signature: str | None, part_id: str | None = None
+    ) -> None:
+        index = self._reasoning.get(part_index)
+        if index is None:
+            return
+        if part_id == REDACTED_ID:
+            self._on_text(ReasoningChunk(index=index, redacted=signature))
+            return
+        text = self._whole(part_index, content or "")
+        if text:
+            self._has_reasoning_text.add(index)
+        # A signature without text is known to be one only at the end.
+        signature = (signature or None) if index in self._has_reasoning_text else None
+        if text or signature:
+            self._on_text(ReasoningChunk(index=index, text=replace_surrogates(text), signature=signature))
+
+    def _whole(self, part_index: int | None, piece: str) -> str:
         """Return the piece behind a half of a surrogate pair that waited, without one that begins at its end."""
-        piece = self._high_surrogates.pop(call, "") + piece
+        piece = self._high_surrogates.pop(part_index, "") + piece
         if "\ud800" <= piece[-1:] <= "\udbff":
-            self._high_surrogates[call] = piece[-1:]
+            self._high_surrogates[part_index] = piece[-1:]
             piece = piece[:-1]
         return piece
 
