@@ -366,6 +366,14 @@ async def test_a_session_limits_the_size_of_its_bodies(ledger_driver: ClockedLed
     assert (await ledger_driver.info(large)).max_body_bytes == 3_000_000
 
 
+async def test_the_limit_of_bodies_is_amended(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await ledger_driver.open_session()
+    amendment = AmendSession(session_id=session.session_id, max_body_bytes=3_000_000)
+    info = await ledger_driver.ledger.transact(lambda moment: sessions.amend_session(moment.now, amendment))
+    assert (info.max_body_bytes, info.max_calls) == (3_000_000, 50)
+    await ledger_driver.admit_granted(session, "r1", body_bytes=3_000_000)
+
+
 async def test_a_child_has_its_parents_limit_of_bodies_or_less(ledger_driver: ClockedLedgerDriver) -> None:
     parent = await ledger_driver.open_session(max_body_bytes=3_000_000)
     for asked, given in ((None, 3_000_000), (1000, 1000)):

@@ -129,6 +129,7 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
         default_target=targets[0],
         max_calls=_max_calls(options, evaluation, calls),
         is_explicit=options.max_calls is not None or evaluation.spec.max_calls is not None,
+        max_body_bytes=evaluation.spec.max_body_bytes,
         label=f"run {evaluation.name}",
         token_path=options.folder / "session-token",
         count_spent_calls=lambda: charged_calls(options.folder),

@@ -109,6 +109,7 @@ async def _open_probe_session(plan: ProbePlan, settings: Settings) -> AsyncItera
         default_target=plan.targets[0],
         max_calls=len(plan.targets),
         label=f"check {plan.evaluation.name}"[:200],
+        max_body_bytes=plan.evaluation.spec.max_body_bytes,
         expires_in_seconds=10 * PROBE_TIMEOUT_SECONDS,
     )
     async with connect_backend(settings, fleet_plan) as backend:

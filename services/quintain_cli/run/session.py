@@ -30,6 +30,7 @@ class RunBudget:
     """The call budget of a run's plan and how to open its session.
 
     ``is_explicit`` means that the user set ``max_calls``; otherwise the limit is raised when more calls are needed.
+    ``max_body_bytes`` is the limit of its requests and answers, if the user set it.
     ``token_path`` is the file with the session's token. ``count_spent_calls`` counts the calls charged for the
     existing results, for the case that their session has ended. ``calls_location`` says where the calls of a session
     are written, by its id.
@@ -38,6 +39,7 @@ class RunBudget:
     default_target: str
     max_calls: int
     is_explicit: bool
+    max_body_bytes: int | None
     label: str
     token_path: Path
     count_spent_calls: Callable[[], int]
@@ -173,10 +175,12 @@ class RunSessions:
         stored, budget, info = self._stored, self._budget, await self.client.get_info()
         needed = info.call_count + request.most_calls
         limit = max(0, budget.max_calls - stored.plan_calls) if budget.is_explicit else max(info.max_calls, needed)
-        if limit == info.max_calls or not request.most_calls:
+        is_size_unchanged = budget.max_body_bytes in {None, info.max_body_bytes}
+        if (limit == info.max_calls and is_size_unchanged) or not request.most_calls:
             return
         if self._backend.admin is not None:
-            await self._backend.admin.amend(AmendSession(session_id=info.session_id, max_calls=limit))
+            amendment = AmendSession(session_id=info.session_id, max_calls=limit, max_body_bytes=budget.max_body_bytes)
+            await self._backend.admin.amend(amendment)
         elif budget.is_explicit:
             raise ConfigError(
                 f"This plan's budget is {info.max_calls + stored.plan_calls} calls, and {budget.max_calls} are "
@@ -189,6 +193,7 @@ class RunSessions:
             default_target=self._budget.default_target,
             max_calls=max_calls,
             label=self._budget.label,
+            max_body_bytes=self._budget.max_body_bytes,
             expires_in_seconds=SESSION_SECONDS,
         )
         if self._backend.admin is not None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
+from quintain.contracts.limits import BodyBytes
 from quintain.contracts.message import (
     Message,
     StrictMessage,
@@ -47,7 +48,7 @@ _BODY_FAULT_STATUSES = (400, 408, 413)
 
 
 class SessionPatch(StrictMessage):
-    """Change the call limit or state of a session. Usage is never reset; a limit below the usage is raised to it.
+    """Change the limits or state of a session. Usage is never reset; a limit below the usage is raised to it.
 
     ``session_id`` may be repeated from the path, as clients do.
     """
@@ -55,6 +56,7 @@ class SessionPatch(StrictMessage):
     session_id: Id | None = None
     max_calls: Count | None = None
     state: SessionState | None = None
+    max_body_bytes: BodyBytes | None = None
 
 
 OPERATIONS = (
@@ -84,7 +86,7 @@ OPERATIONS = (
     Operation(
         "PATCH",
         SESSION_PATH,
-        "Change a session's call limit or state",
+        "Change a session's limits or state",
         token=ADMIN_TOKEN,
         request_model=SessionPatch,
         responses={200: Info, **fault_responses(404, *_BODY_FAULT_STATUSES, *_COMMON_FAULT_STATUSES)},
@@ -152,7 +154,8 @@ class SessionEndpoints:
         patch = SessionPatch.from_wire(await self._gateway.read_body(request))
         if patch.session_id not in {None, session.session_id}:
             raise BadRequest("sessionId: it is not the session of the path")
-        amend_session = AmendSession(session_id=session.session_id, max_calls=patch.max_calls, state=patch.state)
+        fields = patch.model_dump(exclude={"session_id"})
+        amend_session = AmendSession(session_id=session.session_id, **fields)
         return _message_response(await admin.amend(amend_session))
 
     async def close(self, request: Request) -> Response:

@@ -164,7 +164,7 @@ def _lifetime_ms(seconds: float) -> int:
 
 
 def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
-    """Change a session's limit or state. Usage is never reset; a limit below the usage is set to the usage."""
+    """Change a session's limits or state. Usage is never reset; a limit below the usage is set to the usage."""
     session = yield from require_session(request.session_id)
     _require_valid_max_calls(request.max_calls)
     if request.max_calls is not None:
@@ -174,6 +174,8 @@ def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
             request.max_calls,
             session.id,
         )
+    if request.max_body_bytes is not None:
+        yield from execute("UPDATE session SET max_body_bytes = ? WHERE id = ?", request.max_body_bytes, session.id)
     if request.state is not None and session.state != SessionState.CLOSED:
         yield from execute("UPDATE session SET state = ? WHERE id = ?", request.state, session.id)
     return (yield from info_by_id(now, session.id))

@@ -111,6 +111,7 @@ def _lacks_field(prompt: Prompt, case: Case) -> bool:
 def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseRequirement:
     # The longest name makes the largest request.
     target = max(targets, key=len, default="")
+    max_bytes = evaluation.spec.max_body_bytes or DEFAULT_REQUEST_BYTES
 
     def fits(case: Case) -> bool:
         return all(request_fits(prompt.apply(case)) for prompt in evaluation.prompts)
@@ -121,7 +122,7 @@ def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseR
         if (
             case.messages is None
             and case.settings is None
-            and characters * _MAX_BYTES_PER_CHARACTER + _ENVELOPE_BYTES < DEFAULT_REQUEST_BYTES
+            and characters * _MAX_BYTES_PER_CHARACTER + _ENVELOPE_BYTES < max_bytes
         ):
             return True
         try:
@@ -129,11 +130,11 @@ def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseR
         except (BadRequest, ValidationError):
             # The text is empty or not valid Unicode, which is another error.
             return True
-        return len(body) <= DEFAULT_REQUEST_BYTES
+        return len(body) <= max_bytes
 
     return CaseRequirement(
         is_met=fits,
-        problem=f"a request of more than {DEFAULT_REQUEST_BYTES:,} bytes",
+        problem=f"a request of more than {max_bytes:,} bytes",
         reason="no message may be larger",
-        fix="shorten them, or leave them out with where",
+        fix="raise max_body_bytes, shorten them, or leave them out with where",
     )

@@ -11,6 +11,7 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from quintain.config.yaml_file import read_yaml
+from quintain.contracts.limits import BodyBytes
 from quintain.contracts.session import Count
 from quintain.contracts.strings import TargetName
 from quintain_runner.spec.dataset import DatasetField, DatasetSpec
@@ -31,6 +32,10 @@ class EvaluationSpec(SpecModel):
     """What each target is asked about each case. If absent, the question or the messages of the case."""
     max_calls: Count | None = None
     """The call budget of the whole run, graders included. If absent, the most calls that the run can need."""
+    max_body_bytes: BodyBytes | None = None
+    """The size of the largest request, up to 16 MiB, and of the largest answer where it is more than 8 MiB. If absent,
+    1 MiB.
+    """
     repeats: Annotated[int, Field(ge=1)] = 1
     """How many times each target answers each case, under each prompt."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None

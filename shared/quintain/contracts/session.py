@@ -121,11 +121,12 @@ class SessionOpened(Message):
 
 
 class AmendSession(StrictMessage):
-    """Change a session's limit or state; usage is never reset, and a limit below the usage is raised to it."""
+    """Change a session's limits or state; usage is never reset, and a limit below the usage is raised to it."""
 
     session_id: Id
     max_calls: Count | None = None
     state: SessionState | None = None
+    max_body_bytes: BodyBytes | None = None
 
 
 class CloseSession(Message):

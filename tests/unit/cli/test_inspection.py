@@ -131,8 +131,11 @@ async def test_a_case_is_refused_from_the_first_byte_that_does_not_fit_a_message
     assert (await inspect(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope)))).problems == []
     assert await problem_of(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope + 1))) == (
         f"{tmp_path / 'cases.jsonl'}: a request of more than 1,048,576 bytes in 1 of 1 cases (ids '1'): no message may "
-        "be larger; shorten them, or leave them out with where"
+        "be larger; raise max_body_bytes, shorten them, or leave them out with where"
     )
+    path = evaluation("x" * DEFAULT_REQUEST_BYTES)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_body_bytes": 2 * DEFAULT_REQUEST_BYTES}))
+    assert (await inspect(path)).problems == []
     # Few characters, and many bytes.
     assert "a request of more than" in await problem_of(evaluation("\x01" * (DEFAULT_REQUEST_BYTES // 6)))
     turns = [{"role": "user", "content": [{"type": "text", "text": "x" * DEFAULT_REQUEST_BYTES}]}]
