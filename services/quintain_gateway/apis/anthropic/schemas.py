@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from quintain.contracts.invoke import Fraction, JsonObject, Unsupported
+from quintain.contracts.invoke import Fraction, JsonObject
+from quintain_gateway.apis.openai.schemas import CallRequest
 from quintain_gateway.http.schemas import RequestModel
 
 
@@ -49,14 +50,9 @@ class AnthropicOutputConfig(RequestModel):
     effort: str | None = None
 
 
-class AnthropicMessageRequest(RequestModel):
-    """A messages request. ``model`` is the name of a target.
+class AnthropicMessageRequest(CallRequest):
+    """A messages request. ``metadata`` and ``service_tier`` are accepted without effect: they change no answer."""
 
-    ``metadata`` and ``service_tier`` are accepted without effect: they change no answer. ``extra_body`` holds fields of
-    the provider's own, which get there unchanged; any other field is refused by name, or ignored with ``unsupported``.
-    """
-
-    model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[AnthropicRequestMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(gt=0)]
     system: str | list[JsonObject] | None = None
@@ -69,8 +65,6 @@ class AnthropicMessageRequest(RequestModel):
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     output_config: AnthropicOutputConfig | None = None
-    extra_body: JsonObject | None = None
-    unsupported: Unsupported | None = None
     metadata: JsonObject | None = None
     service_tier: str | None = None
     cache_control: JsonObject | None = None

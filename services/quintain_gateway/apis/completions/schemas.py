@@ -7,22 +7,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from quintain.contracts.inputs import Prompt
-from quintain.contracts.invoke import Fraction, JsonObject, Unsupported
-from quintain_gateway.apis.openai.schemas import MAX_CHOICES, StreamOptions
-from quintain_gateway.http.schemas import RequestModel
+from quintain.contracts.invoke import JsonObject
+from quintain_gateway.apis.openai.schemas import MAX_CHOICES, SamplingRequest, StreamOptions
 
 #: The maximum number of prompts of a request.
 MAX_PROMPTS = 2048
 
 
-class CompletionRequest(RequestModel):
-    """A completion request. ``model`` is the name of a target; each of ``n`` choices for each prompt is one call.
+class CompletionRequest(SamplingRequest):
+    """A completion request; each of ``n`` choices for each prompt is one call."""
 
-    ``extra_body`` holds fields of the provider's own, which get there unchanged; any field that is not listed is
-    refused by name, or ignored with ``unsupported``.
-    """
-
-    model: Annotated[str, Field(min_length=1)]
     prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=MAX_PROMPTS)]
     suffix: str | None = None
     echo: bool | None = None
@@ -32,18 +26,6 @@ class CompletionRequest(RequestModel):
     best_of: Literal[1] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: Fraction | None = None
-    top_k: int | None = None
-    min_p: Fraction | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    extra_body: JsonObject | None = None
-    unsupported: Unsupported | None = None
     user: str | None = None
 
 

@@ -46,21 +46,22 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class ChatCompletionRequest(RequestModel):
-    """A chat completion request. ``model`` is the name of a target; each of ``n`` choices is one call.
+class CallRequest(RequestModel):
+    """The fields of every request that makes calls. ``model`` is the name of a target.
 
-    Fields from ``user`` on are accepted without effect: none of them changes an answer. ``extra_body`` holds fields of
-    the provider's own, which get there unchanged; any other field is refused by name, or ignored with ``unsupported``.
+    ``extra_body`` holds fields of the provider's own, which get there unchanged; any field that is not listed is
+    refused by name, or ignored with ``unsupported``.
     """
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[ChatRequestMessage], Field(min_length=1)]
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    extra_body: JsonObject | None = None
+    unsupported: Unsupported | None = None
+
+
+class SamplingRequest(CallRequest):
+    """A request with OpenAI's sampling parameters."""
+
     temperature: float | None = None
-    max_tokens: PositiveInt | None = None
-    max_completion_tokens: PositiveInt | None = None
     top_p: Fraction | None = None
     top_k: int | None = None
     min_p: Fraction | None = None
@@ -70,6 +71,20 @@ class ChatCompletionRequest(RequestModel):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+
+
+class ChatCompletionRequest(SamplingRequest):
+    """A chat completion request; each of ``n`` choices is one call.
+
+    Fields from ``user`` on are accepted without effect: none of them changes an answer.
+    """
+
+    messages: Annotated[list[ChatRequestMessage], Field(min_length=1)]
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     reasoning_effort: str | None = None
@@ -80,8 +95,6 @@ class ChatCompletionRequest(RequestModel):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    extra_body: JsonObject | None = None
-    unsupported: Unsupported | None = None
     user: str | None = None
     store: bool | None = None
     metadata: JsonObject | None = None

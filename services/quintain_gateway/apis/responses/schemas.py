@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from quintain.contracts.invoke import Fraction, JsonObject, Unsupported
-from quintain_gateway.apis.openai.schemas import PositiveInt
+from quintain.contracts.invoke import Fraction, JsonObject
+from quintain_gateway.apis.openai.schemas import CallRequest, PositiveInt
 from quintain_gateway.http.schemas import RequestModel
 
 
@@ -41,14 +41,12 @@ class ResponseToolChoice(RequestModel):
     name: str
 
 
-class ResponseRequest(RequestModel):
-    """A request of the Responses API. ``model`` is the name of a target; nothing is stored, whatever ``store`` says.
+class ResponseRequest(CallRequest):
+    """A request of the Responses API; nothing is stored, whatever ``store`` says.
 
-    Fields from ``user`` on are accepted without effect: none of them changes an answer. ``extra_body`` holds fields of
-    the provider's own, which get there unchanged; any other field is refused by name, or ignored with ``unsupported``.
+    Fields from ``user`` on are accepted without effect: none of them changes an answer.
     """
 
-    model: Annotated[str, Field(min_length=1)]
     input: Annotated[str | list[JsonObject], Field(min_length=1)]
     instructions: str | None = None
     stream: bool | None = None
@@ -67,8 +65,6 @@ class ResponseRequest(RequestModel):
     previous_response_id: str | None = None
     conversation: str | JsonObject | None = None
     prompt: JsonObject | None = None
-    extra_body: JsonObject | None = None
-    unsupported: Unsupported | None = None
     user: str | None = None
     store: bool | None = None
     metadata: JsonObject | None = None
