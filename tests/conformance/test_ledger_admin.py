@@ -38,9 +38,10 @@ async def register_worker(
     *,
     incarnation: str = "",
     able: DrainState | None = DrainState.SUPPORTED,
+    names: str = "a",
 ) -> LeaseRenewed:
-    card = TargetCard(name="a", provider="mock", max_concurrency=64)
-    ask = Register(worker_id=worker, incarnation=incarnation or worker, targets=[card], drain=able)
+    cards = [TargetCard(name=name, provider="mock", max_concurrency=64) for name in names]
+    ask = Register(worker_id=worker, incarnation=incarnation or worker, targets=cards, drain=able)
     return await ledger_driver.ledger.transact(
         lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, ask)
     )
@@ -96,6 +97,19 @@ async def test_an_unknown_target_is_told_with_those_there_are(ledger_driver: Clo
         with pytest.raises(UnknownTarget, match=r"^Unknown target 'b'\. Available: a") as refusal:
             await unknown
         assert "a" in (refusal.value.available_targets or [])
+
+
+async def test_targets_are_in_the_order_of_the_session_else_of_their_first_registration(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    before = (await ledger_driver.info(await ledger_driver.open_session())).available_targets
+    await register_worker(ledger_driver, "other", names="zyx")
+    await register_worker(ledger_driver, "again", names="xyz")
+    assert (await ledger_driver.info(await ledger_driver.open_session())).available_targets == [*before, *"zyx"]
+    narrow = await ledger_driver.open_session(allowed_targets=["y", "later", "a", "y", "z"])
+    assert (await ledger_driver.info(narrow)).available_targets == ["y", "a", "z"]
+    child = await ledger_driver.open_session(parent=narrow)
+    assert (await ledger_driver.info(child)).available_targets == ["y", "a", "z"]
 
 
 async def test_a_worker_hears_that_it_is_to_drain_until_it_says_that_it_does(

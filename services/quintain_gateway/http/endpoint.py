@@ -32,6 +32,7 @@ from quintain.contracts.strings import shorten
 from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
+    BudgetExhausted,
     BudgetUnavailable,
     BusError,
     Cancelled,
@@ -246,15 +247,18 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
 
 
 @contextlib.asynccontextmanager
-async def verify_token_on_body_error(client: Client) -> AsyncIterator[None]:
+async def verify_token_on_body_error(client: Client, *, budget_first: bool = False) -> AsyncIterator[None]:
     """Check the session's token before an error in the request body is reported: read and parse the body inside.
 
-    Raises `Unauthorized` in place of `BadRequest` or `PayloadTooLarge` if the token is not valid.
+    Raises `Unauthorized` in place of `BadRequest` or `PayloadTooLarge` if the token is not valid; with
+    ``budget_first`` also `BudgetExhausted` if the session has no calls left.
     """
     try:
         yield
     except (BadRequest, PayloadTooLarge):
-        await client.get_info()
+        info = await client.get_info()
+        if budget_first and info.call_count >= info.max_calls:
+            raise BudgetExhausted(f"Max calls exceeded (limit: {info.max_calls})") from None
         raise
 
 

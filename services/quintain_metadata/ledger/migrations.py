@@ -138,6 +138,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # The size of the largest request of a session; null where it was opened without a limit of its own.
         "ALTER TABLE session ADD COLUMN max_body_bytes bigint",
     ),
+    (
+        # The order in which targets were registered first; 0 for those of before, which are in the order of their names.
+        "ALTER TABLE target ADD COLUMN position bigint NOT NULL DEFAULT 0",
+    ),
 )
 
 _COUNT_STARTED = "ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + 1"

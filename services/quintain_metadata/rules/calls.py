@@ -145,6 +145,8 @@ def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) ->
         raise request.problem.to_fault()
     sessions.require_body_allowed(session, request.body_bytes or 0)
     if not session.allows(request.target):
+        if call is None:
+            session.require_calls_left()
         raise ForbiddenTarget(f"This session may not call {request.target!r}")
     if call is not None and call.body_sha256 not in {"", request.body_sha256}:
         raise RequestConflict(f"Request id {request.request_id!r} was used with another body")

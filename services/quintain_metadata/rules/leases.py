@@ -103,8 +103,9 @@ def register_worker(
     """
     for target in registration.targets:
         yield from execute(
-            "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at, fingerprint)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET provider = excluded.provider,"
+            "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at, fingerprint,"
+            " position) VALUES (?, ?, ?, ?, ?, ?, ?, (SELECT coalesce(max(position), 0) + 1 FROM target))"
+            " ON CONFLICT (name) DO UPDATE SET provider = excluded.provider,"
             " model = excluded.model, judge_target = excluded.judge_target,"
             " max_concurrency = excluded.max_concurrency, registered_at = excluded.registered_at,"
             " fingerprint = excluded.fingerprint",

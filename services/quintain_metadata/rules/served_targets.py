@@ -47,11 +47,12 @@ def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint
 
 
 def current_fingerprints(live: Mapping[str, Sequence[WorkerFingerprint]]) -> SqlProgram[dict[str, str | None]]:
-    """Return every registered target, by name, with the fingerprint of the live worker that changed last.
+    """Return every registered target, in the order of registration, with the fingerprint of the live worker that
+    changed last.
 
     Where no worker is live it is that of the last registration.
     """
-    rows = yield from execute("SELECT name, fingerprint FROM target ORDER BY name")
+    rows = yield from execute("SELECT name, fingerprint FROM target ORDER BY position, name")
     return {name: live[name][0].fingerprint if name in live else last for name, last in rows}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
@@ -58,6 +59,20 @@ class SessionRow:
         """Whether the session may call this target."""
         return self.allowed_targets is None or target in json.loads(self.allowed_targets)
 
+    def available(self, registered: Collection[str]) -> list[str]:
+        """Return those of the registered targets that the session may call, in the order in which it names them."""
+        if self.allowed_targets is None:
+            return list(registered)
+        return [name for name in json.loads(self.allowed_targets) if name in registered]
+
+    def require_calls_left(self) -> None:
+        """Raise `BudgetExhausted` if a further call would be refused. Admission decides by `charge`, not by this."""
+        for payer in self.lineage:
+            if payer.used >= payer.max_calls:
+                raise budget_exhausted(payer)
+            if payer.used < payer.reserved:
+                return  # paid for by the ancestors already
+
     def is_usable(self, now: int) -> bool:
         """Whether the session and all its ancestors are neither closed nor expired at ``now`` (milliseconds)."""
         return all(
@@ -95,7 +110,7 @@ def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
             order=payer.counters_order,
         )
         if row is None:
-            raise BudgetExhausted(f"Max calls exceeded (limit: {payer.max_calls})")
+            raise budget_exhausted(payer)
         used, reserved = row
         own_count = used if payer is session else own_count
         # Its parent is charged for at least what it reserved, since it was opened.
@@ -103,6 +118,11 @@ def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
         if not calls:
             break
     return own_count
+
+
+def budget_exhausted(session: SessionRow) -> BudgetExhausted:
+    """Return the fault of a session without calls left, in the wording of AgentV."""
+    return BudgetExhausted(f"Max calls exceeded (limit: {session.max_calls})")
 
 
 def refund(session: SessionRow, calls: int = 1) -> SqlProgram[None]:

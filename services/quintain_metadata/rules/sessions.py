@@ -89,7 +89,7 @@ def open_session(
         token.sha256,
         parent.id if parent else None,
         request.default_target,
-        None if allowed is None else json.dumps(sorted(set(allowed))),
+        None if allowed is None else json.dumps(list(dict.fromkeys(allowed))),
         max_calls,
         request.label,
         deadline_ms,
@@ -213,14 +213,14 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     served = yield from live_served_targets(now)
     targets = yield from current_fingerprints(served)
     different_since = yield from differences(now, served)
-    allowed = {name: fingerprint for name, fingerprint in targets.items() if session.allows(name)}
-    fingerprints = {name: fingerprint for name, fingerprint in allowed.items() if fingerprint is not None}
+    available = session.available(targets)
+    fingerprints = {name: fingerprint for name in available if (fingerprint := targets[name]) is not None}
     return Info(
         session_id=session.id,
         target_name=session.default_target,
         max_calls=session.max_calls,
         call_count=session.used,
-        available_targets=list(allowed),
+        available_targets=available,
         allowed_targets=None if session.allowed_targets is None else json.loads(session.allowed_targets),
         target_fingerprints=fingerprints or None,
         different_since={name: since for name, since in different_since.items() if session.allows(name)} or None,

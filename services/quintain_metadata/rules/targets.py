@@ -142,8 +142,8 @@ def resume_target(now: int, request: ResumeTarget) -> SqlProgram[TargetPause]:
 
 
 def target_names() -> SqlProgram[list[str]]:
-    """Return the names of all registered targets, sorted."""
-    rows = yield from execute("SELECT name FROM target ORDER BY name")
+    """Return the names of all registered targets, in the order of registration."""
+    rows = yield from execute("SELECT name FROM target ORDER BY position, name")
     return [row[0] for row in rows]
 
 

@@ -122,6 +122,9 @@ class Router:
             else:
                 if route.is_registered and not delivery.headers.get(ROUTED_HEADER):
                     return route.target
+                if (yield from call_repository.load_call(session.id, request_id_of(delivery))) is None:
+                    # As in AgentV, a spent budget comes before a bad target; a call that is known was paid for.
+                    session.require_calls_left()
                 if (
                     may_wait
                     and len(delivery.body) <= DEFAULT_REQUEST_BYTES
@@ -204,8 +207,7 @@ def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[Ro
     # An empty target name is an unknown target; it does not mean the default.
     target = delivery.routing_key or (previous_target or session.default_target if body_target is None else body_target)
     registered = yield from targets.target_names()
-    available = [name for name in registered if session.allows(name)]
-    return RouteRequest(target, field_name, target in registered, available)
+    return RouteRequest(target, field_name, target in registered, session.available(registered))
 
 
 def forwarded_headers(delivery: Delivery) -> dict[str, HeaderValue]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -53,6 +54,10 @@ class GraderCalls(SpecModel):
     """The most calls that one execution may make; they are charged to the run's budget."""
 
 
+def _calls_of_true(value: object) -> object:
+    return {} if value is True else value
+
+
 class _GraderSpec(SpecModel):
     """The options that every grader has."""
 
@@ -75,8 +80,10 @@ class _ProgramSpec(_GraderSpec):
     """The default target of the grader's session. If absent, the judge_target that the configuration names for the
     target under test; failing that, the target under test itself.
     """
-    target: GraderCalls = GraderCalls()
-    """Limits on the calls of the grader."""
+    target: Annotated[
+        GraderCalls, BeforeValidator(_calls_of_true, json_schema_input_type=GraderCalls | Literal[True])
+    ] = GraderCalls()
+    """Limits on the calls of the grader; true, as AgentV has it, is the default limit."""
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS
     """The timeout of one execution, in seconds."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -326,7 +326,7 @@ async def test_every_refusal_is_the_clients_own_exception(fleet: ModelFleet, cli
         await client.messages.create(**{**ASK, "model": "nope"})
     assert unknown.value.type == "not_found_error"
     assert unknown.value.request_id
-    assert "Unknown target 'nope'. Available: broken, claude" in str(unknown.value)
+    assert "Unknown target 'nope'. Available: echo, fixed" in str(unknown.value)
     async with anthropic_client(fleet.url, SessionToken.mint().text) as (nobody, _):
         with pytest.raises(anthropic.AuthenticationError) as unauthorized:
             await nobody.messages.create(**ASK)

@@ -142,7 +142,7 @@ async def test_info_tells_the_session(open_client: OpenClient) -> None:
             while (info := await target.get_info()).committed < 1:
                 await asyncio.sleep(0.02)
     assert (info.target_name, info.max_calls, info.call_count, info.label) == ("judge", 9, 1, "mine")
-    assert info.available_targets == ["echo", "judge"]
+    assert info.available_targets == ["judge", "echo"]
     assert (info.state, info.token_usage) == (SessionState.OPEN, quintain.TokenUsage(input=10, output=5))
     assert info.session_id
     assert info.now > 0
@@ -161,8 +161,8 @@ async def test_faults_are_the_same_classes_with_the_same_words(open_client: Open
         with pytest.raises(quintain.BudgetExhausted) as spent:
             await target.invoke("x")
     assert nothing.value.message == "Missing required field: question"
-    assert unknown.value.message == "Unknown target 'nobody'. Available: broken, judge"
-    assert unknown.value.available_targets == ("broken", "judge")
+    assert unknown.value.message == "Unknown target 'nobody'. Available: judge, broken"
+    assert unknown.value.available_targets == ("judge", "broken")
     assert (failed.value.charged, failed.value.retryable, failed.value.status) == (True, False, 502)
     assert spent.value.message == "Max calls exceeded (limit: 1)"
     assert (spent.value.charged, spent.value.retryable, spent.value.status) == (False, False, 429)

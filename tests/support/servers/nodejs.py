@@ -41,10 +41,12 @@ def find_node(environment: Mapping[str, str], report: Report) -> str:
     return node
 
 
-def npm_package(name: str, version: str, environment: Mapping[str, str], report: Report) -> Path:
-    """Return the folder ``node_modules`` with this package and what it needs. Raises `ServerUnavailable` where npm
-    fails."""
-    folder = PEERS / f"{name.replace('/', '-').lstrip('@')}-{version}"
+def npm_package(
+    name: str, version: str, environment: Mapping[str, str], report: Report, *, parent: Path = PEERS
+) -> Path:
+    """Return the folder ``node_modules`` with this package and what it needs, below ``parent``. Raises
+    `ServerUnavailable` where npm fails."""
+    folder = parent / f"{name.replace('/', '-').lstrip('@')}-{version}"
     modules = folder / "node_modules"
     manifest = modules / name / "package.json"
     with install_lock():

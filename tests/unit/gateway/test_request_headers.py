@@ -86,7 +86,7 @@ async def test_info_is_the_whole_session_beside_agentvs_names(gateway_client: Ga
     info = Info.model_validate(told)
     assert (info.label, info.max_calls, info.committed, info.state.value) == ("mine", 9, 0, "open")
     assert told["providerLabel"] == told["targetName"] == "echo"
-    assert told["availableProviderLabels"] == told["availableTargets"] == ["broken", "echo"]
+    assert told["availableProviderLabels"] == told["availableTargets"] == ["echo", "broken"]
     assert "parentId" not in told
 
 
@@ -98,5 +98,5 @@ async def test_a_failed_item_tells_its_whole_fault(gateway_client: GatewayClient
     )  # fmt: skip
     assert failed["rawText"] == f"Error: {failed['error']}"
     assert (unknown["code"], unknown["charged"], unknown["availableTargets"]) == (
-        "unknown_target", False, ["broken", "echo"],
+        "unknown_target", False, ["echo", "broken"],
     )  # fmt: skip

@@ -60,6 +60,13 @@ def test_the_protocols_own_example_is_read(tmp_path: Path) -> None:
     assert same == ExactGrader(name="same", builtin="exact")
 
 
+def test_a_graders_target_may_be_true_as_in_agentv(tmp_path: Path) -> None:
+    (judge,) = load(tmp_path, "dataset: c\ngraders: [{name: a, command: [x], target: true}]").spec.graders
+    assert isinstance(judge, CommandGrader)
+    assert (judge.target.max_calls, judge.has_explicit_limit) == (50, False)
+    assert evaluation_errors(tmp_path, "dataset: c\ngraders: [{name: a, command: [x], target: false}]")
+
+
 def test_what_a_grader_leaves_out_has_agentvs_defaults(tmp_path: Path) -> None:
     (judge,) = load(tmp_path, "dataset: c\ngraders: [{name: a, command: [x]}]").spec.graders
     assert isinstance(judge, CommandGrader)

@@ -59,6 +59,7 @@ def test_what_a_page_shows_is_what_the_schema_allows(page: str) -> None:
         "dataset: {file: cases.csv, where: {lang: [en, de], level: 3, hard: true}, sample: 10, limit: 5}\n" + GRADERS,
         "dataset: {command: [python, cases.py], format: csv}\n" + GRADERS,
         "dataset: c\ngraders: [{name: a, function: 'judges:polite', config: {n: 1}, target: {max_calls: 0}}]",
+        "dataset: c\ngraders: [{name: a, command: [x], target: true}]",
         "dataset: c\ngraders: [{name: a, command: [x], batch: stdin-lines, cwd: below}]",
         "dataset: c\ngraders: [{name: a, builtin: regex, pattern: x, ignore_case: true}]",
         "dataset: c\ngraders: [{name: a, builtin: numeric, tolerance: 0.5, take: only}]",

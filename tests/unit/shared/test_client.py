@@ -179,7 +179,7 @@ async def test_an_invoke_is_answered_and_counted(fleet: MemoryFleet) -> None:
         assert (await client.invoke("again", target="echo")).call_count == 2
         info = await client.get_info()
     assert (info.call_count, info.committed, info.max_calls) == (2, 2, 3)
-    assert info.available_targets == ["broken", "echo"]
+    assert info.available_targets == ["echo", "broken"]
 
 
 async def test_a_conversation_and_settings_reach_the_target(fleet: MemoryFleet) -> None:
@@ -202,9 +202,9 @@ async def test_a_bad_request_is_said_before_any_io(ask: dict[str, object]) -> No
 
 async def test_a_fault_is_raised_as_what_it_is(fleet: MemoryFleet) -> None:
     async with fleet.client("echo") as client:
-        with pytest.raises(UnknownTarget, match="Unknown target 'nope'. Available: broken, echo") as unknown:
+        with pytest.raises(UnknownTarget, match="Unknown target 'nope'. Available: echo, broken") as unknown:
             await client.invoke("x", target="nope")
-        assert unknown.value.available_targets == ("broken", "echo")
+        assert unknown.value.available_targets == ("echo", "broken")
         with pytest.raises(ProviderFailed) as failed:
             await client.invoke("x", target="broken")
         assert failed.value.charged

@@ -22,12 +22,9 @@ from quintain_worker.providers.factory import ProviderContext, build_provider
 from quintain_worker.providers.models import openai as openai_module
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.providers.settings import DEFAULT_VALUES
+from support.documented_table import assert_documented
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
-from support.snapshots import RECORD_VARIABLE
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "gateway.md"
-BEGIN, END = "<!-- parameters: begin -->\n", "<!-- parameters: end -->\n"
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
 
@@ -159,10 +156,6 @@ async def test_the_table_in_the_docs_is_what_the_providers_received(
         rows.append([name, *cells])
     for provider in (command, function, *(provider for _, provider in models)):
         await provider.close()
-    assert_documented(rows)
-
-
-def assert_documented(rows: list[list[str]]) -> None:
     heads = [
         "`openai`",
         "`openai` with `base_url`",
@@ -171,15 +164,8 @@ def assert_documented(rows: list[list[str]]) -> None:
         "`python`",
         "`command`",
     ]
-    lines = [["setting", *heads], ["---"] * 7, *([f"`{row[0]}`", *row[1:]] for row in rows)]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    document = DOCUMENT.read_text(encoding="utf-8")
-    head, _, rest = document.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    expected = f"{head}{BEGIN}\n{table}\n{END}{tail}"
-    if environment().get(RECORD_VARIABLE):
-        DOCUMENT.write_text(expected, encoding="utf-8")
-    assert document == expected or environment().get(RECORD_VARIABLE)
+    lines = [["setting", *heads], *([f"`{row[0]}`", *row[1:]] for row in rows)]
+    assert_documented("parameters", lines)
 
 
 @wires

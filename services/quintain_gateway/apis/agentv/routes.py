@@ -132,7 +132,7 @@ class AgentVEndpoints:
 
     async def invoke(self, request: Request, client: Client) -> Response:
         """``POST /invoke``: call a target and return its result."""
-        async with verify_token_on_body_error(client):
+        async with verify_token_on_body_error(client, budget_first=True):
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
             body = parse_json(await self._gateway.read_body(request, client))
             invoke_request = read_invoke(body)

@@ -87,10 +87,16 @@ def read_invoke(value: object) -> InvokeRequest:
     question = value.get("question") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not (value.get("messages") if question is None else isinstance(question, str)):
         raise BadRequest("Missing required field: question")
+    named = {name: _as_text(value[name]) for name in ("target", "provider") if name in value}
     try:
-        return InvokeRequest.model_validate(value)
+        return InvokeRequest.model_validate({**value, **named})
     except ValidationError as error:
         raise BadRequest(describe_validation_error(error)) from None
+
+
+def _as_text(target: object) -> object:
+    """Return a number or a boolean as AgentV writes it: `true` is a target that is not known, and no wrong type."""
+    return json.dumps(target) if isinstance(target, bool | int | float) else target
 
 
 def ignored_keys(value: object) -> set[str]:

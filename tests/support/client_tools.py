@@ -1,0 +1,119 @@
+"""Other people's tools, each in an environment of its own: a virtual environment, or a prefix of npm.
+
+They are kept in the folder that ``QUINTAIN_CLIENTS_CACHE`` names, else in ``quintain/clients`` of the user's cache.
+``QUINTAIN_TEST_CLIENTS`` says which run: ``all``, or names with commas. `make test` runs none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.servers.commands import run_command
+from support.servers.errors import ServerUnavailable
+from support.servers.nodejs import find_node, npm_package
+from support.servers.packages import Report, install_lock
+
+CACHE_VARIABLE, CHOICE_VARIABLE = "QUINTAIN_CLIENTS_CACHE", "QUINTAIN_TEST_CLIENTS"
+_INSTALL_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTool:
+    """A tool of one version: a package of PyPI with what it needs beside it, or one of npm.
+
+    A ``large`` one has more than 2 GB: it is installed only where it is named, and runs where it is installed.
+    """
+
+    name: str
+    version: str
+    pypi: str | None = None
+    npm: str | None = None
+    beside: tuple[str, ...] = ()
+    large: bool = False
+
+    def folder(self, cache: Path) -> Path:
+        """The folder of its environment."""
+        return cache / f"{self.name}-{self.version}"
+
+    def programs(self, cache: Path) -> Path:
+        """The folder of its programs."""
+        return self.folder(cache) / ("bin" if self.pypi else f"{_npm_folder(self)}/node_modules/.bin")
+
+    @property
+    def modules(self) -> str:
+        """Where its JavaScript modules are, in its folder."""
+        return f"{_npm_folder(self)}/node_modules"
+
+    def is_installed(self, cache: Path) -> bool:
+        """Whether its environment is complete."""
+        return (self.folder(cache) / ".complete").is_file()
+
+    def install(self, environment: Mapping[str, str], report: Report) -> None:
+        """Install what is missing. Raises `ServerUnavailable` where it cannot be installed."""
+        cache = cache_folder(environment)
+        folder = self.folder(cache)
+        if self.npm is not None:
+            find_node(environment, report)
+            npm_package(self.npm, self.version, environment, report, parent=folder)
+        else:
+            with install_lock():
+                if self.is_installed(cache):
+                    return
+                report(f"installing {self.pypi} {self.version} from PyPI, into {folder}")
+                run_command([sys.executable, "-m", "venv", str(folder)], environment=environment, timeout_seconds=120)
+                words = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+                words += [f"{self.pypi}=={self.version}", *self.beside]
+                run_command(words, environment=environment, timeout_seconds=_INSTALL_SECONDS)
+        (folder / ".complete").touch()
+
+
+def _npm_folder(tool: ClientTool) -> str:
+    return f"{(tool.npm or '').replace('/', '-').lstrip('@')}-{tool.version}"
+
+
+TOOLS: Mapping[str, ClientTool] = {
+    tool.name: tool
+    for tool in (
+        ClientTool(name="agentv", version="4.42.4", npm="agentv"),
+        ClientTool(name="agentv-core", version="4.42.4", npm="@agentv/core"),
+        ClientTool(name="openai-node", version="6.49.0", npm="openai"),
+        ClientTool(name="anthropic-node", version="1.12.0", npm="@anthropic-ai/sdk"),
+        ClientTool(name="inspect", version="0.3.285", pypi="inspect_ai", beside=("openai",)),
+        ClientTool(name="promptfoo", version="0.121.20", npm="promptfoo"),
+        ClientTool(name="lm-eval", version="0.4.13", pypi="lm_eval[api]"),
+        ClientTool(name="deepeval", version="4.3.1", pypi="deepeval"),
+        ClientTool(name="garak", version="0.17.1", pypi="garak", large=True),
+    )
+}
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """The folder of all tools' environments."""
+    named = environment.get(CACHE_VARIABLE)
+    if named:
+        return Path(named).absolute()
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quintain" / "clients"
+
+
+def reason_not_to_run(tool: ClientTool, environment: Mapping[str, str]) -> str | None:
+    """Return why this tool is not run here, or None where it is."""
+    chosen = {name.strip() for name in environment.get(CHOICE_VARIABLE, "").split(",")} - {""}
+    if tool.name in chosen:
+        return None
+    if "all" not in chosen:
+        return "left to `make clients`"
+    if tool.large and not tool.is_installed(cache_folder(environment)):
+        return f"more than 2 GB: `{CHOICE_VARIABLE}={tool.name} make clients` installs and runs it"
+    return None
+
+
+def search_path(tool: ClientTool, environment: Mapping[str, str]) -> str:
+    """Return a PATH on which the tool's own programs come first."""
+    return os.pathsep.join([str(tool.programs(cache_folder(environment))), environment.get("PATH", "")])
+
+
+__all__ = ["TOOLS", "ClientTool", "ServerUnavailable", "cache_folder", "reason_not_to_run", "search_path"]
