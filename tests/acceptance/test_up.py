@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -52,10 +53,22 @@ def run_as_printed(line: str) -> dict[str, object]:
         return dict(json.load(response))
 
 
+def status_for_host(url: str, host: str) -> int:
+    """The status of the answer to a client that calls the gateway by this name."""
+    try:
+        with urlopen(Request(f"{url}/health/live", headers={"Host": host}), timeout=30) as response:
+            return int(response.status)
+    except HTTPError as error:
+        with error:
+            return error.code
+
+
 def test_up_greets_with_a_line_that_works_as_printed_and_stops_when_told(configured_shell: CommandLine) -> None:
-    up = configured_shell.start("up", "--port", "0", "--max-calls", "3")
+    up = configured_shell.start("up", "--port", "0", "--max-calls", "3", "--allowed-host", "proxy.example")
     up.wait_for(is_started)
     facts = printed_facts(up)
+    for host, status in (("proxy.example", 200), ("host.docker.internal", 200), ("page.example", 421)):
+        assert status_for_host(facts["gateway"], host) == status
     assert facts["gateway"].startswith("http://127.0.0.1:")
     assert facts["broker"] == "memory://"
     assert facts["targets"] == "parrot, sage"

@@ -11,7 +11,7 @@ from quintain.bus.broker_url import without_password
 from quintain.runtime.http_server import LOOPBACK
 from quintain.settings import environment, read_settings
 from quintain_cli.commands.serve import AsJson, Verbose, print_ready
-from quintain_cli.commands.up import DEFAULT_PORT
+from quintain_cli.commands.up import DEFAULT_PORT, AllowedHosts
 from quintain_cli.console import run_command, set_up_logging
 from quintain_cli.fleet import bootstrap
 from quintain_cli.fleet.ops_options import OpsHost, OpsOptions, OpsPort, connect_when_available, open_ops_endpoints
@@ -20,10 +20,6 @@ from quintain_gateway import BindAddress, GatewayLimits, GatewayMetrics
 
 _DEFAULT_LIMITS = GatewayLimits()
 
-_AllowedHosts = Annotated[
-    list[str] | None,
-    typer.Option(help="A further name under which clients reach this gateway, such as a proxy's; may be repeated."),
-]
 _EarlyStatus = Annotated[
     bool,
     typer.Option(
@@ -44,7 +40,7 @@ def serve_gateway(
             help="Allow other addresses than loopback without TLS: tokens are sent unencrypted.",
         ),
     ] = False,
-    allowed_host: _AllowedHosts = None,
+    allowed_host: AllowedHosts = None,
     max_connections: Annotated[
         int, typer.Option(min=1, help="Maximum number of open connections; a further one gets 503.")
     ] = _DEFAULT_LIMITS.max_connections,

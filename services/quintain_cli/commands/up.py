@@ -19,22 +19,30 @@ from quintain_cli.state_dir import ledger_url, read_or_create_admin_token
 
 DEFAULT_PORT = 8787
 
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(help="A further name under which clients reach the gateway, such as a proxy's; may be repeated."),
+]
+
 
 def up(
     config: Annotated[
         Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The gateway's port on 127.0.0.1.")] = DEFAULT_PORT,
+    allowed_host: AllowedHosts = None,
     max_calls: Annotated[int, typer.Option(min=0, help="The call limit of the session that it opens.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when all services are ready.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Include debug logs.")] = False,
 ) -> None:
     """Run all services in this process. Without QUINTAIN_BROKER_URL no broker is needed (memory://)."""
     set_up_logging(verbose=verbose)
-    run_command(_run_up(config, port, max_calls, as_json=as_json), as_json=as_json)
+    run_command(_run_up(config, port, tuple(allowed_host or ()), max_calls, as_json=as_json), as_json=as_json)
 
 
-async def _run_up(config_path: Path | None, port: int, max_calls: int, *, as_json: bool) -> None:
+async def _run_up(
+    config_path: Path | None, port: int, allowed_hosts: tuple[str, ...], max_calls: int, *, as_json: bool
+) -> None:
     settings = read_settings(environment())
     config = load_configuration(settings, config_path)
     plan = FleetPlan(
@@ -44,6 +52,7 @@ async def _run_up(config_path: Path | None, port: int, max_calls: int, *, as_jso
         ledger_url=ledger_url(settings),
         admin_token=read_or_create_admin_token(settings),
         port=port,
+        allowed_hosts=allowed_hosts,
         exclusive_path=None if settings.broker_url or settings.ledger_url else str(settings.state_dir.absolute()),
         timings=settings.timings,
     )

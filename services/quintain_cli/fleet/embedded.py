@@ -54,6 +54,7 @@ class FleetPlan:
     ledger_url: str
     admin_token: str
     port: int = 0
+    allowed_hosts: tuple[str, ...] = ()
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     has_metadata_process: bool = False
     exclusive_path: str | None = None
@@ -85,9 +86,8 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
             await stack.enter_async_context(metadata)
         await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))
         gateway_bus = await open_named_bus("gateway")
-        gateway_url = await stack.enter_async_context(
-            bootstrap.run_gateway(gateway_bus, BindAddress(port=plan.port), plan.limits)
-        )
+        address = BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
+        gateway_url = await stack.enter_async_context(bootstrap.run_gateway(gateway_bus, address, plan.limits))
         yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
     if memory is not None:
         memory.close()

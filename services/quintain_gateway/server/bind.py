@@ -11,8 +11,9 @@ from pathlib import Path
 from quintain.errors import ConfigError
 from quintain.runtime.http_server import LOOPBACK, open_listener, url_of
 
-#: The names that every machine has for itself.
-_LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1")
+#: The names that every machine has for itself, and those that Docker and Podman give it in containers. No page can be
+#: served under the latter: ``.internal`` is reserved for private networks, and the public DNS has no such name.
+_LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1", "host.docker.internal", "host.containers.internal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,7 +139,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE session ADD COLUMN max_body_bytes bigint",
     ),
     (
-        # The order in which targets were registered first; 0 for those of before, which are in the order of their names.
+        # The order in which targets were first registered; those of before have 0, and are ordered by name.
         "ALTER TABLE target ADD COLUMN position bigint NOT NULL DEFAULT 0",
     ),
 )

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,

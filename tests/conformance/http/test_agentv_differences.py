@@ -1,7 +1,7 @@
 """The gateway and AgentV's own proxy at the same requests: equal, but for the differences that the docs list.
 
-AgentV's answers are recorded; tests/clients/test_agentv.py holds them against the proxy that npm has. To write the table
-of ``docs/gateway.md`` again: ``QUINTAIN_RECORD_SNAPSHOTS=1 make test ARGS=tests/conformance/http/test_agentv_differences.py``.
+AgentV's answers are recorded; tests/clients/test_agentv.py holds them against the proxy that npm has. To write the
+table of ``docs/gateway.md`` again, run this file with ``QUINTAIN_RECORD_SNAPSHOTS=1``.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(open_clie
         assert faults[3] is not None
         assert "question" in faults[3].message
         assert faults[4] is not None
-        assert faults[4].available_targets == ("broken", "echo", "judge", "slow")
+        assert faults[4].available_targets == ("echo", "judge", "broken", "slow")
         assert (await target.get_info()).call_count == 4
         assert await target.invoke_batch([]) == []
 

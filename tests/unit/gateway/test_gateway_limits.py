@@ -197,7 +197,10 @@ async def test_no_answer_is_made_of_the_requests_host(fleet: MemoryFleet) -> Non
             assert not any("evil" in value for value in answer.headers.values())
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8787", "127.0.0.1", "[::1]:80", "localhost.", ""])
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:8787", "127.0.0.1", "[::1]:80", "localhost.", "", "host.docker.internal:8787"],
+)
 async def test_the_gateways_own_names_are_accepted_with_any_port(socket: RawConnection, host: str) -> None:
     version = "1.1" if host else "1.0"
     await socket.write(f"GET /health/live HTTP/{version}\r\n{f'Host: {host}' if host else 'X: y'}\r\n\r\n".encode())
@@ -207,7 +210,17 @@ async def test_the_gateways_own_names_are_accepted_with_any_port(socket: RawConn
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "[", "a@localhost", ":80"]
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "host.docker.internal.evil.example",
+        "evil.docker.internal",
+        "[",
+        "a@localhost",
+        ":80",
+    ],
 )
 async def test_another_host_is_misdirected(socket: RawConnection, host: str) -> None:
     for path in ("/health/live", "/v1/models"):
