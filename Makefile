@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test faults soak bench bench-check bench-peers lock dist clean
+.PHONY: help setup demo check test faults soak bench bench-check bench-peers clients lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # waiting. A file's tests stay together, and files start in this order: the folders with the longest tests come first. If
 # the environment names a server, one process runs all tests.
 parallel := $(if $(QUINTAIN_TEST_BROKER_URL)$(QUINTAIN_TEST_POSTGRES_URL),,-n 3 --dist loadfile --no-loadscope-reorder)
-folders := $(addprefix tests/,faults acceptance integration superred conformance unit test_house.py)
+folders := $(addprefix tests/,faults acceptance integration superred conformance clients unit test_house.py)
 
 help:
 	@echo "make WORD, where WORD is one of:"
@@ -32,6 +32,8 @@ ifdef ARGS
 else
 	$(bin)/pytest $(parallel) $(folders)
 endif
+clients: $(ready) ## run other people's tools against a gateway; each is installed in ~/.cache/quintain/clients
+	QUINTAIN_TEST_CLIENTS=$(or $(QUINTAIN_TEST_CLIENTS),all) $(bin)/pytest tests/clients $(ARGS)
 faults: $(ready) ## inject faults into real processes, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
 soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)

@@ -60,6 +60,7 @@ RUN_BY = {
     "make bench-peers": "Makefile",
     "make faults": "Makefile",
     "make soak": "Makefile",
+    "make clients": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
     "pip install": "tests/acceptance/test_wheel.py",
     "quintain init": "tests/acceptance/test_init.py",

@@ -80,7 +80,7 @@ class ModelServer:
     def __init__(self) -> None:
         self.responses: list[ScriptedResponse | StreamedResponse] = []
         #: Chooses by what is asked: one server that misbehaves to some and not to others.
-        self.response_for: Callable[[ReceivedRequest], ScriptedResponse] | None = None
+        self.response_for: Callable[[ReceivedRequest], ScriptedResponse | StreamedResponse] | None = None
         self.requests: list[ReceivedRequest] = []
         self.connections = 0
         #: Set when a request has come in whole.

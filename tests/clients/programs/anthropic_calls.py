@@ -1,0 +1,31 @@
+"""Calls of Anthropic's client: argument 1 is a JSON list of cases; prints one JSON object, by the case's name."""
+
+import json
+import sys
+
+import anthropic
+
+
+def call(case):
+    client = anthropic.Anthropic(**({"api_key": case["token"]} if "token" in case else {}))
+    parameters = {"max_tokens": 50, **case["parameters"]}
+    # The client has no arguments for these: a program that needs them sends them so.
+    extra = {name: parameters.pop(name) for name in ("temperature", "top_p", "top_k") if name in parameters}
+    parameters["extra_body"] = extra
+    messages = [{"role": "user", "content": case["question"]}]
+    if parameters.pop("stream", False):
+        with client.messages.stream(model=case["model"], messages=messages, **parameters) as stream:
+            return stream.get_final_text()
+    return client.messages.create(model=case["model"], messages=messages, **parameters).content[0].text
+
+
+def outcome(case):
+    try:
+        return {"text": call(case)}
+    except anthropic.APIError as error:
+        told = error.body.get("error", {}) if isinstance(error.body, dict) else {}
+        status = getattr(error, "status_code", None)
+        return {"error": type(error).__name__, "status": status, "code": told.get("code")}
+
+
+print(json.dumps({case["name"]: outcome(case) for case in json.loads(sys.argv[1])}))

@@ -1,0 +1,25 @@
+"""Calls of OpenAI's client: argument 1 is a JSON list of cases; prints one JSON object, by the case's name."""
+
+import json
+import sys
+
+import openai
+
+
+def call(case):
+    client = openai.OpenAI(**({"api_key": case["token"]} if "token" in case else {}))
+    messages = [{"role": "user", "content": case["question"]}]
+    said = client.chat.completions.create(model=case["model"], messages=messages, **case["parameters"])
+    if case["parameters"].get("stream"):
+        return "".join(chunk.choices[0].delta.content or "" for chunk in said if chunk.choices)
+    return said.choices[0].message.content
+
+
+def outcome(case):
+    try:
+        return {"text": call(case)}
+    except openai.APIError as error:
+        return {"error": type(error).__name__, "status": getattr(error, "status_code", None), "code": error.code}
+
+
+print(json.dumps({case["name"]: outcome(case) for case in json.loads(sys.argv[1])}))

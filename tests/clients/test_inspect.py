@@ -1,0 +1,61 @@
+"""Inspect: ``quintain snippet inspect``, a task with one sample that is too long for the model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clients.evaluator import ToolEvaluator, assert_sent
+from support.client_tools import ClientTool
+
+pytestmark = [pytest.mark.tool("inspect"), pytest.mark.timeout(2000)]
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
+
+@task
+def capitals():
+    questions = ["Which way?", "OVERFLOW", "What is it?"]
+    return Task(dataset=[Sample(input=one, target="Paris") for one in questions], solver=generate(), scorer=includes())
+"""
+OPTIONS = (
+    "--temperature 0.3 --top-p 0.2 --max-tokens 50 --seed 7 --stop-seqs END --frequency-penalty 0.5"
+    " --presence-penalty 0.25 --logprobs --top-logprobs 2 --reasoning-effort high"
+    " --display none --log-format json --log-dir logs"
+)
+
+
+async def test_every_parameter_arrives_and_the_overflow_fails_alone(evaluator: ToolEvaluator, tool: ClientTool) -> None:
+    printed = await evaluator.print_snippet("inspect")
+    evaluator.write("task.py", TASK)
+    ended = await evaluator.run(f"{printed.exports}\n{printed.command} {OPTIONS}", tool)
+    assert ended.code == 0, ended
+    (path,) = (evaluator.folder / "logs").glob("*.json")
+    log = json.loads(path.read_text())
+    assert log["status"] == "success"
+    samples = {sample["input"]: sample for sample in log["samples"]}
+    assert samples["OVERFLOW"]["output"]["choices"][0]["stop_reason"] == "model_length"
+    for question in ("Which way?", "What is it?"):
+        assert samples[question]["output"]["choices"][0]["message"]["content"] == "Paris"
+        assert samples[question]["output"]["choices"][0]["logprobs"]["content"][0]["token"] == "Paris"
+    assert len(evaluator.bodies) == 3
+    for body in evaluator.bodies:
+        assert_sent(
+            body,
+            {
+                "temperature": 0.3,
+                "top_p": 0.2,
+                "seed": 7,
+                "stop": ["END"],
+                "frequency_penalty": 0.5,
+                "presence_penalty": 0.25,
+                "logprobs": True,
+                "top_logprobs": 2,
+                "reasoning_effort": "high",
+            },
+        )
+        assert 50 in (body.get("max_tokens"), body.get("max_completion_tokens"))

@@ -1,0 +1,193 @@
+"""OpenAI's and Anthropic's clients in Python and Node, told by ``quintain snippet``: parameters and exceptions.
+
+Those in Python are installed for the other tests too, and run in `make test`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from clients.evaluator import PROGRAMS, ToolEvaluator, assert_sent
+from quintain.contracts.token import SessionToken
+from quintain.settings import environment
+from support.client_tools import ClientTool, cache_folder
+
+pytestmark = pytest.mark.timeout(700)
+
+FUNCTION = {"name": "clock", "description": "the time", "parameters": {"type": "object", "properties": {}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "object"}}}
+
+#: By client: the target, what it is told to send, and what of it the provider is to receive otherwise.
+PARAMETERS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "openai": (
+        "judge",
+        {
+            "temperature": 0.3,
+            "top_p": 0.2,
+            "max_tokens": 50,
+            "seed": 7,
+            "stop": ["END"],
+            "frequency_penalty": 0.5,
+            "presence_penalty": 0.25,
+            "logit_bias": {"50256": -100},
+            "logprobs": True,
+            "top_logprobs": 2,
+            "reasoning_effort": "high",
+            "verbosity": "low",
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "response_format": SCHEMA,
+        },
+        {},
+    ),
+    "anthropic": (
+        "claude",
+        {
+            "temperature": 0.3,
+            "top_p": 0.2,
+            "top_k": 5,
+            "max_tokens": 2048,
+            "stop_sequences": ["END"],
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "tools": [{"name": "clock", "description": "the time", "input_schema": FUNCTION["parameters"]}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        },
+        {},
+    ),
+}
+
+#: By the word of the question: the exception of the clients, the status and the code.
+FAILURES = {
+    "OVERFLOW": ("BadRequestError", 400, "context_length_exceeded"),
+    "BROKEN": ("InternalServerError", 502, "provider_error"),
+    "QUOTA": ("APIStatusError", 402, "insufficient_quota"),
+    "THROTTLE": ("RateLimitError", 429, "rate_limit_exceeded"),
+}
+
+
+def case(name: str, model: str = "judge", question: str = "Which way?", **more: Any) -> dict[str, Any]:
+    return {"name": name, "model": model, "question": question, "parameters": {}, **more}
+
+
+REFUSALS = (
+    *(case(word, "limited" if word == "THROTTLE" else "judge", word) for word in FAILURES),
+    case("unknown", "nope"),
+    case("forbidden", "forbidden"),
+    case("unauthorized", token=SessionToken.mint().text),
+    case("bad value", parameters={"temperature": "warm"}),
+    case("answered"),
+    case("streamed", parameters={"stream": True}),
+    case("broken stream", question="BREAKS", parameters={"stream": True}),
+)
+#: A target that fails after 40 s: longer than any client of a whole answer is sent a status early.
+LATE = (case("late", "late", parameters={}),)
+
+
+async def calls(evaluator: ToolEvaluator, client: str, tool: ClientTool | None, cases: Any) -> dict[str, Any]:
+    """Make these calls with a client that knows only the variables of the snippet."""
+    printed = await evaluator.print_snippet(client)
+    program = PROGRAMS / f"{client}_calls.{'py' if tool is None else 'mjs'}"
+    interpreter = sys.executable
+    if tool is not None:
+        interpreter = "node"
+        # Node looks for packages beside the script.
+        program = shutil.copy(program, evaluator.folder)
+        (evaluator.folder / "node_modules").symlink_to(tool.folder(cache_folder(environment())) / tool.modules)
+    command = shlex.join([interpreter, str(program), json.dumps(cases)])
+    ended = await evaluator.run(f"{printed.exports}\n{command}", tool)
+    assert ended.code == 0, ended
+    outcomes: dict[str, Any] = json.loads(ended.stdout)
+    return outcomes
+
+
+async def check_parameters(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
+    target, told, otherwise = PARAMETERS[client]
+    outcomes = await calls(evaluator, client, tool, [case("it", target, parameters=told)])
+    assert outcomes == {"it": {"text": "Paris"}}
+    (body,) = evaluator.bodies
+    assert_sent(body, {**told, **otherwise})
+
+
+async def check_refusals(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
+    outcomes = await calls(evaluator, client, tool, REFUSALS)
+    for name, (exception, status, code) in FAILURES.items():
+        # In Node the class of a status without one of its own has the name of all.
+        names = {exception, "APIError"} if exception == "APIStatusError" else {exception}
+        assert outcomes[name]["error"] in names, outcomes
+        assert (outcomes[name]["status"], outcomes[name]["code"]) == (status, code)
+    assert outcomes["unknown"] == {"error": "NotFoundError", "status": 404, "code": "model_not_found"}
+    assert outcomes["forbidden"] == {"error": "PermissionDeniedError", "status": 403, "code": "forbidden_target"}
+    assert (outcomes["unauthorized"]["error"], outcomes["unauthorized"]["status"]) == ("AuthenticationError", 401)
+    assert (outcomes["bad value"]["error"], outcomes["bad value"]["status"]) == ("BadRequestError", 400)
+    assert outcomes["answered"] == outcomes["streamed"] == {"text": "Paris"}
+    assert outcomes["broken stream"]["error"] in {"APIError", "APIStatusError"}
+    asked = len(FAILURES) + 3
+    assert len(evaluator.provider.requests) == asked, "no client and no worker repeats what cannot help"
+
+
+async def check_late(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
+    outcomes = await calls(evaluator, client, tool, LATE)
+    assert outcomes["late"] == {"error": "InternalServerError", "status": 502, "code": "provider_error"}
+
+
+@pytest.mark.parametrize("client", ["openai", "anthropic"])
+async def test_the_printed_program_is_answered(evaluator: ToolEvaluator, client: str) -> None:
+    printed = await evaluator.print_snippet(client)
+    assert printed.file == "Python"
+    evaluator.write("printed.py", f"import {client}\n{printed.text}\n")
+    ended = await evaluator.run(f"{printed.exports}\n{shlex.quote(sys.executable)} printed.py")
+    assert ended.code == 0, ended
+    assert [body["messages"][-1]["content"] for body in evaluator.bodies] == ["Hello?"]
+
+
+@pytest.mark.parametrize("client", ["openai", "anthropic"])
+async def test_in_python_every_parameter_arrives(evaluator: ToolEvaluator, client: str) -> None:
+    await check_parameters(evaluator, client, None)
+
+
+@pytest.mark.parametrize("client", ["openai", "anthropic"])
+async def test_in_python_every_failure_is_the_clients_own_exception(evaluator: ToolEvaluator, client: str) -> None:
+    await check_refusals(evaluator, client, None)
+
+
+in_node = pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param("openai", marks=pytest.mark.tool("openai-node")),
+        pytest.param("anthropic", marks=pytest.mark.tool("anthropic-node")),
+    ],
+)
+
+
+@in_node
+async def test_in_node_every_parameter_arrives(evaluator: ToolEvaluator, tool: ClientTool, client: str) -> None:
+    await check_parameters(evaluator, client, tool)
+
+
+@in_node
+async def test_in_node_every_failure_is_the_clients_own_exception(
+    evaluator: ToolEvaluator, tool: ClientTool, client: str
+) -> None:
+    await check_refusals(evaluator, client, tool)
+
+
+@in_node
+async def test_in_node_a_failure_after_40_seconds_is_its_exception(
+    evaluator: ToolEvaluator, tool: ClientTool, client: str
+) -> None:
+    await check_late(evaluator, client, tool)
+
+
+@in_node
+async def test_in_python_a_failure_after_40_seconds_is_its_exception(
+    evaluator: ToolEvaluator, tool: ClientTool, client: str
+) -> None:
+    await check_late(evaluator, client, None)
