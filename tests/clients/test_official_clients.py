@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(700)
 FUNCTION = {"name": "clock", "description": "the time", "parameters": {"type": "object", "properties": {}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "object"}}}
 
-#: By client: the target, what it is told to send, and what of it the provider is to receive otherwise.
-PARAMETERS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+#: By client: the target, and what it is told to send.
+PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "openai": (
         "judge",
         {
@@ -46,7 +46,6 @@ PARAMETERS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "parallel_tool_calls": False,
             "response_format": SCHEMA,
         },
-        {},
     ),
     "anthropic": (
         "claude",
@@ -60,7 +59,6 @@ PARAMETERS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "tools": [{"name": "clock", "description": "the time", "input_schema": FUNCTION["parameters"]}],
             "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
         },
-        {},
     ),
 }
 
@@ -68,7 +66,7 @@ PARAMETERS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 FAILURES = {
     "OVERFLOW": ("BadRequestError", 400, "context_length_exceeded"),
     "BROKEN": ("InternalServerError", 502, "provider_error"),
-    "QUOTA": ("APIStatusError", 402, "insufficient_quota"),
+    "QUOTA": ("PaymentRequiredError", 402, "insufficient_quota"),
     "THROTTLE": ("RateLimitError", 429, "rate_limit_exceeded"),
 }
 
@@ -108,29 +106,23 @@ async def calls(evaluator: ToolEvaluator, client: str, tool: ClientTool | None, 
     return outcomes
 
 
-async def check_parameters(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
-    target, told, otherwise = PARAMETERS[client]
-    outcomes = await calls(evaluator, client, tool, [case("it", target, parameters=told)])
-    assert outcomes == {"it": {"text": "Paris"}}
-    (body,) = evaluator.bodies
-    assert_sent(body, {**told, **otherwise})
-
-
-async def check_refusals(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
-    outcomes = await calls(evaluator, client, tool, REFUSALS)
+async def check_calls(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
+    """Every parameter arrives, and every failure is the client's own exception; no answer is asked for twice."""
+    target, parameters = PARAMETERS[client]
+    outcomes = await calls(evaluator, client, tool, [case("all", target, parameters=parameters), *REFUSALS])
+    assert outcomes["all"] == outcomes["answered"] == outcomes["streamed"] == {"text": "Paris"}
+    assert_sent(evaluator.bodies[0], parameters)
     for name, (exception, status, code) in FAILURES.items():
-        # In Node the class of a status without one of its own has the name of all.
-        names = {exception, "APIError"} if exception == "APIStatusError" else {exception}
+        # A client without a class for a status raises that of all.
+        names = {exception, "APIError", "APIStatusError"} if status == 402 else {exception}
         assert outcomes[name]["error"] in names, outcomes
         assert (outcomes[name]["status"], outcomes[name]["code"]) == (status, code)
     assert outcomes["unknown"] == {"error": "NotFoundError", "status": 404, "code": "model_not_found"}
     assert outcomes["forbidden"] == {"error": "PermissionDeniedError", "status": 403, "code": "forbidden_target"}
     assert (outcomes["unauthorized"]["error"], outcomes["unauthorized"]["status"]) == ("AuthenticationError", 401)
     assert (outcomes["bad value"]["error"], outcomes["bad value"]["status"]) == ("BadRequestError", 400)
-    assert outcomes["answered"] == outcomes["streamed"] == {"text": "Paris"}
     assert outcomes["broken stream"]["error"] in {"APIError", "APIStatusError"}
-    asked = len(FAILURES) + 3
-    assert len(evaluator.provider.requests) == asked, "no client and no worker repeats what cannot help"
+    assert len(evaluator.bodies) == len(FAILURES) + 4, "no client and no worker repeats what cannot help"
 
 
 async def check_late(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
@@ -149,13 +141,8 @@ async def test_the_printed_program_is_answered(evaluator: ToolEvaluator, client:
 
 
 @pytest.mark.parametrize("client", ["openai", "anthropic"])
-async def test_in_python_every_parameter_arrives(evaluator: ToolEvaluator, client: str) -> None:
-    await check_parameters(evaluator, client, None)
-
-
-@pytest.mark.parametrize("client", ["openai", "anthropic"])
-async def test_in_python_every_failure_is_the_clients_own_exception(evaluator: ToolEvaluator, client: str) -> None:
-    await check_refusals(evaluator, client, None)
+async def test_in_python_parameters_arrive_and_failures_are_typed(evaluator: ToolEvaluator, client: str) -> None:
+    await check_calls(evaluator, client, None)
 
 
 in_node = pytest.mark.parametrize(
@@ -168,15 +155,10 @@ in_node = pytest.mark.parametrize(
 
 
 @in_node
-async def test_in_node_every_parameter_arrives(evaluator: ToolEvaluator, tool: ClientTool, client: str) -> None:
-    await check_parameters(evaluator, client, tool)
-
-
-@in_node
-async def test_in_node_every_failure_is_the_clients_own_exception(
+async def test_in_node_parameters_arrive_and_failures_are_typed(
     evaluator: ToolEvaluator, tool: ClientTool, client: str
 ) -> None:
-    await check_refusals(evaluator, client, tool)
+    await check_calls(evaluator, client, tool)
 
 
 @in_node

@@ -1,8 +1,9 @@
-"""promptfoo: ``quintain snippet promptfoo``, with an assertion on the answer and one on its cost."""
+"""promptfoo: ``quintain snippet promptfoo``, with an assertion on the answer, and one on its cost."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -20,38 +21,40 @@ PARAMETERS = {
     "frequency_penalty": 0.5,
     "presence_penalty": 0.25,
 }
-#: The target's price for 21 tokens in and 9 out is 0.039.
-TESTS = """
-prompts: ["What is {{it}}?"]
-tests:
-  - vars: {it: the capital}
-    assert:
-      - {type: contains, value: Paris}
-      - {type: cost, threshold: 0.04}
-  - vars: {it: too dear}
-    assert: [{type: cost, threshold: 0.01}]
-"""
+ENVIRONMENT = {
+    "PROMPTFOO_DISABLE_TELEMETRY": "1",
+    "PROMPTFOO_DISABLE_UPDATE": "1",
+    "PROMPTFOO_DISABLE_REMOTE_GENERATION": "1",
+}
 
 
-async def test_every_parameter_arrives_and_the_cost_is_asserted(evaluator: ToolEvaluator, tool: ClientTool) -> None:
+async def evaluate(evaluator: ToolEvaluator, tool: ClientTool, assertion: str) -> dict[str, Any]:
+    """Run promptfoo with the printed provider, all parameters and one assertion; return the case's result."""
     printed = await evaluator.print_snippet("promptfoo")
     assert printed.file == "promptfooconfig.yaml"
     settings = "".join(f"\n      {name}: {json.dumps(value)}" for name, value in PARAMETERS.items())
-    evaluator.write(printed.file, f"{printed.text}{settings}\n{TESTS}")
+    tests = f'prompts: ["What is it?"]\ntests: [{{assert: [{assertion}]}}]\n'
+    evaluator.write(printed.file, f"{printed.text}{settings}\n{tests}")
     command = printed.command.replace("npx promptfoo@latest", "promptfoo")
-    script = f"{printed.exports}\n{command} --no-cache --output out.json || true"
+    # It ends with 100 where an assertion fails.
     ended = await evaluator.run(
-        script,
-        tool,
-        PROMPTFOO_DISABLE_TELEMETRY="1",
-        PROMPTFOO_DISABLE_UPDATE="1",
-        PROMPTFOO_DISABLE_REMOTE_GENERATION="1",
+        f"{printed.exports}\n{command} --no-cache --output out.json || true", tool, **ENVIRONMENT
     )
-    results = json.loads((evaluator.folder / "out.json").read_text())["results"]["results"]
-    for body in evaluator.bodies:
-        assert_sent(body, PARAMETERS)
-    outcomes = {result["vars"]["it"]: result for result in results}
-    assert outcomes["the capital"]["response"]["output"] == "Paris", ended
-    assert outcomes["the capital"]["cost"] == pytest.approx(0.039)
-    assert outcomes["the capital"]["success"]
-    assert not outcomes["too dear"]["success"]
+    assert (evaluator.folder / "out.json").exists(), ended
+    (result,) = json.loads((evaluator.folder / "out.json").read_text())["results"]["results"]
+    return dict(result)
+
+
+async def test_every_parameter_arrives(evaluator: ToolEvaluator, tool: ClientTool) -> None:
+    result = await evaluate(evaluator, tool, "{type: contains, value: Paris}")
+    assert (result["response"]["output"], result["success"]) == ("Paris", True), result
+    (body,) = evaluator.bodies
+    assert_sent(body, PARAMETERS)
+
+
+@pytest.mark.xfail(reason="its openai:chat reads no cost from an answer: it multiplies OpenAI's prices", strict=True)
+async def test_the_cost_is_asserted(evaluator: ToolEvaluator, tool: ClientTool) -> None:
+    # The target's price for 21 tokens in and 9 out is 0.039.
+    result = await evaluate(evaluator, tool, "{type: cost, threshold: 0.04}")
+    assert result["success"]
+    assert result["cost"] == pytest.approx(0.039)
