@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.evaluator import CONFIG, ToolEvaluator
+from clients.tool_session import CONFIG, ToolSession
 from quintain.settings import environment
 from support.client_tools import TOOLS, ClientTool, reason_not_to_run
 from support.memory_fleet import memory_fleet
@@ -63,12 +63,12 @@ def tool(request: pytest.FixtureRequest) -> ClientTool:
 
 
 @pytest.fixture
-async def evaluator(tmp_path: Path) -> AsyncIterator[ToolEvaluator]:
-    """An evaluator's folder, with a session of its own."""
+async def session(tmp_path: Path) -> AsyncIterator[ToolSession]:
+    """A folder, and a session of its own."""
     folder = tmp_path / "work"
     folder.mkdir()
     async with (
         model_server() as provider,
         memory_fleet(tmp_path, CONFIG.replace("{url}", provider.url)) as fleet,
     ):
-        yield ToolEvaluator(fleet, provider, folder)
+        yield ToolSession(fleet, provider, folder)

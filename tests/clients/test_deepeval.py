@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clients.evaluator import ToolEvaluator
+from clients.tool_session import ToolSession
 from support.client_tools import ClientTool
 
 pytestmark = [pytest.mark.tool("deepeval"), pytest.mark.timeout(2000)]
@@ -23,10 +23,10 @@ def test_capital():
 """
 
 
-async def test_a_metric_is_judged_by_the_target(evaluator: ToolEvaluator, tool: ClientTool) -> None:
-    printed = await evaluator.print_snippet("deepeval")
-    evaluator.write("test_it.py", TEST)
-    ended = await evaluator.run(
+async def test_a_metric_is_judged_by_the_target(session: ToolSession, tool: ClientTool) -> None:
+    printed = await session.print_snippet("deepeval")
+    session.write("test_it.py", TEST)
+    ended = await session.run(
         f"{printed.exports}\n{printed.command}",
         tool,
         DEEPEVAL_TELEMETRY_OPT_OUT="1",
@@ -36,5 +36,5 @@ async def test_a_metric_is_judged_by_the_target(evaluator: ToolEvaluator, tool: 
     )
     assert ended.code == 0, ended
     assert "1 passed" in ended.stdout
-    assert len(evaluator.bodies) == 1
-    assert evaluator.bodies[0]["temperature"] == 0.3
+    assert len(session.bodies) == 1
+    assert session.bodies[0]["temperature"] == 0.3

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clients.evaluator import ToolEvaluator, assert_sent
+from clients.tool_session import ToolSession, assert_sent
 from support.client_tools import ClientTool
 
 pytestmark = [pytest.mark.tool("inspect"), pytest.mark.timeout(2000)]
@@ -29,12 +29,12 @@ OPTIONS = (
 )
 
 
-async def test_every_parameter_arrives_and_the_overflow_fails_alone(evaluator: ToolEvaluator, tool: ClientTool) -> None:
-    printed = await evaluator.print_snippet("inspect")
-    evaluator.write("task.py", TASK)
-    ended = await evaluator.run(f"{printed.exports}\n{printed.command} {OPTIONS}", tool)
+async def test_every_parameter_arrives_and_the_overflow_fails_alone(session: ToolSession, tool: ClientTool) -> None:
+    printed = await session.print_snippet("inspect")
+    session.write("task.py", TASK)
+    ended = await session.run(f"{printed.exports}\n{printed.command} {OPTIONS}", tool)
     assert ended.code == 0, ended
-    (path,) = (evaluator.folder / "logs").glob("*.json")
+    (path,) = (session.folder / "logs").glob("*.json")
     log = json.loads(path.read_text())
     assert log["status"] == "success"
     samples = {sample["input"]: sample for sample in log["samples"]}
@@ -42,8 +42,8 @@ async def test_every_parameter_arrives_and_the_overflow_fails_alone(evaluator: T
     for question in ("Which way?", "What is it?"):
         assert samples[question]["output"]["choices"][0]["message"]["content"] == "Paris"
         assert samples[question]["output"]["choices"][0]["logprobs"]["content"][0]["token"] == "Paris"
-    assert len(evaluator.bodies) == 3
-    for body in evaluator.bodies:
+    assert len(session.bodies) == 3
+    for body in session.bodies:
         assert_sent(
             body,
             {

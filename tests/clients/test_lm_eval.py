@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clients.evaluator import ToolEvaluator, assert_sent
+from clients.tool_session import ToolSession, assert_sent
 from support.client_tools import ClientTool
 
 pytestmark = [pytest.mark.tool("lm-eval"), pytest.mark.timeout(2000)]
@@ -46,44 +46,44 @@ PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[EOS]", unk_token
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
-async def test_a_task_of_generated_answers(evaluator: ToolEvaluator, tool: ClientTool) -> None:
-    printed = await evaluator.print_snippet("lm-eval")
-    write_task(evaluator, "generated", GENERATED)
+async def test_a_task_of_generated_answers(session: ToolSession, tool: ClientTool) -> None:
+    printed = await session.print_snippet("lm-eval")
+    write_task(session, "generated", GENERATED)
     # gsm8k would be downloaded.
     command = printed.command.replace("gsm8k", "generated") + ",temperature=0.3,top_p=0.2"
-    ended = await evaluator.run(f"{printed.exports}\n{command} --include_path . --output_path out", tool, **OFFLINE)
+    ended = await session.run(f"{printed.exports}\n{command} --include_path . --output_path out", tool, **OFFLINE)
     assert ended.code == 0, ended
-    assert result_of(evaluator, "generated")["exact_match,none"] == 1
-    assert len(evaluator.bodies) == len(CASES)
-    for body in evaluator.bodies:
+    assert result_of(session, "generated")["exact_match,none"] == 1
+    assert len(session.bodies) == len(CASES)
+    for body in session.bodies:
         assert_sent(body, {"temperature": 0.3, "top_p": 0.2, "seed": 1234})
         assert "END" in body["stop"]
         assert 50 in (body.get("max_tokens"), body.get("max_completion_tokens"))
 
 
-async def test_a_task_of_log_likelihoods(evaluator: ToolEvaluator, tool: ClientTool) -> None:
-    printed = await evaluator.print_snippet("lm-eval")
-    write_task(evaluator, "chosen", CHOSEN)
-    evaluator.write("tokenizer.py", TOKENIZER)
-    model = f"model=judge,base_url={evaluator.fleet.gateway_url}/v1/completions,tokenizer=tokenizer,max_length=100"
+async def test_a_task_of_log_likelihoods(session: ToolSession, tool: ClientTool) -> None:
+    printed = await session.print_snippet("lm-eval")
+    write_task(session, "chosen", CHOSEN)
+    session.write("tokenizer.py", TOKENIZER)
+    model = f"model=judge,base_url={session.fleet.gateway_url}/v1/completions,tokenizer=tokenizer,max_length=100"
     command = (
         f"lm_eval --model local-completions --model_args {model} --tasks chosen --include_path . --output_path out"
     )
-    ended = await evaluator.run(f"{printed.exports}\npython tokenizer.py\n{command}", tool, **OFFLINE)
+    ended = await session.run(f"{printed.exports}\npython tokenizer.py\n{command}", tool, **OFFLINE)
     assert ended.code == 0, ended
-    assert result_of(evaluator, "chosen")["acc,none"] == 1
-    assert {request.path for request in evaluator.provider.requests} == {"/v1/completions"}
-    assert len(evaluator.bodies) == 2 * len(CASES)
-    for body in evaluator.bodies:
+    assert result_of(session, "chosen")["acc,none"] == 1
+    assert {request.path for request in session.provider.requests} == {"/v1/completions"}
+    assert len(session.bodies) == 2 * len(CASES)
+    for body in session.bodies:
         assert_sent(body, {"echo": True, "logprobs": 1, "temperature": 0})
 
 
-def write_task(evaluator: ToolEvaluator, name: str, text: str) -> None:
-    evaluator.write(f"{name}.yaml", text)
-    evaluator.write("cases.jsonl", "".join(f"{json.dumps(case)}\n" for case in CASES))
+def write_task(session: ToolSession, name: str, text: str) -> None:
+    session.write(f"{name}.yaml", text)
+    session.write("cases.jsonl", "".join(f"{json.dumps(case)}\n" for case in CASES))
 
 
-def result_of(evaluator: ToolEvaluator, task: str) -> dict[str, object]:
-    (path,) = (evaluator.folder / "out").rglob("results*.json")
+def result_of(session: ToolSession, task: str) -> dict[str, object]:
+    (path,) = (session.folder / "out").rglob("results*.json")
     results: dict[str, object] = json.loads(path.read_text())["results"][task]
     return results

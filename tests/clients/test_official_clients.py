@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clients.evaluator import PROGRAMS, ToolEvaluator, assert_sent
+from clients.tool_session import PROGRAMS, ToolSession, assert_sent
 from quintain.contracts.token import SessionToken
 from quintain.settings import environment
 from support.client_tools import ClientTool, cache_folder
@@ -89,29 +89,29 @@ REFUSALS = (
 LATE = (case("late", "late", parameters={}),)
 
 
-async def calls(evaluator: ToolEvaluator, client: str, tool: ClientTool | None, cases: Any) -> dict[str, Any]:
+async def calls(session: ToolSession, client: str, tool: ClientTool | None, cases: Any) -> dict[str, Any]:
     """Make these calls with a client that knows only the variables of the snippet."""
-    printed = await evaluator.print_snippet(client)
+    printed = await session.print_snippet(client)
     program = PROGRAMS / f"{client}_calls.{'py' if tool is None else 'mjs'}"
     interpreter = sys.executable
     if tool is not None:
         interpreter = "node"
         # Node looks for packages beside the script.
-        program = shutil.copy(program, evaluator.folder)
-        (evaluator.folder / "node_modules").symlink_to(tool.folder(cache_folder(environment())) / tool.modules)
+        program = shutil.copy(program, session.folder)
+        (session.folder / "node_modules").symlink_to(tool.folder(cache_folder(environment())) / tool.modules)
     command = shlex.join([interpreter, str(program), json.dumps(cases)])
-    ended = await evaluator.run(f"{printed.exports}\n{command}", tool)
+    ended = await session.run(f"{printed.exports}\n{command}", tool)
     assert ended.code == 0, ended
     outcomes: dict[str, Any] = json.loads(ended.stdout)
     return outcomes
 
 
-async def check_calls(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
+async def check_calls(session: ToolSession, client: str, tool: ClientTool | None) -> None:
     """Every parameter arrives, and every failure is the client's own exception; no answer is asked for twice."""
     target, parameters = PARAMETERS[client]
-    outcomes = await calls(evaluator, client, tool, [case("all", target, parameters=parameters), *REFUSALS])
+    outcomes = await calls(session, client, tool, [case("all", target, parameters=parameters), *REFUSALS])
     assert outcomes["all"] == outcomes["answered"] == outcomes["streamed"] == {"text": "Paris"}
-    assert_sent(evaluator.bodies[0], parameters)
+    assert_sent(session.bodies[0], parameters)
     for name, (exception, status, code) in FAILURES.items():
         # A client without a class for a status raises that of all.
         names = {exception, "APIError", "APIStatusError"} if status == 402 else {exception}
@@ -122,27 +122,27 @@ async def check_calls(evaluator: ToolEvaluator, client: str, tool: ClientTool | 
     assert (outcomes["unauthorized"]["error"], outcomes["unauthorized"]["status"]) == ("AuthenticationError", 401)
     assert (outcomes["bad value"]["error"], outcomes["bad value"]["status"]) == ("BadRequestError", 400)
     assert outcomes["broken stream"]["error"] in {"APIError", "APIStatusError"}
-    assert len(evaluator.bodies) == len(FAILURES) + 4, "no client and no worker repeats what cannot help"
+    assert len(session.bodies) == len(FAILURES) + 4, "no client and no worker repeats what cannot help"
 
 
-async def check_late(evaluator: ToolEvaluator, client: str, tool: ClientTool | None) -> None:
-    outcomes = await calls(evaluator, client, tool, LATE)
+async def check_late(session: ToolSession, client: str, tool: ClientTool | None) -> None:
+    outcomes = await calls(session, client, tool, LATE)
     assert outcomes["late"] == {"error": "InternalServerError", "status": 502, "code": "provider_error"}
 
 
 @pytest.mark.parametrize("client", ["openai", "anthropic"])
-async def test_the_printed_program_is_answered(evaluator: ToolEvaluator, client: str) -> None:
-    printed = await evaluator.print_snippet(client)
+async def test_the_printed_program_is_answered(session: ToolSession, client: str) -> None:
+    printed = await session.print_snippet(client)
     assert printed.file == "Python"
-    evaluator.write("printed.py", f"import {client}\n{printed.text}\n")
-    ended = await evaluator.run(f"{printed.exports}\n{shlex.quote(sys.executable)} printed.py")
+    session.write("printed.py", f"import {client}\n{printed.text}\n")
+    ended = await session.run(f"{printed.exports}\n{shlex.quote(sys.executable)} printed.py")
     assert ended.code == 0, ended
-    assert [body["messages"][-1]["content"] for body in evaluator.bodies] == ["Hello?"]
+    assert [body["messages"][-1]["content"] for body in session.bodies] == ["Hello?"]
 
 
 @pytest.mark.parametrize("client", ["openai", "anthropic"])
-async def test_in_python_parameters_arrive_and_failures_are_typed(evaluator: ToolEvaluator, client: str) -> None:
-    await check_calls(evaluator, client, None)
+async def test_in_python_parameters_arrive_and_failures_are_typed(session: ToolSession, client: str) -> None:
+    await check_calls(session, client, None)
 
 
 in_node = pytest.mark.parametrize(
@@ -156,20 +156,20 @@ in_node = pytest.mark.parametrize(
 
 @in_node
 async def test_in_node_parameters_arrive_and_failures_are_typed(
-    evaluator: ToolEvaluator, tool: ClientTool, client: str
+    session: ToolSession, tool: ClientTool, client: str
 ) -> None:
-    await check_calls(evaluator, client, tool)
+    await check_calls(session, client, tool)
 
 
 @in_node
 async def test_in_node_a_failure_after_40_seconds_is_its_exception(
-    evaluator: ToolEvaluator, tool: ClientTool, client: str
+    session: ToolSession, tool: ClientTool, client: str
 ) -> None:
-    await check_late(evaluator, client, tool)
+    await check_late(session, client, tool)
 
 
 @in_node
 async def test_in_python_a_failure_after_40_seconds_is_its_exception(
-    evaluator: ToolEvaluator, tool: ClientTool, client: str
+    session: ToolSession, tool: ClientTool, client: str
 ) -> None:
-    await check_late(evaluator, client, None)
+    await check_late(session, client, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clients.evaluator import ToolEvaluator, assert_sent
+from clients.tool_session import ToolSession, assert_sent
 from support.client_tools import ClientTool
 
 pytestmark = [pytest.mark.tool("promptfoo"), pytest.mark.timeout(2000)]
@@ -28,33 +28,31 @@ ENVIRONMENT = {
 }
 
 
-async def evaluate(evaluator: ToolEvaluator, tool: ClientTool, assertion: str) -> dict[str, Any]:
+async def evaluate(session: ToolSession, tool: ClientTool, assertion: str) -> dict[str, Any]:
     """Run promptfoo with the printed provider, all parameters and one assertion; return the case's result."""
-    printed = await evaluator.print_snippet("promptfoo")
+    printed = await session.print_snippet("promptfoo")
     assert printed.file == "promptfooconfig.yaml"
     settings = "".join(f"\n      {name}: {json.dumps(value)}" for name, value in PARAMETERS.items())
     tests = f'prompts: ["What is it?"]\ntests: [{{assert: [{assertion}]}}]\n'
-    evaluator.write(printed.file, f"{printed.text}{settings}\n{tests}")
+    session.write(printed.file, f"{printed.text}{settings}\n{tests}")
     command = printed.command.replace("npx promptfoo@latest", "promptfoo")
     # It ends with 100 where an assertion fails.
-    ended = await evaluator.run(
-        f"{printed.exports}\n{command} --no-cache --output out.json || true", tool, **ENVIRONMENT
-    )
-    assert (evaluator.folder / "out.json").exists(), ended
-    (result,) = json.loads((evaluator.folder / "out.json").read_text())["results"]["results"]
+    ended = await session.run(f"{printed.exports}\n{command} --no-cache --output out.json || true", tool, **ENVIRONMENT)
+    assert (session.folder / "out.json").exists(), ended
+    (result,) = json.loads((session.folder / "out.json").read_text())["results"]["results"]
     return dict(result)
 
 
-async def test_every_parameter_arrives(evaluator: ToolEvaluator, tool: ClientTool) -> None:
-    result = await evaluate(evaluator, tool, "{type: contains, value: Paris}")
+async def test_every_parameter_arrives(session: ToolSession, tool: ClientTool) -> None:
+    result = await evaluate(session, tool, "{type: contains, value: Paris}")
     assert (result["response"]["output"], result["success"]) == ("Paris", True), result
-    (body,) = evaluator.bodies
+    (body,) = session.bodies
     assert_sent(body, PARAMETERS)
 
 
 @pytest.mark.xfail(reason="its openai:chat reads no cost from an answer: it multiplies OpenAI's prices", strict=True)
-async def test_the_cost_is_asserted(evaluator: ToolEvaluator, tool: ClientTool) -> None:
+async def test_the_cost_is_asserted(session: ToolSession, tool: ClientTool) -> None:
     # The target's price for 21 tokens in and 9 out is 0.039.
-    result = await evaluate(evaluator, tool, "{type: cost, threshold: 0.04}")
+    result = await evaluate(session, tool, "{type: cost, threshold: 0.04}")
     assert result["success"]
     assert result["cost"] == pytest.approx(0.039)

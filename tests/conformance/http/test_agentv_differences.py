@@ -1,7 +1,7 @@
 """The gateway and AgentV's own proxy at the same requests: equal, but for the differences that the docs list.
 
-AgentV's answers are recorded; tests/clients/test_agentv.py holds them against the proxy that npm has. To write the
-table of ``docs/gateway.md`` again, run this file with ``QUINTAIN_RECORD_SNAPSHOTS=1``.
+AgentV's answers are recorded; tests/clients/test_agentv_proxy.py holds them against the proxy that npm has. To write
+the table of ``docs/gateway.md`` again, run this file with ``QUINTAIN_RECORD_SNAPSHOTS=1``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from clients.evaluator import PROGRAMS
+from clients.tool_session import PROGRAMS
 from quintain.settings import environment
 from support.agentv_requests import RECORDED, REQUESTS, answer_of
 from support.client_tools import ClientTool, cache_folder

@@ -149,7 +149,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolEvaluator:
+class ToolSession:
     """A folder and a session; ``provider`` is the model behind the targets."""
 
     fleet: MemoryFleet
