@@ -50,7 +50,6 @@ async def test_every_parameter_arrives(session: ToolSession, tool: ClientTool) -
     assert_sent(body, PARAMETERS)
 
 
-@pytest.mark.xfail(reason="its openai:chat reads no cost from an answer: it multiplies OpenAI's prices", strict=True)
 async def test_the_cost_is_asserted(session: ToolSession, tool: ClientTool) -> None:
     # The target's price for 21 tokens in and 9 out is 0.039.
     result = await evaluate(session, tool, "{type: cost, threshold: 0.04}")
