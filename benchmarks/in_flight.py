@@ -5,8 +5,8 @@
 
 A metadata service on SQLite and one worker with room for all calls, each a process of its own, on a real broker; the
 mock provider takes its time. Memory is the worker's resident set: its peak while the calls run, less what it has when
-it is idle after some calls, divided by the most
-calls that ran at a time: on a busy machine the first may end before the last has begun.
+it is idle after some calls, divided by the most calls that ran at a time: on a busy machine the first may end before
+the last has begun, unless the provider takes longer than all calls to begin.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from quintain.contracts.ledger import (
     AdmitBatch,
     AttemptOutcome,
     Heartbeat,
+    LeaseRenewed,
     Register,
     Settle,
     TargetCard,
@@ -34,7 +35,7 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.settings import environment
-from quintain_metadata.ledger.base import Ledger, unwrap
+from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, unwrap
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.rules import calls, leases, sessions
 from quintain_metadata.service.admission import AdmissionQueue
@@ -127,20 +128,17 @@ class Store:
         while (seconds := time.perf_counter() - began) < options.seconds:
             names = [f"w{(done + offset) % WORKERS}" for offset in range(options.heartbeats)]
             beats = [Heartbeat(worker_id=name, incarnation=name) for name in names]
-            if options.heartbeats == 1:
-                await self.ledger.transact(partial(_renew, heartbeat=beats[0]))
-            else:
-                await self.ledger.transact_each([partial(_renew, heartbeat=beat) for beat in beats])
+            await self.ledger.transact(partial(_renew, heartbeats=beats))
             done += options.heartbeats
         return done / seconds
 
 
-def _register(moment, registration):  # type: ignore[no-untyped-def]
+def _register(moment: Moment, registration: Register) -> SqlProgram[LeaseRenewed]:
     return leases.register_worker(moment.now, registration, LEASE_MS)
 
 
-def _renew(moment, heartbeat):  # type: ignore[no-untyped-def]
-    return leases.renew_lease(moment.now, heartbeat, LEASE_MS)
+def _renew(moment: Moment, heartbeats: list[Heartbeat]) -> SqlProgram[list[LeaseRenewed]]:
+    return leases.renew_leases(moment.now, heartbeats, LEASE_MS)
 
 
 async def _expect_grants(answers: list[Admission], _: list[str]) -> None:
@@ -164,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=8, help="calls in a batch")
     parser.add_argument("--batches", type=int, default=6, help="batches under way")
-    parser.add_argument("--heartbeats", type=int, default=1, help="heartbeats in a transaction; 0: do not measure")
+    parser.add_argument("--heartbeats", type=int, default=16, help="heartbeats in a transaction; 0: do not measure")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each measurement takes")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each store, in turn")
     options = parser.parse_args()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from quintain.contracts.admin import RegisteredWorker, WorkerList
 from quintain.contracts.ledger import CallKey, DrainState, Heartbeat, LeaseRenewed, Register
 from quintain.contracts.strings import shorten
 from quintain.errors import BadRequest
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.ledger.base import Moment, SqlProgram, SqlValue, execute, values_table
 from quintain_metadata.rules import call_repository, session_repository
 from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
 from quintain_metadata.rules.served_targets import delete_served_targets_of_forgotten_workers, record_served_targets
@@ -93,6 +95,9 @@ WORKER_RETENTION_MS = 24 * 60 * 60_000
 #: How many cancelled calls the answer to one heartbeat lists at most; the others follow with the next.
 MAX_CANCELLED_PER_HEARTBEAT = 500
 
+#: How many leases one statement renews.
+LEASES_PER_STATEMENT = (64, 16, 4, 1)
+
 
 def register_worker(
     now: int, registration: Register, lease_ms: int = DEFAULT_TIMINGS.lease_ms
@@ -127,42 +132,78 @@ def register_worker(
 
 
 def renew_lease(now: int, heartbeat: Heartbeat, lease_ms: int = DEFAULT_TIMINGS.lease_ms) -> SqlProgram[LeaseRenewed]:
-    """Renew a worker's lease and apply the pauses that it reports.
+    """Renew one worker's lease, as `renew_leases` does."""
+    return (yield from renew_leases(now, [heartbeat], lease_ms))[0]
 
-    The answer lists the paused targets, the cancelled calls that this worker runs, and whether it must drain. ``known``
-    is false for a worker that the ledger does not know, which then registers again.
+
+def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> SqlProgram[list[LeaseRenewed]]:
+    """Renew the leases of several workers, one heartbeat of each, and apply the pauses that they report.
+
+    Each answer lists the paused targets, the cancelled calls that this worker runs, and whether it must drain.
+    ``known`` is false for a worker that the ledger does not know, which then registers again.
     """
-    for target, duration_ms in sorted((heartbeat.pauses or {}).items()):
+    for target, duration_ms in sorted(pause for each in heartbeats for pause in (each.pauses or {}).items()):
         yield from extend_pause(now, target, duration_ms)
-    known = yield from fetch_one("SELECT 1 FROM worker WHERE incarnation = ?", heartbeat.incarnation)
-    row = yield from fetch_one(
-        "INSERT INTO worker (incarnation, worker_id, lease_until, drain) VALUES (?, ?, ?, ?)"
+    known, drains, cancelled = set[str](), dict[str, DrainState](), dict[str, list[CallKey]]()
+    # Sorted, so that two services lock the rows of the same workers in one order.
+    for page in _pages(sorted(heartbeats, key=lambda each: each.incarnation)):
+        incarnations = [each.incarnation for each in page]
+        wanted = f"{values_table(incarnations)} AS wanted JOIN worker ON worker.incarnation = wanted.column1"
+        known.update(row[0] for row in (yield from execute(f"SELECT column1 FROM {wanted}", *incarnations)))
+        drains |= yield from _extend_leases(now + lease_ms, page)
+        cancelled |= yield from _cancelled_calls(incarnations)
+    paused = (yield from paused_targets(now)) or None
+    return [
+        LeaseRenewed(
+            now=now,
+            known=each.incarnation in known,
+            paused=paused,
+            taken_back=cancelled.get(each.incarnation),
+            drain=drains[each.incarnation] is DrainState.REQUESTED or None,
+        )
+        for each in heartbeats
+    ]
+
+
+def _extend_leases(lease_until: int, heartbeats: Sequence[Heartbeat]) -> SqlProgram[dict[str, DrainState]]:
+    """Set the end of these workers' leases; returns the drain state of each, by incarnation."""
+    values: list[SqlValue] = []
+    for each in heartbeats:
+        rank = DRAIN_RANKS[each.drain or DrainState.UNSUPPORTED]
+        values += [each.incarnation, each.worker_id, lease_until, rank]
+    drains = yield from execute(
+        "INSERT INTO worker (incarnation, worker_id, lease_until, drain)"
+        f" VALUES {', '.join(['(?, ?, ?, ?)'] * len(heartbeats))}"
         " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until,"
-        " drain = CASE WHEN worker.drain > excluded.drain THEN worker.drain ELSE excluded.drain END RETURNING drain",
-        *(
-            heartbeat.incarnation,
-            heartbeat.worker_id,
-            now + lease_ms,
-            DRAIN_RANKS[heartbeat.drain or DrainState.UNSUPPORTED],
-        ),
+        " drain = CASE WHEN worker.drain > excluded.drain THEN worker.drain ELSE excluded.drain END"
+        " RETURNING incarnation, drain",
+        *values,
     )
-    assert row is not None
-    return LeaseRenewed(
-        now=now,
-        known=known is not None,
-        paused=(yield from paused_targets(now)) or None,
-        taken_back=(yield from _cancelled_calls(heartbeat.incarnation)) or None,
-        drain=drain_from_rank(row[0]) is DrainState.REQUESTED or None,
-    )
+    return {incarnation: drain_from_rank(rank) for incarnation, rank in drains}
 
 
-def _cancelled_calls(incarnation: str) -> SqlProgram[list[CallKey]]:
+def _cancelled_calls(incarnations: Sequence[str]) -> SqlProgram[dict[str, list[CallKey]]]:
+    """Return the cancelled calls that these workers run, `MAX_CANCELLED_PER_HEARTBEAT` of each at most."""
     rows = yield from execute(
-        "SELECT session_id, request_id FROM call WHERE incarnation = ? AND state = 'running'"
-        " AND cancelled_at IS NOT NULL ORDER BY cancelled_at, session_id, request_id LIMIT ?",
-        *(incarnation, MAX_CANCELLED_PER_HEARTBEAT),
+        f"SELECT incarnation, session_id, request_id FROM {values_table(incarnations)} AS wanted"
+        " JOIN call ON call.incarnation = wanted.column1 WHERE state = 'running' AND cancelled_at IS NOT NULL"
+        " ORDER BY cancelled_at, session_id, request_id LIMIT ?",
+        *(*incarnations, MAX_CANCELLED_PER_HEARTBEAT * len(incarnations)),
     )
-    return [CallKey(session_id=row[0], request_id=row[1]) for row in rows]
+    calls: dict[str, list[CallKey]] = {}
+    for incarnation, session_id, request_id in rows:
+        of_worker = calls.setdefault(incarnation, [])
+        if len(of_worker) < MAX_CANCELLED_PER_HEARTBEAT:
+            of_worker.append(CallKey(session_id=session_id, request_id=request_id))
+    return calls
+
+
+def _pages(heartbeats: list[Heartbeat]) -> Iterator[list[Heartbeat]]:
+    """Split a list into pages of few different lengths, so that there are few different statements."""
+    while heartbeats:
+        size = next(size for size in LEASES_PER_STATEMENT if size <= len(heartbeats))
+        yield heartbeats[:size]
+        heartbeats = heartbeats[size:]
 
 
 def sweep(moment: Moment) -> SqlProgram[int]:

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.ledger import Heartbeat, HeartbeatProbe, LeaseRenewed
+from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, BusError, Fault
 from quintain.routes import HEARTBEAT_PROBE
 from quintain.rpc.server import result_or_fault, send_reply
+from quintain.runtime.batching import Batcher
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import leases
@@ -23,7 +28,8 @@ from quintain_metadata.service.own_admits import OwnAdmitQueue
 
 log = logging.getLogger(__name__)
 
-#: A service that freezes keeps so many heartbeats from the others at most: fewer than a worker sends in one lease.
+#: How many are delivered and not acknowledged at most. A service that freezes keeps these from the others, and one more
+#: of each worker, which it acknowledged: together fewer than a worker sends in one lease.
 HEARTBEAT_PREFETCH = 2
 
 
@@ -63,8 +69,16 @@ class LeaseGuard:
         self._ledger.suspend_lease_expiry_until(now + self._lease_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unprocessed:
+    """A heartbeat, or a probe (None), that was delivered."""
+
+    delivery: Delivery
+    heartbeat: Heartbeat | None
+
+
 class HeartbeatConsumer:
-    """Consumes heartbeats and probes in the order of their queue."""
+    """Consumes heartbeats and probes in the order of their queue, in batches: one transaction for many heartbeats."""
 
     def __init__(
         self, bus: Bus, ledger: Ledger, timings: Timings = DEFAULT_TIMINGS, own_admits: OwnAdmitQueue | None = None
@@ -73,6 +87,9 @@ class HeartbeatConsumer:
         self._own_admits = own_admits or OwnAdmitQueue(bus)
         self._guard = LeaseGuard(ledger, timings)
         self._order = asyncio.Lock()
+        self._batches: Batcher[_Unprocessed] = Batcher(self._process)
+        #: Of each worker with a heartbeat that is not processed: done when it is.
+        self._of_worker: dict[str, asyncio.Future[None]] = {}
         self._probe_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -84,24 +101,66 @@ class HeartbeatConsumer:
         self._probe_task = asyncio.get_running_loop().create_task(self._probe_periodically(), name="heartbeat-probe")
 
     async def stop(self) -> None:
-        """Publish no more probes."""
+        """Publish no more probes, and finish the heartbeats that were acknowledged."""
+        await asyncio.gather(*self._of_worker.values(), return_exceptions=True)
         if self._probe_task is not None:
             self._probe_task.cancel()
             await asyncio.gather(self._probe_task, return_exceptions=True)
 
     async def __call__(self, delivery: Delivery) -> None:
-        """Process one heartbeat or probe, after those that were delivered before it."""
+        """Put one heartbeat or probe in the next batch, after those that were delivered before it, and acknowledge it.
+
+        A heartbeat waits, unacknowledged, while an earlier one of its worker is not processed: a service that freezes
+        must not take all heartbeats of a worker from the others.
+        """
         async with self._order:
             if delivery.exchange == HEARTBEAT_PROBE.exchange.name:
-                await result_or_fault(self._on_probe(delivery), "reading a probe")
+                self._batches.add(_Unprocessed(delivery, None))
             else:
-                answer = await result_or_fault(self.renew(delivery), "renewing a lease")
-                await send_reply(self._bus, delivery, answer)
+                await self._add_heartbeat(delivery)
             await delivery.ack()
+
+    async def _add_heartbeat(self, delivery: Delivery) -> None:
+        try:
+            heartbeat = Heartbeat.from_wire(delivery.body)
+        except Fault as unreadable:
+            await self._reply(delivery, unreadable)
+            return
+        earlier = self._of_worker.get(heartbeat.incarnation)
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._of_worker[heartbeat.incarnation] = self._batches.add(_Unprocessed(delivery, heartbeat))
 
     async def renew(self, delivery: Delivery) -> LeaseRenewed:
         """Renew the lease of the worker that sent this heartbeat."""
-        heartbeat = Heartbeat.from_wire(delivery.body)
+        return await self._renew_one(Heartbeat.from_wire(delivery.body))
+
+    async def _process(self, batch: list[_Unprocessed]) -> None:
+        """Process heartbeats and probes in their order, the heartbeats between two probes in one transaction."""
+        for is_probe, group in groupby(batch, key=lambda one: one.heartbeat is None):
+            if is_probe:
+                for probe in group:
+                    await result_or_fault(self._on_probe(probe.delivery), "reading a probe")
+            else:
+                await self._renew_all(list(group))
+
+    async def _renew_all(self, group: list[_Unprocessed]) -> None:
+        heartbeats = [one.heartbeat for one in group if one.heartbeat is not None]
+        answers: Sequence[LeaseRenewed | Fault]
+        try:
+            answers = await self._ledger.transact(
+                lambda moment: leases.renew_leases(moment.now, heartbeats, self._timings.lease_ms)
+            )
+        except BudgetUnavailable as unavailable:
+            self._guard.on_missed()
+            answers = [BudgetUnavailable(unavailable.message) for _ in heartbeats]
+        except Exception:  # of one of them, and nothing says of which
+            answers = [await result_or_fault(self._renew_one(each), "renewing a lease") for each in heartbeats]
+        for heartbeat in heartbeats:
+            self._of_worker.pop(heartbeat.incarnation, None)
+        await asyncio.gather(*(self._reply(one.delivery, answer) for one, answer in zip(group, answers, strict=True)))
+
+    async def _renew_one(self, heartbeat: Heartbeat) -> LeaseRenewed:
         try:
             renewed = await self._ledger.transact(
                 lambda moment: leases.renew_lease(moment.now, heartbeat, self._timings.lease_ms)
@@ -110,6 +169,13 @@ class HeartbeatConsumer:
             self._guard.on_missed()
             raise
         return self._own_admits.tell(renewed)
+
+    async def _reply(self, delivery: Delivery, answer: Message | Fault) -> None:
+        try:
+            await send_reply(self._bus, delivery, answer)
+        except BusError as error:
+            # The bus logs its outages, and the worker sends its next heartbeat soon.
+            log.debug("The answer to a heartbeat was not sent: %s", error.message)
 
     async def _on_probe(self, delivery: Delivery) -> None:
         probe = HeartbeatProbe.from_wire(delivery.body)

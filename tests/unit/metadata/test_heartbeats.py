@@ -11,10 +11,12 @@ from quintain.bus.base import Delivery, Envelope
 from quintain.contracts.ledger import Heartbeat, HeartbeatProbe, LeaseRenewed
 from quintain.contracts.session import SessionOpened
 from quintain.routes import HEARTBEAT_PROBE
-from quintain.topology import ADMIT_QUEUE, LEDGER, Binding, Topology
+from quintain.topology import ADMIT_QUEUE, HEARTBEAT_QUEUE, LEDGER, Binding, Topology
+from quintain_metadata.ledger.base import Operation
 from quintain_metadata.ledger.sqlite import SqliteLedger
 from quintain_metadata.rules import leases
 from quintain_metadata.rules.calls import Deferred
+from quintain_metadata.service.heartbeats import HEARTBEAT_PREFETCH
 from support.ledger_driver import LedgerDriver, admit_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import QUICK, timings
@@ -57,12 +59,17 @@ async def publish_probe(metadata: RunningMetadataService) -> None:
     await send_heartbeat(metadata, "w2")  # it is answered after what came before it
 
 
+async def publish_heartbeat(metadata: RunningMetadataService, incarnation: str, correlation_id: str) -> None:
+    body = Heartbeat(worker_id=incarnation, incarnation=incarnation).to_wire()
+    reply_to = metadata.rpc_client.reply_key
+    envelope = Envelope(body=body, type="heartbeat", correlation_id=correlation_id, reply_to=reply_to)
+    await metadata.bus.publish(LEDGER, "heartbeat", envelope)
+
+
 async def send_heartbeat(metadata: RunningMetadataService, incarnation: str) -> Delivery:
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     unsubscribe = metadata.rpc_client.subscribe("beat", replies.put_nowait)
-    body = Heartbeat(worker_id=incarnation, incarnation=incarnation).to_wire()
-    envelope = Envelope(body=body, type="heartbeat", correlation_id="beat", reply_to=metadata.rpc_client.reply_key)
-    await metadata.bus.publish(LEDGER, "heartbeat", envelope)
+    await publish_heartbeat(metadata, incarnation, "beat")
     reply = await next_delivery(replies)
     unsubscribe()
     return reply
@@ -124,3 +131,36 @@ async def test_a_running_service_reads_its_own_probes(metadata: RunningMetadataS
         while not await is_taken_over(driver, session):
             await send_heartbeat(metadata, "w2")
             await asyncio.sleep(0.01)
+
+
+async def test_heartbeats_that_wait_are_renewed_in_one_operation_and_one_of_each_worker_is_taken(
+    metadata: RunningMetadataService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, workers = metadata.ledger_driver.ledger, [f"worker {number}" for number in range(20)]
+    free, operations = asyncio.Event(), 0
+    transact = ledger.transact
+
+    async def slow_transact(operation: Operation[object]) -> object:
+        nonlocal operations
+        operations += 1
+        await free.wait()
+        return await transact(operation)
+
+    monkeypatch.setattr(ledger, "transact", slow_transact)
+    for worker in ["first", *workers]:
+        await publish_heartbeat(metadata, worker, "batch")
+    replies: asyncio.Queue[Delivery] = asyncio.Queue()
+    metadata.rpc_client.subscribe("batch", replies.put_nowait)
+    queue = metadata.memory.queue(HEARTBEAT_QUEUE.name)
+    async with asyncio.timeout(5):
+        while queue.ready:
+            await asyncio.sleep(0.01)
+    for _ in range(3 * HEARTBEAT_PREFETCH):
+        await publish_heartbeat(metadata, "first", "again")
+    await asyncio.sleep(0.05)
+    assert len(queue.ready) == 2 * HEARTBEAT_PREFETCH
+    assert operations == 1
+    free.set()
+    answers = [LeaseRenewed.from_wire((await next_delivery(replies)).body) for _ in range(21)]
+    assert not any(answer.known for answer in answers)
+    assert operations < 10
