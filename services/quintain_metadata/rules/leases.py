@@ -188,7 +188,8 @@ def _cancelled_calls(incarnations: Sequence[str]) -> SqlProgram[dict[str, list[C
         f"SELECT incarnation, session_id, request_id FROM {values_table(incarnations)} AS wanted"
         " JOIN call ON call.incarnation = wanted.column1 WHERE state = 'running' AND cancelled_at IS NOT NULL"
         " ORDER BY cancelled_at, session_id, request_id LIMIT ?",
-        *(*incarnations, MAX_CANCELLED_PER_HEARTBEAT * len(incarnations)),
+        *incarnations,
+        MAX_CANCELLED_PER_HEARTBEAT * len(incarnations),
     )
     calls: dict[str, list[CallKey]] = {}
     for incarnation, session_id, request_id in rows:
