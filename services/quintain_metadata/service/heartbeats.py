@@ -148,9 +148,10 @@ class HeartbeatConsumer:
         heartbeats = [one.heartbeat for one in group if one.heartbeat is not None]
         answers: Sequence[LeaseRenewed | Fault]
         try:
-            answers = await self._ledger.transact(
+            renewed = await self._ledger.transact(
                 lambda moment: leases.renew_leases(moment.now, heartbeats, self._timings.lease_ms)
             )
+            answers = [self._own_admits.tell(each) for each in renewed]
         except BudgetUnavailable as unavailable:
             self._guard.on_missed()
             answers = [BudgetUnavailable(unavailable.message) for _ in heartbeats]
