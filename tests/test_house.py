@@ -68,6 +68,7 @@ RUN_BY = {
     "quintain run": "tests/acceptance/test_run.py",
     "quintain rescore": "tests/acceptance/test_changed_evaluation.py",
     "quintain report": "tests/acceptance/test_run_output.py",
+    "quintain view": "tests/acceptance/test_view.py",
     "quintain compare": "tests/acceptance/test_run_output.py",
     "quintain schema eval": "tests/acceptance/test_check.py",
     "quintain schema config": "tests/acceptance/test_check.py",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quintain_runner.report.junit import write_junit
     from quintain_runner.report.markdown import write_markdown
     from quintain_runner.report.run_record import Origin, planned_targets
-    from quintain_runner.report.run_report import RunReport, read_report, read_run
+    from quintain_runner.report.run_report import RunFile, RunReport, read_recorded_report, read_report, read_run
     from quintain_runner.report.summary_text import (
         calls_made_twice_note,
         exit_line,
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     )
     from quintain_runner.report.tables import TextTable, cost_line, run_tables
     from quintain_runner.results.atomic_file import atomic_write, exclusive_lock
-    from quintain_runner.results.store import charged_calls, read_resume_state
+    from quintain_runner.results.row import CheckRow, GraderRow, Row, RowStatus, split_column
+    from quintain_runner.results.store import RESULTS_FILE_NAME, charged_calls, read_resume_state
     from quintain_runner.spec.environment import GraderEnvironment
     from quintain_runner.spec.evaluation import Evaluation, load_evaluation
     from quintain_runner.spec.files import read_text_file
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
         grader_kind,
     )
     from quintain_runner.spec.json_schema import evaluation_schema
+    from quintain_runner.statistics.analysis import Analysis, TargetPair
+    from quintain_runner.statistics.formatting import format_share_interval
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -86,7 +89,13 @@ else:
             "quintain_runner.report.junit": ("write_junit",),
             "quintain_runner.report.markdown": ("write_markdown",),
             "quintain_runner.report.run_record": ("Origin", "planned_targets"),
-            "quintain_runner.report.run_report": ("RunReport", "read_report", "read_run"),
+            "quintain_runner.report.run_report": (
+                "RunFile",
+                "RunReport",
+                "read_recorded_report",
+                "read_report",
+                "read_run",
+            ),
             "quintain_runner.report.summary_text": (
                 "calls_made_twice_note",
                 "exit_line",
@@ -97,7 +106,8 @@ else:
             ),
             "quintain_runner.report.tables": ("TextTable", "cost_line", "run_tables"),
             "quintain_runner.results.atomic_file": ("atomic_write", "exclusive_lock"),
-            "quintain_runner.results.store": ("charged_calls", "read_resume_state"),
+            "quintain_runner.results.row": ("CheckRow", "GraderRow", "Row", "RowStatus", "split_column"),
+            "quintain_runner.results.store": ("RESULTS_FILE_NAME", "charged_calls", "read_resume_state"),
             "quintain_runner.plan.changes": ("RerunPolicy",),
             "quintain_runner.spec.environment": ("GraderEnvironment",),
             "quintain_runner.spec.evaluation": ("Evaluation", "load_evaluation"),
@@ -118,6 +128,8 @@ else:
                 "max_grader_calls",
             ),
             "quintain_runner.plan.selection": ("TrialSelection",),
+            "quintain_runner.statistics.analysis": ("Analysis", "TargetPair"),
+            "quintain_runner.statistics.formatting": ("format_share_interval",),
         },
     )
 
@@ -125,7 +137,10 @@ __all__ = [
     "DEFAULT_CONCURRENCY",
     "DEFAULT_GRADER_CONCURRENCY",
     "DEFAULT_MAX_ERRORS",
+    "RESULTS_FILE_NAME",
+    "Analysis",
     "CallsEstimate",
+    "CheckRow",
     "CommandGrader",
     "Comparison",
     "DatasetStats",
@@ -134,6 +149,7 @@ __all__ = [
     "Evaluation",
     "FunctionGrader",
     "GraderEnvironment",
+    "GraderRow",
     "GraderSpec",
     "JudgeGrader",
     "NoProgressDisplay",
@@ -141,10 +157,14 @@ __all__ = [
     "PlanSession",
     "RerunPlan",
     "RerunPolicy",
+    "Row",
+    "RowStatus",
     "RunEstimate",
+    "RunFile",
     "RunReport",
     "RunSetup",
     "SessionRequest",
+    "TargetPair",
     "TextTable",
     "TrialSelection",
     "UnavailableGraders",
@@ -165,6 +185,7 @@ __all__ = [
     "evaluation_schema",
     "exclusive_lock",
     "exit_line",
+    "format_share_interval",
     "grader_kind",
     "graders_without_session",
     "judge_target_of",
@@ -177,6 +198,7 @@ __all__ = [
     "planned_targets",
     "progress_display",
     "read_cases",
+    "read_recorded_report",
     "read_report",
     "read_resume_state",
     "read_run",
@@ -184,6 +206,7 @@ __all__ = [
     "rich_table",
     "run_evaluation",
     "run_tables",
+    "split_column",
     "unaccounted_calls_note",
     "unavailable_grader_notes",
     "write_csv",

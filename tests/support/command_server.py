@@ -28,7 +28,10 @@ from pathlib import Path
 from typing import IO
 
 #: Imported before the first fork. ``quintain_cli`` is not: its consoles look at the environment of their command.
-PRELOADED = ("quintain", "quintain_gateway", "quintain_host", "quintain_metadata", "quintain_runner", "quintain_worker")
+PRELOADED = (
+    *("quintain", "quintain_gateway", "quintain_host", "quintain_metadata", "quintain_runner", "quintain_view"),
+    "quintain_worker",
+)
 
 #: How lengths, process ids and exit codes go over the socket.
 _NUMBER = struct.Struct("!i")

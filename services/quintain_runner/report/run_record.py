@@ -23,7 +23,7 @@ from quintain_runner.plan.identity import PlanIdentity
 from quintain_runner.report.revision import Revision, installed_versions, revision_of
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.atomic_file import atomic_write
-from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
+from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.statistics.analysis import Analysis
 
@@ -257,7 +257,7 @@ def _read_existing(folder: Path) -> dict[str, object] | None:
     try:
         existing = json.loads(path.read_bytes())
     except FileNotFoundError:
-        rows = folder / RESULTS_NAME
+        rows = folder / RESULTS_FILE_NAME
         if rows.exists() and rows.stat().st_size:
             raise ConfigError(
                 f"{folder} holds results but no {FILE_NAME}, so their evaluation is unknown; give another "

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
+from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain.errors import BadRequest, ConfigError
 from quintain_runner.cost.run_cost import Cost
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import FILE_NAME, EvaluationIdentity, SessionUsage
-from quintain_runner.report.summary import ExitCode, ParkedTarget, RunSummary, summarize
+from quintain_runner.report.summary import ExitCode, ParkedTarget, RunSummary, TrialCounts, summarize
 from quintain_runner.results.row import Row, column_names
-from quintain_runner.results.store import FILE_NAME as RESULTS_NAME
-from quintain_runner.results.store import current_rows, read_resume_state
+from quintain_runner.results.store import RESULTS_FILE_NAME, current_rows, read_resume_state
 from quintain_runner.spec.reducers import Reducers
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_tagged_frames
@@ -32,6 +32,7 @@ class _Configuration(Message):
     repeats: int
     reduce: Reducers = Reducers()
     threshold: float | None = None
+    content: str = ""
 
     @property
     def columns(self) -> list[str]:
@@ -39,11 +40,33 @@ class _Configuration(Message):
         return column_names(self.targets, self.prompts)
 
 
-class _Totals(Message):
+class _RecordedCounts(Message):
+    """The counts of one column in ``run.json``."""
+
+    trials: int = 0
+    graded: int = 0
+    passed: int = 0
+    errors: int = 0
+    in_doubt: int = 0
+    stale: int = 0
+    mean_score: float | None = None
+    calls: int = 0
+    token_usage: TokenUsage = NO_TOKENS
+
+    @property
+    def counts(self) -> TrialCounts:
+        """The counts as summaries hold them."""
+        return TrialCounts(
+            **self.model_dump(exclude={"token_usage"}, include=set(_RecordedCounts.model_fields)),
+            input_tokens=self.token_usage.input,
+            output_tokens=self.token_usage.output,
+        )
+
+
+class _Totals(_RecordedCounts):
     """The ``totals`` section of ``run.json``."""
 
     cases: int
-    calls: int
     max_calls: int
     calls_left: int = 0
     calls_of_earlier_plans: int = 0
@@ -51,9 +74,10 @@ class _Totals(Message):
 
 
 class _Fingerprints(Message):
-    """The ``fingerprints`` section of ``run.json``: those of the graders by target and name."""
+    """The ``fingerprints`` section of ``run.json``: of the graders by target and name, and of the targets."""
 
     graders: dict[str, dict[str, str | None]] = Field(default_factory=dict)
+    targets: dict[str, str | None] = Field(default_factory=dict)
 
 
 class RunFile(Message):
@@ -62,6 +86,7 @@ class RunFile(Message):
     schema_version: int
     configuration: _Configuration
     totals: _Totals
+    targets: dict[str, _RecordedCounts] = Field(default_factory=dict)
     exit_code: int | None = None
     started_at: str
     ended_at: str | None = None
@@ -71,6 +96,8 @@ class RunFile(Message):
     unavailable_graders: dict[str, str] = Field(default_factory=dict)
     sessions: list[SessionUsage] = Field(default_factory=list)
     fingerprints: _Fingerprints = _Fingerprints()
+    versions: dict[str, str] = Field(default_factory=dict)
+    revision: dict[str, JsonValue] | None = None
 
     @property
     def name(self) -> str:
@@ -147,7 +174,7 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
             is_budget_spent=run.exit_code == ExitCode.BUDGET_SPENT,
             calls_made_twice=totals.calls_made_twice,
             parked_targets=run.parked_targets,
-            results=folder / RESULTS_NAME,
+            results=folder / RESULTS_FILE_NAME,
         )
         summary = replace(summary, unavailable_graders=run.unavailable_graders, estimated_calls_left=totals.calls_left)
     report = RunReport(
@@ -161,3 +188,26 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
         return report
     tagged = build_tagged_frames(report.rows(), configuration.columns, repeats=configuration.repeats)
     return replace(report, analysis=analyse(tagged.columns, configuration.reduce, tagged.by_tag))
+
+
+def read_recorded_report(folder: Path, run: RunFile) -> RunReport:
+    """The report of a results folder by the counts that its run wrote last, without a look at the rows.
+
+    While the run goes on, these are the counts of its beginning. ``run`` is what `read_run` returns.
+    """
+    totals = run.totals
+    summary = RunSummary(
+        cases=totals.cases,
+        per_target={name: run.targets.get(name, _RecordedCounts()).counts for name in run.configuration.columns},
+        total=totals.counts,
+        calls=totals.calls,
+        max_calls=totals.max_calls,
+        calls_of_earlier_plans=totals.calls_of_earlier_plans,
+        calls_made_twice=totals.calls_made_twice,
+        estimated_calls_left=totals.calls_left,
+        threshold=run.configuration.threshold,
+        is_budget_spent=run.exit_code == ExitCode.BUDGET_SPENT,
+        parked_targets=run.parked_targets,
+        results=folder / RESULTS_FILE_NAME,
+    )
+    return RunReport(folder=folder, run=run, summary=summary, analysis=run.statistics or Analysis(), cost=run.cost)

@@ -22,7 +22,7 @@ from quintain_runner.results.resume_state import ResumeState
 from quintain_runner.results.row import Row, RowKey
 from quintain_runner.results.row_index import RowIndex
 
-FILE_NAME = "results.jsonl"
+RESULTS_FILE_NAME = "results.jsonl"
 
 #: How many rows travel to the disk together at most.
 _MAX_BATCH_ROWS = 1024
@@ -132,7 +132,7 @@ async def open_results(folder: Path, *, keeps_content: bool = True) -> AsyncIter
     Raises `ConfigError` where another run is writing there, or where the file holds what is no row.
     """
     with exclusive_lock(folder, folder):
-        results = await asyncio.to_thread(_open_file, folder / FILE_NAME, keeps_content=keeps_content)
+        results = await asyncio.to_thread(_open_file, folder / RESULTS_FILE_NAME, keeps_content=keeps_content)
         try:
             yield results
         except BaseException:
@@ -166,7 +166,7 @@ def current_rows(folder: Path) -> Iterator[Row]:
 
 def all_current_rows(folder: Path) -> Iterator[Row]:
     """The latest row of each key, in the file's order."""
-    path = folder / FILE_NAME
+    path = folder / RESULTS_FILE_NAME
     return (line.row for line in _current_lines(path)) if path.is_file() else iter(())
 
 

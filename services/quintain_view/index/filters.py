@@ -1,0 +1,159 @@
+"""The filters and the order of a list of trials, in a page's address and as SQL. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+from urllib.parse import urlencode
+
+from quintain_view.index.schema import TEXT_ROW_BITS, Outcome
+
+
+class TrialState(StrEnum):
+    """What a filter may ask of a trial."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    IN_DOUBT = "inDoubt"
+    STALE = "stale"
+
+
+class SortOrder(StrEnum):
+    """The order of a list: as the results have the cases, or the most remarkable first."""
+
+    CASE = "case"
+    SCORE = "score"
+    DURATION = "duration"
+    COST = "cost"
+    DISAGREEMENT = "disagreement"
+
+
+_OUTCOMES: Final = {
+    TrialState.PASSED: Outcome.PASSED,
+    TrialState.FAILED: Outcome.FAILED,
+    TrialState.ERROR: Outcome.ERROR,
+    TrialState.IN_DOUBT: Outcome.IN_DOUBT,
+}
+
+#: The columns by which each order sorts; the index of `ORDER_INDEXES` begins with them.
+_ORDER_COLUMNS: Final = {
+    SortOrder.CASE: "case_no",
+    SortOrder.SCORE: "score_key",
+    SortOrder.DURATION: "duration_ms DESC",
+    SortOrder.COST: "cost DESC",
+    SortOrder.DISAGREEMENT: "disagreement DESC",
+}
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFilter:
+    """Which trials a list shows, and in what order. A case is in the list if one of its trials is.
+
+    ``columns`` are names of columns (a target, or a target under a prompt), ``grader`` one that failed the answer,
+    ``words`` beginnings of words that the trial's texts hold, ``least`` and ``most`` the range of its score.
+    """
+
+    columns: tuple[str, ...] = ()
+    states: tuple[TrialState, ...] = ()
+    grader: str = ""
+    words: str = ""
+    least: float | None = None
+    most: float | None = None
+    order: SortOrder = SortOrder.CASE
+
+    @classmethod
+    def from_query(cls, query: Iterable[tuple[str, str]]) -> TrialFilter:
+        """The filter in a page's address; what it cannot hold is left out."""
+        pairs = list(query)
+
+        def values(name: str) -> list[str]:
+            return [value for key, value in pairs if key == name and value]
+
+        orders = [value for value in values("sort") if value in set(SortOrder)]
+        return cls(
+            columns=tuple(dict.fromkeys(values("target"))),
+            states=tuple(TrialState(value) for value in dict.fromkeys(values("show")) if value in set(TrialState)),
+            grader="".join(values("grader")[:1]),
+            words="".join(values("q")[:1]),
+            least=_number(values("min")),
+            most=_number(values("max")),
+            order=SortOrder(orders[0]) if orders else SortOrder.CASE,
+        )
+
+    def to_query(self, **more: str | int) -> str:
+        """The filter as the query of an address, with these parameters added."""
+        pairs: list[tuple[str, str | int | float]] = [("target", column) for column in self.columns]
+        pairs += [("show", str(state)) for state in self.states]
+        named = {"grader": self.grader, "q": self.words, "min": self.least, "max": self.most}
+        pairs += [(name, value) for name, value in named.items() if value not in {"", None}]
+        pairs += [("sort", str(self.order))] if self.order is not SortOrder.CASE else []
+        return urlencode([*pairs, *more.items()])
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether it leaves anything out."""
+        return self != replace(TrialFilter(), order=self.order)
+
+    def condition(self, columns: Mapping[str, int], graders: Mapping[str, int]) -> SqlCondition:
+        """The condition on the table ``trial``; names are those of the index, with their numbers."""
+        return SqlCondition.all_of(self._terms(columns, graders))
+
+    def _terms(self, columns: Mapping[str, int], graders: Mapping[str, int]) -> Iterator[SqlCondition]:
+        if self.columns:
+            yield _one_of("column_no", [columns[name] for name in self.columns if name in columns])
+        outcomes = [int(_OUTCOMES[state]) for state in self.states if state in _OUTCOMES]
+        if outcomes:
+            yield _one_of("outcome", outcomes)
+        if TrialState.STALE in self.states:
+            yield SqlCondition("stale = 1")
+        if self.grader:
+            bit = 1 << graders[self.grader] if self.grader in graders else 0
+            yield SqlCondition("failed_graders & ? != 0", (bit,))
+        if self.least is not None:
+            yield SqlCondition("score_key >= ?", (self.least,))
+        if self.most is not None or self.least is not None:
+            yield SqlCondition("score_key <= ?", (1.0 if self.most is None else self.most,))
+        words = _WORD.findall(self.words)
+        if words:
+            found = f"SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ?"
+            yield SqlCondition(f"case_no IN ({found})", (" AND ".join(f'"{word}"*' for word in words),))
+
+    @property
+    def sort_columns(self) -> str:
+        """The SQL of the order."""
+        return _ORDER_COLUMNS[self.order]
+
+
+@dataclass(frozen=True, slots=True)
+class SqlCondition:
+    """A condition in SQL, and the values of its placeholders."""
+
+    sql: str
+    values: tuple[str | float, ...] = ()
+
+    @classmethod
+    def all_of(cls, terms: Iterable[SqlCondition]) -> SqlCondition:
+        """All of these conditions; none is true of everything."""
+        terms = list(terms)
+        return cls(
+            " AND ".join(term.sql for term in terms) or "1", tuple(value for term in terms for value in term.values)
+        )
+
+
+def _one_of(column: str, values: Sequence[int]) -> SqlCondition:
+    return SqlCondition(f"{column} IN ({', '.join('?' * len(values))})", tuple(values))
+
+
+def _number(texts: Sequence[str]) -> float | None:
+    try:
+        number = float(texts[0]) if texts else None
+    except ValueError:
+        return None
+    # Only of NaN this is not true.
+    return number if number is not None and number == number else None  # noqa: PLR0124

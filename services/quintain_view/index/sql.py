@@ -1,0 +1,13 @@
+"""Runs SQL on a connection to an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+
+def all_rows(connection: apsw.Connection, sql: str, values: Sequence[str | float | None] = ()) -> list[tuple[Any, ...]]:
+    """Every row of a query; the values take the place of the question marks."""
+    return [tuple(row) for row in connection.execute(sql, tuple(values))]

@@ -1,0 +1,172 @@
+// The script of `quintain view`: the token's exchange, keys, copying, and pages that update themselves.
+"use strict";
+
+(() => {
+  const one = (selector) => document.querySelector(selector);
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const announce = (text) => {
+    const place = one("#announcement");
+    if (place) place.textContent = text;
+  };
+
+  // The token stands in the fragment, which a browser sends to nobody. It is exchanged for a cookie and removed.
+  async function enter() {
+    const token = new URLSearchParams(location.hash.slice(1)).get("token");
+    const shell = one("[data-enter]");
+    if (!token) return;
+    history.replaceState(null, "", location.pathname + location.search);
+    const answer = await fetch("/enter", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ token }),
+    }).catch(() => null);
+    if (answer && answer.ok) {
+      if (shell) location.reload();
+      return;
+    }
+    const message = one("#enter-message");
+    if (message) message.textContent = "The token in the address is not the one of this server: start quintain view again.";
+  }
+
+  // Lines that j and k walk through: rows of a list, trials of a comparison, cases of a file.
+  const lines = () => all("[data-line], .case-part");
+  let current = -1;
+
+  function select(number) {
+    const found = lines();
+    if (!found.length) return;
+    current = Math.max(0, Math.min(found.length - 1, number));
+    for (const line of all("[data-current]")) delete line.dataset.current;
+    const line = found[current];
+    line.dataset.current = "";
+    const link = line.querySelector("a");
+    if (link) link.focus({ preventScroll: true });
+    line.scrollIntoView({ block: "nearest" });
+  }
+
+  function follow(selector) {
+    const link = one(selector);
+    if (link) link.click();
+  }
+
+  function toggleKeys() {
+    const dialog = one("#keys");
+    if (!dialog) return;
+    if (dialog.open) dialog.close();
+    else dialog.showModal();
+  }
+
+  const KEYS = {
+    j: () => select(current + 1),
+    k: () => select(current - 1),
+    n: () => follow("a[rel=next]"),
+    p: () => follow("a[rel=prev]"),
+    u: () => follow("a[data-up]"),
+    "?": toggleKeys,
+    "/": () => {
+      const field = one("#q");
+      if (field) field.focus();
+    },
+  };
+
+  function isTyping(target) {
+    return target.closest("input:not([type=checkbox]):not([type=radio]), textarea, select") !== null;
+  }
+
+  function onKey(event) {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.key === "Escape" && isTyping(event.target)) event.target.blur();
+    if (isTyping(event.target) || !Object.hasOwn(KEYS, event.key)) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  }
+
+  async function copy(id) {
+    const place = document.getElementById(id);
+    if (!place) return;
+    try {
+      await navigator.clipboard.writeText(place.textContent);
+      announce("Copied.");
+    } catch {
+      getSelection().selectAllChildren(place);
+      announce("Selected: copy it with the keyboard.");
+    }
+  }
+
+  function onClick(event) {
+    const button = event.target.closest("[data-copy], [data-dialog]");
+    if (!button) return;
+    if (button.dataset.copy) copy(button.dataset.copy);
+    else toggleKeys();
+  }
+
+  // A list's address holds no empty fields.
+  function onSubmit(event) {
+    const form = event.target;
+    if (form.method !== "get") return;
+    for (const field of form.querySelectorAll("input, select")) {
+      if (field.value === "" || (field.name === "sort" && field.value === "case")) field.disabled = true;
+    }
+    // A page that is shown again from the browser's history has its fields back.
+    setTimeout(() => form.querySelectorAll("input, select").forEach((field) => (field.disabled = false)), 0);
+  }
+
+  // The page as the server shows it now takes the place of this one; what is typed, open or selected stays.
+  async function refresh() {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
+    if (!answer || !answer.ok) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+    const main = one("main");
+    if (!fresh || fresh.innerHTML === main.dataset.shown) return;
+    main.dataset.shown = fresh.innerHTML;
+    const active = document.activeElement;
+    if (main.contains(active) && isTyping(active)) return;
+    const path = main.contains(active) ? pathOf(active, main) : null;
+    const open = new Set(all("details").flatMap((details, number) => (details.open ? [number] : [])));
+    main.replaceChildren(...fresh.childNodes);
+    all("details").forEach((details, number) => (details.open = details.open || open.has(number)));
+    if (path) elementAt(path, main)?.focus({ preventScroll: true });
+    if (current >= 0 && lines()[current]) lines()[current].dataset.current = "";
+  }
+
+  function pathOf(element, root) {
+    const path = [];
+    for (let node = element; node !== root; node = node.parentElement) {
+      path.unshift([...node.parentElement.children].indexOf(node));
+    }
+    return path;
+  }
+
+  const elementAt = (path, root) => path.reduce((node, number) => node?.children[number], root);
+
+  // At most one refresh a second; the stream reconnects by itself after a loss.
+  function listen() {
+    const main = one("main[data-events]");
+    if (!main || typeof EventSource === "undefined") return;
+    let waiting = null;
+    const stream = new EventSource(main.dataset.events);
+    const soon = () => {
+      if (waiting === null) {
+        waiting = setTimeout(async () => {
+          await refresh();
+          waiting = null;
+        }, 1000);
+      }
+    };
+    stream.addEventListener("changed", soon);
+    stream.addEventListener("error", () => {
+      document.body.dataset.stream = "lost";
+    });
+    stream.addEventListener("open", () => {
+      if (document.body.dataset.stream === "lost") soon();
+      document.body.dataset.stream = "open";
+    });
+    addEventListener("pagehide", () => stream.close());
+  }
+
+  document.addEventListener("keydown", onKey);
+  document.addEventListener("click", onClick);
+  document.addEventListener("submit", onSubmit);
+  enter();
+  listen();
+})();

@@ -1,0 +1,274 @@
+"""The pages of `quintain view` as a Starlette application."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlencode
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from quintain.errors import QuintainError
+from quintain_runner import read_run
+from quintain_view.index.filters import TrialFilter
+from quintain_view.index.rows import RowMoved
+from quintain_view.labels.notes import Note, append_note
+from quintain_view.pages.run_list import run_list
+from quintain_view.pages.text import visible
+from quintain_view.rendering.links import ServedLinks
+from quintain_view.rendering.render import SCRIPT_NAME, STYLE_NAME, render, static_file
+from quintain_view.server.access import AccessCheck, AccessKeys
+from quintain_view.server.content import (
+    ContentMissing,
+    NotIndexed,
+    neighbors,
+    read_agreements,
+    read_case_page,
+    read_case_rows,
+    read_compare_page,
+    read_run_page,
+    trial_id,
+)
+from quintain_view.server.folders import RunFolders
+from quintain_view.server.indexing import IndexKeeper, results_state
+
+#: How often a stream looks whether a run changed, and how often it sends a sign of life, in seconds.
+POLL_SECONDS, KEEP_ALIVE_POLLS = 0.5, 30
+
+_MAX_FORM_BYTES = 100_000
+
+_LINKS = ServedLinks()
+
+_ContentT = TypeVar("_ContentT")
+
+
+def build_app(folders: RunFolders, keys: AccessKeys, keeper: IndexKeeper) -> ASGIApp:
+    """The application, behind the check of who may read."""
+    pages = _Pages(folders, keeper)
+    app = Starlette(
+        routes=[
+            Route("/", pages.runs),
+            Route("/events", pages.list_events),
+            Route("/static/{name}", _static),
+            Route("/run/{name}", pages.run),
+            Route("/run/{name}/events", pages.run_events),
+            Route("/run/{name}/case", pages.case),
+            Route("/run/{name}/raw", pages.raw),
+            Route("/run/{name}/notes", pages.note, methods=["POST"]),
+            Route("/run/{name}/compare/{before}", pages.compare),
+        ],
+        exception_handlers={
+            HTTPException: _http_problem,
+            QuintainError: _problem,
+            ContentMissing: _problem,
+            NotIndexed: _not_indexed,
+            RowMoved: _not_indexed,
+        },
+    )
+    return AccessCheck(app, keys)
+
+
+class _Pages:
+    def __init__(self, folders: RunFolders, keeper: IndexKeeper) -> None:
+        self._folders, self._keeper = folders, keeper
+
+    async def runs(self, _: Request) -> Response:
+        lines = run_list(await asyncio.to_thread(self._folders.sources))
+        paths = ", ".join(visible(str(path)) for path in self._folders.paths)
+        return await _page("runs.html", runs=lines, folders=paths)
+
+    async def run(self, request: Request) -> Response:
+        name, folder = await self._folder(request)
+        progress = await self._keeper.ensure(folder)
+        trial_filter = TrialFilter.from_query(request.query_params.multi_items())
+        page = await asyncio.to_thread(
+            functools.partial(read_run_page, folder, trial_filter, progress, page=_page_number(request))
+        )
+        agreements = await asyncio.to_thread(read_agreements, folder)
+        return await _page(
+            "run.html", page=page, name=name, agreements=agreements, problem=self._keeper.problems.get(folder)
+        )
+
+    async def case(self, request: Request) -> Response:
+        name, folder = await self._folder(request)
+        await self._keeper.ensure(folder)
+        case_id = request.query_params.get("id", "")
+        page, notes = await self._read(folder, functools.partial(read_case_page, folder, case_id))
+        trial_filter = TrialFilter.from_query(request.query_params.multi_items())
+        place = _number(request.query_params.get("at", ""), -1)
+        before, after = await asyncio.to_thread(neighbors, folder, trial_filter, place)
+
+        def address(neighbor: str | None, at: int) -> str | None:
+            return None if neighbor is None else _LINKS.case(name, neighbor, trial_filter.to_query(at=at))
+
+        return await _page(
+            "case.html",
+            page=page,
+            name=name,
+            title=visible(name),
+            raw_case_id=case_id,
+            notes=notes,
+            trial_filter=trial_filter,
+            before=address(before, place - 1),
+            after=address(after, place + 1),
+        )
+
+    async def raw(self, request: Request) -> Response:
+        _, folder = await self._folder(request)
+        await self._keeper.ensure(folder)
+        rows = await self._read(folder, functools.partial(read_case_rows, folder, request.query_params.get("id", "")))
+        wanted = request.query_params.get("trial")
+        for row in rows:
+            if trial_id(row) == wanted:
+                # ASCII: nothing in it moves a terminal's cursor or turns the direction of text.
+                return PlainTextResponse(json.dumps(json.loads(row.to_line()), indent=2))
+        raise ContentMissing("This case has no such row")
+
+    async def note(self, request: Request) -> Response:
+        name, folder = await self._folder(request)
+        if int(request.headers.get("content-length") or _MAX_FORM_BYTES + 1) > _MAX_FORM_BYTES:
+            raise HTTPException(413)
+        form = {key: value for key, value in (await request.form()).items() if isinstance(value, str)}
+        case_id, trial = form.get("id", ""), form.get("trial", "")
+        rows = await self._read(folder, functools.partial(read_case_rows, folder, case_id))
+        row = next((row for row in rows if trial_id(row) == trial), None)
+        if row is None:
+            raise ContentMissing("This case has no such row")
+        try:
+            note = Note(
+                case_id=case_id,
+                column=row.column,
+                repeat=row.repeat,
+                passed={"true": True, "false": False}.get(form.get("pass", "")),
+                text=form.get("text", ""),
+            )
+        except ValidationError:
+            raise HTTPException(413) from None
+        await asyncio.to_thread(append_note, folder, note)
+        return RedirectResponse(request.headers.get("referer") or _LINKS.case(name, case_id), 303)
+
+    async def compare(self, request: Request) -> Response:
+        name, folder = await self._folder(request)
+        before, earlier = await self._folder(request, "before")
+        for each in (earlier, folder):
+            await self._keeper.ensure(each)
+        query = request.query_params
+        target, change = query.get("target", ""), query.get("change", "")
+        read = functools.partial(
+            read_compare_page, (before, name), (earlier, folder), target, change, page=_page_number(request)
+        )
+        page = await asyncio.to_thread(read)
+
+        def page_query(*, page: int) -> str:
+            return urlencode({"target": target, "change": change, "page": page})
+
+        return await _page("compare.html", page=page, names=(before, name), query=page_query)
+
+    async def list_events(self, _: Request) -> Response:
+        def state() -> object:
+            sources = self._folders.sources()
+            return [(source.name, source.run and (source.run.ended_at, source.run.totals)) for source in sources]
+
+        return _events(state)
+
+    async def run_events(self, request: Request) -> Response:
+        _, folder = await self._folder(request)
+
+        async def on_poll() -> None:
+            await self._keeper.ensure(folder, wait_seconds=POLL_SECONDS)
+
+        def state() -> object:
+            try:
+                run = read_run(folder)
+            except QuintainError:
+                return None
+            return results_state(folder), run.ended_at, self._keeper.progress_of(folder)
+
+        return _events(state, on_poll)
+
+    async def _folder(self, request: Request, parameter: str = "name") -> tuple[str, Path]:
+        name = request.path_params[parameter]
+        folder = await asyncio.to_thread(self._folders.folder, name)
+        if folder is None:
+            raise ContentMissing(f"There is no run {visible(name)} in the folders that are shown")
+        return name, folder
+
+    async def _read(self, folder: Path, read: Callable[[], _ContentT]) -> _ContentT:
+        """Read rows; if they are not where the index says, make the index anew first."""
+        try:
+            return await asyncio.to_thread(read)
+        except RowMoved:
+            self._keeper.forget(folder)
+            await self._keeper.ensure(folder, wait_seconds=2)
+            return await asyncio.to_thread(read)
+
+
+def _events(state: Callable[[], object], on_poll: Callable[[], Awaitable[None]] | None = None) -> Response:
+    """A stream with an event "changed" each time that `state` is another than before."""
+
+    async def stream() -> AsyncIterator[str]:
+        last = await asyncio.to_thread(state)
+        yield "retry: 1000\n\n"
+        quiet = 0
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if on_poll is not None:
+                await on_poll()
+            now = await asyncio.to_thread(state)
+            quiet += 1
+            if now != last:
+                last, quiet = now, 0
+                yield "event: changed\ndata: \n\n"
+            elif quiet >= KEEP_ALIVE_POLLS:
+                quiet = 0
+                yield ": still here\n\n"
+
+    return StreamingResponse(stream(), media_type="text/event-stream")
+
+
+async def _page(template: str, status: int = 200, **values: object) -> Response:
+    html = await asyncio.to_thread(functools.partial(render, template, links=_LINKS, **values))
+    return HTMLResponse(html, status)
+
+
+async def _static(request: Request) -> Response:
+    kinds = {STYLE_NAME: "text/css", SCRIPT_NAME: "text/javascript"}
+    name = request.path_params["name"]
+    if name not in kinds:
+        raise HTTPException(404)
+    return Response(static_file(name), media_type=kinds[name])
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    is_missing = isinstance(error, ContentMissing)
+    text = error.message if isinstance(error, QuintainError) else str(error)
+    title = "Not found" if is_missing else "This cannot be shown"
+    return await _page("problem.html", 404 if is_missing else 500, title=title, text=visible(text))
+
+
+async def _not_indexed(_: Request, __: Exception) -> Response:
+    text = "The results of this run are being read. Load this page again in a moment."
+    return await _page("problem.html", 503, title="Not yet", text=text)
+
+
+async def _http_problem(_: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return await _page("problem.html", status, title=f"{status}", text="This address has no page for that.")
+
+
+def _page_number(request: Request) -> int:
+    return max(1, min(_number(request.query_params.get("page", ""), 1), 1_000_000))
+
+
+def _number(text: str, default: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default

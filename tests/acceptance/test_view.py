@@ -1,0 +1,74 @@
+"""``quintain view`` as a process: its address, who may read, and its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+from urllib.parse import urlsplit
+
+import pytest
+
+from support.command_line import CommandLine
+from support.results_folder import errored_row, graded_row, write_results
+
+
+def ask(address: str, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of one request to the server of this address."""
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.netloc, timeout=30)
+    try:
+        content = None if body is None else json.dumps(body)
+        connection.request(method, path, content, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_pages_open_with_the_token_and_only_with_it(shell: CommandLine) -> None:
+    write_results(shell.folder / "runs" / "one", [graded_row("1", 1.0), graded_row("2", 0.0), errored_row("3")])
+    command = shell.start("view", "--no-open", "--json")
+    command.wait_for(lambda one: one.stdout.endswith("\n"))
+    address = json.loads(command.stdout)["url"]
+    origin, token = address.split("/#token=")
+    name, value = enter_cookie(origin, token)
+
+    assert ask(origin, "GET", "/")[0] == 401
+    assert ask(origin, "GET", "/run/one/case?id=1")[0] == 401
+    assert ask(origin, "GET", "/", Cookie=f"{name}=other")[0] == 401
+    assert ask(origin, "GET", "/", Cookie=f"{name}={value}", Host="evil.example")[0] == 421
+    assert ask(origin, "POST", "/enter", {"token": "other"}, Origin=origin)[0] == 401
+    assert ask(origin, "POST", "/enter", {"token": token}, Origin="http://evil.example")[0] == 403
+    assert ask(origin, "POST", "/run/one/notes", {}, Cookie=f"{name}={value}")[0] == 403
+    for path, part in {"/": "one", "/run/one": "matrix", "/run/one/case?id=2": "answer"}.items():
+        status, headers, text = ask(origin, "GET", path, Cookie=f"{name}={value}")
+        assert (status, part in text) == (200, True), path
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert token not in text
+    assert command.stop(signal.SIGINT).code == 0
+
+
+def enter_cookie(origin: str, token: str) -> tuple[str, str]:
+    """The name and the value of the cookie for a token."""
+    status, headers, _ = ask(origin, "POST", "/enter", {"token": token}, Origin=origin)
+    assert status == 200
+    cookie, *attributes = headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=strict"} <= set(attributes)
+    name, _, value = cookie.partition("=")
+    return name, value
+
+
+@pytest.mark.parametrize("words", [("eval.yaml",), ("--port", "70000"), ("--unknown",)])
+def test_bad_words_are_a_usage_error(shell: CommandLine, words: tuple[str, ...]) -> None:
+    (shell.folder / "eval.yaml").write_text("{}")
+    shell.run("view", "--no-open", *words, code=2)
+
+
+def test_a_port_in_use_is_named_and_ends_the_command(shell: CommandLine) -> None:
+    command = shell.start("view", "--no-open", "--json")
+    command.wait_for(lambda one: one.stdout.endswith("\n"))
+    port = urlsplit(json.loads(command.stdout)["url"]).port
+    refused = shell.run("view", "--no-open", "--json", "--port", str(port), code=2)
+    assert str(port) in str(refused.json["error"])
+    assert command.stop().code == 0
