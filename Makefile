@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test faults soak bench bench-check bench-peers clients lock dist clean
+.PHONY: help setup demo check test faults soak browser screenshots bench bench-check bench-peers bench-view clients lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # waiting. A file's tests stay together, and files start in this order: the folders with the longest tests come first. If
 # the environment names a server, one process runs all tests.
 parallel := $(if $(QUINTAIN_TEST_BROKER_URL)$(QUINTAIN_TEST_POSTGRES_URL),,-n 3 --dist loadfile --no-loadscope-reorder)
-folders := $(addprefix tests/,faults acceptance integration superred conformance clients unit test_house.py)
+folders := $(addprefix tests/,faults acceptance integration superred browser conformance clients unit test_house.py)
 
 help:
 	@echo "make WORD, where WORD is one of:"
@@ -38,6 +38,10 @@ faults: $(ready) ## inject faults into real processes, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
 soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
+browser: $(ready)  ## all pages of `quintain view` in Chromium
+	$(bin)/pytest tests/browser $(ARGS)
+screenshots: $(ready)  ## make the pictures of the pages in docs/ again
+	cd tests && ../$(bin)/python -m support.screenshots
 bench: $(ready)  ## measure calls beside a bare aio-pika loop, into docs/benchmarks.md
 	$(bin)/python benchmarks/bench.py
 	$(bin)/python benchmarks/in_flight.py
@@ -46,6 +50,8 @@ bench-check: $(ready) ## one ratio of `make bench`, 20 s: fails if it is 25% bel
 bench-peers: $(ready) ## measure AgentV's proxy beside the gateway, and superred in process beside a hosted target
 	$(bin)/python benchmarks/gateway.py
 	$(bin)/python benchmarks/targets.py
+bench-view: $(ready) ## measure the pages and the index of a run with a million rows
+	$(bin)/python benchmarks/view.py
 dist: $(ready)   ## build the wheel and the source archive into dist/
 	$(bin)/python -m build --no-isolation
 

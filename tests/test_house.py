@@ -61,6 +61,8 @@ RUN_BY = {
     "make faults": "Makefile",
     "make soak": "Makefile",
     "make clients": "Makefile",
+    "make browser": "Makefile",
+    "make screenshots": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
     "pip install": "tests/acceptance/test_wheel.py",
     "quintain init": "tests/acceptance/test_init.py",

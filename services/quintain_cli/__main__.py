@@ -19,7 +19,10 @@ COMMANDS: CommandTable = {
     "check": ("quintain_cli.commands.check:check", "Check an evaluation for errors, and estimate its cost."),
     "run": ("quintain_cli.commands.run:run", "Run an evaluation."),
     "rescore": ("quintain_cli.commands.rescore:rescore", "Grade the kept answers of a run again."),
-    "report": ("quintain_cli.commands.report:report", "Show the results of a run, also as JUnit, Markdown or CSV."),
+    "report": (
+        "quintain_cli.commands.report:report",
+        "Show the results of a run, also as HTML, JUnit, Markdown or CSV.",
+    ),
     "view": ("quintain_cli.commands.view:view", "Show runs in a browser, on this machine only."),
     "compare": ("quintain_cli.commands.compare:compare", "Compare two runs case by case, with significance tests."),
     "up": ("quintain_cli.commands.up:up", "Run all services in this process."),

@@ -66,7 +66,7 @@ def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[CommandRes
         ["", "mean score", "5 / 0", "0.062"],
     ]
     assert ended.stdout.splitlines()[-1] == (
-        "exit 0: mean score 0.812, threshold 0.7. Every row: runs/eval/results.jsonl"
+        "exit 0: mean score 0.812, threshold 0.7. To read every answer: quintain view runs/eval"
     )
 
 

@@ -1,4 +1,4 @@
-"""``quintain report``: shows a finished run again, and writes it for a CI job or a spreadsheet."""
+"""``quintain report``: shows finished runs again, and writes them for a reader, a CI job or a spreadsheet."""
 
 from __future__ import annotations
 
@@ -8,29 +8,40 @@ from typing import Annotated
 
 import typer
 
+from quintain.errors import ConfigError
 from quintain.settings import environment
 from quintain_cli.console import print_json, run_command
-from quintain_cli.run.output import CsvOption, JunitOption, MarkdownOption, OutputFiles, print_report, report_to_json
+from quintain_cli.run.output import (
+    CsvOption,
+    HtmlOption,
+    JunitOption,
+    MarkdownOption,
+    OutputFiles,
+    print_report,
+    report_to_json,
+)
 from quintain_runner import RunReport, read_report
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A results folder, such as runs/eval.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Results folders, such as runs/eval.")],
+    html: HtmlOption = None,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the totals and statistics, as JSON.")] = False,
 ) -> None:
-    """Show the results of a run, also as JUnit, Markdown or CSV. No call is made.
+    """Show the results of a run, also as HTML, JUnit, Markdown or CSV.
 
-    The exit code is 0, whatever the exit code of the run was.
+    No call is made. The exit code is 0, whatever the exit code of the run was. With several runs, --html writes them
+    into one file, and the other options are of one run only.
     """
-    files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
-    run_report = run_command(_read_and_write(folder, files), as_json=as_json)
-    if as_json:
-        print_json(report_to_json(run_report))
-    else:
-        print_report(run_report, resume_command(run_report))
+    files = OutputFiles(junit=junit, markdown=markdown, csv=csv, html=html)
+    for run_report in run_command(_read_and_write(folders, files), as_json=as_json):
+        if as_json:
+            print_json(report_to_json(run_report))
+        else:
+            print_report(run_report, resume_command(run_report))
 
 
 def resume_command(run_report: RunReport) -> str:
@@ -38,8 +49,10 @@ def resume_command(run_report: RunReport) -> str:
     return shlex.join(["quintain", "run", run_report.run.configuration.evaluation, "--output", str(run_report.folder)])
 
 
-async def _read_and_write(folder: Path, files: OutputFiles) -> RunReport:
+async def _read_and_write(folders: list[Path], files: OutputFiles) -> list[RunReport]:
+    if len(folders) > 1 and not files.is_html_only:
+        raise ConfigError("--junit, --markdown and --csv are of one run: give one folder, or --html for several")
     files.check_writable()
-    run_report = read_report(folder)
-    files.write(run_report, resume_command(run_report), environment())
-    return run_report
+    reports = [read_report(folder) for folder in folders]
+    files.write(reports, resume_command(reports[0]), environment())
+    return reports

@@ -28,8 +28,8 @@ def view(
 ) -> None:
     """Show runs in a browser, on this machine only.
 
-    Every case with its answers, filters, labels and comparisons. The server answers on 127.0.0.1 only, and only to browsers that opened the printed address; it runs until Ctrl-C.
-    Pages of runs that are under way update themselves.
+    Every case with its answers, filters, labels and comparisons. The server answers on 127.0.0.1 only, and only to
+    browsers that opened the printed address; it runs until Ctrl-C. Pages of runs that are under way update themselves.
     """
     run_command(
         _serve(folders or [DEFAULT_FOLDER], port=port, open_browser=open_browser and not as_json, as_json=as_json),

@@ -183,7 +183,7 @@ async def execute_run(options: RunOptions, command: str) -> RunReport:
                 await write_calls(options.folder, prepared.fleet_plan.ledger_url)
             await sessions.finish(has_open_trials=summary.has_open_trials)
         report = await asyncio.to_thread(read_report, options.folder, summary)
-        await asyncio.to_thread(options.files.write, report, options.resume_command or command, environment())
+        await asyncio.to_thread(options.files.write, [report], options.resume_command or command, environment())
         return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from quintain.errors import ConfigError
-from quintain_cli.console import format_count, stdout_console
+from quintain.errors import ConfigError, QuintainError
+from quintain_cli.console import EXIT_BELOW_THRESHOLD, EXIT_OK, format_count, print_stderr, stdout_console
 from quintain_runner import (
     RunReport,
     TextTable,
@@ -28,9 +29,13 @@ from quintain_runner import (
     write_junit,
     write_markdown,
 )
+from quintain_view import WorstAnswer, update_index, worst_answers, write_html_report
 
 #: The maximum width of a table if there is no terminal, in characters.
 _MAX_TABLE_WIDTH = 400
+
+#: How much of a text of a failed answer is printed, and how much of it is looked at for that, in characters.
+_MAX_SHOWN_CHARACTERS, _MAX_RAW_CHARACTERS = 160, 4_000
 
 #: The variable with the path of a GitHub job's summary; the report is appended to that file.
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -40,6 +45,7 @@ MarkdownOption = Annotated[
     Path | None,
     typer.Option(help="Write tables and failed rows as Markdown here; $GITHUB_STEP_SUMMARY is appended to."),
 ]
+HtmlOption = Annotated[Path | None, typer.Option(help="Write all runs as one HTML file here, to hand on.")]
 CsvOption = Annotated[Path | None, typer.Option(help="Write a CSV line per row here, for a spreadsheet.")]
 
 
@@ -50,6 +56,7 @@ class OutputFiles:
     junit: Path | None = None
     markdown: Path | None = None
     csv: Path | None = None
+    html: Path | None = None
 
     def check_writable(self) -> None:
         """Check before the first call that the files can be written. Raises `ConfigError`."""
@@ -66,8 +73,19 @@ class OutputFiles:
                     f"--{option} {path}: its folder cannot be written to ({error.strerror}); name another file"
                 ) from None
 
-    def write(self, report: RunReport, command: str, env: Mapping[str, str]) -> None:
-        """Write the requested files. ``command`` is the one that resumes the run. Raises `QuintainError` on failure."""
+    @property
+    def is_html_only(self) -> bool:
+        """Whether no file is requested but HTML, which may hold several runs."""
+        return not (self.junit or self.markdown or self.csv)
+
+    def write(self, reports: Sequence[RunReport], command: str, env: Mapping[str, str]) -> None:
+        """Write the requested files, of the first run but for HTML, and the index of each run.
+
+        ``command`` is the one that resumes the first run. Raises `QuintainError` on failure.
+        """
+        report = reports[0]
+        for each in reports:
+            _write_index(each)
         if self.junit is not None:
             write_junit(self.junit, report)
         if self.markdown is not None:
@@ -76,9 +94,12 @@ class OutputFiles:
             write_markdown(self.markdown, report, command, append=append)
         if self.csv is not None:
             write_csv(self.csv, report)
+        if self.html is not None:
+            write_html_report(self.html, [each.folder for each in reports])
 
     def _requested(self) -> Iterator[tuple[str, Path]]:
-        for option, path in (("junit", self.junit), ("markdown", self.markdown), ("csv", self.csv)):
+        paths = {"junit": self.junit, "markdown": self.markdown, "csv": self.csv, "html": self.html}
+        for option, path in paths.items():
             if path is not None:
                 yield option, path
 
@@ -101,9 +122,39 @@ def print_report(report: RunReport, command: str) -> None:
         *parked_target_notes(summary),
         *unavailable_grader_notes(summary),
     )
-    for line in (*notes, exit_line(summary, command)):
+    for line in (*notes, *_reading_lines(report), exit_line(summary, command)):
         if line is not None:
             stdout_console().print(line, markup=False, soft_wrap=True)
+
+
+def _write_index(report: RunReport) -> None:
+    """Write the index of a run; in a folder that cannot be written to there is none, and a report is none the less."""
+    try:
+        update_index(report.folder, report.run)
+    except QuintainError as error:
+        print_stderr(f"warning  {plain_line(error.message, max_length=1_000)}")
+
+
+def _reading_lines(report: RunReport) -> Iterator[str]:
+    """Below the threshold the answers with the lowest scores; after errors, the command that shows the run.
+
+    After a run that passed, or that is below its threshold, the last line names that command.
+    """
+    exit_code = report.summary.exit_code
+    if exit_code == EXIT_BELOW_THRESHOLD:
+        for worst in worst_answers(report.folder):
+            yield from _worst_answer_lines(worst)
+    elif exit_code != EXIT_OK:
+        yield plain_line(f"to read every answer: quintain view {shlex.quote(str(report.folder))}", max_length=1_000)
+
+
+def _worst_answer_lines(worst: WorstAnswer) -> Iterator[str]:
+    score = "-" if worst.score is None else f"{worst.score:.2f}"
+    yield plain_line(f"failed   {worst.case_id} · {worst.column}, score {score}")
+    for name, text in (("question", worst.question), ("expected", worst.expected), ("answer", worst.answer)):
+        if text is not None:
+            # Cut before it is cleaned: an answer may have megabytes.
+            yield f"  {name:8} {plain_line(text[:_MAX_RAW_CHARACTERS], max_length=_MAX_SHOWN_CHARACTERS)}"
 
 
 def print_table(text_table: TextTable) -> None:

@@ -80,10 +80,10 @@ def exit_line(summary: RunSummary, command: str) -> str:
         ),
         ExitCode.ERRORS: _errors_text(summary, command),
         ExitCode.BELOW_THRESHOLD: (
-            f"mean score {format_score(total.mean_score)} is below the threshold {summary.threshold}. What failed: "
-            f"grep '\"pass\":false' {_path(summary)}"
+            f"mean score {format_score(total.mean_score)} is below the threshold {summary.threshold}. To read "
+            f"what failed: quintain view {_folder(summary)}"
         ),
-        ExitCode.PASSED: f"{_passed_text(summary)}. Every row: {summary.results}",
+        ExitCode.PASSED: f"{_passed_text(summary)}. To read every answer: quintain view {_folder(summary)}",
     }[code]
     return plain_line(f"exit {int(code)}: {reasons}", max_length=1000)
 
@@ -131,9 +131,9 @@ def _errors_text(summary: RunSummary, command: str) -> str:
     return f"{what}. The same command again asks the errors once more, and only those: {command}"
 
 
-def _path(summary: RunSummary) -> str:
-    """The quoted path of the results."""
-    return shlex.quote(str(summary.results))
+def _folder(summary: RunSummary) -> str:
+    """The quoted path of the results folder."""
+    return shlex.quote(str(summary.results.parent))
 
 
 def _passed_text(summary: RunSummary) -> str:

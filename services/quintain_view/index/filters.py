@@ -48,7 +48,14 @@ _ORDER_COLUMNS: Final = {
     SortOrder.DISAGREEMENT: "disagreement DESC",
 }
 
-_WORD = re.compile(r"\w+")
+_RARE_WORDS: Final = f"case_no IN (SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ?)"
+_COMMON_WORDS: Final = (
+    "EXISTS (SELECT 1 FROM trial_text WHERE trial_text MATCH ? AND trial_text.rowid BETWEEN "
+    f"(trial.case_no << {TEXT_ROW_BITS}) AND (trial.case_no << {TEXT_ROW_BITS} | {(1 << TEXT_ROW_BITS) - 1}))"
+)
+
+#: As the text index cuts texts: letters and digits.
+_WORD = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +107,21 @@ class TrialFilter:
         """Whether it leaves anything out."""
         return self != replace(TrialFilter(), order=self.order)
 
-    def condition(self, columns: Mapping[str, int], graders: Mapping[str, int]) -> SqlCondition:
-        """The condition on the table ``trial``; names are those of the index, with their numbers."""
-        return SqlCondition.all_of(self._terms(columns, graders))
+    @property
+    def word_query(self) -> str:
+        """The words as a query of FTS5: beginnings of words, all of which a text has; empty without words."""
+        return " AND ".join(f'"{word}"*' for word in _WORD.findall(self.words))
+
+    def condition(self, columns: Mapping[str, int], graders: Mapping[str, int], *, is_common: bool) -> SqlCondition:
+        """The condition on the table ``trial``; names are those of the index, with their numbers.
+
+        ``is_common`` says that the words are in many texts: they are then looked for in one case after the other, and
+        else all cases that have them are found at once.
+        """
+        terms = list(self._terms(columns, graders))
+        if self.word_query:
+            terms.append(SqlCondition(_COMMON_WORDS if is_common else _RARE_WORDS, (self.word_query,)))
+        return SqlCondition.all_of(terms)
 
     def _terms(self, columns: Mapping[str, int], graders: Mapping[str, int]) -> Iterator[SqlCondition]:
         if self.columns:
@@ -119,10 +138,6 @@ class TrialFilter:
             yield SqlCondition("score_key >= ?", (self.least,))
         if self.most is not None or self.least is not None:
             yield SqlCondition("score_key <= ?", (1.0 if self.most is None else self.most,))
-        words = _WORD.findall(self.words)
-        if words:
-            found = f"SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ?"
-            yield SqlCondition(f"case_no IN ({found})", (" AND ".join(f'"{word}"*' for word in words),))
 
     @property
     def sort_columns(self) -> str:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import apsw
 
-from quintain_view.index.filters import SortOrder, TrialFilter
+from quintain_view.index.counts import ColumnCounts, CountsByColumn
+from quintain_view.index.filters import SortOrder, SqlCondition, TrialFilter
 from quintain_view.index.schema import Outcome
 from quintain_view.index.sql import all_rows
 from quintain_view.index.writer import index_path
@@ -17,7 +18,10 @@ from quintain_view.index.writer import index_path
 #: A count of cases stops here: a list says "more than".
 MAX_COUNTED_CASES = 1_000
 
-SCORE_BINS = 10
+_COLUMNS = "SELECT name, column_no FROM result_column ORDER BY column_no"
+
+#: Words that so many texts have are common.
+COMMON_TEXTS = 20_000
 
 
 class TrialEntry(NamedTuple):
@@ -47,25 +51,14 @@ class CaseEntry(NamedTuple):
     question: str
 
 
-class ColumnCounts(NamedTuple):
-    """How the trials of one column ended, and how many of their scores are in each tenth from 0 to 1."""
-
-    passed: int
-    failed: int
-    errors: int
-    in_doubt: int
-    stale: int
-    score_sum: float
-    bins: tuple[int, ...]
-
-
 class IndexReader:
     """The index of one folder, open for reading. Use `open_index`."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self.columns: dict[str, int] = {
-            name: number for number, name in all_rows(connection, "SELECT column_no, name FROM result_column")
+            name: number
+            for number, name in all_rows(connection, "SELECT column_no, name FROM result_column ORDER BY 1")
         }
         self.graders: dict[str, int] = {name: bit for bit, name in all_rows(connection, "SELECT bit, name FROM grader")}
 
@@ -78,8 +71,7 @@ class IndexReader:
         """How many cases pass the filter; at most `MAX_COUNTED_CASES` + 1."""
         if not trial_filter.is_narrowed:
             return int(all_rows(self._connection, "SELECT count(*) FROM case_text")[0][0])
-        condition = trial_filter.condition(self.columns, self.graders)
-        # The condition is on columns that the index by outcome covers.
+        condition = self._condition(trial_filter)
         sql = f"SELECT count(*) FROM (SELECT 1 FROM trial WHERE {condition.sql} GROUP BY case_no LIMIT ?)"
         return int(all_rows(self._connection, sql, (*condition.values, MAX_COUNTED_CASES + 1))[0][0])
 
@@ -106,24 +98,20 @@ class IndexReader:
         ]
 
     def column_counts(self) -> dict[str, ColumnCounts]:
-        """The counts of each column; this reads every trial, about 0.2 s for a million."""
-        bins = ", ".join(
-            f"sum(score_key >= {number / SCORE_BINS} AND score_key < {(number + 1) / SCORE_BINS})"
-            for number in range(SCORE_BINS - 1)
-        )
-        last = f"sum(score_key BETWEEN {1 - 1 / SCORE_BINS} AND 1)"
-        sql = (
-            "SELECT column_no, sum(outcome = 0), sum(outcome = 1), sum(outcome = 2), sum(outcome = 3), sum(stale), "
-            f"total(score), {bins}, {last} FROM trial WHERE counts GROUP BY column_no"
-        )
-        names = {number: name for name, number in self.columns.items()}
-        return {
-            names[number]: ColumnCounts(passed, failed, errors, in_doubt, stale, score_sum, tuple(counts))
-            for number, passed, failed, errors, in_doubt, stale, score_sum, *counts in all_rows(self._connection, sql)
-        }
+        """The counts of each column, in the order of their numbers."""
+        stored = all_rows(self._connection, "SELECT value FROM meta WHERE name = 'counts'")
+        return CountsByColumn(stored[0][0] if stored else None).by_name(self.columns)
+
+    def _condition(self, trial_filter: TrialFilter) -> SqlCondition:
+        is_common = False
+        if trial_filter.word_query:
+            sql = "SELECT count(*) FROM (SELECT 1 FROM trial_text WHERE trial_text MATCH ? LIMIT ?)"
+            ((found,),) = all_rows(self._connection, sql, (trial_filter.word_query, COMMON_TEXTS))
+            is_common = found >= COMMON_TEXTS
+        return trial_filter.condition(self.columns, self.graders, is_common=is_common)
 
     def _case_numbers(self, trial_filter: TrialFilter, count: int) -> list[int]:
-        condition = trial_filter.condition(self.columns, self.graders)
+        condition = self._condition(trial_filter)
         if trial_filter.order is SortOrder.CASE:
             sql = f"SELECT case_no FROM trial WHERE {condition.sql} GROUP BY case_no ORDER BY case_no LIMIT ?"
             return [number for (number,) in all_rows(self._connection, sql, (*condition.values, count))]

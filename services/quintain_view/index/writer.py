@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from quintain.errors import QuintainError
 from quintain_runner import RESULTS_FILE_NAME, Row, RunFile
+from quintain_view.index.counts import CountedTrial, CountsByColumn
 from quintain_view.index.entry import MAX_QUESTION_CHARACTERS, IndexEntry, entry_of, question_text, searched_text
 from quintain_view.index.schema import (
     FILE_NAME,
@@ -35,6 +36,8 @@ STEP_BYTES = 16_000_000
 
 #: How long a step waits for another process that writes the same index.
 _BUSY_TIMEOUT_MS = 5_000
+
+_COUNTED_TRIAL = "SELECT outcome, score, stale, counts FROM trial WHERE case_no = ? AND column_no = ? AND repeat = ?"
 
 _INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 16)})"
 
@@ -110,6 +113,7 @@ class _IndexWriter:
         self._columns: dict[str, int] = {}
         self._graders: dict[str, int] = {}
         self._case_count = 0
+        self._counts = CountsByColumn()
 
     def step(self, results: int, max_bytes: int) -> IndexProgress:
         prices = _prices_of(self._run)
@@ -120,6 +124,7 @@ class _IndexWriter:
         self._columns = {str(name): int(number) for number, name in self._all("SELECT * FROM result_column")}
         self._graders = {str(name): int(bit) for bit, name in self._all("SELECT * FROM grader")}
         self._case_count = self._number("SELECT coalesce(max(case_no), 0) FROM case_text")
+        self._counts = CountsByColumn(self._meta("counts"))
         for name in () if self._run is None else self._run.configuration.columns:
             self._column_no(name)
         begin, size = int(self._meta("offset") or 0), os.fstat(results).st_size
@@ -166,15 +171,20 @@ class _IndexWriter:
         self._set_meta("offset", begin + len(block))
         self._set_meta("rows", int(self._meta("rows") or 0) + rows)
         self._set_meta("unreadable", int(self._meta("unreadable") or 0) + unreadable)
+        self._set_meta("counts", self._counts.to_text())
         self._set_meta("last_line", _digest(last))
         self._set_meta("last_line_length", len(last))
 
     def _add_row(self, row: Row, offset: int, length: int) -> None:
         case_no, entry = self._case_no(row), entry_of(row)
+        column_no = self._column_no(row.column)
+        for superseded in self._all(_COUNTED_TRIAL, (case_no, column_no, row.repeat)):
+            self._counts.add(column_no, CountedTrial(*superseded), times=-1)
+        self._counts.add(column_no, CountedTrial(entry.outcome, entry.score, entry.stale, entry.counts))
         self._connection.execute(
             _INSERT_TRIAL,
             (
-                *(case_no, self._column_no(row.column), row.repeat, int(entry.outcome), entry.score, entry.score_key),
+                *(case_no, column_no, row.repeat, int(entry.outcome), entry.score, entry.score_key),
                 *(entry.duration_ms, entry.input_tokens, entry.output_tokens, self._cost(row, entry)),
                 *(entry.disagreement, self._grader_bits(entry), entry.stale, entry.counts, offset, length),
             ),
@@ -228,7 +238,7 @@ class _IndexWriter:
     def _number(self, sql: str) -> int:
         return int(self._all(sql)[0][0])
 
-    def _meta(self, name: str) -> int | str | None:
+    def _meta(self, name: str) -> Any:
         if not self._all("SELECT 1 FROM sqlite_schema WHERE name = 'meta'"):
             return None
         found = self._all("SELECT value FROM meta WHERE name = ?", (name,))

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quintain_runner import RunFile, RunReport, TextTable, cost_line, plain_line, run_tables
+from quintain_view.index.counts import ColumnCounts
 from quintain_view.index.filters import SortOrder, TrialFilter, TrialState
-from quintain_view.index.reader import MAX_COUNTED_CASES, CaseEntry, ColumnCounts, TrialEntry
+from quintain_view.index.reader import MAX_COUNTED_CASES, CaseEntry, TrialEntry
 from quintain_view.index.schema import Outcome
 from quintain_view.index.writer import IndexProgress
 from quintain_view.pages.case_page import OUTCOME_WORDS
@@ -131,16 +132,17 @@ def matrix(
     *,
     count: int,
     page: int,
+    limit: int = CASES_PER_PAGE,
 ) -> Matrix:
-    """A page of the matrix; ``cases`` may have one more than `CASES_PER_PAGE`, which shows that there is another page.
+    """A page of the matrix; ``cases`` may have one more than ``limit``, which shows that there is another page.
 
     ``columns`` are all columns with their numbers in the index, ``count`` is the number of cases in the list.
     """
     names = shown_columns(list(columns), trial_filter)
     rows = []
-    for number, (case, trials) in enumerate(cases[:CASES_PER_PAGE]):
+    for number, (case, trials) in enumerate(cases[:limit]):
         cells = [matrix_cell([trial for trial in trials if trial.column_no == columns[name]]) for name in names]
-        place = (page - 1) * CASES_PER_PAGE + number
+        place = (page - 1) * limit + number
         rows.append(MatrixRow(case.case_id, one_line(case.case_id, 60), one_line(case.question), place, cells))
     is_more = trial_filter.is_narrowed and count > MAX_COUNTED_CASES
     return Matrix(
@@ -149,7 +151,7 @@ def matrix(
         rows=rows,
         found=f"more than {MAX_COUNTED_CASES:,} cases" if is_more else f"{count:,} case" + ("s" if count != 1 else ""),
         page=page,
-        has_next=len(cases) > CASES_PER_PAGE,
+        has_next=len(cases) > limit,
     )
 
 

@@ -1,4 +1,4 @@
-"""Renders pages with Jinja2; every value is escaped unless a template says otherwise, and no template does."""
+"""Renders pages with Jinja2; every value is escaped, but our own style sheet and script in a file."""
 
 from __future__ import annotations
 

@@ -25,10 +25,7 @@ from quintain_view.index.rows import RowMoved
 from quintain_view.labels.notes import Note, append_note
 from quintain_view.pages.run_list import run_list
 from quintain_view.pages.text import visible
-from quintain_view.rendering.links import ServedLinks
-from quintain_view.rendering.render import SCRIPT_NAME, STYLE_NAME, render, static_file
-from quintain_view.server.access import AccessCheck, AccessKeys
-from quintain_view.server.content import (
+from quintain_view.reading.content import (
     ContentMissing,
     NotIndexed,
     neighbors,
@@ -39,6 +36,9 @@ from quintain_view.server.content import (
     read_run_page,
     trial_id,
 )
+from quintain_view.rendering.links import ServedLinks
+from quintain_view.rendering.render import SCRIPT_NAME, STYLE_NAME, render, static_file
+from quintain_view.server.access import AccessCheck, AccessKeys
 from quintain_view.server.folders import RunFolders
 from quintain_view.server.indexing import IndexKeeper, results_state
 

@@ -132,10 +132,10 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
 @pytest.mark.parametrize(
     ("summary", "said"),
     [
-        (PASSED, ["exit 0: mean score 0.750, threshold 0.7", "runs/eval/results.jsonl"]),
+        (PASSED, ["exit 0: mean score 0.750, threshold 0.7", "quintain view runs/eval"]),
         (with_totals(PASSED, errors=1), ["exit 1: 1 of 4 trials erred", COMMAND]),
         (with_totals(PASSED, in_doubt=2), ["exit 1: 2 of 4 trials are in doubt", f"{COMMAND} --in-doubt retry"]),
-        (replace(PASSED, threshold=0.9), ["exit 3:", "below the threshold 0.9", "grep '\"pass\":false' runs/"]),
+        (replace(PASSED, threshold=0.9), ["exit 3:", "below the threshold 0.9", "quintain view runs"]),
         (
             replace(
                 with_totals(PASSED, graded=2, calls=4),

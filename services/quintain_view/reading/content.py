@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from quintain_runner import Row, RunFile, read_recorded_report, read_run
+from quintain_view.index.counts import NO_COUNTS, ColumnCounts
 from quintain_view.index.filters import TrialFilter
 from quintain_view.index.pairs import PairChange, PairReader
-from quintain_view.index.reader import CaseEntry, ColumnCounts, IndexReader, open_index
+from quintain_view.index.reader import CaseEntry, IndexReader, open_index
 from quintain_view.index.rows import RowMoved, read_rows
 from quintain_view.index.writer import IndexProgress
 from quintain_view.labels.agreement import Agreement, agreement
@@ -46,7 +47,7 @@ def read_run_page(folder: Path, trial_filter: TrialFilter, progress: IndexProgre
             return run_page(
                 read_recorded_report(folder, run), empty, trial_filter, counts={}, graders=[], progress=progress
             )
-        counts = _column_counts(index, run)
+        counts = column_counts(index, run)
         cases = index.list_cases(trial_filter, offset=(page - 1) * CASES_PER_PAGE, limit=CASES_PER_PAGE + 1)
         listed = [(case, index.trials_of(case.case_no)) for case in cases]
         page_matrix = matrix(listed, index.columns, trial_filter, count=index.count_cases(trial_filter), page=page)
@@ -60,10 +61,10 @@ def read_run_page(folder: Path, trial_filter: TrialFilter, progress: IndexProgre
         )
 
 
-def _column_counts(index: IndexReader, run: RunFile) -> Mapping[str, ColumnCounts]:
+def column_counts(index: IndexReader, run: RunFile) -> Mapping[str, ColumnCounts]:
+    """The counts of each column: of the record first, in its order, then of others in the index."""
     counted = index.column_counts()
-    nothing = ColumnCounts(0, 0, 0, 0, 0, 0.0, ())
-    return {name: counted.get(name, nothing) for name in dict.fromkeys([*run.configuration.columns, *index.columns])}
+    return {name: counted.get(name, NO_COUNTS) for name in dict.fromkeys([*run.configuration.columns, *index.columns])}
 
 
 def read_case_rows(folder: Path, case_id: str) -> list[Row]:

@@ -1,0 +1,1 @@
+"""Writes runs as one HTML file that needs neither a server nor a network."""

@@ -1,0 +1,115 @@
+"""Puts the pages of runs and of their cases into one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from quintain_runner import RunFile, atomic_write, read_recorded_report, read_run
+from quintain_view.html_report.selection import CaseSelection, select_cases
+from quintain_view.index.filters import TrialFilter
+from quintain_view.index.reader import open_index
+from quintain_view.index.rows import RowMoved
+from quintain_view.index.writer import IndexProgress, update_index
+from quintain_view.labels.agreement import Agreement
+from quintain_view.labels.notes import Note
+from quintain_view.pages.case_page import CasePage
+from quintain_view.pages.run_page import RunPage, matrix, run_page
+from quintain_view.reading.content import build_case_page, column_counts, read_agreements, rows_of_case
+from quintain_view.rendering.links import FileLinks
+from quintain_view.rendering.render import SCRIPT_NAME, STYLE_NAME, file_policy, render, static_file
+
+#: How the numbers of the tables are made; decision 7 has the reasons.
+METHODS = (
+    "Rows in error or in doubt have no score and are not in the means. Intervals are 95 %: Wilson's for pass rates "
+    "with one trial per case, and resampling over cases for mean scores and repeats, because a case's repeats are not "
+    "independent. Targets are compared on the same cases: McNemar's exact test for passes, random signs for scores, "
+    "adjusted by Holm's method over all pairs of one measure."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CasePart:
+    """A case in the file; ``place`` is its anchor."""
+
+    place: str
+    case_id: str
+    page: CasePage
+    notes: dict[str, Note]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """A run in the file, with those of its cases that are in it."""
+
+    place: str
+    name: str
+    page: RunPage
+    left_out: str
+    agreements: list[Agreement]
+    cases: list[CasePart]
+
+
+def write_html_report(path: Path, folders: Sequence[Path]) -> None:
+    """Write the runs of these folders as one HTML file.
+
+    Raises `ConfigError` if a folder holds no run, and `QuintainError` if the file or an index cannot be written.
+    """
+    parts = [
+        _read_run(folder, f"{number}-{folder.resolve().name}", f"run-{number}")
+        for number, folder in enumerate(folders, start=1)
+    ]
+    links = FileLinks(
+        {(part.name, case.case_id): case.place for part in parts for case in part.cases},
+        {part.name: part.place for part in parts},
+    )
+    html = render(
+        "file.html",
+        parts=parts,
+        links=links,
+        title=", ".join(part.page.title for part in parts),
+        methods=METHODS,
+        policy=file_policy(),
+        # Our own files, whose hashes the policy names.
+        style=Markup(static_file(STYLE_NAME)),  # noqa: S704
+        script=Markup(static_file(SCRIPT_NAME)),  # noqa: S704
+    )
+    with atomic_write(path) as file:
+        file.write(html.encode())
+
+
+def _read_run(folder: Path, name: str, place: str) -> RunPart:
+    run = read_run(folder)
+    progress = update_index(folder, run)
+    try:
+        return _run_part(folder, run, progress, name, place)
+    except RowMoved:
+        # The run compacted its results in between.
+        return _run_part(folder, run, update_index(folder, run), name, place)
+
+
+def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, place: str) -> RunPart:
+    with open_index(folder) as index:
+        selection = CaseSelection() if index is None else select_cases(index)
+        cases = []
+        for number, case in enumerate(selection.cases, start=1):
+            rows = [] if index is None else rows_of_case(folder, index, case)
+            page, notes = build_case_page(folder, run, case.case_id, rows)
+            cases.append(CasePart(f"{place}-case-{number}", case.case_id, page, notes))
+        listed = [] if index is None else [(case, index.trials_of(case.case_no)) for case in selection.cases]
+        columns = {} if index is None else index.columns
+        everything = TrialFilter()
+        shown = matrix(listed, columns, everything, count=selection.total, page=1, limit=len(listed))
+        page_of_run = run_page(
+            read_recorded_report(folder, run),
+            shown,
+            everything,
+            counts={} if index is None else column_counts(index, run),
+            graders=[],
+            progress=progress,
+        )
+    left_out = selection.note(str(folder))
+    return RunPart(place, name, page_of_run, left_out, read_agreements(folder), cases)

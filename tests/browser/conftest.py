@@ -1,0 +1,21 @@
+"""A browser for all tests of a process, and a server of runs for each file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from support.browser import running_browser
+from support.servers.errors import ServerUnavailable
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium; where it cannot be had the tests fail, because nothing else shows that the pages work."""
+    try:
+        with running_browser(print) as browser:
+            yield browser
+    except ServerUnavailable as reason:
+        pytest.fail(f"no Chromium: {reason}")

@@ -1,0 +1,186 @@
+"""The pages in a browser: every page, keys, filters, labels, hostile text, a run that grows, and a file without network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from quintain_runner.results.row import Row
+from quintain_runner.results.row_content import RowCase
+from quintain_view import write_html_report
+from quintain_view.labels.notes import read_notes
+from support.browser import Visit, start_view, visit
+from support.command_line import CommandLine, command_line
+from support.hostile_rows import HOSTILE, hostile_row
+from support.results_folder import errored_row, graded_row, write_results
+
+
+def asked(row: Row, question: str = "What is it?", expected: str = "the right answer") -> Row:
+    return row.model_copy(update={"case": RowCase(question=question, expected=expected)})
+
+
+def some_rows(*, shift: int = 0) -> list[Row]:
+    rows = [
+        asked(graded_row(f"case-{n:03}", ((n + shift) % 10) / 10, target=target, output=f"the {n} answer"))
+        for n in range(60)
+        for target in ("bot", "other")
+    ]
+    return [*rows, errored_row("broken"), hostile_row()]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    with command_line(tmp_path_factory.mktemp("view")) as shell:
+        write_results(shell.folder / "runs" / "before", some_rows(shift=3), targets=["bot", "other"])
+        write_results(shell.folder / "runs" / "after", some_rows(), targets=["bot", "other"])
+        yield shell
+
+
+@pytest.fixture(scope="module")
+def address(shell: CommandLine) -> str:
+    return start_view(shell)
+
+
+@pytest.fixture
+def visitor(browser: Browser, address: str) -> Iterator[Visit]:
+    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        one = visit(context, address)
+        yield one
+        assert one.problems == []
+
+
+PAGES = [
+    "/",
+    "/run/after",
+    "/run/after?show=failed&sort=score",
+    "/run/after/case?id=case-001",
+    "/run/after/compare/before",
+]
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_no_page_has_a_serious_fault_or_is_wider_than_the_window(
+    browser: Browser, address: str, scheme: str, width: int
+) -> None:
+    with browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme) as context:
+        one = visit(context, address)
+        for path in PAGES:
+            page = one.go(path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            assert one.serious_faults() == [], path
+        assert one.problems == []
+
+
+def test_the_token_is_taken_out_of_the_address_and_without_it_nothing_is_shown(
+    visitor: Visit, browser: Browser
+) -> None:
+    assert "token" not in visitor.page.url
+    with browser.new_context() as stranger:
+        page = stranger.new_page()
+        answer = page.goto(f"{visitor.origin}/run/after")
+        assert answer is not None
+        assert answer.status == 401
+        assert "case-001" not in page.content()
+        page.goto(f"{visitor.origin}/#token=wrong")
+        expect(page.locator("#enter-message")).to_contain_text("start quintain view again")
+
+
+def test_the_keyboard_reaches_every_page(visitor: Visit) -> None:
+    page = visitor.go("/")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.locator(".matrix")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("case-007")
+    page.keyboard.press("Enter")
+    expect(page.locator(".matrix tbody tr")).to_have_count(1)
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("case-007")
+    page.keyboard.press("u")
+    expect(page.locator("#q")).to_have_value("case-007")
+    page = visitor.go("/run/after/case?id=case-001&at=1")
+    page.keyboard.press("n")
+    expect(page.locator("h1")).to_have_text("case-002")
+    page.keyboard.press("p")
+    expect(page.locator("h1")).to_have_text("case-001")
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
+
+
+def test_filters_stand_in_the_address(visitor: Visit) -> None:
+    page = visitor.go("/run/after")
+    page.get_by_label("errors").check()
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator(".matrix tbody tr")).to_have_count(1)
+    assert page.url.endswith("/run/after?show=error")
+    page.go_back()
+    expect(page.locator(".matrix tbody tr")).to_have_count(50)
+    page.get_by_role("link", name="Next page").click()
+    expect(page.locator(".matrix tbody tr")).to_have_count(12)
+
+
+def test_a_label_is_written_and_counted(visitor: Visit, shell: CommandLine) -> None:
+    page = visitor.go("/run/after/case?id=case-001")
+    answer = page.locator("article").first
+    answer.locator("details.label summary").click()
+    answer.get_by_label("passes").check()
+    answer.get_by_label("note").fill("right but short")
+    answer.get_by_role("button", name="Save").click()
+    expect(page.locator("article").first.locator("details.label summary")).to_have_text("Label: passes")
+    (note,) = read_notes(shell.folder / "runs" / "after").values()
+    assert (note.case_id, note.column, note.passed, note.text) == ("case-001", "bot", True, "right but short")
+    expect(visitor.go("/run/after").locator("text=Cohen's kappa")).to_be_visible()
+
+
+def test_two_runs_are_compared_case_by_case(visitor: Visit) -> None:
+    page = visitor.go("/run/after/compare/before")
+    page.get_by_label("show").select_option("broken")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("article.pair").first.locator("section")).to_have_count(2)
+
+
+def test_hostile_text_stays_text(visitor: Visit, shell: CommandLine, browser: Browser, tmp_path: Path) -> None:
+    page = visitor.go("/run/after?q=alert")
+    page.locator(".matrix a").first.click()
+    expect(page.locator("h1")).to_contain_text("<script>alert(1)</script>")
+    assert page.locator("main script, main img").count() == 0
+    page.get_by_text("Raw JSON").first.click()
+    page.get_by_role("link", name="The whole row as text").first.click()
+    assert "u202e" in page.content()
+    write_html_report(tmp_path / "report.html", [shell.folder / "runs" / "after"])
+    with browser.new_context(offline=True) as context:
+        file = context.new_page()
+        asked_for: list[str] = []
+        file.on("request", lambda request: asked_for.append(request.url))
+        file.on("dialog", lambda dialog: visitor.problems.append(dialog.message))
+        file.goto(f"file://{tmp_path / 'report.html'}")
+        expect(file.locator("h1")).to_have_count(1)
+        file.locator(".matrix a", has_text="case-001").click()
+        expect(file.locator(".case-part:target h2")).to_have_text("case-001")
+        assert [url for url in asked_for if not url.startswith(("file:", "data:"))] == []
+        assert HOSTILE[:20] in file.locator("body").inner_text()
+        assert Visit("", file).serious_faults() == []
+
+
+def test_a_run_that_grows_is_shown_within_two_seconds(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "live"
+    write_results(folder, [graded_row("1", 1.0)], ended=False)
+    with command_line(tmp_path) as shell, browser.new_context() as context:
+        one = visit(context, start_view(shell, "--port", "0"))
+        page = one.go("/run/live")
+        expect(page.locator(".matrix tbody tr")).to_have_count(1)
+        expect(page.locator("body[data-stream=open]")).to_be_attached()
+        page.locator("#q").evaluate("field => field.blur()")
+        with (folder / "results.jsonl").open("ab") as file:
+            file.write(graded_row("2", 0.0).to_line())
+        expect(page.locator(".matrix tbody tr")).to_have_count(2, timeout=10_000)
+        (folder / "results.jsonl").write_bytes(graded_row("3", 0.0).to_line())
+        expect(page.locator(".matrix tbody tr")).to_have_count(1, timeout=10_000)
+        expect(page.locator(".matrix th[scope=row] a")).to_have_text("3")
+        assert one.problems == []

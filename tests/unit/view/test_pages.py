@@ -1,0 +1,156 @@
+"""The view models, and the HTML that is made of them, also of hostile text."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from quintain.contracts.invoke import ChatMessage
+from quintain_runner.results.row import RowError
+from quintain_runner.results.row_content import RowCase
+from quintain_view.html_report.writer import write_html_report
+from quintain_view.labels.agreement import agreement
+from quintain_view.labels.notes import Note, NoteKey, append_note, read_notes
+from quintain_view.pages.case_page import case_page
+from quintain_view.pages.conversation import shown_message
+from quintain_view.pages.text import shown, visible, word_difference
+from support.hostile_rows import HOSTILE, hostile_row
+from support.results_folder import errored_row, graded_row, write_results
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def tags_of(html: str) -> list[tuple[str, dict[str, str | None]]]:
+    parser = _Tags()
+    parser.feed(html)
+    return parser.found
+
+
+def test_hostile_text_makes_no_tag_no_attribute_and_no_control_character(tmp_path: Path) -> None:
+    write_results(tmp_path / "run", [hostile_row(), errored_row(f"2{HOSTILE}")])
+    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    html = (tmp_path / "report.html").read_text()
+    tags = tags_of(html)
+    assert [tag for tag, _ in tags].count("script") == 1
+    assert {"img", "iframe", "object", "embed", "base"} & {tag for tag, _ in tags} == set()
+    attributes = {name for _, attrs in tags for name in attrs}
+    assert [name for name in attributes if name.startswith("on") or name == "style"] == []
+    addresses = [value or "" for _, attrs in tags for name, value in attrs.items() if name in {"href", "src", "action"}]
+    assert [address for address in addresses if not address.startswith(("#", "data:,"))] == []
+    assert re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html) == []
+    assert "{{ 7*7 }}" in html
+    assert "⟦U+202E⟧right" in html
+
+
+def test_a_report_of_many_cases_has_those_that_matter_and_says_so(tmp_path: Path) -> None:
+    rows = [graded_row(f"case-{number}", (number % 10) / 10) for number in range(700)]
+    write_results(tmp_path / "run", rows)
+    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    html = (tmp_path / "report.html").read_text()
+    parts = html.count('class="case-part"')
+    assert 60 <= parts <= 120
+    assert f"{parts} of 700 cases" in html
+    assert "case-0<" in html
+
+
+def test_a_report_of_a_few_cases_has_all_and_no_network(tmp_path: Path) -> None:
+    write_results(tmp_path / "run", [graded_row("1", 1.0), graded_row("2", 0.0), errored_row("3")])
+    append_note(tmp_path / "run", Note(case_id="2", column="bot", repeat=1, passed=True, text="it is right"))
+    write_html_report(tmp_path / "report.html", [tmp_path / "run", tmp_path / "run"])
+    html = (tmp_path / "report.html").read_text()
+    assert html.count('class="case-part"') == 6
+    assert "it is right" in html
+    assert re.findall(r"(?:src|href)=\"(?!#|data:,)", html) == []
+    ids = re.findall(r' id="([^"]*)"', html)
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "kinds"),
+    [
+        ("the red fox", "the brown fox", ["same", "missing", "added", "same"]),
+        ("same", "same", []),
+        ("Ottawa", "Toronto", []),
+        ("", "anything", []),
+        ("word " * 1_000, "word " * 1_001, []),
+    ],
+)
+def test_the_difference_of_two_texts_is_by_words(expected: str, answer: str, kinds: list[str]) -> None:
+    spans = word_difference(expected, answer)
+    assert [span.kind for span in spans] == kinds
+    if spans:
+        assert "".join(span.text for span in spans if span.kind != "added") == expected
+        assert "".join(span.text for span in spans if span.kind != "missing") == answer
+
+
+def test_a_long_text_is_cut_and_says_by_how_much() -> None:
+    assert shown("x" * 5_000_000).cut == 5_000_000 - len(shown("x" * 5_000_000).text)
+    assert visible("a\r\nb\tc\x00\ud800") == "a\nb\tc⟦U+0000⟧⟦U+D800⟧"
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("data:image/png;base64,AAAA", "image"),
+        ("data:image/svg+xml;base64,AAAA", "other"),
+        ("https://example.org/a.png", "other"),
+        ("data:text/html;base64,AAAA", "other"),
+        ("javascript:alert(1)", "other"),
+    ],
+)
+def test_only_pictures_within_the_message_are_shown(address: str, kind: str) -> None:
+    message = ChatMessage(role="user", content=[{"type": "image_url", "image_url": {"url": address}}])
+    assert [part.kind for part in shown_message(message).parts] == [kind]
+
+
+def test_a_copied_command_has_the_variable_and_no_control_character() -> None:
+    row = graded_row("1", 1.0).model_copy(update={"case": RowCase(question=f"it's {HOSTILE}")})
+    (answer,) = case_page("1", [row], evaluation="eval.yaml", folder="runs/eval").answers
+    assert answer.curl is not None
+    assert "$QUINTAIN_SESSION_TOKEN" in answer.curl
+    assert answer.curl.isascii()
+    assert answer.curl.isprintable()
+
+
+def test_a_row_without_contents_and_one_in_error_have_pages() -> None:
+    bare = graded_row("1", 0.0).without_content()
+    (answer,) = case_page("1", [bare], evaluation="e", folder="f").answers
+    assert (answer.content_omitted, answer.text, answer.curl) == (True, None, None)
+    failed = errored_row("1").model_copy(update={"error": RowError(code="c", error=HOSTILE)})
+    (answer,) = case_page("1", [failed], evaluation="e", folder="runs/x").answers
+    assert answer.error is not None
+    assert "--output runs/x --" in answer.ask_again
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kappa"),
+    [
+        ([], None),
+        ([(True, True)] * 5, None),
+        ([(True, True), (False, False)], 1.0),
+        ([(True, False), (False, True)], -1.0),
+        # 20 both yes, 5 and 10 apart, 15 both no: Cohen's own kind of table.
+        ([(True, True)] * 20 + [(True, False)] * 5 + [(False, True)] * 10 + [(False, False)] * 15, 0.4),
+    ],
+)
+def test_kappa_is_the_agreement_beyond_chance(pairs: list[tuple[bool, bool]], kappa: float | None) -> None:
+    assert agreement("judge", pairs).kappa == (None if kappa is None else pytest.approx(kappa))
+
+
+def test_the_latest_note_of_a_trial_counts_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
+    for passed in (True, False, None):
+        append_note(tmp_path, Note(case_id="1", column="bot", repeat=1, passed=passed, text=HOSTILE))
+    with (tmp_path / "notes.jsonl").open("a") as file:
+        file.write('{"caseId": "2", "col')
+    notes = read_notes(tmp_path)
+    assert {key: (note.passed, note.text) for key, note in notes.items()} == {NoteKey("1", "bot", 1): (None, HOSTILE)}

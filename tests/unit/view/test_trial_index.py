@@ -1,0 +1,185 @@
+"""The index of a results folder: what lists find in it, and what becomes of it when the results change."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from urllib.parse import unquote_plus
+
+import pytest
+
+from quintain_runner.results.row import GraderRow, Row, RowStatus
+from quintain_runner.results.row_content import RowCase
+from quintain_view.index.filters import SortOrder, TrialFilter, TrialState
+from quintain_view.index.reader import open_index
+from quintain_view.index.rows import RowMoved, read_rows
+from quintain_view.index.worst import worst_answers
+from quintain_view.index.writer import IndexProgress, update_index, update_index_step
+from support.results_folder import errored_row, graded_row
+
+
+def write_rows(folder: Path, rows: list[Row], *, mode: str = "wb") -> None:
+    folder.mkdir(exist_ok=True)
+    with (folder / "results.jsonl").open(mode) as file:
+        file.writelines(row.to_line() for row in rows)
+
+
+def found(folder: Path, query: str) -> list[str]:
+    """The ids of the cases in the list with this query."""
+    pairs = [(name, value) for name, _, value in (part.partition("=") for part in query.split("&")) if name]
+    with open_index(folder) as index:
+        assert index is not None
+        trial_filter = TrialFilter.from_query(pairs)
+        ids = [case.case_id for case in index.list_cases(trial_filter, offset=0, limit=1_000)]
+        assert index.count_cases(trial_filter) == len(ids)
+        return ids
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [
+        graded_row("low", 0.2, output="Zürich lies by a lake"),
+        graded_row("high", 1.0),
+        graded_row("middle", 0.5).model_copy(update={"duration_ms": 9_000.0}),
+        errored_row("broken"),
+        errored_row("unknown", status=RowStatus.IN_DOUBT),
+        graded_row("old", 0.9).model_copy(update={"stale": ["grader same changed"], "stale_kept": True}),
+        graded_row("low", 0.8, target="other"),
+    ]
+    disputed = {"same": GraderRow(score=1.0, passed=True), "judge": GraderRow(score=0.0, passed=False)}
+    rows.append(graded_row("disputed", 0.5, target="other").model_copy(update={"graders": disputed}))
+    write_rows(tmp_path / "run", rows)
+    assert update_index(tmp_path / "run").rows == 8
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ("", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
+        ("show=failed", ["low", "disputed"]),
+        ("show=passed&target=bot", ["high", "middle", "old"]),
+        ("show=error", ["broken"]),
+        ("show=inDoubt", ["unknown"]),
+        ("show=error&show=inDoubt", ["broken", "unknown"]),
+        ("show=stale", ["old"]),
+        ("target=other", ["low", "disputed"]),
+        ("target=nobody", []),
+        ("grader=judge", ["disputed"]),
+        ("grader=nobody", []),
+        ("min=0.5&max=0.9", ["low", "middle", "old", "disputed"]),
+        ("q=zurich", ["low"]),
+        ("q=ZÜR lak", ["low"]),
+        ("q=provider_error", ["broken", "unknown"]),
+        ('q=" OR 1) --', []),
+        ("q=*", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
+        ("sort=score", ["low", "middle", "disputed", "old", "high", "broken", "unknown"]),
+        ("sort=duration&show=passed&target=bot", ["middle", "old", "high"]),
+        ("sort=disagreement&show=failed", ["disputed", "low"]),
+        ("sort=nothing&show=nothing&min=nan&max=x", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
+    ],
+)
+def test_a_list_has_the_cases_of_its_filter_in_its_order(folder: Path, query: str, ids: list[str]) -> None:
+    listed = found(folder, query)
+    assert sorted(listed) == sorted(ids)
+    if "sort=score" in query:
+        assert listed == ids
+    elif "sort=" in query and "nothing" not in query:
+        assert listed[0] == ids[0]
+    else:
+        assert listed == ids
+
+
+def test_a_filter_is_the_same_after_its_way_through_an_address() -> None:
+    given = TrialFilter(
+        columns=("a · b&c",),
+        states=(TrialState.FAILED, TrialState.STALE),
+        grader="g=1",
+        words="x y",
+        least=0.25,
+        order=SortOrder.COST,
+    )
+    pairs = [part.partition("=")[::2] for part in given.to_query(page=2).split("&")]
+    assert TrialFilter.from_query([(name, unquote_plus(value)) for name, value in pairs]) == given
+
+
+def test_common_and_rare_words_find_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rare = {query: found(folder, query) for query in ("q=answer", "q=answer&show=failed", "q=lake&sort=score")}
+    monkeypatch.setattr("quintain_view.index.reader.COMMON_TEXTS", 1)
+    assert {query: found(folder, query) for query in rare} == rare
+
+
+def test_a_newer_row_takes_the_place_of_an_older_one(folder: Path) -> None:
+    write_rows(folder, [graded_row("broken", 1.0)], mode="ab")
+    assert update_index(folder).rows == 9
+    assert found(folder, "show=error") == []
+    with open_index(folder) as index:
+        assert index is not None
+        counts = index.column_counts()["bot"]
+    assert (counts.passed, counts.failed, counts.errors, counts.in_doubt, counts.stale) == (4, 1, 0, 1, 1)
+    assert sum(counts.bins) == 5
+    assert counts.score_sum == pytest.approx(3.6)
+
+
+def test_counts_are_those_of_all_rows_in_any_order(tmp_path: Path) -> None:
+    source = random.Random(7)
+    rows = [graded_row(str(source.randrange(20)), source.random(), repeat=source.randrange(1, 3)) for _ in range(200)]
+    write_rows(tmp_path, rows)
+    while not update_index_step(tmp_path, max_bytes=2_000).is_complete:
+        pass
+    latest = list({row.key: row for row in rows}.values())
+    with open_index(tmp_path) as index:
+        assert index is not None
+        counts = index.column_counts()["bot"]
+    assert counts.passed == sum(row.passed for row in latest)
+    assert counts.score_sum == pytest.approx(sum(row.score or 0 for row in latest), abs=1e-3)
+    assert sum(counts.bins) == len(latest)
+
+
+def test_a_line_that_is_being_written_waits_and_one_that_is_no_row_is_counted(tmp_path: Path) -> None:
+    first, second = graded_row("1", 1.0).to_line(), graded_row("2", 1.0).to_line()
+    (tmp_path / "results.jsonl").write_bytes(first + b"no row\n" + second[:20])
+    assert update_index(tmp_path) == IndexProgress(len(first) + 7, len(first) + 7, 1, 1)
+    (tmp_path / "results.jsonl").write_bytes(first + b"no row\n" + second)
+    assert update_index(tmp_path).rows == 2
+    assert found(tmp_path, "") == ["1", "2"]
+
+
+@pytest.mark.parametrize("kept", [(), ("2",), ("3", "1")])
+def test_results_that_were_cut_or_compacted_are_indexed_anew(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    rows = {name: graded_row(name, 1.0, output=name * 50) for name in "123"}
+    write_rows(tmp_path, list(rows.values()))
+    update_index(tmp_path)
+    write_rows(tmp_path, [rows[name] for name in kept])
+    assert update_index(tmp_path).rows == len(kept)
+    assert found(tmp_path, "") == list(kept)
+
+
+def test_a_row_that_moved_is_not_shown_as_another(tmp_path: Path) -> None:
+    line = graded_row("1", 1.0).to_line()
+    (tmp_path / "results.jsonl").write_bytes(line)
+    for places, case_id in (([(0, len(line))], "2"), ([(3, len(line))], "1"), ([(0, len(line) - 5)], "1")):
+        with pytest.raises(RowMoved):
+            read_rows(tmp_path, places, case_id)
+
+
+def test_a_row_longer_than_a_step_is_indexed_whole(tmp_path: Path) -> None:
+    write_rows(tmp_path, [graded_row("long", 0.1, output="word " * 20_000), graded_row("short", 1.0)])
+    steps = []
+    while not steps or not steps[-1].is_complete:
+        steps.append(update_index_step(tmp_path, max_bytes=10_000))
+    assert steps[-1].rows == 2
+
+
+def test_the_worst_answers_have_the_lowest_scores_and_their_texts(folder: Path) -> None:
+    case = RowCase(question="Where?", expected={"city": "Bern"})
+    write_rows(folder, [graded_row("worse", 0.1).model_copy(update={"case": case})], mode="ab")
+    update_index(folder)
+    worst = worst_answers(folder, 2)
+    assert [(one.case_id, one.score) for one in worst] == [("worse", 0.1), ("low", 0.2)]
+    assert (worst[0].question, worst[0].expected, worst[0].answer) == ("Where?", '{"city": "Bern"}', "answer")
+
+
+def test_a_folder_without_results_has_no_index_and_no_worst_answers(tmp_path: Path) -> None:
+    assert update_index(tmp_path).rows == 0
+    assert worst_answers(tmp_path) == []
