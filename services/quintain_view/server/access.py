@@ -29,7 +29,8 @@ _MAX_ENTER_BYTES = 1_000
 HEADERS = {
     "Content-Security-Policy": SERVED_POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # Not "no-referrer": browsers would then send the origin of a form as "null".
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Frame-Options": "DENY",

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -136,9 +136,7 @@ class _Pages:
 
     async def note(self, request: Request) -> Response:
         name, folder = await self._folder(request)
-        if int(request.headers.get("content-length") or _MAX_FORM_BYTES + 1) > _MAX_FORM_BYTES:
-            raise HTTPException(413)
-        form = {key: value for key, value in (await request.form()).items() if isinstance(value, str)}
+        form = await _form(request)
         case_id, trial = form.get("id", ""), form.get("trial", "")
         rows = await self._read(folder, functools.partial(read_case_rows, folder, case_id))
         row = next((row for row in rows if trial_id(row) == trial), None)
@@ -239,6 +237,16 @@ def _events(state: Callable[[], object], on_poll: Callable[[], Awaitable[None]] 
 async def _page(template: str, status: int = 200, **values: object) -> Response:
     html = await asyncio.to_thread(functools.partial(render, template, links=_LINKS, **values))
     return HTMLResponse(html, status)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_FORM_BYTES:
+            raise HTTPException(413)
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
 
 
 async def _static(request: Request) -> Response:
