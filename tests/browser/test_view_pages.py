@@ -12,7 +12,7 @@ from quintain_runner.results.row import Row
 from quintain_runner.results.row_content import RowCase
 from quintain_view import write_html_report
 from quintain_view.labels.notes import read_notes
-from support.browser import Visit, start_view, visit
+from support.browser import ViewPage, start_view, visit
 from support.command_line import CommandLine, command_line
 from support.hostile_rows import HOSTILE, hostile_row
 from support.results_folder import errored_row, graded_row, write_results
@@ -45,7 +45,7 @@ def address(shell: CommandLine) -> str:
 
 
 @pytest.fixture
-def visitor(browser: Browser, address: str) -> Iterator[Visit]:
+def visitor(browser: Browser, address: str) -> Iterator[ViewPage]:
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         one = visit(context, address)
         yield one
@@ -61,7 +61,7 @@ PAGES = [
 ]
 
 
-def test_axe_finds_nothing_serious_and_no_page_is_wider_than_a_telephone(visitor: Visit) -> None:
+def test_axe_finds_nothing_serious_and_no_page_is_wider_than_a_telephone(visitor: ViewPage) -> None:
     for path in PAGES:
         page = visitor.go(path)
         page.emulate_media(color_scheme="light")
@@ -74,7 +74,7 @@ def test_axe_finds_nothing_serious_and_no_page_is_wider_than_a_telephone(visitor
 
 
 def test_the_token_is_taken_out_of_the_address_and_without_it_nothing_is_shown(
-    visitor: Visit, browser: Browser
+    visitor: ViewPage, browser: Browser
 ) -> None:
     assert "token" not in visitor.page.url
     with browser.new_context() as stranger:
@@ -87,7 +87,7 @@ def test_the_token_is_taken_out_of_the_address_and_without_it_nothing_is_shown(
         expect(page.locator("#enter-message")).to_contain_text("start quintain view again")
 
 
-def test_the_keyboard_reaches_every_page(visitor: Visit) -> None:
+def test_the_keyboard_reaches_every_page(visitor: ViewPage) -> None:
     page = visitor.go("/")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
@@ -112,7 +112,7 @@ def test_the_keyboard_reaches_every_page(visitor: Visit) -> None:
     expect(page.locator("#keys")).to_be_hidden()
 
 
-def test_filters_stand_in_the_address(visitor: Visit) -> None:
+def test_filters_stand_in_the_address(visitor: ViewPage) -> None:
     page = visitor.go("/run/after")
     page.get_by_label("errors").check()
     page.get_by_role("button", name="Filter").click()
@@ -124,7 +124,7 @@ def test_filters_stand_in_the_address(visitor: Visit) -> None:
     expect(page.locator(".matrix tbody tr")).to_have_count(3)
 
 
-def test_a_label_is_written_and_counted(visitor: Visit, shell: CommandLine) -> None:
+def test_a_label_is_written_and_counted(visitor: ViewPage, shell: CommandLine) -> None:
     page = visitor.go("/run/after/case?id=case-001")
     answer = page.locator("article").first
     answer.locator("details.label summary").click()
@@ -137,14 +137,14 @@ def test_a_label_is_written_and_counted(visitor: Visit, shell: CommandLine) -> N
     expect(visitor.go("/run/after").locator("text=Cohen's kappa")).to_be_visible()
 
 
-def test_two_runs_are_compared_case_by_case(visitor: Visit) -> None:
+def test_two_runs_are_compared_case_by_case(visitor: ViewPage) -> None:
     page = visitor.go("/run/after/compare/before")
     page.get_by_label("show").select_option("broken")
     page.get_by_role("button", name="Show").click()
     expect(page.locator("article.pair").first.locator("section")).to_have_count(2)
 
 
-def test_hostile_text_stays_text(visitor: Visit) -> None:
+def test_hostile_text_stays_text(visitor: ViewPage) -> None:
     page = visitor.go("/run/after?q=alert")
     page.locator(".matrix a").first.click()
     expect(page.locator("h1")).to_contain_text("<script>alert(1)</script>")
@@ -168,7 +168,7 @@ def test_a_file_opens_without_a_network(browser: Browser, tmp_path: Path) -> Non
         expect(file.locator(".case-part:target h2")).to_have_text("case-001")
         assert [url for url in asked_for if not url.startswith(("file:", "data:"))] == []
         assert HOSTILE[:20] in file.locator("body").inner_text()
-        assert Visit("", file).serious_faults() == []
+        assert ViewPage("", file).serious_faults() == []
 
 
 def test_a_run_that_grows_is_shown_within_two_seconds(browser: Browser, tmp_path: Path) -> None:

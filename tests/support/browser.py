@@ -47,7 +47,7 @@ def running_browser(report: Report) -> Iterator[Browser]:
 
 
 @dataclass
-class Visit:
+class ViewPage:
     """A browser at a server of `quintain view`, and what went wrong in its pages."""
 
     origin: str
@@ -69,10 +69,10 @@ class Visit:
         ]
 
 
-def visit(context: BrowserContext, address: str) -> Visit:
+def visit(context: BrowserContext, address: str) -> ViewPage:
     """Open the address that the command printed, in a new page of this context, and wait until it shows the runs."""
     page = context.new_page()
-    one = Visit(address.split("/#", maxsplit=1)[0], page)
+    one = ViewPage(address.split("/#", maxsplit=1)[0], page)
     page.on("pageerror", lambda error: one.problems.append(str(error)))
     page.on("dialog", lambda dialog: one.problems.append(f"dialog: {dialog.message}"))
     page.on("console", lambda line: one.problems.append(line.text) if "Content Security Policy" in line.text else None)

@@ -18,7 +18,7 @@ MAX_CASE_BYTES = 400_000
 
 
 @dataclass(frozen=True, slots=True)
-class CaseSelection:
+class ReportedCases:
     """The cases in the file, in the order of the results, and how many there are in all."""
 
     cases: list[CaseEntry] = field(default_factory=list)
@@ -34,13 +34,13 @@ class CaseSelection:
         )
 
 
-def select_cases(index: IndexReader) -> CaseSelection:
+def select_cases(index: IndexReader) -> ReportedCases:
     """The cases of a run that go into a file."""
     everything = TrialFilter()
     total = index.count_cases(everything)
     first = index.list_cases(everything, offset=0, limit=MAX_CASES + 1)
     if total <= MAX_CASES and sum(_size(index, case) for case in first) <= MAX_BYTES:
-        return CaseSelection(first, total)
+        return ReportedCases(first, total)
     failed = TrialFilter(states=(TrialState.FAILED, TrialState.ERROR))
     chosen = [
         *index.list_cases(failed, offset=0, limit=FAILED_CASES),
@@ -53,7 +53,7 @@ def select_cases(index: IndexReader) -> CaseSelection:
         if case_size <= MAX_CASE_BYTES and size + case_size <= MAX_BYTES:
             kept.append(case)
             size += case_size
-    return CaseSelection(sorted(kept), total)
+    return ReportedCases(sorted(kept), total)
 
 
 def _size(index: IndexReader, case: CaseEntry) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from quintain_runner import RunFile, atomic_write, read_recorded_report, read_run
-from quintain_view.html_report.selection import CaseSelection, select_cases
+from quintain_view.html_report.selection import ReportedCases, select_cases
 from quintain_view.index.filters import TrialFilter
 from quintain_view.index.reader import open_index
 from quintain_view.index.rows import RowMoved
@@ -93,7 +93,7 @@ def _read_run(folder: Path, name: str, place: str) -> RunPart:
 
 def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, place: str) -> RunPart:
     with open_index(folder) as index:
-        selection = CaseSelection() if index is None else select_cases(index)
+        selection = ReportedCases() if index is None else select_cases(index)
         cases = []
         for number, case in enumerate(selection.cases, start=1):
             rows = [] if index is None else rows_of_case(folder, index, case)
