@@ -14,6 +14,7 @@ from quintain.contracts import admin, discovery, ledger, remote_target
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
+from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, PROBE, Exchange
 from quintain.topology import INVOKE as INVOKE_EXCHANGE
 
@@ -83,22 +84,29 @@ DEADLINE_HEADER = "x-quintain-deadline"
 PROTOCOL_HEADER = "x-quintain-protocol"
 ACCEPT_HEADER = "x-quintain-accept"
 ROUTED_HEADER = "x-quintain-routed"
+#: Present on a call that a worker without a free slot has put back into its queue.
+RETURNED_HEADER = "x-quintain-returned"
 
 #: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's own
 #: message interceptor writes the same header; without it the time in the queue is unknown.
 PUBLISHED_AT_HEADER = "timestamp_in_ms"
 
 #: Values of `ACCEPT_HEADER`: partial messages wanted before the final one, pieces of the answer and notifications that
-#: the call is running.
+#: the call is running; and that the caller reads groups of replies.
 ACCEPT_CHUNKS = "chunk"
 ACCEPT_PROGRESS = "progress"
+ACCEPT_GROUPS = "group"
 
 #: The AMQP types of partial messages.
 CHUNK_TYPE = "chunk"
 PROGRESS_TYPE = "progress"
 
-#: The protocol version; a request with any other version is refused with ``bad_request``.
-PROTOCOL_VERSION = 1
+#: The protocol version of a request that is sent alone, and that of a group; any other one is refused with
+#: ``bad_request``.
+PROTOCOL_VERSION, GROUP_PROTOCOL_VERSION = 1, 2
+
+#: The headers of one call. In a group they stand in the head of its item; all others are the message's.
+CALL_HEADERS = frozenset({REQUEST_ID_HEADER, DEADLINE_HEADER, PUBLISHED_AT_HEADER, PROTOCOL_HEADER, TRACEPARENT_HEADER})
 
 #: All routes.
 ROUTES: tuple[Route[Any, Any], ...] = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.discovery import RegisteredTarget
-from quintain.contracts.ledger import Register, TargetCard
+from quintain.contracts.ledger import DrainState, Heartbeat, Register, TargetCard
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.rules import leases, targets
+from quintain_metadata.rules import leases, served_targets, targets
 
 LEASE_MS = DEFAULT_TIMINGS.lease_ms
 
@@ -95,3 +95,58 @@ async def test_info_has_the_fingerprint_of_the_live_worker_that_changed_last(
     await register(ledger_driver, "three", None)
     assert await told() is None
     assert (await listed(ledger_driver))[1] is None, "of a worker that reports none, nothing is known"
+
+
+async def register_slots(
+    ledger_driver: ClockedLedgerDriver, worker: str, slots: int, *, protocol: int | None = 2, drain: str = "able"
+) -> None:
+    card = TargetCard(name="a", provider="mock", max_concurrency=10, worker_concurrency=slots)
+    request = Register(worker_id=worker, incarnation=worker, targets=[card], protocol=protocol, drain=DrainState(drain))
+    await ledger_driver.ledger.transact(
+        lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, request)
+    )
+
+
+async def group_slots(ledger_driver: ClockedLedgerDriver) -> dict[str, int]:
+    return await ledger_driver.ledger.transact(
+        lambda moment: served_targets.group_slots(ledger_driver.with_clock(moment).now)
+    )
+
+
+async def other_slots(ledger_driver: ClockedLedgerDriver, worker: str) -> dict[str, int] | None:
+    heartbeat = Heartbeat(worker_id=worker, incarnation=worker)
+    renewed = await ledger_driver.ledger.transact(
+        lambda moment: leases.renew_lease(ledger_driver.with_clock(moment).now, heartbeat)
+    )
+    return renewed.other_slots
+
+
+async def test_a_target_takes_groups_while_all_of_its_live_workers_read_them(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    await register_slots(ledger_driver, "w1", 8)
+    assert await group_slots(ledger_driver) == {"a": 8}
+    await register_slots(ledger_driver, "w2", 4)
+    assert await group_slots(ledger_driver) == {"a": 4}
+    await register_slots(ledger_driver, "old", 8, protocol=None)
+    assert await group_slots(ledger_driver) == {}
+    await later(ledger_driver, LEASE_MS // 1000 + 1, "w1")
+    assert await group_slots(ledger_driver) == {"a": 8}
+
+
+async def test_a_worker_learns_the_free_slots_that_others_have_for_its_targets(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    session = await ledger_driver.open_session(max_calls=20)
+    await register_slots(ledger_driver, "w1", 8)
+    assert await other_slots(ledger_driver, "w1") is None
+    await register_slots(ledger_driver, "w2", 4)
+    assert (await other_slots(ledger_driver, "w1"), await other_slots(ledger_driver, "w2")) == ({"a": 4}, {"a": 8})
+    await ledger_driver.admit_granted(session, "one", by="w2")
+    assert await other_slots(ledger_driver, "w1") == {"a": 3}
+    for number in range(7):
+        await ledger_driver.admit_granted(session, f"n{number}")
+    # The target's own limit has room for two more.
+    assert await other_slots(ledger_driver, "w1") == {"a": 2}
+    await register_slots(ledger_driver, "w2", 4, drain="draining")
+    assert await other_slots(ledger_driver, "w1") is None

@@ -19,7 +19,8 @@ from quintain.remote.connection_thread import ConnectionThread, open_connection_
 from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.remote.lease import acquire_lease
 from quintain.routes import LEASE
-from quintain.rpc.client import RpcRequest, parse_reply
+from quintain.rpc.client import parse_reply
+from quintain.rpc.request import RpcRequest
 from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings

@@ -72,9 +72,11 @@ class FakeLedgerService:
     drain: bool = False
     #: How far its clock is ahead of this machine's, in milliseconds.
     clock_ahead_ms: int = 0
-    #: What every renewal says beside: the paused targets, each with its end (ms since the epoch), and calls.
+    #: What every renewal says beside: the paused targets, each with its end (ms since the epoch), calls, and the
+    #: free slots of other workers.
     paused: dict[str, int] = field(default_factory=dict)
     cancelled: list[CallKey] = field(default_factory=list)
+    other_slots: dict[str, int] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     _last_admit: Delivery | None = None
 
@@ -121,6 +123,7 @@ class FakeLedgerService:
                 paused=self.paused or None,
                 taken_back=self.cancelled or None,
                 drain=self.drain or None,
+                other_slots=self.other_slots or None,
             )
             await send_reply(self.bus, delivery, renewed)
 

@@ -21,7 +21,8 @@ from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import Info, SessionOpened
 from quintain.contracts.token import digest
 from quintain.routes import TOKEN_HEADER
-from quintain.rpc.client import RpcClient, RpcRequest
+from quintain.rpc.client import RpcClient
+from quintain.rpc.request import RpcRequest
 from quintain.topology import INVOKE, METADATA, POISON_QUEUE, REPLY, Exchange, Queue, reply_topology
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.service.service import MetadataService

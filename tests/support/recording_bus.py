@@ -14,10 +14,12 @@ from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import DefaultTargets
 from quintain.clock import Clock
+from quintain.contracts.group import REPLY_GROUP_TYPE
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.session import Info
 from quintain.routes import REQUEST_ID_HEADER
 from quintain.rpc.client import RpcClient
+from quintain.rpc.group_delivery import split_replies
 from quintain.topology import Queue
 
 
@@ -33,9 +35,10 @@ class RecordingBus:
 
     async def consume(self, queue: Queue, handler: Handler, **options: Any) -> Consumer:
         async def record(delivery: Delivery) -> None:
-            request_id = delivery.headers.get(REQUEST_ID_HEADER)
-            if isinstance(request_id, str) and (text := final_text_or_code(delivery)) is not None:
-                self.reply_texts[request_id].append(text)
+            for reply in split_replies(delivery) if delivery.type == REPLY_GROUP_TYPE else [delivery]:
+                request_id = reply.headers.get(REQUEST_ID_HEADER)
+                if isinstance(request_id, str) and (text := final_text_or_code(reply)) is not None:
+                    self.reply_texts[request_id].append(text)
             await handler(delivery)
 
         return await self.bus.consume(queue, record, **options)

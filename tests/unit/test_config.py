@@ -223,6 +223,7 @@ def test_a_card_says_what_the_fleet_may_know(file: Path) -> None:
         "provider": "openai",
         "model": "gpt-4o",
         "judge_target": "claude_base",
+        "worker_concurrency": None,
         "max_concurrency": 64,
         "fingerprint": None,
     }

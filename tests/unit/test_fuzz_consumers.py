@@ -21,7 +21,8 @@ from quintain.bus.base import Envelope
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.errors import Fault
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.rpc.client import RpcRequest, parse_reply
+from quintain.rpc.client import parse_reply
+from quintain.rpc.request import RpcRequest
 from quintain.topology import CANCEL, DEAD, INVOKE, LEDGER, METADATA, REPLY
 from support import valid_messages
 from support.delivery_checks import deliver, deliver_and_check

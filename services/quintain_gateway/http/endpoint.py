@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.call_groups import CallGroups
 from quintain.client.client import Client
 from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.clock import Clock
@@ -164,6 +165,7 @@ class FleetGateway:
         self.retry_window: RetryWindow[Any] = RetryWindow(limits.retry_window_seconds)
         self._info_received_at = -math.inf
         self._answered, self._default_targets = AnsweredCalls(), DefaultTargets()
+        self._groups = CallGroups(rpc_client)
         # One transport per request; it is garbage-collected after the request and after its last cancellation.
         self._transports: weakref.WeakSet[AmqpTransport] = weakref.WeakSet()
 
@@ -185,7 +187,9 @@ class FleetGateway:
         context = context_of(request)
         context.session_id, context.session_key = token.id, hashlib.sha256(token.text.encode()).hexdigest()
         self._session_requests.enter(context)
-        transport = AmqpTransport(self.rpc_client, token.text, self.clock, self._answered, self._default_targets)
+        transport = AmqpTransport(
+            self.rpc_client, token.text, self.clock, self._answered, self._default_targets, self._groups
+        )
         self._transports.add(transport)
         client = Client(InstrumentedTransport(transport, self.metrics, self._on_info))
         if asyncio.get_running_loop().time() - self._info_received_at > CLOCK_MAX_AGE_SECONDS:

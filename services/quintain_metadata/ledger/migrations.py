@@ -142,6 +142,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # The order in which targets were first registered; those of before have 0, and are ordered by name.
         "ALTER TABLE target ADD COLUMN position bigint NOT NULL DEFAULT 0",
     ),
+    (
+        # How many calls of the target the worker runs at a time; null where it reads no groups of calls.
+        "ALTER TABLE served_target ADD COLUMN group_slots integer",
+    ),
 )
 
 _COUNT_STARTED = "ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + 1"

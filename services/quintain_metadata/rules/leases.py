@@ -12,7 +12,11 @@ from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger.base import Moment, SqlProgram, SqlValue, execute, values_table
 from quintain_metadata.rules import call_repository, session_repository
 from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
-from quintain_metadata.rules.served_targets import delete_served_targets_of_forgotten_workers, record_served_targets
+from quintain_metadata.rules.served_targets import (
+    delete_served_targets_of_forgotten_workers,
+    free_slots_of_others,
+    record_served_targets,
+)
 from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.rules.sessions import FAMILY_CTE
 from quintain_metadata.rules.targets import extend_pause, paused_targets
@@ -117,7 +121,7 @@ def register_worker(
             *(target.name, target.provider, target.model, target.judge_target, target.max_concurrency, now),
             target.fingerprint,
         )
-    yield from record_served_targets(now, registration.incarnation, registration.targets)
+    yield from record_served_targets(now, registration)
     if registration.sole:
         # 0 counts as lapsed even while the expiry of leases is suspended.
         yield from execute(
@@ -153,6 +157,9 @@ def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> Sq
         drains |= yield from _extend_leases(now + lease_ms, page)
         cancelled |= yield from _cancelled_calls(incarnations)
     paused = (yield from paused_targets(now)) or None
+    other_slots: dict[str, dict[str, int]] = {}
+    for each in heartbeats:
+        other_slots[each.incarnation] = yield from free_slots_of_others(now, each.incarnation)
     return [
         LeaseRenewed(
             now=now,
@@ -160,6 +167,7 @@ def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> Sq
             paused=paused,
             taken_back=cancelled.get(each.incarnation),
             drain=drains[each.incarnation] is DrainState.REQUESTED or None,
+            other_slots=other_slots[each.incarnation] or None,
         )
         for each in heartbeats
     ]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from quintain.contracts.ledger import TargetCard
+from quintain.contracts.ledger import DrainState, Register
+from quintain.routes import GROUP_PROTOCOL_VERSION, PROTOCOL_VERSION
 from quintain_metadata.ledger.base import SqlProgram, execute
 
 #: How long the pause between two runs of one worker may be, in milliseconds: Kubernetes waits for 5 minutes at most.
 RESTART_MS = 5 * 60_000
+
+
+#: The rank of the first drain state in which a worker takes no more calls.
+DRAINING_RANK = list(DrainState).index(DrainState.DRAINING)
 
 
 class WorkerFingerprint(NamedTuple):
@@ -21,16 +26,49 @@ class WorkerFingerprint(NamedTuple):
     since: int
 
 
-def record_served_targets(now: int, incarnation: str, cards: Iterable[TargetCard]) -> SqlProgram[None]:
+def record_served_targets(now: int, registration: Register) -> SqlProgram[None]:
     """Store what a worker's registration says; the time stays where the fingerprint does."""
-    for card in cards:
+    reads_groups = (registration.protocol or PROTOCOL_VERSION) >= GROUP_PROTOCOL_VERSION
+    for card in registration.targets:
         yield from execute(
-            "INSERT INTO served_target (incarnation, target, fingerprint, since) VALUES (?, ?, ?, ?)"
+            "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (incarnation, target) DO UPDATE SET fingerprint = excluded.fingerprint,"
+            " group_slots = excluded.group_slots,"
             " since = CASE WHEN COALESCE(served_target.fingerprint, '') = COALESCE(excluded.fingerprint, '')"
             " THEN served_target.since ELSE excluded.since END",
-            *(incarnation, card.name, card.fingerprint, now),
+            *(registration.incarnation, card.name, card.fingerprint, now, card.slots if reads_groups else None),
         )
+
+
+def group_slots(now: int) -> SqlProgram[dict[str, int]]:
+    """Return the targets all of whose live workers read groups, each with the fewest slots that one of them has."""
+    rows = yield from execute(
+        "SELECT target, min(group_slots) FROM served_target JOIN worker USING (incarnation) WHERE lease_until > ?"
+        " GROUP BY target HAVING count(*) = count(group_slots)",
+        now,
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def free_slots_of_others(now: int, incarnation: str) -> SqlProgram[dict[str, int]]:
+    """Return the free slots of a worker's targets in other live workers, where there are any.
+
+    They are no more than the target's own limit has room for.
+    """
+    rows = yield from execute(
+        "SELECT other.target, sum(CASE WHEN other.group_slots > coalesce(running, 0)"
+        " THEN other.group_slots - coalesce(running, 0) ELSE 0 END),"
+        " max(max_concurrency) - (SELECT coalesce(sum(running), 0) FROM running_calls"
+        " JOIN worker USING (incarnation) WHERE target = other.target AND lease_until > ?)"
+        " FROM served_target AS own JOIN served_target AS other ON other.target = own.target"
+        " JOIN worker ON worker.incarnation = other.incarnation JOIN target ON target.name = other.target"
+        " LEFT JOIN running_calls ON running_calls.incarnation = other.incarnation"
+        " AND running_calls.target = other.target"
+        " WHERE own.incarnation = ? AND other.incarnation <> ? AND lease_until > ? AND paused_until <= ?"
+        " AND worker.drain < ? GROUP BY other.target",
+        *(now, incarnation, incarnation, now, now, DRAINING_RANK),
+    )
+    return {target: free for target, slots, room in rows if (free := min(int(slots or 0), int(room))) > 0}
 
 
 def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint]]]:

@@ -21,7 +21,12 @@ from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
 from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
 from quintain_metadata.rules.lifecycle import CallState
-from quintain_metadata.rules.served_targets import current_fingerprints, differences, live_served_targets
+from quintain_metadata.rules.served_targets import (
+    current_fingerprints,
+    differences,
+    group_slots,
+    live_served_targets,
+)
 from quintain_metadata.rules.session_repository import SessionRow, charge, load_session
 
 DEFAULT_DEADLINE_MS = 600_000
@@ -215,6 +220,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     different_since = yield from differences(now, served)
     available = session.available(targets)
     fingerprints = {name: fingerprint for name in available if (fingerprint := targets[name]) is not None}
+    slots = {name: slots for name, slots in (yield from group_slots(now)).items() if name in available}
     return Info(
         session_id=session.id,
         target_name=session.default_target,
@@ -241,6 +247,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         parent_id=session.parent_id,
         unsupported="ignore" if session.ignore_unsupported else None,
         max_body_bytes=session.max_body_bytes,
+        group_slots=slots or None,
         now=now,
     )
 

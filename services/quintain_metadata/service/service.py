@@ -28,6 +28,7 @@ from quintain.contracts.token import digest
 from quintain.discovery.announce import ServiceIdentity, announce
 from quintain.errors import BudgetUnavailable, BusError, Fault
 from quintain.routes import ADMIT, HEARTBEAT, REGISTER
+from quintain.rpc.group_delivery import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
 from quintain.telemetry.semconv import ledger_settle_span
 from quintain.telemetry.spans import error_type_of, record_finished_span
@@ -126,8 +127,8 @@ class MetadataService:
             METADATA_QUEUE: self._request_handler,
             ADMIT_QUEUE: self._on_ledger_request,
             SETTLE_QUEUE: self._on_settle,
-            UNROUTED_QUEUE: self._router,
-            DEAD_QUEUE: DeadLetterConsumer(self._bus, self._ledger, self._timings),
+            UNROUTED_QUEUE: group_handler(self._bus, self._router),
+            DEAD_QUEUE: group_handler(self._bus, DeadLetterConsumer(self._bus, self._ledger, self._timings)),
             HEARTBEAT_QUEUE: self._heartbeats,
         }
         prefetches = {UNROUTED_QUEUE: routing.PREFETCH, HEARTBEAT_QUEUE: HEARTBEAT_PREFETCH}

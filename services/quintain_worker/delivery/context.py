@@ -11,11 +11,14 @@ import logging
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.clock import Clock
+from quintain.contracts.group import GroupItem
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Settle, SettleBatch
 from quintain.contracts.message import Message
-from quintain.errors import BrokerUnavailable, BusError, Fault
+from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
 from quintain.routes import INVOKE, REQUEST_ID_HEADER, SETTLE
-from quintain.rpc.server import copyable_headers, send_reply
+from quintain.rpc.groups import ReplyGroups
+from quintain.rpc.server import copyable_headers, send_reply, truncate_echo
 from quintain.runtime.batching import Batcher
 from quintain.runtime.random_ids import RandomIds
 from quintain.timings import Timings
@@ -55,6 +58,7 @@ class WorkerContext:
         self.attempt_ids = RandomIds()
         self._incarnation = incarnation
         self._reply_slots = asyncio.Semaphore(MAX_PUBLISHED_REPLIES)
+        self._reply_groups = ReplyGroups(bus)
         self._settle_batcher: Batcher[Settle] = Batcher(self._publish_settles, max_concurrent=4)
 
     async def settle(self, item: Settle, *, size: int = 0) -> None:
@@ -71,13 +75,19 @@ class WorkerContext:
             else:
                 return
 
-    async def reply(self, delivery: Delivery, answer: Message | Fault, request_id: str) -> None:
+    async def reply(
+        self, delivery: Delivery, answer: Message | Fault, request_id: str, *, may_share_message: bool = False
+    ) -> None:
         """Send the reply to the caller, and retry while the broker is unavailable.
 
         Returns when the broker has confirmed the reply, or returned it because the reply queue is gone.
+        ``may_share_message``: the caller reads groups of replies.
         """
         while True:
             try:
+                if may_share_message:
+                    await self._reply_in_group(delivery, answer, request_id)
+                    return
                 async with self._reply_slots:
                     await send_reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
             except BrokerUnavailable as error:
@@ -86,8 +96,23 @@ class WorkerContext:
             else:
                 return
 
-    async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float) -> None:
-        """Put a delivery back into its target's queue, as a new message that expires after ``remaining_seconds``.
+    async def _reply_in_group(self, delivery: Delivery, answer: Message | Fault, request_id: str) -> None:
+        is_fault = isinstance(answer, Fault)
+        message = FaultReply.from_fault(answer) if isinstance(answer, Fault) else answer
+        item = GroupItem(
+            correlation_id=delivery.correlation_id or "",
+            body=message.to_wire(),
+            headers={REQUEST_ID_HEADER: truncate_echo(request_id)},
+            type="fault" if is_fault else "result",
+        )
+        try:
+            await self._reply_groups.send(delivery.reply_to or "", item)
+        except (Unroutable, QueueFull):
+            log.info("A reply was dropped: the client's reply queue is gone or full")
+
+    async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float | None = None) -> None:
+        """Put a delivery back into its target's queue, as a new message that expires after ``remaining_seconds``, by
+        default after as long as the delivery itself.
 
         A requeue of the delivery itself would count towards the queue's delivery limit. It is used only where the copy
         cannot be published.
@@ -98,7 +123,9 @@ class WorkerContext:
             correlation_id=delivery.correlation_id,
             reply_to=delivery.reply_to,
             headers=copyable_headers(delivery.headers),
-            expiration_ms=max(1, int(remaining_seconds * 1000)),
+            expiration_ms=delivery.expiration_ms
+            if remaining_seconds is None
+            else max(1, int(remaining_seconds * 1000)),
         )
         try:
             await self.bus.publish(INVOKE.exchange, target, copy)

@@ -19,7 +19,7 @@ from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.limits import DEFAULT_REPLY_BYTES
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
-from quintain.routes import ACCEPT_CHUNKS, ACCEPT_PROGRESS, INVOKE
+from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, INVOKE
 from quintain.rpc.server import request_id_of
 from quintain.telemetry.semconv import (
     ADMIT,
@@ -218,7 +218,7 @@ class _DeliveryHandler:
     async def _attempt_with_streaming(self, run: InflightCall, grant: Admission) -> AttemptResult:
         ends_at = asyncio.get_running_loop().time() + self._context.clock.seconds_until(grant.deadline)
         retry_policy = RetryPolicy(self._target.max_tries, ends_at, self._target.timeout_seconds, grant.unproven)
-        if not self._request.accepts:
+        if self._request.accepts.isdisjoint({ACCEPT_CHUNKS, ACCEPT_PROGRESS}):
             return await self._attempt(run, grant, retry_policy)
         async with self._stream_chunks(grant) as on_text, self._report_progress(grant):
             return await self._attempt(run, grant, retry_policy, on_text)
@@ -302,5 +302,10 @@ class _DeliveryHandler:
     async def _reply_and_ack(self, answer: Message | Fault) -> None:
         self._context.metrics.count_answered(self._target.name, answer)
         with span(_REPLY_SPAN):
-            await self._context.reply(self._delivery, answer, self._request.request_id)
+            await self._context.reply(
+                self._delivery,
+                answer,
+                self._request.request_id,
+                may_share_message=ACCEPT_GROUPS in self._request.accepts,
+            )
         await self._delivery.ack()

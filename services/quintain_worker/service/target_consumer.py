@@ -5,34 +5,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from quintain.bus.base import Consumer, Delivery
 from quintain.contracts.discovery import ServedTarget
-from quintain.errors import BusError
+from quintain.errors import BadRequest, BusError, Fault
+from quintain.routes import DEADLINE_HEADER
+from quintain.rpc.group_delivery import handle_each, is_group, refuse_group, split_group_or_fault
+from quintain.rpc.server import integer_header
 from quintain.topology import target_queue
 from quintain_worker.delivery.context import WorkerContext
 from quintain_worker.delivery.delivery_handler import make_handler
 from quintain_worker.delivery.pause import PauseState
+from quintain_worker.delivery.returned_calls import is_returned, return_calls
 from quintain_worker.delivery.worker_target import WorkerTarget
+from quintain_worker.service.call_slots import CallSlots, SlotDecision
 
 log = logging.getLogger(__name__)
 
+#: Calls that a worker starts within this time, in seconds, stay with it although others have free slots.
+MOMENT_SECONDS = 0.5
+
 
 class TargetConsumer:
-    """Consumes one target's queue with a prefetch, and stops while the target is paused.
+    """Consumes one target's queue, and stops while the target is paused.
 
-    ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
+    ``slots`` is how many calls run here at a time, and how many messages are taken; a call of a group waits until a
+    slot is free. ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
 
     At a pause the consumer is cancelled at once, and its deliveries finish under it; it is closed after the last of
-    them. A new consumer starts after the pause, and only when no more than ``prefetch`` deliveries are in flight, so
-    that repeated pauses do not accumulate calls.
+    them. A new consumer starts after the pause, and only when no more than ``slots`` calls are in flight, so that
+    repeated pauses do not accumulate calls.
     """
 
     def __init__(
-        self, target: WorkerTarget, context: WorkerContext, *, prefetch: int, report_pause: Callable[[float], None]
+        self, target: WorkerTarget, context: WorkerContext, *, slots: int, report_pause: Callable[[float], None]
     ) -> None:
-        self._name, self._context, self._prefetch = target.name, context, prefetch
+        self._name, self._context, self._slots = target.name, context, slots
+        self._call_slots = CallSlots(slots)
         self.pause = PauseState(report_pause, context.timings)
         self._handler = make_handler(target, context, self.pause)
         self._in_flight = 0
@@ -44,7 +55,7 @@ class TargetConsumer:
     def is_open(self) -> bool:
         """Whether the queue is consumed, or deliberately not: during a pause, or with too many calls in flight."""
         if self._consumer is None:
-            return self.pause.remaining_seconds > 0 or self._in_flight > self._prefetch
+            return self.pause.remaining_seconds > 0 or self._in_flight > self._slots
         return self._consumer.active
 
     def served_target(self, kind: str) -> ServedTarget:
@@ -52,7 +63,7 @@ class TargetConsumer:
         return ServedTarget(
             name=self._name,
             kind=kind,
-            slots=self._prefetch,
+            slots=self._slots,
             in_flight=self._in_flight,
             paused_ms=math.ceil(self.pause.remaining_seconds * 1000) or None,
         )
@@ -74,6 +85,26 @@ class TargetConsumer:
             await asyncio.gather(self._pause_task, return_exceptions=True)
         if self._consumer is not None:
             await self._consumer.cancel()
+        await self._return_waiting(self._call_slots.waiting_deliveries)
+
+    async def share(self, free_slots: int) -> None:
+        """Put back the calls that this worker cannot start within a moment, as far as others have free slots."""
+        released, self._call_slots.released_count = self._call_slots.released_count, 0
+        soon = math.ceil(released * MOMENT_SECONDS / self._context.timings.heartbeat_seconds)
+        waiting = [call for call in self._call_slots.waiting_deliveries[soon:] if not is_returned(call)]
+        if free_slots and waiting:
+            await self._return_waiting(waiting[-free_slots:])
+
+    async def _return_waiting(self, calls: Sequence[Delivery]) -> None:
+        await return_calls(self._context, self._name, self._call_slots.take(calls))
+
+    def _remaining_seconds(self, delivery: Delivery) -> float | None:
+        """Return the time to a call's deadline; None where it names none, or none that can be read."""
+        try:
+            deadline = integer_header(delivery.headers, DEADLINE_HEADER)
+        except BadRequest:
+            return None
+        return None if deadline is None else max(0.0, self._context.clock.seconds_until(deadline))
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Wait up to ``timeout_seconds`` for the deliveries in flight. Returns False where some were cancelled."""
@@ -90,7 +121,7 @@ class TargetConsumer:
                 if self.pause.exceeds_hold_limit:
                     self._context.admission_client.return_calls(self._name)
                 await self.pause.changed.wait(self.pause.remaining_seconds)
-            elif self._consumer is None and self._in_flight <= self._prefetch:
+            elif self._consumer is None and self._in_flight <= self._slots:
                 try:
                     await self._start_consumer()
                     log.warning("Target %s is no longer paused", self._name)
@@ -102,7 +133,10 @@ class TargetConsumer:
 
     async def _start_consumer(self) -> None:
         queue = target_queue(self._name)
-        self._consumer = await self._context.bus.consume(queue, self._handle, prefetch=self._prefetch)
+        # Calls of the consumer before do not take this one's slots: a paused call must not keep others from running.
+        self._call_slots = CallSlots(self._slots)
+        handler = partial(self._handle, self._call_slots)
+        self._consumer = await self._context.bus.consume(queue, handler, prefetch=self._slots)
 
     def _retire_consumer(self) -> None:
         consumer, self._consumer = self._consumer, None
@@ -114,10 +148,35 @@ class TargetConsumer:
         self._retired[consumer] = drain_task
         drain_task.add_done_callback(lambda _: self._retired.pop(consumer, None))
 
-    async def _handle(self, delivery: Delivery) -> None:
+    async def _handle(self, slots: CallSlots, delivery: Delivery) -> None:
+        if not is_group(delivery):
+            await self._handle_call(slots, delivery)
+            return
+        if not delivery.reply_to or not delivery.correlation_id:
+            await delivery.dead_letter()
+            return
+        calls = split_group_or_fault(delivery)
+        if isinstance(calls, Fault):
+            await refuse_group(self._context.bus, delivery, calls)
+        elif delivery.redelivered:
+            # One of its calls may end every worker that runs it: from here on each is delivered by itself.
+            for call in calls:
+                await self._context.requeue_copy(call, self._name)
+        else:
+            await handle_each(partial(self._handle_call, slots), calls)
+
+    async def _handle_call(self, slots: CallSlots, delivery: Delivery) -> None:
         self._in_flight += 1
         try:
-            await self._handler(delivery)
+            decision = await slots.acquire(delivery, timeout_seconds=self._remaining_seconds(delivery))
+            if decision is SlotDecision.TAKEN:
+                return
+            try:
+                # The ledger refuses a call whose deadline has passed; it needs no slot for that.
+                await self._handler(delivery)
+            finally:
+                if decision is SlotDecision.GRANTED:
+                    slots.release()
         finally:
             self._in_flight -= 1
             if self._consumer is None:

@@ -17,6 +17,7 @@ from quintain.clock import Clock
 from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.ledger import DrainState, LeaseRenewed, Register, TargetCard
 from quintain.discovery.announce import ServiceIdentity
+from quintain.routes import GROUP_PROTOCOL_VERSION
 from quintain.rpc.client import RpcClient
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import LEDGER, Topology, target_queue
@@ -66,11 +67,12 @@ class Worker:
         self._identity = ServiceIdentity("worker", self.worker_id)
         self._rpc_client = RpcClient(bus)
         self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
-        slots = sum(card.max_concurrency for card in cards)
+        slots = sum(card.slots for card in cards)
         self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings, slots=slots)
         self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
         self._on_drain = on_drain
+        self._sharing: set[asyncio.Task[None]] = set()
 
         def registration() -> Register:
             return Register(
@@ -79,6 +81,7 @@ class Worker:
                 targets=self._cards_with_fingerprints(),
                 sole=True if sole_id else None,
                 drain=drain_state,
+                protocol=GROUP_PROTOCOL_VERSION,
             )
 
         self._lease = WorkerLease(self._rpc_client, clock, registration, self._on_renewed, timings)
@@ -86,7 +89,7 @@ class Worker:
             card.name: TargetConsumer(
                 self._targets[card.name],
                 self._context,
-                prefetch=card.max_concurrency,
+                slots=card.slots,
                 report_pause=partial(self._lease.report_pause, card.name),
             )
             for card in cards
@@ -119,6 +122,7 @@ class Worker:
             log.warning("A call did not end within %.0f s; another worker takes it over", grace_seconds)
         await self._cancellation_consumer.stop()
         await self._lease.stop()
+        await asyncio.gather(*self._sharing)
         await self._rpc_client.close()
         for target in self._targets.values():
             await target.provider.close()
@@ -157,10 +161,16 @@ class Worker:
             remaining_ms = paused[name] - renewed.now if name in paused else None
             remaining_seconds = None if remaining_ms is None else min(remaining_ms, MAX_PAUSE_MS) / 1000
             consumer.pause.apply_ledger_pause(remaining_seconds, is_reported=self._lease.is_pause_reported(name))
+            self._start_sharing(consumer, (renewed.other_slots or {}).get(name, 0))
         self._context.inflight.abort(renewed.taken_back or ())
         if renewed.drain and self._on_drain is not None:
             log.warning("An administrator requested a drain of this worker")
             self._on_drain()
+
+    def _start_sharing(self, consumer: TargetConsumer, free_slots: int) -> None:
+        task = asyncio.get_running_loop().create_task(consumer.share(free_slots), name="share calls")
+        self._sharing.add(task)
+        task.add_done_callback(self._sharing.discard)
 
 
 def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics) -> WorkerTarget:

@@ -21,6 +21,9 @@ from quintain.topology import Exchange, Queue, Topology
 
 HeaderValue = str | int | float | bool | None
 
+#: The content type of a message whose body is JSON.
+JSON_CONTENT_TYPE = "application/json"
+
 #: Default timeout of a publish, in seconds.
 PUBLISH_TIMEOUT_SECONDS = 30.0
 
@@ -45,6 +48,7 @@ class Envelope:
     headers: Mapping[str, HeaderValue] = field(default_factory=dict)
     expiration_ms: int | None = None
     persistent: bool = True
+    content_type: str = JSON_CONTENT_TYPE
 
 
 class Delivery(Protocol):

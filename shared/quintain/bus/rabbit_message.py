@@ -94,7 +94,7 @@ def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
     the wrong publish.
     """
     return Basic.Properties(
-        content_type="application/json",
+        content_type=envelope.content_type,
         delivery_mode=2 if envelope.persistent else 1,
         message_id=secrets.token_hex(16),
         message_type=envelope.type,

@@ -113,6 +113,7 @@ def envelope_fields(envelope: Envelope) -> dict[str, object]:
         "headers": dict(envelope.headers),
         "expiration_ms": envelope.expiration_ms,
         "persistent": envelope.persistent,
+        "content_type": envelope.content_type,
     }
 
 

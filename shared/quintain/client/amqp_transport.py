@@ -16,6 +16,7 @@ from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Delivery
+from quintain.client.call_groups import CallGroups
 from quintain.client.cancellation import CancellationQueue
 from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.client.transport import (
@@ -47,6 +48,7 @@ from quintain.errors import (
 )
 from quintain.routes import (
     ACCEPT_CHUNKS,
+    ACCEPT_GROUPS,
     ACCEPT_HEADER,
     ACCEPT_PROGRESS,
     CANCEL,
@@ -66,7 +68,8 @@ from quintain.routes import (
     RequestT,
     Route,
 )
-from quintain.rpc.client import RpcClient, RpcRequest, parse_reply
+from quintain.rpc.client import RpcClient, parse_reply
+from quintain.rpc.request import Publish, RpcRequest
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
 
@@ -85,7 +88,7 @@ class AmqpTransport:
     """Implements `Transport` with one session token over an `RpcClient` that several transports may share.
 
     ``clock`` is the metadata service's clock, which may be shared too, and so may the calls ``answered`` and the
-    ``default_targets``.
+    ``default_targets`` and the ``groups``.
     """
 
     def __init__(
@@ -95,16 +98,22 @@ class AmqpTransport:
         clock: Clock | None = None,
         answered: AnsweredCalls | None = None,
         default_targets: DefaultTargets | None = None,
+        groups: CallGroups | None = None,
     ) -> None:
         self.clock = clock or Clock()
         self._answered = answered or AnsweredCalls()
         self._default_targets = default_targets or DefaultTargets()
+        self._groups = groups or CallGroups(rpc_client)
         self._rpc_client, self._token = rpc_client, token
         self._session_id = public_id(token) or ""
         self._cancellations = CancellationQueue(self._cancel)
+        self._info_task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Wait a few seconds for cancellations that are being sent."""
+        if self._info_task is not None:
+            self._info_task.cancel()
+            await asyncio.gather(self._info_task, return_exceptions=True)
         await self._cancellations.close()
 
     def cancel_later(self, request_ids: Sequence[str]) -> None:
@@ -152,6 +161,7 @@ class AmqpTransport:
         )
         if isinstance(reply, Info):
             self._default_targets.note(reply)
+            self._groups.learn(reply)
         return reply
 
     async def _call_operation(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
@@ -236,18 +246,34 @@ class AmqpTransport:
                 span(span_start),
                 logs.log_context(request_id=request_id, session_id=self._session_id, target=rpc_request.key),
             ):
-                reply = await self._rpc_client.call(rpc_request, partial(_dispatch_partial, call))
+                # Calls that accept partial messages go alone.
+                may_share = rpc_request.headers[ACCEPT_HEADER] == ACCEPT_GROUPS
+                publish = self._publisher(rpc_request.key) if may_share else None
+                reply = await self._rpc_client.call(rpc_request, partial(_dispatch_partial, call), publish)
                 self._answered.add(self._session_id, request_id)
-                return parse_reply(reply, Result)
+                result = parse_reply(reply, Result)
         except NoAnswer:
             raise expired_fault(call.deadline_seconds) from None
         except QueueFull:
             # Another copy of the request may have been admitted before.
             message = "The target's queue is full"
             raise Overloaded(message, retry_after_ms=FULL_QUEUE_PAUSE_MS, charge_unknown=True) from None
+        if not result.replayed:
+            self._groups.note_duration(result.target, result.duration_ms)
+        return result
+
+    def _publisher(self, target: str) -> Publish | None:
+        """Return how to publish a call that may share its message; None where it goes alone."""
+        if self._groups.is_outdated:
+            self._groups.postpone()
+            self._info_task = asyncio.get_running_loop().create_task(self._read_info(), name="read info")
+        return self._groups.publisher(target)
+
+    async def _read_info(self) -> None:
+        with contextlib.suppress(Fault, BusError):
+            await self._call_operation(INFO, GetInfo())
 
     def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float) -> RpcRequest:
-        accept = _accept_header(call)
         key = invoke_routing_key(call.request)
         return RpcRequest(
             exchange=INVOKE.exchange,
@@ -260,7 +286,7 @@ class AmqpTransport:
                 DEADLINE_HEADER: deadline_ms,
                 PROTOCOL_HEADER: PROTOCOL_VERSION,
                 PUBLISHED_AT_HEADER: self.clock.now_ms(),
-                **({ACCEPT_HEADER: accept} if accept else {}),
+                ACCEPT_HEADER: _accept_header(call),
             },
             deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
             # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
@@ -287,9 +313,9 @@ def _with_target(call: InvokeCall, target: str) -> InvokeCall:
 
 
 def _accept_header(call: InvokeCall) -> str:
-    """Return the value of the header that requests partial messages."""
+    """Return the value of the header that requests partial messages, or else allows a reply in a group."""
     callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
-    return ", ".join(name for name, callback in callbacks.items() if callback is not None)
+    return ", ".join(name for name, callback in callbacks.items() if callback is not None) or ACCEPT_GROUPS
 
 
 def _dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:

@@ -29,6 +29,7 @@ KEYS_WITHOUT_EFFECT = frozenset(
     {
         "judge_target",
         "max_concurrency",
+        "worker_concurrency",
         "timeout_seconds",
         "max_tries",
         "price",

@@ -70,7 +70,8 @@ class _Target(_Strict):
     """Fields of every target.
 
     ``timeout_seconds`` bounds one try at the provider, ``max_tries`` is the number of tries per attempt,
-    ``max_concurrency`` the maximum number of concurrent calls over all workers. ``depends_on`` are
+    ``max_concurrency`` the maximum number of concurrent calls over all workers, ``worker_concurrency`` that of one
+    worker, by default the same. ``depends_on`` are
     files, from the configuration's folder, whose bytes are part of the target's fingerprint. ``replica_fields`` are
     keys of this target that are no part of it, because workers may differ in them. ``unsupported`` is what happens to
     settings that the provider cannot honour, where neither request nor session says ``ignore``.
@@ -81,6 +82,7 @@ class _Target(_Strict):
 
     judge_target: TargetName | None = None
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 64
+    worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
     timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
     price: TargetPrice | None = None
@@ -301,4 +303,5 @@ def card_of(name: str, target: TargetConfig) -> TargetCard:
         model=target.model if isinstance(target, _ModelTarget) else None,
         judge_target=target.judge_target,
         max_concurrency=target.max_concurrency,
+        worker_concurrency=target.worker_concurrency,
     )

@@ -31,6 +31,7 @@ class TargetCard(Message):
     """The public description of a target; it never contains a key.
 
     ``fingerprint`` is a hash of everything in the target's configuration that can change an answer, or None.
+    ``worker_concurrency`` is how many of its calls one worker runs at a time; None is ``max_concurrency``.
     """
 
     name: TargetName
@@ -38,7 +39,13 @@ class TargetCard(Message):
     model: Text | None = None
     judge_target: TargetName | None = None
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
+    worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
     fingerprint: Text | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many calls of the target one worker runs at a time."""
+        return min(self.worker_concurrency or self.max_concurrency, self.max_concurrency)
 
 
 class DrainState(StrEnum):
@@ -60,7 +67,8 @@ class Register(Message):
     """A worker starts, and registers the targets it serves.
 
     ``incarnation`` is random per process. ``sole``: only one process at a time uses this worker id, so that an earlier
-    process with the same id must be dead. ``drain``: whether the worker can be drained.
+    process with the same id must be dead. ``drain``: whether the worker can be drained. ``protocol``: the highest
+    version of the protocol that it reads; None is 1, without groups.
     """
 
     worker_id: Id
@@ -68,6 +76,7 @@ class Register(Message):
     targets: list[TargetCard]
     sole: bool | None = None
     drain: DrainState | None = None
+    protocol: Annotated[int, Field(ge=1)] | None = None
 
 
 class CallKey(Message):
@@ -113,6 +122,7 @@ class LeaseRenewed(Message):
     of this worker that were cancelled; they are repeated with every heartbeat because the broadcast may be lost.
     ``drain``: an administrator asked this worker to drain; repeated until it reports that it does.
     ``admit_key`` is the routing key of the answering service's own queue for admits, if it has one now.
+    ``other_slots`` are the free slots that other workers have for this worker's targets, where they have any.
     """
 
     now: Milliseconds
@@ -121,6 +131,7 @@ class LeaseRenewed(Message):
     taken_back: list[CallKey] | None = None
     drain: bool | None = None
     admit_key: Id | None = None
+    other_slots: dict[TargetName, Annotated[int, Field(ge=0)]] | None = None
 
 
 class Admit(Message):

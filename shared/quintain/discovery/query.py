@@ -11,7 +11,8 @@ from quintain.bus.base import Bus, Delivery
 from quintain.contracts.discovery import Discover, ServiceCard
 from quintain.errors import Fault, Unroutable
 from quintain.routes import DISCOVER
-from quintain.rpc.client import RpcClient, RpcRequest, parse_reply
+from quintain.rpc.client import RpcClient, parse_reply
+from quintain.rpc.request import RpcRequest
 from quintain.topology import Topology
 
 log = logging.getLogger(__name__)

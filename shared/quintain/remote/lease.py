@@ -34,7 +34,8 @@ from quintain.errors import (
     Unroutable,
 )
 from quintain.routes import DESCRIBE_HOST, LEASE, RENEW, TEARDOWN, Route
-from quintain.rpc.client import RpcClient, RpcRequest, parse_reply
+from quintain.rpc.client import RpcClient, parse_reply
+from quintain.rpc.request import RpcRequest
 from quintain.target.exceptions import RemoteExceptions, from_failure
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST

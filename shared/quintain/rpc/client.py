@@ -10,19 +10,27 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.bus.base import Bus, Delivery, HeaderValue
+from quintain.contracts.group import REPLY_GROUP_TYPE
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.errors import BadRequest, BrokerRefused, BusError, InternalFault, NoAnswer, Unroutable
+from quintain.errors import BadRequest, BrokerRefused, BusError, Fault, InternalFault, NoAnswer, Unroutable
 from quintain.routes import Route
+from quintain.rpc.group_delivery import split_replies
 from quintain.rpc.reply_queue import ReplyQueue
+from quintain.rpc.request import (
+    PendingCall,
+    Publish,
+    RpcRequest,
+    SentGroup,
+    group_envelope,
+    request_envelope,
+    with_trace_context,
+)
 from quintain.runtime.random_ids import RandomIds
-from quintain.telemetry.spans import context_headers
-from quintain.topology import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -33,47 +41,13 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 UNROUTABLE_RETRY_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RpcRequest:
-    """A request to publish; ``deadline_seconds`` is how long its reply is awaited, from now."""
-
-    exchange: Exchange
-    key: str
-    type: str
-    body: bytes
-    headers: Mapping[str, HeaderValue]
-    deadline_seconds: float
-    #: After how many seconds the broker may drop the request; by default ``deadline_seconds``.
-    expires_seconds: float | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _PendingCall:
-    """The callback for replies with one correlation id, and the request that was last sent with it, if any."""
-
-    on_reply: Callable[[Delivery], None]
-    request: RpcRequest | None = None
-    sent_at: float = 0.0
-
-    def remaining_request(self, now: float) -> RpcRequest | None:
-        """Return the request with its remaining time; None if there is no request or no time left."""
-        if self.request is None:
-            return None
-        deadline_seconds = self.request.deadline_seconds - (now - self.sent_at)
-        expires_seconds = self.request.expires_seconds
-        expires_seconds = None if expires_seconds is None else expires_seconds - (now - self.sent_at)
-        if min(deadline_seconds, deadline_seconds if expires_seconds is None else expires_seconds) <= 0:
-            return None
-        return dataclasses.replace(self.request, deadline_seconds=deadline_seconds, expires_seconds=expires_seconds)
-
-
 class RpcClient:
     """Sends requests and matches their replies, over one reply queue."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._reply_queue = ReplyQueue(bus, self._on_reply, self._on_queue_replaced)
-        self._pending: dict[str, _PendingCall] = {}
+        self._pending: dict[str, PendingCall] = {}
         self._resend_tasks: set[asyncio.Task[None]] = set()
         self._ids = RandomIds()
         self.unmatched_replies = 0
@@ -101,7 +75,7 @@ class RpcClient:
 
     def subscribe(self, correlation_id: str, on_reply: Callable[[Delivery], None]) -> Callable[[], None]:
         """Call ``on_reply`` for every reply with this correlation id; returns a function that unsubscribes."""
-        self._pending[correlation_id] = _PendingCall(on_reply)
+        self._pending[correlation_id] = PendingCall(on_reply)
 
         def unsubscribe() -> None:
             self._pending.pop(correlation_id, None)
@@ -114,31 +88,45 @@ class RpcClient:
         If the reply queue is lost while there is a subscriber and time left, the last request with this correlation id
         is published again. Raises what `Bus.publish` raises.
         """
-        pending = self._pending.get(correlation_id)
-        if pending is not None:
-            pending.request, pending.sent_at = request, asyncio.get_running_loop().time()
-        expires_seconds = request.deadline_seconds if request.expires_seconds is None else request.expires_seconds
+        self._note_sent(request, correlation_id, None)
+        envelope = request_envelope(request, correlation_id, self.reply_key)
+        await self._bus.publish(request.exchange, request.key, envelope, timeout_seconds=request.deadline_seconds)
+
+    async def publish_group(self, requests: Sequence[tuple[RpcRequest, str]], on_refused: Callable[[], object]) -> None:
+        """Publish several requests of one session to one target in one message; each has its own correlation id.
+
+        If the group is answered as a whole, nobody has looked at its requests: ``on_refused`` is called, and each is
+        published again alone. Raises what `Bus.publish` raises.
+        """
+        group = SentGroup(self._ids.next(), on_refused)
+        for request, correlation_id in requests:
+            self._note_sent(request, correlation_id, group)
+        first, _ = requests[0]
         await self._bus.publish(
-            request.exchange,
-            request.key,
-            Envelope(
-                body=request.body,
-                type=request.type,
-                correlation_id=correlation_id,
-                reply_to=self.reply_key,
-                headers=request.headers,
-                expiration_ms=max(1, int(expires_seconds * 1000)),
-            ),
-            timeout_seconds=request.deadline_seconds,
+            first.exchange,
+            first.key,
+            group_envelope(requests, group.correlation_id, self.reply_key),
+            timeout_seconds=max(request.deadline_seconds for request, _ in requests),
         )
 
-    async def call(self, request: RpcRequest, on_partial: Callable[[Delivery], None] | None = None) -> Delivery:
+    def _note_sent(self, request: RpcRequest, correlation_id: str, group: SentGroup | None) -> None:
+        pending = self._pending.get(correlation_id)
+        if pending is not None:
+            pending.request, pending.sent_at, pending.group = request, asyncio.get_running_loop().time(), group
+
+    async def call(
+        self,
+        request: RpcRequest,
+        on_partial: Callable[[Delivery], None] | None = None,
+        publish: Publish | None = None,
+    ) -> Delivery:
         """Publish a request and wait for its final reply; ``on_partial`` is called for replies before it.
 
-        Raises `NoAnswer` when the deadline passes, and what `Bus.publish` raises.
+        ``publish`` may send it together with others. Raises `NoAnswer` when the deadline passes, and what
+        `Bus.publish` raises.
         """
         reply: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
-        request = _with_trace_context(request)
+        request = with_trace_context(request)
 
         def on_reply(delivery: Delivery) -> None:
             if reply.done():
@@ -152,7 +140,7 @@ class RpcClient:
         unsubscribe = self.subscribe(correlation_id, on_reply)
         try:
             async with asyncio.timeout(request.deadline_seconds):
-                await self.publish(request, correlation_id)
+                await (publish or self.publish)(request, correlation_id)
                 return await reply
         except TimeoutError:
             raise NoAnswer(
@@ -197,21 +185,46 @@ class RpcClient:
                 await asyncio.sleep(UNROUTABLE_RETRY_SECONDS)
 
     async def _on_reply(self, delivery: Delivery) -> None:
-        pending = self._pending.get(delivery.correlation_id or "")
-        if pending is None:
-            self.unmatched_replies += 1
+        if delivery.type == REPLY_GROUP_TYPE:
+            try:
+                replies: Sequence[Delivery] = split_replies(delivery)
+            except Fault as unreadable:
+                log.error("An unreadable group of replies was dropped: %s", unreadable.message)
+                replies = ()
         else:
-            pending.on_reply(delivery)
+            replies = (delivery,)
+        for reply in replies:
+            pending = self._pending.get(reply.correlation_id or "")
+            if pending is not None:
+                pending.on_reply(reply)
+            elif reply.type != "fault" or not self._resend_group(reply):
+                self.unmatched_replies += 1
         await delivery.ack()
+
+    def _resend_group(self, fault: Delivery) -> bool:
+        """Send the requests of a group that was answered as a whole again; returns whether there are any."""
+        refused = {
+            correlation_id: pending
+            for correlation_id, pending in self._pending.items()
+            if pending.group is not None and pending.group.correlation_id == fault.correlation_id
+        }
+        for correlation_id, pending in refused.items():
+            assert pending.group is not None
+            pending.group.on_refused()
+            self._start_resend(correlation_id, pending)
+        return bool(refused)
 
     def _on_queue_replaced(self) -> None:
         for correlation_id, pending in self._pending.items():
             if pending.request is not None:
-                task = asyncio.get_running_loop().create_task(self._resend(correlation_id, pending))
-                self._resend_tasks.add(task)
-                task.add_done_callback(self._resend_tasks.discard)
+                self._start_resend(correlation_id, pending)
 
-    async def _resend(self, correlation_id: str, pending: _PendingCall) -> None:
+    def _start_resend(self, correlation_id: str, pending: PendingCall) -> None:
+        task = asyncio.get_running_loop().create_task(self._resend(correlation_id, pending))
+        self._resend_tasks.add(task)
+        task.add_done_callback(self._resend_tasks.discard)
+
+    async def _resend(self, correlation_id: str, pending: PendingCall) -> None:
         """Publish a pending request again while its subscriber waits: its reply may have gone to the lost queue.
 
         A transient error here is not reported to the subscriber, because the first copy of the request may still be
@@ -231,12 +244,6 @@ class RpcClient:
                 await asyncio.sleep(UNROUTABLE_RETRY_SECONDS)
             else:
                 return
-
-
-def _with_trace_context(request: RpcRequest) -> RpcRequest:
-    """Return the request with the current trace context in its headers, which a resent request keeps."""
-    trace_headers = context_headers()
-    return dataclasses.replace(request, headers={**request.headers, **trace_headers}) if trace_headers else request
 
 
 def parse_reply(reply: Delivery, reply_type: type[ReplyT]) -> ReplyT:

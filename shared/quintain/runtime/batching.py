@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Batcher(Generic[Item]):
     """Sends items in batches: at once while nothing is being sent, otherwise together when the batch before is done.
 
     If ``send`` fails, all items of the batch fail with its error. At most ``max_concurrent`` batches of up to
-    ``max_batch`` items are sent at a time. An item is sent even if the task that added it was cancelled.
+    ``max_batch`` items are sent at a time; ``count`` may let a batch end earlier: it gets the items that wait, at most
+    ``max_batch``, and returns how many of them go together, at least one. An item is sent even if the task that added
+    it was cancelled, unless ``drops_cancelled``. ``on_idle`` is called when nothing waits or is sent any more.
 
     Example::
 
@@ -23,10 +27,18 @@ class Batcher(Generic[Item]):
     """
 
     def __init__(
-        self, send: Callable[[list[Item]], Awaitable[None]], *, max_batch: int = 64, max_concurrent: int = 1
+        self,
+        send: Callable[[list[Item]], Awaitable[None]],
+        *,
+        max_batch: int = 64,
+        max_concurrent: int = 1,
+        count: Callable[[list[Item]], int] = len,
+        drops_cancelled: bool = False,
+        on_idle: Callable[[], object] = lambda: None,
     ) -> None:
-        self._send, self._max_batch = send, max_batch
-        self._free_slots = max_concurrent
+        self.max_batch = max_batch
+        self._send, self._count, self._drops_cancelled, self._on_idle = send, count, drops_cancelled, on_idle
+        self._free_slots = self._slots = max_concurrent
         self._collecting = False
         self._waiting: list[tuple[Item, asyncio.Future[None]]] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -50,11 +62,12 @@ class Batcher(Generic[Item]):
     async def _send_batch(self) -> None:
         # One iteration of the loop, so that items added in the same iteration share a batch.
         await asyncio.sleep(0)
-        batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
+        batch = self._take()
         self._collecting = False
         self._start_batch()
         try:
-            await self._send([item for item, _ in batch])
+            if batch:
+                await self._send([item for item, _ in batch])
         except BaseException as error:
             # Every item gets the error; if the batch is cancelled, so are its items.
             self._resolve(batch, error)
@@ -65,6 +78,17 @@ class Batcher(Generic[Item]):
         finally:
             self._free_slots += 1
             self._start_batch()
+            if self._free_slots == self._slots:
+                self._on_idle()
+
+    def _take(self) -> list[tuple[Item, asyncio.Future[None]]]:
+        """Remove the items of the next batch from those that wait."""
+        if self._drops_cancelled:
+            self._waiting = [(item, sent) for item, sent in self._waiting if not sent.cancelled()]
+        first = [item for item, _ in self._waiting[: self.max_batch]]
+        count = self._count(first) if first else 0
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
 
     @staticmethod
     def _resolve(batch: list[tuple[Item, asyncio.Future[None]]], error: BaseException | None) -> None:
@@ -77,3 +101,30 @@ class Batcher(Generic[Item]):
                 sent.set_exception(error)
             else:
                 sent.cancel()
+
+
+class KeyedBatcher(Generic[Key, Item]):
+    """A `Batcher` for each key, which exists while items of that key wait or are sent."""
+
+    def __init__(
+        self,
+        send: Callable[[Key, list[Item]], Awaitable[None]],
+        *,
+        count: Callable[[list[Item]], int],
+        drops_cancelled: bool = False,
+    ) -> None:
+        self._send, self._count, self._drops_cancelled = send, count, drops_cancelled
+        self._batchers: dict[Key, Batcher[Item]] = {}
+
+    def add(self, key: Key, item: Item, *, max_batch: int = 64) -> asyncio.Future[None]:
+        """Add an item to the next batch of this key, which has at most ``max_batch`` items; as `Batcher.add`."""
+        batcher = self._batchers.get(key)
+        if batcher is None:
+            batcher = self._batchers[key] = Batcher(
+                partial(self._send, key),
+                count=self._count,
+                drops_cancelled=self._drops_cancelled,
+                on_idle=partial(self._batchers.pop, key),
+            )
+        batcher.max_batch = max_batch
+        return batcher.add(item)

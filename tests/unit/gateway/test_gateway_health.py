@@ -16,7 +16,8 @@ from quintain.clock import Clock
 from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
 from quintain.observability.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
-from quintain.rpc.client import RpcClient, RpcRequest
+from quintain.rpc.client import RpcClient
+from quintain.rpc.request import RpcRequest
 from quintain_cli.fleet import bootstrap
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.limits import GatewayLimits

@@ -21,7 +21,8 @@ from quintain.remote.lease import RemoteLease, acquire_lease
 from quintain.remote.run_channel import RunOutputQueue
 from quintain.remote.run_driver import RunDriver
 from quintain.routes import LEASE, QUERY, SET_CONFIG, TEARDOWN
-from quintain.rpc.client import RpcClient, RpcRequest
+from quintain.rpc.client import RpcClient
+from quintain.rpc.request import RpcRequest
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings

@@ -25,7 +25,8 @@ from quintain.contracts.remote_target import (
 from quintain.errors import BadRequest, NoAnswer
 from quintain.remote.lease import describe_host
 from quintain.routes import DESCRIBE, DESCRIBE_HOST, LEASE, QUERY, RENEW, SET_CONFIG, START_RUN, TEARDOWN, Route
-from quintain.rpc.client import RpcClient, RpcRequest, parse_reply
+from quintain.rpc.client import RpcClient, parse_reply
+from quintain.rpc.request import RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST
 from quintain_host.host import Host

@@ -343,6 +343,7 @@ async def test_a_request_on_the_wire_is_the_protocols(lone_client: LoneClient) -
     headers = dict(seen.headers)
     assert 5_029_000 < int(str(headers.pop("x-quintain-deadline"))) < 5_031_000
     assert 4_999_000 < int(str(headers.pop("timestamp_in_ms"))) < 5_001_000
+    assert headers.pop("x-quintain-accept") == "group"
     assert headers.keys() == {"x-quintain-session", "x-quintain-request-id", "x-quintain-protocol"}
     assert (headers["x-quintain-request-id"], headers["x-quintain-protocol"]) == ("mine", 1)
     assert seen.reply_to == lone_client.rpc_client.reply_key

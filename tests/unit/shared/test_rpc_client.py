@@ -13,7 +13,8 @@ from quintain.contracts.session import CallsReleased, GetInfo, ReleaseCalls
 from quintain.errors import BrokerUnavailable, BusError, InternalFault, NoAnswer, Overloaded, Unroutable
 from quintain.routes import INFO, RELEASE
 from quintain.rpc import reply_queue
-from quintain.rpc.client import RpcClient, RpcRequest
+from quintain.rpc.client import RpcClient
+from quintain.rpc.request import RpcRequest
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED, Exchange, Topology
 

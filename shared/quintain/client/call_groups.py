@@ -1,0 +1,80 @@
+"""Decides which calls of a client may share a message, and how many of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from functools import partial
+
+from quintain.contracts.group import MAX_GROUP_ITEMS
+from quintain.contracts.session import Info
+from quintain.rpc.client import RpcClient
+from quintain.rpc.groups import RequestGroups
+from quintain.rpc.request import Publish, RpcRequest
+
+#: A group has at most as many calls as a worker's slots end in this time, in milliseconds: its first call would be
+#: answered that much later than one sent alone, if the calls of a group were run one after another.
+GROUP_DURATION_MS = 50.0
+
+#: Where that is less, a group still has this part of a worker's slots.
+GROUP_SHARE = 1 / 8
+
+#: The part of a new duration in the average of a target.
+NEW_DURATION_SHARE = 0.1
+
+#: How long the answer to `info` on groups is used, in seconds: workers that read no groups may have started since.
+INFO_SECONDS = 60.0
+
+
+class CallGroups:
+    """Sends calls in groups, of the size that suits their target; several transports of one `RpcClient` may share it.
+
+    No group is sent to a target before `learn` was called with an `Info` that allows it.
+    """
+
+    def __init__(self, rpc_client: RpcClient) -> None:
+        self._groups = RequestGroups(rpc_client)
+        #: Target → the slots of one of its workers; only of targets that take groups.
+        self._slots: dict[str, int] = {}
+        #: Target → the average time that a call takes at its provider, in milliseconds.
+        self._durations_ms: dict[str, float] = {}
+        self._learned_at = math.inf
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether what was learned is too old."""
+        return asyncio.get_running_loop().time() - self._learned_at > INFO_SECONDS
+
+    def learn(self, info: Info) -> None:
+        """Use what this answer says of the targets that the session may call."""
+        self._learned_at = asyncio.get_running_loop().time()
+        for target in info.available_targets:
+            self._slots.pop(target, None)
+        self._slots.update(info.group_slots or {})
+
+    def postpone(self) -> None:
+        """Use what was learned for a while longer."""
+        self._learned_at = asyncio.get_running_loop().time()
+
+    def note_duration(self, target: str, duration_ms: float) -> None:
+        """Note how long a call took at its provider."""
+        average = self._durations_ms.get(target, duration_ms)
+        self._durations_ms[target] = average + NEW_DURATION_SHARE * (duration_ms - average)
+
+    def max_calls(self, target: str) -> int:
+        """Return how many calls a group for this target may have; 1 where it takes none."""
+        slots = self._slots.get(target)
+        if slots is None:
+            return 1
+        duration_ms = self._durations_ms.get(target, math.inf)
+        quick = MAX_GROUP_ITEMS if duration_ms <= 0 else slots * GROUP_DURATION_MS / duration_ms
+        return max(1, min(MAX_GROUP_ITEMS, int(max(quick, slots * GROUP_SHARE))))
+
+    def publisher(self, target: str) -> Publish | None:
+        """Return how to publish a call of this target in a group; None where it goes alone."""
+        max_calls = self.max_calls(target)
+        return partial(self._publish, max_calls) if max_calls > 1 else None
+
+    async def _publish(self, max_calls: int, request: RpcRequest, correlation_id: str) -> None:
+        on_refused = partial(self._slots.pop, request.key, None)
+        await self._groups.publish(request, correlation_id, max_calls=max_calls, on_refused=on_refused)

@@ -1,0 +1,212 @@
+"""Takes a delivered group apart: one delivery for each of its calls or replies, handled as if it had come alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from quintain.bus.base import Bus, Delivery, Handler
+from quintain.bus.handler_tasks import HandlerTasks
+from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, decode_group
+from quintain.errors import BadRequest, Fault
+from quintain.routes import (
+    CALL_HEADERS,
+    GROUP_PROTOCOL_VERSION,
+    INVOKE,
+    PROTOCOL_HEADER,
+    REQUEST_ID_HEADER,
+)
+from quintain.rpc.server import integer_header, send_reply
+
+
+class _Settlement(IntEnum):
+    """How a delivery is settled; of a group's calls, the last of these settles the group."""
+
+    ACKNOWLEDGED = 0
+    REQUEUED = 1
+    DEAD_LETTERED = 2
+
+
+class _GroupSettlement:
+    """Settles a group's delivery once each of its calls is settled."""
+
+    def __init__(self, delivery: Delivery, count: int) -> None:
+        self._delivery, self._remaining = delivery, count
+        self._settlement = _Settlement.ACKNOWLEDGED
+
+    async def settle_one(self, settlement: _Settlement) -> None:
+        """Note that one more call is settled; a group of which one call goes back goes back as a whole."""
+        self._remaining -= 1
+        self._settlement = max(self._settlement, settlement)
+        if self._remaining:
+            return
+        match self._settlement:
+            case _Settlement.ACKNOWLEDGED:
+                await self._delivery.ack()
+            case _Settlement.REQUEUED:
+                await self._delivery.requeue()
+            case _Settlement.DEAD_LETTERED:
+                await self._delivery.dead_letter()
+
+
+@dataclass(slots=True, eq=False)
+class GroupedDelivery:
+    """One call of a group, as a `Delivery`; the group's message is settled with the last of its calls."""
+
+    _group: Delivery
+    _item: GroupItem
+    _settlement: _GroupSettlement
+    headers: Mapping[str, object]
+    _is_settled: bool = False
+
+    @property
+    def body(self) -> bytes:
+        """The call's own body."""
+        return self._item.body
+
+    @property
+    def type(self) -> str:
+        """The type that the request or reply has where it is sent alone."""
+        return self._item.type or INVOKE.name
+
+    @property
+    def correlation_id(self) -> str | None:
+        """The call's own correlation id."""
+        return self._item.correlation_id
+
+    @property
+    def group_correlation_id(self) -> str | None:
+        """The correlation id of the group's message."""
+        return self._group.correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        """The group's AMQP property ``reply_to``."""
+        return self._group.reply_to
+
+    @property
+    def expiration_ms(self) -> int | None:
+        """The group's time to live in milliseconds."""
+        return self._group.expiration_ms
+
+    @property
+    def exchange(self) -> str:
+        """The exchange the group was published to."""
+        return self._group.exchange
+
+    @property
+    def routing_key(self) -> str:
+        """The routing key the group was published with."""
+        return self._group.routing_key
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether the group was delivered before."""
+        return self._group.redelivered
+
+    async def ack(self) -> None:
+        """Implements `Delivery.ack`."""
+        await self._settle(_Settlement.ACKNOWLEDGED)
+
+    async def requeue(self) -> None:
+        """Implements `Delivery.requeue`: the whole group returns to its queue once its other calls are settled."""
+        await self._settle(_Settlement.REQUEUED)
+
+    async def dead_letter(self) -> None:
+        """Implements `Delivery.dead_letter`: the whole group is rejected once its other calls are settled."""
+        await self._settle(_Settlement.DEAD_LETTERED)
+
+    async def _settle(self, settlement: _Settlement) -> None:
+        if not self._is_settled:
+            self._is_settled = True
+            await self._settlement.settle_one(settlement)
+
+
+def is_group(delivery: Delivery) -> bool:
+    """Return whether a delivery is a group of requests."""
+    return delivery.type == INVOKE_GROUP_TYPE
+
+
+def split_group(delivery: Delivery) -> list[GroupedDelivery]:
+    """Return the calls of a group as deliveries. Raises a `Fault` where the group cannot be taken apart: none of its
+    calls was looked at then."""
+    version = integer_header(delivery.headers, PROTOCOL_HEADER)
+    if version != GROUP_PROTOCOL_VERSION:
+        raise BadRequest(f"{PROTOCOL_HEADER}: a group has version {GROUP_PROTOCOL_VERSION}, not {version}")
+    items = decode_group(delivery.body)
+    _require_calls(items)
+    common = {name: value for name, value in delivery.headers.items() if name not in CALL_HEADERS}
+    settlement = _GroupSettlement(delivery, len(items))
+    return [GroupedDelivery(delivery, item, settlement, {**common, **item.headers}) for item in items]
+
+
+def _require_calls(items: Sequence[GroupItem]) -> None:
+    """Raise `BadRequest` where these items are not calls of one session."""
+    seen = set[object]()
+    for number, item in enumerate(items, 1):
+        if item.type:
+            raise BadRequest(f"group: item {number} is no request")
+        foreign = [name for name in item.headers if name not in CALL_HEADERS]
+        if foreign:
+            raise BadRequest(f"group: item {number} has headers that belong to the message: one session, one target")
+        request_id = item.headers.get(REQUEST_ID_HEADER) or item.correlation_id
+        if isinstance(request_id, str):
+            if request_id in seen:
+                raise BadRequest(f"{REQUEST_ID_HEADER}: two items of the group have one request id")
+            seen.add(request_id)
+
+
+def split_replies(delivery: Delivery) -> list[GroupedDelivery]:
+    """Return the replies of a group. Raises a `Fault` where the group cannot be taken apart."""
+    items = decode_group(delivery.body)
+    settlement = _GroupSettlement(delivery, len(items))
+    return [GroupedDelivery(delivery, item, settlement, item.headers) for item in items]
+
+
+async def handle_each(handler: Handler, calls: Sequence[GroupedDelivery]) -> None:
+    """Run the handler on each call, at the same time; returns when all have ended."""
+    tasks = HandlerTasks()
+    for call in calls:
+        tasks.start(handler, call)
+    try:
+        await tasks.finish(math.inf)
+    except BaseException:
+        await tasks.finish(0)
+        raise
+
+
+def group_handler(bus: Bus, handler: Handler) -> Handler:
+    """Return a handler that takes groups apart, and runs ``handler`` on each call and on every other delivery.
+
+    A group that can neither be taken apart nor answered goes to ``handler`` as a whole.
+    """
+
+    async def handle(delivery: Delivery) -> None:
+        if not is_group(delivery):
+            await handler(delivery)
+            return
+        calls = split_group_or_fault(delivery)
+        if not isinstance(calls, Fault):
+            await handle_each(handler, calls)
+        elif delivery.reply_to and delivery.correlation_id:
+            await refuse_group(bus, delivery, calls)
+        else:
+            await handler(delivery)
+
+    return handle
+
+
+def split_group_or_fault(delivery: Delivery) -> list[GroupedDelivery] | Fault:
+    """Return what `split_group` returns, or the fault that it raises."""
+    try:
+        return split_group(delivery)
+    except Fault as fault:
+        return fault
+
+
+async def refuse_group(bus: Bus, delivery: Delivery, fault: Fault) -> None:
+    """Answer a group as a whole, under its own correlation id: none of its calls was looked at."""
+    await send_reply(bus, delivery, fault)
+    await delivery.ack()

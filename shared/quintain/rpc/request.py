@@ -1,0 +1,112 @@
+"""Requests of an `RpcClient`: their messages, alone or in a group, and what is kept of them until their reply."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from quintain.bus.base import Delivery, Envelope, HeaderValue
+from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
+from quintain.routes import CALL_HEADERS, GROUP_PROTOCOL_VERSION, PROTOCOL_HEADER
+from quintain.telemetry.spans import context_headers
+from quintain.topology import Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcRequest:
+    """A request to publish; ``deadline_seconds`` is how long its reply is awaited, from now."""
+
+    exchange: Exchange
+    key: str
+    type: str
+    body: bytes
+    headers: Mapping[str, HeaderValue]
+    deadline_seconds: float
+    #: After how many seconds the broker may drop the request; by default ``deadline_seconds``.
+    expires_seconds: float | None = None
+
+
+#: Publishes a request under a correlation id, as `RpcClient.publish` does.
+Publish = Callable[[RpcRequest, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class SentGroup:
+    """A group that was sent; ``on_refused`` is called if it is answered as a whole."""
+
+    correlation_id: str
+    on_refused: Callable[[], object]
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """The callback for replies with one correlation id, and the request that was last sent with it, if any.
+
+    ``group`` is the group in which it was sent; None if it was sent alone.
+    """
+
+    on_reply: Callable[[Delivery], None]
+    request: RpcRequest | None = None
+    sent_at: float = 0.0
+    group: SentGroup | None = None
+
+    def remaining_request(self, now: float) -> RpcRequest | None:
+        """Return the request with its remaining time; None if there is no request or no time left."""
+        if self.request is None:
+            return None
+        deadline_seconds = self.request.deadline_seconds - (now - self.sent_at)
+        expires_seconds = self.request.expires_seconds
+        expires_seconds = None if expires_seconds is None else expires_seconds - (now - self.sent_at)
+        if min(deadline_seconds, deadline_seconds if expires_seconds is None else expires_seconds) <= 0:
+            return None
+        return dataclasses.replace(self.request, deadline_seconds=deadline_seconds, expires_seconds=expires_seconds)
+
+
+def request_envelope(request: RpcRequest, correlation_id: str, reply_to: str) -> Envelope:
+    """Return the message of a request that is sent alone."""
+    return Envelope(
+        body=request.body,
+        type=request.type,
+        correlation_id=correlation_id,
+        reply_to=reply_to,
+        headers=request.headers,
+        expiration_ms=_expiration_ms(request),
+    )
+
+
+def group_envelope(requests: Sequence[tuple[RpcRequest, str]], correlation_id: str, reply_to: str) -> Envelope:
+    """Return the message of several requests of one session to one target, each with its own correlation id."""
+    items = [
+        GroupItem(
+            own_id, request.body, {name: value for name, value in request.headers.items() if name in _ITEM_HEADERS}
+        )
+        for request, own_id in requests
+    ]
+    first, _ = requests[0]
+    common = {name: value for name, value in first.headers.items() if name not in CALL_HEADERS}
+    return Envelope(
+        body=encode_group(items),
+        type=INVOKE_GROUP_TYPE,
+        content_type=GROUP_CONTENT_TYPE,
+        correlation_id=correlation_id,
+        reply_to=reply_to,
+        headers={**common, PROTOCOL_HEADER: GROUP_PROTOCOL_VERSION},
+        expiration_ms=max(_expiration_ms(request) for request, _ in requests),
+    )
+
+
+#: The version is the message's.
+_ITEM_HEADERS = CALL_HEADERS - {PROTOCOL_HEADER}
+
+
+def _expiration_ms(request: RpcRequest) -> int:
+    """Return after how many milliseconds the broker may drop the request."""
+    expires_seconds = request.deadline_seconds if request.expires_seconds is None else request.expires_seconds
+    return max(1, int(expires_seconds * 1000))
+
+
+def with_trace_context(request: RpcRequest) -> RpcRequest:
+    """Return the request with the current trace context in its headers, which a resent request keeps."""
+    trace_headers = context_headers()
+    return dataclasses.replace(request, headers={**request.headers, **trace_headers}) if trace_headers else request

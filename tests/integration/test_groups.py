@@ -1,0 +1,85 @@
+"""Calls in groups, through real services: each by itself, and no slot idle while a call waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from quintain.client.connect import connect
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.ledger import TargetCard
+from quintain_worker.delivery.worker_target import WorkerTarget
+from quintain_worker.providers.provider import OnText, ProviderAnswer
+from quintain_worker.service.worker import Worker
+from support.memory_fleet import memory_fleet
+from support.metadata_service import RunningMetadataService, run_metadata_service
+
+CONFIG = "targets:\n  parrot: {provider: mock, max_concurrency: 256}\n"
+
+
+@pytest.mark.parametrize("over", ["memory", "rabbitmq"])
+async def test_calls_at_once_are_each_charged_and_answered(
+    over: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = "memory://" if over == "memory" else request.getfixturevalue("broker_url")
+    async with memory_fleet(tmp_path, CONFIG, broker_url=url) as fleet, fleet.client("parrot", 200) as client:
+        await client.invoke("first", target="parrot")
+        results = await asyncio.gather(*(client.invoke(f"question {n}", target="parrot") for n in range(100)))
+        assert [result.raw_text for result in results] == [f"question {n}" for n in range(100)]
+        assert sorted(result.call_count for result in results) == list(range(2, 102))
+        items = await client.invoke_batch([f"item {n}" for n in range(90)])
+        assert [item.result and item.result.raw_text for item in items] == [f"item {n}" for n in range(90)]
+        assert (await client.get_info()).call_count == 191
+
+
+class SteadyProvider:
+    """Takes a moment for each answer, and counts."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.answered = self.running = self.most_running = 0
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        await asyncio.sleep(self._seconds)
+        self.running -= 1
+        self.answered += 1
+        return ProviderAnswer(text="fine")
+
+    async def close(self) -> None:
+        """It has nothing to close."""
+
+
+@pytest.fixture
+async def metadata() -> AsyncIterator[RunningMetadataService]:
+    async with run_metadata_service() as alone:
+        yield alone
+
+
+@pytest.mark.parametrize(("slots", "calls"), [(8, 320), (32, 640)])
+async def test_slow_calls_are_spread_over_all_slots_of_all_workers(
+    metadata: RunningMetadataService, slots: int, calls: int
+) -> None:
+    """As long as no worker runs more than 1.1 times its share of the calls, and none more than its slots at a time,
+    they take at most 1.1 times as long as the ideal, whatever the machine is doing."""
+    providers = [SteadyProvider(0.2) for _ in range(4)]
+    card = TargetCard(name="a", provider="mock", max_concurrency=4 * slots, worker_concurrency=slots)
+    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=calls)
+    async with AsyncExitStack() as stack:
+        for provider in providers:
+            bus = metadata.memory.connect()
+            worker = Worker(bus, {"a": WorkerTarget(name="a", provider=provider)}, [card])
+            await worker.start()
+            stack.push_async_callback(bus.close)
+            stack.push_async_callback(worker.stop, 1)
+        client = await stack.enter_async_context(connect("memory://", session.token, memory=metadata.memory))
+        await asyncio.gather(*(client.invoke(f"{number}", target="a") for number in range(calls)))
+        assert [provider.most_running for provider in providers] == [slots] * 4
+        assert max(provider.answered for provider in providers) <= 1.1 * calls / 4

@@ -1,0 +1,112 @@
+"""Groups sent by plain pika, after ``protocol.md`` alone, against services started as a user starts them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from support.process_fleet import ProcessFleet, process_fleet
+from support.quick import lease_variable
+from support.raw_client import RawAmqpClient
+from support.raw_groups import RawGroupClient, encode
+
+CONFIG = """
+targets:
+  parrot: {provider: mock}
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(broker_url: str) -> Iterator[ProcessFleet]:
+    with process_fleet(broker_url, CONFIG, targets=["parrot"]) as fleet:
+        fleet.extra_env |= lease_variable()
+        worker = fleet.start("serve", "worker")
+        fleet.start_service("metadata")
+        worker.wait_for_output("ready  worker")
+        yield fleet
+
+
+@pytest.fixture
+def token(fleet: ProcessFleet) -> str:
+    return fleet.open_session("parrot", 70).token
+
+
+@pytest.fixture
+def raw_client(fleet: ProcessFleet, token: str) -> Iterator[RawGroupClient]:
+    stranger = RawGroupClient(fleet.broker_url, token)
+    yield stranger
+    stranger.close()
+
+
+def questions(*texts: str) -> list[bytes]:
+    return [json.dumps({"question": text}).encode() for text in texts]
+
+
+def call_count(client: RawAmqpClient) -> object:
+    return client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]["callCount"]
+
+
+def test_info_says_which_targets_take_groups(raw_client: RawGroupClient) -> None:
+    info = raw_client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]
+    assert info["groupSlots"] == {"parrot": 64}
+
+
+def test_each_call_is_charged_and_answered_by_itself(raw_client: RawGroupClient) -> None:
+    texts = [f"question {number}" for number in range(64)]
+    replies = raw_client.call_group(questions(*texts), key="parrot")
+    assert [(kind, reply["rawText"]) for kind, reply in replies] == [("result", text) for text in texts]
+    assert sorted(reply["callCount"] for _, reply in replies) == list(range(1, 65))  # type: ignore[type-var]
+    assert max(raw_client.reply_group_sizes) > 1
+
+
+def test_without_a_word_of_groups_every_reply_is_a_message_of_its_own(raw_client: RawGroupClient) -> None:
+    replies = raw_client.call_group(questions("x", "y"), key="parrot", accept=None)
+    assert [reply["rawText"] for _, reply in replies] == ["x", "y"]
+    assert raw_client.reply_group_sizes == []
+
+
+def test_a_call_of_a_group_is_the_same_call_alone(raw_client: RawGroupClient) -> None:
+    body = questions("x", "y")
+    first, _ = raw_client.call_group(body, key="parrot", request_ids=["one", "two"])
+    alone = raw_client.call(body[0], key="parrot", headers={"x-quintain-request-id": "one"})
+    assert {**alone[1], "replayed": False} == first[1]
+    again = raw_client.call_group(body[::-1], key="parrot", request_ids=["two", "one"])
+    assert [reply["replayed"] for _, reply in again] == [True, True]
+    assert call_count(raw_client) == 2
+
+
+def test_a_broken_item_is_a_fault_and_the_others_go_on(raw_client: RawGroupClient) -> None:
+    bodies = [*questions("x"), b"{", b'{"question": "x", "target": "sage"}', *questions("y")]
+    replies = raw_client.call_group(bodies, key="parrot")
+    assert [reply.get("code", reply.get("rawText")) for _, reply in replies] == ["x", "bad_request", "bad_request", "y"]
+    assert call_count(raw_client) == 2
+
+
+def test_a_group_for_the_sessions_default_target_is_routed_call_by_call(raw_client: RawGroupClient) -> None:
+    replies = raw_client.call_group(questions("x", "y"), key="")
+    assert [reply["rawText"] for _, reply in replies] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"\x00\x00\x00\x09", {}),
+        (encode([({"correlationId": "a"}, b"{}")])[:-1], {}),
+        (encode([({"correlationId": str(number)}, b"{}") for number in range(65)]), {}),
+        (encode([({"correlationId": "a"}, b" " * 300_000)]), {}),
+        (encode([({"correlationId": name, "headers": {"x-quintain-request-id": "same"}}, b"{}") for name in "ab"]), {}),
+        (encode([({"correlationId": "a", "headers": {"x-quintain-session": "another"}}, b"{}")]), {}),
+        (encode([({"correlationId": "a"}, b"{}")]), {"x-quintain-protocol": 1}),
+    ],
+)
+@pytest.mark.parametrize("key", ["parrot", ""])
+def test_what_is_no_group_is_a_fault_under_its_own_correlation_id(
+    raw_client: RawGroupClient, body: bytes, headers: dict[str, object], key: str
+) -> None:
+    group_id, _ = raw_client.publish_group([], key=key, body=body, headers=headers)
+    raw_client.wait([group_id])
+    kind, fault = raw_client.replies[group_id][0]
+    assert (kind, fault["status"] in {400, 413}, fault["charged"]) == ("fault", True, False)
+    assert call_count(raw_client) == 0

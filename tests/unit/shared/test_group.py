@@ -1,0 +1,88 @@
+"""The body of a group: what it carries arrives unchanged, and whatever is no group is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quintain.contracts.group import MAX_GROUP_BYTES, MAX_GROUP_ITEMS, GroupItem, decode_group, encode_group
+from quintain.errors import BadRequest, PayloadTooLarge
+
+HEADER_VALUES = st.one_of(st.text(max_size=20), st.integers(-(2**53), 2**53), st.booleans())
+ITEMS = st.builds(
+    GroupItem,
+    correlation_id=st.text(min_size=1, max_size=40),
+    body=st.binary(max_size=300),
+    headers=st.dictionaries(st.text(max_size=20), HEADER_VALUES, max_size=4),
+    type=st.sampled_from(["", "result", "fault"]),
+)
+GROUPS = st.lists(ITEMS, min_size=1, max_size=MAX_GROUP_ITEMS, unique_by=lambda item: item.correlation_id)
+
+
+@given(GROUPS)
+def test_items_arrive_as_they_were_sent(items: list[GroupItem]) -> None:
+    assert decode_group(encode_group(items)) == items
+
+
+@given(GROUPS, st.data())
+def test_a_cut_group_is_refused_or_a_shorter_one(items: list[GroupItem], data: st.DataObject) -> None:
+    whole = encode_group(items)
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    try:
+        decoded = decode_group(cut)
+    except BadRequest:
+        return
+    assert decoded == items[: len(decoded)]
+    assert encode_group(decoded) == cut
+
+
+@given(st.binary(max_size=2000))
+def test_any_bytes_are_items_or_a_fault(body: bytes) -> None:
+    with contextlib.suppress(BadRequest):
+        assert encode_group(decode_group(body))
+
+
+def raw_item(head: bytes, body: bytes = b"{}") -> bytes:
+    return struct.pack(">II", len(head), len(body)) + head + body
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"{}",
+        b'{"correlationId":""}',
+        b'{"correlationId":7}',
+        b'{"correlationId":"a","headers":[]}',
+        b'{"correlationId":"a","type":1}',
+        b'{"correlationId":"a","session":"of another"}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_a_head_that_names_no_item_refuses_the_group(head: bytes) -> None:
+    with pytest.raises(BadRequest):
+        decode_group(raw_item(b'{"correlationId":"first"}') + raw_item(head))
+
+
+def test_two_items_with_one_correlation_id_are_refused() -> None:
+    with pytest.raises(BadRequest):
+        decode_group(encode_group([GroupItem("a", b"1"), GroupItem("a", b"2")]))
+
+
+def test_a_group_has_no_more_items_and_bytes_than_allowed() -> None:
+    items = [GroupItem(str(number), b"") for number in range(MAX_GROUP_ITEMS + 1)]
+    assert len(decode_group(encode_group(items[:-1]))) == MAX_GROUP_ITEMS
+    with pytest.raises(PayloadTooLarge):
+        decode_group(encode_group(items))
+    with pytest.raises(PayloadTooLarge):
+        decode_group(encode_group([GroupItem("a", bytes(MAX_GROUP_BYTES))]))
+    with pytest.raises(BadRequest):
+        decode_group(b"")

@@ -1,0 +1,222 @@
+"""Groups of requests in a worker: each call by itself, the message acknowledged after the last of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import pytest
+
+from quintain.bus.base import Delivery, Envelope, HeaderValue
+from quintain.contracts.group import (
+    GROUP_CONTENT_TYPE,
+    INVOKE_GROUP_TYPE,
+    REPLY_GROUP_TYPE,
+    GroupItem,
+    decode_group,
+    encode_group,
+)
+from quintain.contracts.ledger import Admission, Admit
+from quintain.routes import ACCEPT_HEADER, DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.rpc.group_delivery import split_replies
+from quintain.topology import INVOKE, Exchange, target_queue
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.quick import timings
+from support.running_worker import GatedProvider, running_worker
+
+QUESTION = b'{"question": "x"}'
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[FakeLedgerService]:
+    async with fake_ledger_service() as ledger:
+        yield ledger
+
+
+@pytest.fixture
+async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
+    evaluator = FakeEvaluator(ledger.bus, "a")
+    await evaluator.start()
+    return evaluator
+
+
+def call_item(name: str, body: bytes = QUESTION, **headers: object) -> GroupItem:
+    deadline = int(time.time() * 1000) + 60_000
+    return GroupItem(f"c-{name}", body, {REQUEST_ID_HEADER: f"r-{name}", DEADLINE_HEADER: deadline, **headers})
+
+
+async def send_group(
+    evaluator: FakeEvaluator,
+    items: Sequence[GroupItem],
+    headers: Mapping[str, HeaderValue] | None = None,
+    body: bytes | None = None,
+) -> None:
+    envelope = Envelope(
+        body=encode_group(items) if body is None else body,
+        type=INVOKE_GROUP_TYPE,
+        content_type=GROUP_CONTENT_TYPE,
+        correlation_id="the group",
+        reply_to=evaluator.reply_key,
+        headers={TOKEN_HEADER: evaluator.token, PROTOCOL_HEADER: 2, **(headers or {})},
+    )
+    await evaluator.bus.publish(INVOKE, "a", envelope)
+
+
+async def next_replies(evaluator: FakeEvaluator, count: int) -> dict[str, str]:
+    """The types of the next replies by correlation id, however they travel."""
+    types = dict[str, str]()
+    while len(types) < count:
+        delivery = await next_item(evaluator.replies)
+        replies: Sequence[Delivery] = split_replies(delivery) if delivery.type == REPLY_GROUP_TYPE else [delivery]
+        types |= {reply.correlation_id or "": reply.type for reply in replies}
+    return types
+
+
+async def test_each_call_of_a_group_is_answered_alone_to_a_caller_that_reads_no_groups(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    async with running_worker(ledger, GatedProvider()):
+        await send_group(evaluator, [call_item(name) for name in "xyz"])
+        replies = [await next_item(evaluator.replies) for _ in range(3)]
+        assert {reply.correlation_id for reply in replies} == {"c-x", "c-y", "c-z"}
+        assert {reply.type for reply in replies} == {"result"}
+        assert {reply.headers[REQUEST_ID_HEADER] for reply in replies} == {"r-x", "r-y", "r-z"}
+
+
+async def test_replies_that_are_ready_together_travel_together_to_a_caller_that_reads_groups(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    async with running_worker(ledger, GatedProvider(), max_concurrency=64):
+        await send_group(evaluator, [call_item(str(n)) for n in range(64)], {ACCEPT_HEADER: "group"})
+        assert set((await next_replies(evaluator, 64)).values()) == {"result"}
+        assert evaluator.replies.empty()
+
+
+async def test_a_broken_item_is_a_fault_and_the_others_go_on(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    def decide(admit: Admit) -> Admission:
+        if admit.problem is None:
+            return grant(admit)
+        return Admission(attempt_id=admit.attempt_id, fault=admit.problem)
+
+    ledger.admit_policy = decide
+    broken = [
+        call_item("json", b"{"),
+        call_item("target", b'{"question": "x", "target": "b"}'),
+        call_item("deadline", **{DEADLINE_HEADER: "soon"}),
+        call_item("id", **{REQUEST_ID_HEADER: "r" * 129}),
+    ]
+    async with running_worker(ledger, GatedProvider()):
+        await send_group(evaluator, [call_item("first"), *broken, call_item("last")])
+        replies = await next_replies(evaluator, 6)
+        assert replies == {
+            "c-first": "result",
+            "c-last": "result",
+            **{item.correlation_id: "fault" for item in broken},
+        }
+
+
+@pytest.mark.parametrize(
+    ("items", "headers", "body"),
+    [
+        ([call_item("x"), call_item("y", **{REQUEST_ID_HEADER: "r-x"})], {}, None),
+        ([call_item("x"), call_item("y", **{TOKEN_HEADER: "another"})], {}, None),
+        ([call_item("x"), GroupItem("c-y", QUESTION, {}, "result")], {}, None),
+        ([call_item(str(n)) for n in range(65)], {}, None),
+        ([call_item("x")], {PROTOCOL_HEADER: 1}, None),
+        ([call_item("x")], {PROTOCOL_HEADER: 3}, None),
+        ([], {}, b"\x00\x00\x00\x01"),
+        ([], {}, QUESTION),
+    ],
+)
+async def test_a_group_that_cannot_be_taken_apart_is_refused_before_any_call_is_looked_at(
+    ledger: FakeLedgerService,
+    evaluator: FakeEvaluator,
+    items: list[GroupItem],
+    headers: dict[str, HeaderValue],
+    body: bytes | None,
+) -> None:
+    async with running_worker(ledger, GatedProvider()):
+        await send_group(evaluator, items, headers, body)
+        assert (await next_replies(evaluator, 1)) == {"the group": "fault"}
+        await send_group(evaluator, [call_item("after")])
+        assert (await next_replies(evaluator, 1)) == {"c-after": "result"}
+        assert [(await next_item(ledger.admits)).request_id, ledger.admits.empty()] == ["r-after", True]
+
+
+async def test_a_call_of_a_group_is_admitted_only_when_a_slot_is_free(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    provider = GatedProvider()
+    provider.open.clear()
+    async with running_worker(ledger, provider, max_concurrency=2):
+        await send_group(evaluator, [call_item(str(n)) for n in range(6)])
+        for _ in range(2):
+            await next_item(provider.requests)
+        await asyncio.sleep(0.05)
+        assert ledger.admits.qsize() == 2
+        provider.open.set()
+        assert len(await next_replies(evaluator, 6)) == 6
+
+
+async def test_calls_that_cannot_start_soon_are_put_back_once_while_other_workers_have_room(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    provider, published = GatedProvider(), list[Envelope]()
+    provider.open.clear()
+    ledger.other_slots = {"a": 3}
+    async with running_worker(ledger, provider, max_concurrency=2, timings=timings(heartbeat_seconds=0.05)) as (
+        _,
+        bus,
+    ):
+        publish = bus.publish
+
+        async def record(exchange: Exchange, key: str, envelope: Envelope, **options: float) -> None:
+            if exchange == INVOKE:
+                published.append(envelope)
+            await publish(exchange, key, envelope, **options)
+
+        bus.publish = record  # type: ignore[method-assign, assignment]
+        await send_group(evaluator, [call_item(str(n)) for n in range(6)])
+        async with asyncio.timeout(5):
+            while len(published) < 2:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        put_back = [
+            [item.correlation_id for item in decode_group(one.body)] for one in published if one.type != "invoke"
+        ]
+        alone = [one.correlation_id for one in published if one.type == "invoke"]
+        assert (put_back, alone) == ([["c-3", "c-4", "c-5"]], ["c-2"])
+        assert {one.correlation_id for one in published if one.type != "invoke"} == {"the group"}
+        provider.open.set()
+        assert len(await next_replies(evaluator, 6)) == 6
+
+
+async def test_a_worker_that_stops_puts_back_the_calls_that_wait_for_a_slot(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    provider = GatedProvider()
+    provider.open.clear()
+    async with running_worker(ledger, provider, max_concurrency=1):
+        await send_group(evaluator, [call_item(str(n)) for n in range(3)])
+        await next_item(provider.requests)
+    assert provider.requests.empty()
+    (_, returned) = sorted(ledger.memory.queue(target_queue("a").name).ready, key=lambda one: len(one.envelope.body))
+    assert returned.envelope.type == INVOKE_GROUP_TYPE
+
+
+async def test_a_redelivered_group_is_taken_apart(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
+    provider = GatedProvider()
+    provider.open.clear()
+    async with running_worker(ledger, provider, max_concurrency=1) as (_, bus):
+        await send_group(evaluator, [call_item(str(n)) for n in range(3)])
+        await next_item(provider.requests)
+        bus.drop_connection()
+        queue = ledger.memory.queue(target_queue("a").name)
+        async with asyncio.timeout(5):
+            while [message.envelope.correlation_id for message in queue.ready] != ["c-1", "c-2"]:
+                await asyncio.sleep(0.01)
+        provider.open.set()
+        assert len(await next_replies(evaluator, 3)) == 3
