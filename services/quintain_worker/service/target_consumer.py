@@ -160,8 +160,7 @@ class TargetConsumer:
             await refuse_group(self._context.bus, delivery, calls)
         elif delivery.redelivered:
             # One of its calls may end every worker that runs it: from here on each is delivered by itself.
-            for call in calls:
-                await self._context.requeue_copy(call, self._name)
+            await asyncio.gather(*(self._context.requeue_copy(call, self._name) for call in calls))
         else:
             await handle_each(partial(self._handle_call, slots), calls)
 

@@ -18,6 +18,7 @@ from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.client.call_groups import CallGroups
 from quintain.client.cancellation import CancellationQueue
+from quintain.client.invoke_message import accept_header, invoke_body, invoke_routing_key
 from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.client.transport import (
     OPERATION_TIMEOUT_SECONDS,
@@ -30,9 +31,7 @@ from quintain.client.transport import (
 from quintain.clock import Clock
 from quintain.contracts.chunk import Chunk, Progress
 from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
-from quintain.contracts.strings import is_target_name
 from quintain.contracts.token import public_id
 from quintain.errors import (
     BadRequest,
@@ -41,16 +40,13 @@ from quintain.errors import (
     Fault,
     NoAnswer,
     Overloaded,
-    PayloadTooLarge,
     QueueFull,
     RequestConflict,
     UnknownTarget,
 )
 from quintain.routes import (
-    ACCEPT_CHUNKS,
     ACCEPT_GROUPS,
     ACCEPT_HEADER,
-    ACCEPT_PROGRESS,
     CANCEL,
     CHUNK_TYPE,
     DEADLINE_HEADER,
@@ -279,14 +275,14 @@ class AmqpTransport:
             exchange=INVOKE.exchange,
             key=key,
             type=INVOKE.name,
-            body=_invoke_body(call.request, key),
+            body=invoke_body(call.request, key),
             headers={
                 TOKEN_HEADER: self._token,
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: deadline_ms,
                 PROTOCOL_HEADER: PROTOCOL_VERSION,
                 PUBLISHED_AT_HEADER: self.clock.now_ms(),
-                ACCEPT_HEADER: _accept_header(call),
+                ACCEPT_HEADER: accept_header(call),
             },
             deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
             # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
@@ -294,28 +290,8 @@ class AmqpTransport:
         )
 
 
-def _invoke_body(request: InvokeRequest, key: str) -> bytes:
-    """Return the body to publish with this routing key, without the ``target`` that the key names already.
-
-    A question thus has the same bytes, and is the same call, whether its target is named or the session's default.
-    Raises `PayloadTooLarge`: the broker would close the channel.
-    """
-    if key and request.target is not None:
-        request = request.model_copy(update={"target": None, "provider": None})
-    body = request.to_wire()
-    if len(body) > MAX_BODY_BYTES:
-        raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
-    return body
-
-
 def _with_target(call: InvokeCall, target: str) -> InvokeCall:
     return dataclasses.replace(call, request=call.request.model_copy(update={"target": target}))
-
-
-def _accept_header(call: InvokeCall) -> str:
-    """Return the value of the header that requests partial messages, or else allows a reply in a group."""
-    callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
-    return ", ".join(name for name, callback in callbacks.items() if callback is not None) or ACCEPT_GROUPS
 
 
 def _dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:
@@ -325,12 +301,3 @@ def _dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:
             call.on_chunk(Chunk.from_wire(delivery.body))
         elif delivery.type == PROGRESS_TYPE and call.on_progress is not None:
             call.on_progress(Progress.from_wire(delivery.body))
-
-
-def invoke_routing_key(request: InvokeRequest) -> str:
-    """Return the routing key of a request: its target's name, or an empty key, which the metadata service resolves.
-
-    An invalid target name must not become a routing key; the empty key leads to `UnknownTarget` as well.
-    """
-    name = request.requested_target
-    return name if name is not None and is_target_name(name) else ""

@@ -14,9 +14,10 @@ import pytest
 from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client import amqp_transport, cancellation
-from quintain.client.amqp_transport import AmqpTransport, invoke_routing_key
+from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.connect import connect
+from quintain.client.invoke_message import invoke_routing_key
 from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.clock import Clock
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage

@@ -1,0 +1,39 @@
+"""The routing key, the body and a header of an invoke request. No I/O."""
+
+from __future__ import annotations
+
+from quintain.client.transport import InvokeCall
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.strings import is_target_name
+from quintain.errors import PayloadTooLarge
+from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS
+
+
+def invoke_routing_key(request: InvokeRequest) -> str:
+    """Return the routing key of a request: its target's name, or an empty key, which the metadata service resolves.
+
+    An invalid target name must not become a routing key; the empty key leads to `UnknownTarget` as well.
+    """
+    name = request.requested_target
+    return name if name is not None and is_target_name(name) else ""
+
+
+def invoke_body(request: InvokeRequest, key: str) -> bytes:
+    """Return the body to publish with this routing key, without the ``target`` that the key names already.
+
+    A question thus has the same bytes, and is the same call, whether its target is named or the session's default.
+    Raises `PayloadTooLarge`: the broker would close the channel.
+    """
+    if key and request.target is not None:
+        request = request.model_copy(update={"target": None, "provider": None})
+    body = request.to_wire()
+    if len(body) > MAX_BODY_BYTES:
+        raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
+    return body
+
+
+def accept_header(call: InvokeCall) -> str:
+    """Return the value of the header that requests partial messages, or else allows a reply in a group."""
+    callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
+    return ", ".join(name for name, callback in callbacks.items() if callback is not None) or ACCEPT_GROUPS
