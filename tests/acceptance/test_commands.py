@@ -25,17 +25,19 @@ targets:
   sage: {provider: mock, response: "42", token_usage: {input: 7, output: 2}}
   rogue: {provider: mock, response: "\e[31mred\e[0m \e]0;title\a \x9b31m \u202Eright to left [bold]plain[/bold]"}
 """
-TARGETS = ["echo", "rogue", "sage"]
+TARGETS = ["echo", "sage", "rogue"]
 
 #: Each command, and a word of what its help says it does.
 HELP = {
     (): "under one budget",
     ("demo",): "without an API key",
+    ("init",): "Write the files of a new evaluation",
     ("check",): "Check an evaluation for errors",
     ("run",): "resumes a run that was stopped",
     ("rescore",): "Grade the kept answers of a run again",
-    ("report",): "as JUnit, Markdown or CSV",
+    ("report",): "as HTML, JUnit",
     ("compare",): "case by case",
+    ("view",): "browser",
     ("up",): "all services in this process",
     ("invoke",): "Call a target",
     ("info",): "counters",
@@ -253,12 +255,12 @@ def test_info_tells_the_session_its_counters_and_its_targets(shell: CommandLine)
     assert told["availableTargets"] == TARGETS
     shown = " ".join(evaluator.run("info").stdout.split())
     assert "calls 1 of 9" in shown
-    assert "targets echo, rogue, sage" in shown
+    assert "targets echo, sage, rogue" in shown
 
 
 def test_an_unknown_target_is_a_fault_with_the_list(caller: CommandLine) -> None:
     refused = caller.run("invoke", "--target", "nobody", "hi", code=1)
-    assert refused.stderr == "error  Unknown target 'nobody'. Available: echo, rogue, sage\n"
+    assert refused.stderr == "error  Unknown target 'nobody'. Available: echo, sage, rogue\n"
     assert refused.stdout == ""
     told = caller.run("invoke", "--target", "nobody", "hi", "--json", code=1)
     assert (told.json["code"], told.json["availableTargets"], told.stderr) == ("unknown_target", TARGETS, "")

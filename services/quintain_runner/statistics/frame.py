@@ -153,7 +153,10 @@ def build_tagged_frames(rows: Iterable[Row], targets: Collection[str], *, repeat
     return TaggedFrames(
         _build_all(builders),
         {
-            field: {tag: _build_all(by_column) for tag, by_column in sorted(by_tag.items())}
+            field: {
+                tag: _build_all({column: by_column[column] for column in targets if column in by_column})
+                for tag, by_column in sorted(by_tag.items())
+            }
             for field, by_tag in tagged.items()
         },
     )
