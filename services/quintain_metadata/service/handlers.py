@@ -11,9 +11,10 @@ from typing import TypeVar
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts import admin, discovery
 from quintain.contracts import session as session_messages
+from quintain.contracts.limits import MAX_OPERATION_BYTES
 from quintain.contracts.message import Message
 from quintain.contracts.token import SessionToken, same_secret
-from quintain.errors import BadRequest, Unauthorized
+from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain.routes import (
     AMEND,
     CANCEL,
@@ -95,6 +96,9 @@ class MetadataRequestHandler:
             await delivery.ack()
 
     async def _answer(self, delivery: Delivery) -> Message:
+        if (size := len(delivery.body)) > MAX_OPERATION_BYTES:
+            # Before anything else: parsing a large body takes several times its size.
+            raise PayloadTooLarge(f"The body has {size} bytes; an operation may have {MAX_OPERATION_BYTES}")
         header_value = delivery.headers.get(TOKEN_HEADER)
         raw_token = header_value if isinstance(header_value, str) else ""
         is_admin = self._is_admin(raw_token)

@@ -9,8 +9,11 @@ from quintain.errors import BudgetUnavailable
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.rules import targets
 
-#: The largest number of requests that wait at once. Each is an unacknowledged message in this process's memory.
-MAX_WAITING = 1000
+#: How many requests wait in this process at once; each is an unacknowledged message. The others wait in their queue.
+MAX_WAITING = 4
+
+#: How long a request stays here that goes back to the end of its queue to wait there, in seconds.
+TURN_SECONDS = 0.05
 
 #: How often the registered targets are read while a request waits, in seconds.
 READ_SECONDS = 0.25
@@ -44,10 +47,13 @@ class RegistrationWait:
     async def wait(self, target: str, timeout_seconds: float) -> bool:
         """Wait up to ``timeout_seconds`` until this target is registered, or waiting has no reason any more.
 
-        Returns whether it waited at all: not if there is no reason, or if `MAX_WAITING` requests wait already.
+        Returns False, after `TURN_SECONDS`, if it has to wait elsewhere: `MAX_WAITING` requests wait here already.
         """
-        if timeout_seconds <= 0 or self.waiting_count >= MAX_WAITING or not await self._is_expected(target):
-            return False
+        if timeout_seconds <= 0 or not await self._is_expected(target):
+            return True
+        if self.waiting_count >= MAX_WAITING:
+            await asyncio.sleep(TURN_SECONDS)
+            return self.is_stopped or not await self._is_expected(target)
         self.waiting_count += 1
         give_up_at = asyncio.get_running_loop().time() + timeout_seconds
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+from collections.abc import Mapping
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import InvokeRequest
@@ -15,6 +15,7 @@ from quintain.errors import (
     BadRequest,
     BrokerUnavailable,
     BudgetUnavailable,
+    BusError,
     Fault,
     Overloaded,
     PayloadTooLarge,
@@ -36,15 +37,12 @@ from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import call_repository, reservations, sessions, targets
 from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.rules.targets import RouteRequest, unknown_target
-from quintain_metadata.service.registration_wait import MAX_WAITING, RegistrationWait
+from quintain_metadata.service.registration_wait import RegistrationWait
 
 log = logging.getLogger(__name__)
 
-#: How many requests are routed at once; those that wait for a registration do not count.
-CONCURRENCY = 64
-
-#: Prefetch of the queue: requests that wait leave room for those that need not.
-PREFETCH = CONCURRENCY + MAX_WAITING
+#: Until when a request may wait for the registration of its target that waits in the queue; only this service sets it.
+WAIT_ENDS_HEADER = "x-quintain-wait-ends"
 
 _PROCESS_SPAN = process_span(UNROUTED.name, "", UNROUTED_QUEUE.name)
 
@@ -57,7 +55,6 @@ class Router:
         self._registration_wait = RegistrationWait(
             ledger, timings.unknown_target_seconds if start_window_seconds is None else start_window_seconds
         )
-        self._slots = asyncio.Semaphore(CONCURRENCY)
         #: Target → the connection's reconnects when its queue was declared.
         self._declared: dict[str, int] = {}
 
@@ -72,29 +69,52 @@ class Router:
         delivers it to the next one.
         """
         with delivery_context(delivery, _PROCESS_SPAN):
-            answer = await self._route_in_slot(delivery, may_wait=True)
+            answer = await self._route_or_fault(delivery, may_wait=True)
             if isinstance(answer, RouteRequest):
-                await self._wait_for_registration(delivery, answer.target)
+                ends_at = await self._wait_ends_at(delivery)
+                is_over = await self._wait_for_registration(answer.target, ends_at)
                 if self._registration_wait.is_stopped:
                     await delivery.requeue()
                     return
-                answer = await self._route_in_slot(delivery, may_wait=False)
+                if not is_over and await self._send_to_end_of_queue(delivery, ends_at):
+                    await delivery.ack()
+                    return
+                answer = await self._route_or_fault(delivery, may_wait=False)
             if isinstance(answer, Fault):
                 await send_reply(self._bus, delivery, answer, {REQUEST_ID_HEADER: request_id_of(delivery)})
             await delivery.ack()
 
-    async def _wait_for_registration(self, delivery: Delivery, target: str) -> None:
-        timeout_seconds = self._timings.unknown_target_seconds
-        deadline = integer_header(delivery.headers, DEADLINE_HEADER)
-        # If the ledger cannot be reached, routing the request again says so to the caller.
-        with contextlib.suppress(BudgetUnavailable):
-            if deadline is not None:
-                timeout_seconds = min(timeout_seconds, (deadline - await self._ledger.now()) / 1000)
-            await self._registration_wait.wait(target, timeout_seconds)
+    async def _wait_ends_at(self, delivery: Delivery) -> int:
+        """Return until when the request may wait, in milliseconds on the ledger's clock; 0 if the ledger is away.
 
-    async def _route_in_slot(self, delivery: Delivery, *, may_wait: bool) -> Fault | RouteRequest | None:
-        async with self._slots:
-            return await result_or_fault(self._route(delivery, may_wait=may_wait), "routing a request")
+        It is its deadline, the end of a wait that began before, or the end of a wait that begins now.
+        """
+        try:
+            now = await self._ledger.now()
+        except BudgetUnavailable:
+            return 0  # routing the request again says so to the caller
+        ends = [integer_header(delivery.headers, name) for name in (DEADLINE_HEADER, WAIT_ENDS_HEADER)]
+        return min([now + int(self._timings.unknown_target_seconds * 1000), *(end for end in ends if end is not None)])
+
+    async def _wait_for_registration(self, target: str, ends_at: int) -> bool:
+        """Wait; False if the request has to wait in its queue."""
+        try:
+            return await self._registration_wait.wait(target, (ends_at - await self._ledger.now()) / 1000)
+        except BudgetUnavailable:
+            return True
+
+    async def _send_to_end_of_queue(self, delivery: Delivery, ends_at: int) -> bool:
+        """Publish the request to its own queue again, so that it waits there; False if the queue is full."""
+        envelope = envelope_of(delivery, {**forwarded_headers(delivery), WAIT_ENDS_HEADER: ends_at})
+        try:
+            await self._bus.publish(UNROUTED, delivery.routing_key, envelope)
+        except BusError as error:
+            log.warning("A request cannot wait in its queue and is answered: %s", error.message)
+            return False
+        return True
+
+    async def _route_or_fault(self, delivery: Delivery, *, may_wait: bool) -> Fault | RouteRequest | None:
+        return await result_or_fault(self._route(delivery, may_wait=may_wait), "routing a request")
 
     async def _route(self, delivery: Delivery, *, may_wait: bool) -> Fault | RouteRequest | None:
         """Forward the request; otherwise return the fault, or the route of a target that may still be registered."""
@@ -148,6 +168,7 @@ class Router:
         fault now would be a second answer.
         """
         headers = forwarded_headers(delivery)
+        headers.pop(WAIT_ENDS_HEADER, None)
         while True:
             try:
                 if delivery.routing_key or self._declared.get(target) != self._bus.reconnects:
@@ -155,15 +176,7 @@ class Router:
                     await self._bus.declare(target_topology(target))
                     self._declared[target] = reconnects
                     headers[ROUTED_HEADER] = 1
-                envelope = Envelope(
-                    body=delivery.body,
-                    type=delivery.type,
-                    correlation_id=delivery.correlation_id,
-                    reply_to=delivery.reply_to,
-                    headers=headers,
-                    expiration_ms=delivery.expiration_ms,
-                )
-                await self._bus.publish(INVOKE, target, envelope)
+                await self._bus.publish(INVOKE, target, envelope_of(delivery, headers))
             except QueueFull:
                 # Another copy of the request may have been admitted before.
                 message = f"The queue of target {target!r} is full"
@@ -199,7 +212,8 @@ def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[Ro
     Raises `BadRequest`, also if body and routing key differ, and `PayloadTooLarge`.
     """
     # A copy of the message may not carry a value of another type: the worker would take it for absent.
-    integer_header(delivery.headers, DEADLINE_HEADER)
+    for name in (DEADLINE_HEADER, WAIT_ENDS_HEADER):
+        integer_header(delivery.headers, name)
     body_target, field_name = _target_in_body(delivery)
     if delivery.routing_key and body_target is not None and body_target != delivery.routing_key:
         raise BadRequest(f"target: the body names {shorten(body_target)!r}, the routing key {delivery.routing_key!r}")
@@ -208,6 +222,18 @@ def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[Ro
     target = delivery.routing_key or (previous_target or session.default_target if body_target is None else body_target)
     registered = yield from targets.target_names()
     return RouteRequest(target, field_name, target in registered, session.available(registered))
+
+
+def envelope_of(delivery: Delivery, headers: Mapping[str, HeaderValue]) -> Envelope:
+    """Return a copy of the request with these headers."""
+    return Envelope(
+        body=delivery.body,
+        type=delivery.type,
+        correlation_id=delivery.correlation_id,
+        reply_to=delivery.reply_to,
+        headers=headers,
+        expiration_ms=delivery.expiration_ms,
+    )
 
 
 def forwarded_headers(delivery: Delivery) -> dict[str, HeaderValue]:

@@ -23,6 +23,7 @@ from quintain.contracts.ledger import (
     Settle,
     SettleBatch,
 )
+from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH
 from quintain.contracts.message import Message
 from quintain.contracts.token import digest
 from quintain.discovery.announce import ServiceIdentity, announce
@@ -52,7 +53,6 @@ from quintain_metadata.rules import calls, leases, targets
 from quintain_metadata.rules.call_repository import CallRow
 from quintain_metadata.rules.gauges import read_gauges
 from quintain_metadata.rules.lifecycle import Transition
-from quintain_metadata.service import routing
 from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
 from quintain_metadata.service.dead_letters import DeadLetterConsumer
@@ -63,6 +63,7 @@ from quintain_metadata.service.routing import Router
 
 log = logging.getLogger(__name__)
 
+#: The prefetch of the queues that only workers write to.
 PREFETCH = 64
 
 #: How often the gauges are read from the ledger, in seconds.
@@ -131,7 +132,8 @@ class MetadataService:
             DEAD_QUEUE: group_handler(self._bus, DeadLetterConsumer(self._bus, self._ledger, self._timings)),
             HEARTBEAT_QUEUE: self._heartbeats,
         }
-        prefetches = {UNROUTED_QUEUE: routing.PREFETCH, HEARTBEAT_QUEUE: HEARTBEAT_PREFETCH}
+        client_queues = dict.fromkeys((METADATA_QUEUE, UNROUTED_QUEUE, DEAD_QUEUE), CLIENT_QUEUE_PREFETCH)
+        prefetches = {HEARTBEAT_QUEUE: HEARTBEAT_PREFETCH, **client_queues}
         for queue, handler in handlers.items():
             self._consumers[queue.name] = await self._bus.consume(
                 queue, handler, prefetch=prefetches.get(queue, PREFETCH)

@@ -15,5 +15,12 @@ DEFAULT_REPLY_BYTES = 8 * 1024 * 1024
 #: The largest request or reply that any session may have: by default RabbitMQ 4 refuses larger messages.
 MAX_BODY_BYTES = 16 * 1024 * 1024
 
+#: The largest body of a metadata operation; 10,000 request ids of 128 ASCII characters are 1.3 MB.
+MAX_OPERATION_BYTES = 2 * 1024 * 1024
+
+#: The prefetch of each queue of the metadata service that clients can write to: with messages of `MAX_BODY_BYTES`, 128
+#: MiB of one queue are in the service's memory at most.
+CLIENT_QUEUE_PREFETCH = 8
+
 #: A session's limit: of its requests, and of its replies where that is more than `DEFAULT_REPLY_BYTES`.
 BodyBytes = Annotated[int, Field(gt=0, le=MAX_BODY_BYTES)]

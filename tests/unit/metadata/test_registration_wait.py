@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import digest
-from quintain.errors import UnknownTarget
+from quintain.errors import BadRequest, UnknownTarget
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, UNROUTED_QUEUE, target_queue, target_topology
 from quintain_metadata.service import registration_wait
-from quintain_metadata.service.routing import CONCURRENCY
+from quintain_metadata.service.routing import WAIT_ENDS_HEADER
 from quintain_metadata.service.service import MetadataService
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings
@@ -73,14 +74,21 @@ async def test_a_call_before_its_worker_is_forwarded_after_the_registration(
 async def test_waiting_calls_block_no_other_request_of_the_queue(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
-    for number in range(CONCURRENCY + 10):
-        await publish(metadata, session, "later", f"r{number}")
-    await wait_for_waiting(metadata.service, CONCURRENCY + 10)
+    waiting = [f"r{number}" for number in range(2 * CLIENT_QUEUE_PREFETCH)]
+    for request_id in waiting:
+        await publish(metadata, session, "later", request_id)
+    await wait_for_waiting(metadata.service, registration_wait.MAX_WAITING)
     await register(metadata, "a")
     got = await metadata.consume_queue(target_queue("a"))
     await publish(metadata, session, "", "next")
     assert (await next_delivery(got)).correlation_id == "next"
+    await register(metadata, "later")
+    forwarded = await metadata.consume_queue(target_queue("later"))
+    calls = [await next_delivery(forwarded) for _ in waiting]
+    assert sorted(str(call.correlation_id) for call in calls) == sorted(waiting)
+    assert not any(WAIT_ENDS_HEADER in call.headers for call in calls)
     assert len(metadata.memory.queue(UNROUTED_QUEUE.name).ready) == 0
+    assert forwarded.empty()
 
 
 @pytest.mark.parametrize("window_seconds", [None, 0], ids=["just started", "nothing registered"])
@@ -118,15 +126,18 @@ async def test_a_name_that_no_registration_can_help_is_answered_at_once(
         await metadata.invoke(narrow.token, {**BODY, "target": target})
 
 
-async def test_more_than_the_limit_are_answered_at_once(
+async def test_a_wait_in_the_queue_ends_with_its_time(
     metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration_wait, "MAX_WAITING", 3)
-    for number in range(3):
-        await publish(metadata, session, "a", f"r{number}")
-    await wait_for_waiting(metadata.service, 3)
+    monkeypatch.setattr(registration_wait, "MAX_WAITING", 0)
+    deadline = int(time.time() * 1000) + 200
     with pytest.raises(UnknownTarget):
-        await metadata.invoke(session.token, BODY, "a")
+        await metadata.invoke(session.token, BODY, "a", {DEADLINE_HEADER: deadline})
+    # The header of another client may shorten its wait, and cannot extend it.
+    with pytest.raises(UnknownTarget):
+        await metadata.invoke(session.token, BODY, "a", {WAIT_ENDS_HEADER: 1})
+    with pytest.raises(BadRequest):
+        await metadata.invoke(session.token, BODY, "a", {WAIT_ENDS_HEADER: "soon"})
 
 
 @pytest.mark.parametrize("ending", ["crash", "stop"])
