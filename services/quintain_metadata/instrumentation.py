@@ -1,6 +1,7 @@
 """Wraps a ledger: measures each operation, and logs an outage once when it begins and once when it ends.
 
-Callers that retry while the ledger is out of reach log nothing themselves.
+Callers that retry while the ledger is out of reach log nothing themselves. The log has the reason; the error that is
+raised has none, because it becomes a fault, and clients must not learn the database's address.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from quintain_metadata.ledger.base import Ledger, Operation, Returned, unwrap
 from quintain_metadata.metrics import MetadataMetrics
 
 log = logging.getLogger(__name__)
+
+OUTAGE_MESSAGE = "The ledger is out of reach, try again; the metadata service's log has the reason"
 
 
 class InstrumentedLedger:
@@ -43,8 +46,7 @@ class InstrumentedLedger:
             outcome: Returned | Exception = await self._ledger.transact(operation)
         except Exception as error:
             outcome = error
-        self._observe(outcome, time.perf_counter() - started_at)
-        return unwrap(outcome)
+        return unwrap(self._observe(outcome, time.perf_counter() - started_at))
 
     async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
         """Run several operations (`Ledger.transact_each`); an outage is returned as the outcome of each."""
@@ -54,17 +56,16 @@ class InstrumentedLedger:
         except BudgetUnavailable as unavailable:
             outcomes = [unavailable for _ in operations]
         seconds = time.perf_counter() - started_at
-        for outcome in outcomes:
-            self._observe(outcome, seconds)
-        return outcomes
+        return [self._observe(outcome, seconds) for outcome in outcomes]
 
-    def _observe(self, outcome: object, seconds: float) -> None:
+    def _observe(self, outcome: Returned | Exception, seconds: float) -> Returned | Exception:
+        """Measure and log an outcome; return it, or the error for clients in place of an outage."""
         is_reachable = not isinstance(outcome, BudgetUnavailable)
-        if isinstance(outcome, BudgetUnavailable):
-            self._record_failure(outcome)
-        else:
-            self._record_success()
         self._metrics.observe_ledger_operation(seconds, is_reachable=is_reachable)
+        if isinstance(outcome, BudgetUnavailable):
+            return self._record_failure(outcome)
+        self._record_success()
+        return outcome
 
     def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
         """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
@@ -87,18 +88,19 @@ class InstrumentedLedger:
         try:
             return await self._ledger.now()
         except BudgetUnavailable as unavailable:
-            self._record_failure(unavailable)
-            raise
+            raise self._record_failure(unavailable) from None
 
     async def close(self) -> None:
         """Close the wrapped ledger."""
         await self._ledger.close()
 
-    def _record_failure(self, unavailable: BudgetUnavailable) -> None:
+    def _record_failure(self, unavailable: BudgetUnavailable) -> BudgetUnavailable:
+        """Log the first failure of an outage; return the error for clients."""
         self._last_failure_at = time.monotonic()
         if not self._is_unreachable:
             self._is_unreachable = True
             log.error("The ledger is out of reach; requests wait for it: %s", unavailable.message)
+        return BudgetUnavailable(OUTAGE_MESSAGE)
 
     def _record_success(self) -> None:
         if self._is_unreachable and time.monotonic() - self._last_failure_at >= self._timings.ledger_quiet_seconds:

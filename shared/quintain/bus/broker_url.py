@@ -6,7 +6,9 @@ import itertools
 import random
 import re
 from collections.abc import Iterator
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from quintain.errors import ConfigError
 
 HEARTBEAT_SECONDS = 15
 
@@ -15,7 +17,10 @@ _URL_SEPARATOR = re.compile(r",\s*(?=amqps?://)")
 
 
 def node_urls(urls: str) -> tuple[str, ...]:
-    """Return the URL of each node, with a heartbeat of `HEARTBEAT_SECONDS` added where the URL names none."""
+    """Return the URL of each node, with a heartbeat of `HEARTBEAT_SECONDS` added where the URL names none.
+
+    Raises `ConfigError` where a parameter switches off the verification of the broker's certificate.
+    """
     return tuple(_with_heartbeat(url) for url in _URL_SEPARATOR.split(urls.strip()))
 
 
@@ -42,6 +47,12 @@ def _without_password(url: str) -> str:
 
 
 def _with_heartbeat(url: str) -> str:
+    options = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    if any(name == "no_verify_ssl" and value != "0" for name, value in options):
+        raise ConfigError(
+            f"The broker's URL {_without_password(url)} switches off the verification of its certificate: leave "
+            "no_verify_ssl out, and name your own CA's certificate as cafile=/path/to/ca.pem"
+        )
     if "heartbeat=" in url:
         return url
     return f"{url}{'&' if '?' in url else '?'}heartbeat={HEARTBEAT_SECONDS}"

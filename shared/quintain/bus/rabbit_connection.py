@@ -142,7 +142,7 @@ class RabbitConnection:
     """One supervised connection to any node of the cluster; `wait_connection` returns the current one."""
 
     def __init__(self, url: str, purpose: str, outage_log: OutageLog | None = None) -> None:
-        self._url, self._purpose = url, purpose
+        self._url, self._purpose, self._node_urls = url, purpose, node_urls(url)
         self._outage_log = outage_log or OutageLog(without_password(url), purpose)
         self._current_connection: AbstractConnection | None = None
         self._fatal_error: BrokerRefused | None = None
@@ -213,7 +213,7 @@ class RabbitConnection:
 
     async def _supervise(self) -> None:
         failures = 0
-        for node_url in round_robin(node_urls(self._url)):
+        for node_url in round_robin(self._node_urls):
             try:
                 connection = await aio_pika.connect(
                     node_url,

@@ -11,6 +11,7 @@ import pytest
 from quintain.errors import BadRequest, BudgetUnavailable
 from quintain_metadata.instrumentation import InstrumentedLedger
 from quintain_metadata.ledger.base import Moment, SqlProgram, execute
+from quintain_metadata.ledger.postgres_errors import translate_error
 from quintain_metadata.ledger.sqlite import SqliteLedger
 from support.quick import timings
 
@@ -39,6 +40,28 @@ def read_operation(_: Moment) -> SqlProgram[object]:
 
 def write_operation(_: Moment) -> SqlProgram[object]:
     return (yield from execute("INSERT INTO worker VALUES (hex(randomblob(8)), hex(randomblob(100000)), 0, 0)"))
+
+
+async def test_only_the_log_has_the_address_of_the_database(
+    wrapped_ledger: SqliteLedger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "postgresql://ledger@db.internal:5432/money"
+
+    async def fail(*_: object) -> object:
+        raise translate_error(ConnectionRefusedError(111, f"Connect call failed {address}"), address)
+
+    for method in ("transact", "transact_each", "now"):
+        monkeypatch.setattr(wrapped_ledger, method, fail)
+    ledger = InstrumentedLedger(wrapped_ledger)
+    outcomes: list[object] = [*await ledger.transact_each([read_operation, read_operation])]
+    for operation in (lambda: ledger.transact(read_operation), ledger.now):
+        with pytest.raises(BudgetUnavailable) as unavailable:
+            await operation()
+        assert unavailable.value.__cause__ is None
+        outcomes.append(unavailable.value)
+    assert len(outcomes) == 4
+    assert all(isinstance(each, BudgetUnavailable) and "db.internal" not in each.message for each in outcomes)
+    assert "db.internal" in caplog.text
 
 
 async def test_an_outage_is_told_once_and_its_end_once(
@@ -94,5 +117,5 @@ async def test_it_is_the_ledger_it_was_given(wrapped_ledger: SqliteLedger) -> No
     assert await ledger.transact(mourned) == 77
     assert abs(await ledger.now() - await wrapped_ledger.now()) < 10_000
     await ledger.close()
-    with pytest.raises(BudgetUnavailable, match="closed"):
+    with pytest.raises(BudgetUnavailable, match="out of reach"):
         await ledger.transact(mourned)

@@ -7,6 +7,8 @@ from itertools import islice
 import pytest
 
 from quintain.bus.broker_url import node_urls, round_robin, without_password
+from quintain.bus.rabbit import RabbitBus
+from quintain.errors import ConfigError
 
 HEARTBEAT = "heartbeat=15"
 
@@ -25,6 +27,15 @@ HEARTBEAT = "heartbeat=15"
 )
 def test_nodes_stand_between_commas(urls: str, nodes: tuple[str, ...]) -> None:
     assert node_urls(urls) == nodes
+
+
+@pytest.mark.parametrize("option", ["no_verify_ssl=1", "x=1&no_verify_ssl=true", "no_verify%5Fssl=1", "no_verify_ssl="])
+def test_verification_of_the_certificate_cannot_be_switched_off(option: str) -> None:
+    for urls in (f"amqps://me:secret@a/?{option}", f"amqps://a/,amqps://me:secret@b/?{option}"):
+        with pytest.raises(ConfigError) as refused:
+            RabbitBus(urls)
+        assert "secret" not in str(refused.value)
+    assert node_urls("amqps://a/?cafile=/ca.pem&no_verify_ssl=0&heartbeat=3")
 
 
 def test_nodes_take_turns_and_each_client_begins_somewhere() -> None:
