@@ -76,6 +76,7 @@ def test_csv_has_every_row(finished_run: tuple[CommandLine, CommandResult]) -> N
 def test_every_call_is_in_the_accounts(finished_run: tuple[CommandLine, CommandResult]) -> None:
     folder = finished_run[0].folder / "runs" / "eval"
     calls = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+    assert {each.stat().st_mode & 0o077 for each in folder.rglob("*") if each.is_file()} == {0}
     assert Counter(call["target"] for call in calls) == {"judge": 24, "scholar": 12, "guesser": 12}
     assert {call["state"] for call in calls} == {"committed"}
     record = json.loads((folder / "run.json").read_text())

@@ -237,5 +237,5 @@ def _read_stored_session(path: Path) -> _StoredSession | None:
 def _write_stored_session(path: Path, stored: _StoredSession) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     numbers = (stored.earlier_calls, stored.earlier_plans_calls, stored.own_calls)
-    with atomic_write(path, mode=0o600) as file:
+    with atomic_write(path) as file:
         file.write(f"{' '.join((stored.token, *map(str, numbers)))}\n".encode())

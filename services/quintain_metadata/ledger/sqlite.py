@@ -293,7 +293,7 @@ def _lock_file(path: str) -> int | None:
 def _open_connection(path: str) -> apsw.Connection:
     try:
         return _connect_and_migrate(path)
-    except apsw.Error as error:
+    except (apsw.Error, OSError) as error:
         raise ConfigError(
             f"The ledger {path} cannot be opened ({type(error).__name__}: {error}): is it a ledger, and may this user "
             "write it? QUINTAIN_LEDGER_URL names it"
@@ -304,6 +304,9 @@ def _connect_and_migrate(path: str) -> apsw.Connection:
     version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
     if version < MIN_SQLITE_VERSION:
         raise ConfigError(f"SQLite {apsw.sqlite_lib_version()} is too old for a ledger: upgrade apsw")
+    if path != ":memory:":
+        # SQLite gives its other files the mode of this one.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = apsw.Connection(path)
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").fetchall()

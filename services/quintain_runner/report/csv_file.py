@@ -26,7 +26,7 @@ def write_csv(path: Path, report: RunReport) -> None:
     graders = list(
         dict.fromkeys(name for statistics in report.analysis.targets.values() for name in statistics.graders)
     )
-    with atomic_write(path) as file:
+    with atomic_write(path, mode=0o666) as file:
         file.write(codecs.BOM_UTF8)
         writer = csv.writer(codecs.getwriter("utf-8")(file))
         grader_columns = [f"{name} {what}" for name in graders for what in ("score", "pass")]

@@ -21,7 +21,7 @@ _MAX_TEXT_CHARACTERS = 2_000
 
 def write_junit(path: Path, report: RunReport) -> None:
     """Write the report as JUnit XML, atomically. Raises `QuintainError` if the file cannot be written."""
-    with atomic_write(path) as file:
+    with atomic_write(path, mode=0o666) as file:
         out = _XmlWriter(XMLGenerator(file, encoding="utf-8", short_empty_elements=True))
         total = report.summary.total
         seconds = _answer_seconds(report)

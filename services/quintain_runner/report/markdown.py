@@ -29,7 +29,7 @@ def write_markdown(path: Path, report: RunReport, command: str, *, append: bool 
     """
     page = render_markdown(report, command)
     if not append:
-        with atomic_write(path) as file:
+        with atomic_write(path, mode=0o666) as file:
             file.write(page.encode())
         return
     try:

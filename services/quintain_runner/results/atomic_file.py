@@ -13,8 +13,10 @@ from quintain.errors import ConfigError, QuintainError
 
 
 @contextmanager
-def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """Open a temporary file for writing that replaces ``path`` when the ``with`` block ends without an exception.
+
+    Only this user can read the new file, unless ``mode`` says otherwise; the process's umask applies to it.
 
     The new content is on disk (fsync) before the replacement. Raises `QuintainError` if it cannot be written; the old
     file is kept then.
@@ -53,7 +55,7 @@ def exclusive_lock(folder: Path, lock: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDONLY if lock == folder else os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(lock, os.O_RDONLY if lock == folder else os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written to ({error.strerror}); give another --output") from None
     try:

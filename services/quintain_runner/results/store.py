@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -172,7 +173,7 @@ def all_current_rows(folder: Path) -> Iterator[Row]:
 
 def _open_file(path: Path, *, keeps_content: bool) -> ResultFile:
     index, resume_state, valid_length = RowIndex(), ResumeState(), 0
-    path.touch()
+    path.touch(mode=0o600)
     for row, line, offset in _valid_lines(path):
         index.add(row.key, offset)
         resume_state.add_row(row)
@@ -225,7 +226,7 @@ def _is_json(line: bytes) -> bool:
 
 def _compact(path: Path) -> None:
     """Leave out what was superseded."""
-    with atomic_write(path) as new:
+    with atomic_write(path, mode=stat.S_IMODE(path.stat().st_mode)) as new:
         for current in _current_lines(path):
             new.write(current.line)
 

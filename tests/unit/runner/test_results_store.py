@@ -139,6 +139,17 @@ async def test_a_row_of_another_version_is_refused_even_as_the_last(tmp_path: Pa
     assert path.read_text() == '{"schemaVersion":3,"caseId":"1"}\n'
 
 
+async def test_rows_are_for_this_user_alone_unless_the_user_shares_them(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    await write_rows(tmp_path, row("1"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    await write_rows(tmp_path, row("1"))
+    await write_rows(tmp_path)
+    assert len(read_rows(tmp_path)) == 1, "the first row was superseded, and the file replaced"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 async def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
     async with open_results(tmp_path):
         with pytest.raises(ConfigError, match="another `quintain run` is writing there"):
