@@ -42,6 +42,15 @@ def test_both_have_the_same_users_with_the_same_rights() -> None:
     }
 
 
+def test_both_have_the_same_policies() -> None:
+    keys = {"name": "name", "vhost": "vhost", "pattern": "pattern", "apply-to": "applyTo", "priority": "priority"}
+    kubernetes = [each["spec"] for each in objects_of_kind("Policy")]
+    assert definitions()["policies"] == [
+        {**{ours: spec[theirs] for ours, theirs in keys.items()}, "definition": spec["definition"]}
+        for spec in kubernetes
+    ]
+
+
 @pytest.mark.parametrize("workload", services(), ids=lambda workload: workload.name)
 def test_each_image_is_a_stage_whose_user_it_runs_as(workload: Workload) -> None:
     stages = dict(re.findall(r"^FROM \S+ AS (\S+)$(.*?)(?=^FROM|\Z)", DOCKERFILE.read_text(), re.MULTILINE | re.DOTALL))
