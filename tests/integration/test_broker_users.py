@@ -150,6 +150,15 @@ def test_no_password_is_among_the_definitions() -> None:
     assert {one["user"] for one in DEFINITIONS["permissions"]} == set(USERS)
 
 
+def test_the_page_has_the_tables() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    exchanges, _, queues = page.partition("| queue |")
+    for table, part in ((WRITERS, exchanges), (READERS, queues)):
+        for name in filter(None, table):
+            cell = ", ".join(f"`{user}`" for user in sorted(table[name]))
+            assert f"| `{name}` | {cell} |\n" in part
+
+
 def test_every_exchange_and_queue_of_the_protocol_is_in_the_tables() -> None:
     whole = METADATA_TOPOLOGY + POISON_LOCK_TOPOLOGY + target_topology("echo") + host_topology("desk")
     assert {exchange.name for exchange in whole.exchanges} | {""} == set(WRITERS)
