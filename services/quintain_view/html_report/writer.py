@@ -77,7 +77,7 @@ def write_html_report(path: Path, folders: Sequence[Path]) -> None:
         style=Markup(static_file(STYLE_NAME)),  # noqa: S704
         script=Markup(static_file(SCRIPT_NAME)),  # noqa: S704
     )
-    with atomic_write(path) as file:
+    with atomic_write(path, mode=0o666) as file:
         file.write(html.encode())
 
 
