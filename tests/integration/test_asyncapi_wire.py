@@ -60,6 +60,7 @@ def test_what_a_fleet_says_is_what_the_document_says(document: dict[str, object]
         started = tap.drain()
         # The worker's own questions tell where it hears its answers.
         tap.bind_reply_keys(*{str(one.headers["reply_to"]) for one in started if "reply_to" in one.headers})
+        started += bind_admit_keys(tap)
         exchange_all_messages(fleet, tap)
         heard = started + tap.drain()
     finally:
@@ -74,6 +75,23 @@ def test_what_a_fleet_says_is_what_the_document_says(document: dict[str, object]
     }
     for one in heard:
         check(document, one)
+
+
+def bind_admit_keys(tap: WireTap) -> list[TappedMessage]:
+    """Hear the queue that the metadata service tells its workers of with their lease; what was heard until then."""
+    heard: list[TappedMessage] = []
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        heard += tap.drain()
+        renewed = [
+            json.loads(one.body) for one in heard if one.request_type == "heartbeat" and one.amqp_type == "result"
+        ]
+        keys = {str(lease["admitKey"]) for lease in renewed if "admitKey" in lease}
+        if keys:
+            tap.bind_admit_keys(*keys)
+            return heard
+        time.sleep(0.05)
+    raise AssertionError("no heartbeat was answered with the key of a queue for admits")
 
 
 def test_the_check_sees_what_is_wrong(document: dict[str, object]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 from quintain.bus.base import Envelope
 from quintain.contracts.invoke import FaultReply
@@ -13,6 +15,9 @@ from support.observed_fleet import ADMIN_TOKEN, ObservedFleet
 
 #: A fault is never longer than this, whatever it is about.
 MAX_FAULT_BYTES = 4 * 1024
+
+#: How long an answer may come after the acknowledgement, in seconds.
+MAX_ANSWER_SECONDS = 10.0
 
 
 def deliver(fleet: ObservedFleet, exchange: Exchange, key: str, message: HostileMessage) -> list[Envelope]:
@@ -43,9 +48,11 @@ def deliver_and_check(
     correlation id may be left without an answer. ``allow_internal``: the answer may be that nobody knows."""
     before = fleet.run(fleet.info())
     answers = deliver(fleet, exchange, key, message)
-    after = fleet.run(fleet.info())
     answerable = bool(message.reply_to) and (bool(message.correlation_id) or not needs_correlation_id)
-    assert len(answers) == 1 if answerable else len(answers) <= bool(message.reply_to)
+    if answerable and not answers:
+        answers = _answers_after_the_acknowledgement(fleet)
+    after = fleet.run(fleet.info())
+    assert len(answers) == 1 if answerable else len(answers) <= bool(message.reply_to), (message, answers)
     for answer in answers:
         fault = _fault_of(answer)
         assert fault is None or allow_internal or fault.code != "internal", fault
@@ -53,6 +60,14 @@ def deliver_and_check(
             assert after == before
     if needs_correlation_id and not answerable:
         assert after == before
+
+
+def _answers_after_the_acknowledgement(fleet: ObservedFleet) -> list[Envelope]:
+    """A heartbeat is acknowledged when it is in a batch, and answered when the batch is in the ledger."""
+    deadline = time.monotonic() + MAX_ANSWER_SECONDS
+    while not fleet.delivery_log.answers and time.monotonic() < deadline:
+        fleet.run(asyncio.sleep(0.01))
+    return list(fleet.delivery_log.answers)
 
 
 def _fault_of(answer: Envelope) -> FaultReply | None:

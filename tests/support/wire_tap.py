@@ -47,6 +47,11 @@ class WireTap:
         for key in keys:
             self._channel.queue_bind(self._queue, REPLY.name, key)
 
+    def bind_admit_keys(self, *keys: str) -> None:
+        """Hear the admits that go to the queues of single metadata services, from now on."""
+        for key in keys:
+            self._channel.queue_bind(self._queue, LEDGER.name, key)
+
     def drain(self) -> list[TappedMessage]:
         """What has come so far."""
         messages: list[TappedMessage] = []

@@ -10,7 +10,9 @@ from quintain.asyncapi.messages import (
     CANCEL_BROADCAST,
     CHUNK,
     FAULT,
+    INVOKE_GROUP,
     PROGRESS,
+    REPLY_GROUP,
     RUN_INPUT,
     RUN_OUTPUT,
     MessageDefinition,
@@ -20,6 +22,7 @@ from quintain.asyncapi.messages import (
 )
 from quintain.routes import DESCRIBE_HOST, INVOKE, LEASE, ROUTES, Route
 from quintain.topology import (
+    admit_topology,
     CANCEL,
     HOST,
     METADATA_TOPOLOGY,
@@ -75,9 +78,15 @@ def channels() -> Node:
     channels_by_name: Node = {}
     for route in ROUTES:
         node = channels_by_name.setdefault(channel_of(route), _exchange(route.exchange, address_of(route)))
-        node["messages"] |= _refs([request_message(route)])
+        node["messages"] |= _refs([request_message(route), *([INVOKE_GROUP] if route is INVOKE else [])])
     channels_by_name["lease"]["messages"] |= _refs([RUN_INPUT])
-    reply_messages = (*(result_message(route) for route in ROUTES if has_reply(route)), FAULT, CHUNK, PROGRESS)
+    reply_messages = (
+        *(result_message(route) for route in ROUTES if has_reply(route)),
+        FAULT,
+        CHUNK,
+        PROGRESS,
+        REPLY_GROUP,
+    )
     channels_by_name["reply"] = _exchange(REPLY, None, reply_messages)
     channels_by_name["cancel"] = _exchange(CANCEL, None, [CANCEL_BROADCAST])
     channels_by_name["run"] = _exchange(RUN, "{run}", [RUN_OUTPUT])
@@ -94,6 +103,7 @@ def queues() -> Node:
         discovery_topology("{service}"),
         host_topology("{target}"),
         lease_topology("{lease}"),
+        admit_topology("{service}"),
         run_topology("{run}"),
     ):
         topology += part

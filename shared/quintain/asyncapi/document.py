@@ -12,8 +12,10 @@ from quintain.asyncapi.messages import (
     CANCEL_BROADCAST,
     CHUNK,
     FAULT,
+    INVOKE_GROUP,
     MESSAGES,
     PROGRESS,
+    REPLY_GROUP,
     RUN_INPUT,
     RUN_OUTPUT,
     MessageDefinition,
@@ -71,11 +73,11 @@ def _operations() -> Node:
 
 
 def _route_operation(route: Route[Any, Any]) -> Node:
-    node = _operation("receive", channel_of(route), [request_message(route)])
+    node = _operation("receive", channel_of(route), [request_message(route), *([INVOKE_GROUP] if route is INVOKE else [])])
     persistent = {"deliveryMode": 2} if route is INVOKE else {}
     node["bindings"] = {"amqp": {**persistent, "mandatory": True, "ack": True, "bindingVersion": "0.3.0"}}
     if has_reply(route):
-        reply_messages = (result_message(route), FAULT, *((CHUNK, PROGRESS) if route is INVOKE else ()))
+        reply_messages = (result_message(route), FAULT, *((CHUNK, PROGRESS, REPLY_GROUP) if route is INVOKE else ()))
         node["reply"] = {
             "address": {"location": "$message.header#/reply_to"},
             "channel": {"$ref": "#/channels/reply"},

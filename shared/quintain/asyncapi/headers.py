@@ -39,7 +39,10 @@ _CALL: Node = {
     REQUEST_ID_HEADER: {**_REQUEST_ID, "description": "The idempotency key; the correlation id if absent"},
     DEADLINE_HEADER: {**_NUMBER, "description": "Milliseconds since the epoch, at most 25 minutes ahead"},
     PROTOCOL_HEADER: {**_NUMBER, "description": "The protocol version", "default": PROTOCOL_VERSION},
-    ACCEPT_HEADER: {"type": "string", "description": "Partial messages wanted, comma-separated: chunk, progress"},
+    ACCEPT_HEADER: {
+        "type": "string",
+        "description": "What the client reads besides single replies: chunk, progress, group; commas between",
+    },
     PUBLISHED_AT_HEADER: {"type": "integer", "description": "Publish time, in milliseconds since the epoch"},
     ROUTED_HEADER: {"type": "integer", "description": "Present if the metadata service has routed the request"},
     TRACEPARENT_HEADER: _TRACEPARENT,

@@ -17,6 +17,7 @@ from quintain.asyncapi.headers import (
     service_request_headers,
 )
 from quintain.contracts.chunk import Chunk, Progress
+from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import CancelBroadcast
 from quintain.contracts.message import Message
@@ -27,27 +28,35 @@ from quintain.topology import METADATA
 #: The path of a schema inside the document.
 _REF = "#/components/schemas/{model}"
 
+#: The payload of a group: `quintain.contracts.group` has its layout, which no JSON schema can express.
+_BINARY: Node = {"type": "string", "format": "binary"}
+
 
 @dataclass(frozen=True, slots=True)
 class MessageDefinition:
-    """One kind of message; ``amqp_type`` is the AMQP property ``type``, which identifies the format of the body."""
+    """One kind of message; ``amqp_type`` is the AMQP property ``type``, which identifies the format of the body.
+
+    ``body`` is None for a group, whose body is no JSON: ``summary`` describes it then.
+    """
 
     name: str
     amqp_type: str
-    body: type[Message]
+    body: type[Message] | None
     headers: Node
+    summary: str = ""
 
     def to_message_object(self) -> Node:
         """Return the AsyncAPI message object."""
-        summary_words = (self.body.__doc__ or "").split("\n\n")[0].split()
+        documentation = self.summary if self.body is None else self.body.__doc__ or ""
+        summary_words = documentation.split("\n\n")[0].split()
         has_correlation_id = "correlation_id" in self.headers["properties"]
         return {
             "name": self.name,
-            "contentType": "application/json",
+            "contentType": GROUP_CONTENT_TYPE if self.body is None else "application/json",
             "summary": " ".join(summary_words),
             **({"correlationId": {"location": "$message.header#/correlation_id"}} if has_correlation_id else {}),
             "headers": self.headers,
-            "payload": {"$ref": _REF.format(model=self.body.__name__)},
+            "payload": _BINARY if self.body is None else {"$ref": _REF.format(model=self.body.__name__)},
             "bindings": {"amqp": {"messageType": self.amqp_type, "bindingVersion": "0.3.0"}},
         }
 
@@ -79,18 +88,24 @@ PROGRESS = MessageDefinition("progress", PROGRESS_TYPE, Progress, reply_headers(
 CANCEL_BROADCAST = MessageDefinition("calls_taken_back", "cancel", CancelBroadcast, one_way_headers())
 RUN_OUTPUT = MessageDefinition(RUN_OUTPUT_TYPE, RUN_OUTPUT_TYPE, RunOutput, one_way_headers())
 RUN_INPUT = MessageDefinition(RUN_INPUT_TYPE, RUN_INPUT_TYPE, RunInput, one_way_headers())
+INVOKE_GROUP = MessageDefinition(
+    INVOKE_GROUP_TYPE, INVOKE_GROUP_TYPE, None, invoke_headers(), "Several requests of one session for one target."
+)
+REPLY_GROUP = MessageDefinition(
+    REPLY_GROUP_TYPE, REPLY_GROUP_TYPE, None, one_way_headers(), "Several replies to one client that reads groups."
+)
 
 #: Every message of the protocol.
 MESSAGES: tuple[MessageDefinition, ...] = (
     *(request_message(route) for route in ROUTES),
     *(result_message(route) for route in ROUTES if has_reply(route)),
-    *(FAULT, CHUNK, PROGRESS, CANCEL_BROADCAST, RUN_OUTPUT, RUN_INPUT),
+    *(FAULT, CHUNK, PROGRESS, CANCEL_BROADCAST, RUN_OUTPUT, RUN_INPUT, INVOKE_GROUP, REPLY_GROUP),
 )
 
 
 def body_schemas(messages: Iterable[MessageDefinition]) -> Node:
     """Return the JSON schemas of the messages' bodies and of all nested models."""
-    models = dict.fromkeys(message.body for message in messages)
+    models = dict.fromkeys(message.body for message in messages if message.body is not None)
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions_by_name: Node = definitions["$defs"]
     return definitions_by_name
