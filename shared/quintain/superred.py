@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.factory import RemoteFactory
@@ -53,14 +53,15 @@ def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.facto
     concurrency: int = 1,
     prefetch: int | None = None,
     url: str | None = None,
-    tags: Iterable[Any] = (),
+    tags: Iterable[Any] | Literal["by-path"] = (),
     events: Iterable[type] = (),
     child_session: ChildSessionPolicy | None = None,
 ) -> RemoteTargetFactory:
     """Create a superred `TargetFactory` for the target that hosts serve under this name.
 
-    The parameters and errors are those of `quintain.remote.factory.remote_factory`. ``tags`` are the tags of a scope
-    that was created from the target's own package; `RemoteTargetFactory.scope` needs none.
+    The parameters and errors are those of `quintain.remote.factory.remote_factory`. The target's tags are those of its
+    package, if it is imported here; else those in ``tags``, and those of `RemoteTargetFactory.scope`. With other tags
+    `RemoteFactory.create` raises `ConfigError`; ``tags="by-path"`` uses tags with the same path in any imported module.
 
     Example::
 
@@ -73,7 +74,8 @@ def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.facto
         concurrency=concurrency,
         prefetch=prefetch,
         url=url,
-        tags=tags,
+        tags=() if tags == "by-path" else tags,
+        unresolved_tags="by-path" if tags == "by-path" else "refuse",
         type_registry=types,
         target_class=HostedTarget,
         child_session=child_session,

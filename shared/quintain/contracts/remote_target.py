@@ -83,6 +83,9 @@ class TargetDescriptor(Message):
     query_specs: list[WireQuerySpec]
     controllables: list[WireControllable]
     observables: list[WireObservableValue]
+    #: Where the host found each tag, in the order of ``tags``: ``module:attribute``, or "" for no attribute. Empty from
+    #: a host of an earlier release.
+    tag_locations: list[str] = Field(default_factory=list)
 
 
 class RemoteFailure(Message):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
+from quintain.errors import ConfigError
 from quintain.remote.child_session import ChildSessionPolicy, ChildSessions
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.lease_pool import LeasePool
@@ -14,6 +15,11 @@ from quintain.target.codec import Codec, domain_tags
 from quintain.target.tag_registry import TagRegistry
 from quintain.target.type_registry import QUINTAIN_TYPES, TypeRegistry
 from quintain.timings import Timings
+
+#: What `RemoteFactory.create` does with a tag of the target that is neither in ``tags`` nor in an imported module:
+#: "refuse" raises; "by-path" looks for one with the same path in any imported module, and creates one if there is none;
+#: "create" creates one, which is in no scope of other tags.
+UnresolvedTags = Literal["create", "refuse", "by-path"]
 
 
 class RemoteFactory:
@@ -31,6 +37,7 @@ class RemoteFactory:
         url: str | None = None,
         connection: ConnectionThread | None = None,
         tags: Iterable[Any] = (),
+        unresolved_tags: UnresolvedTags = "create",
         type_registry: TypeRegistry = QUINTAIN_TYPES,
         target_class: type[RemoteTarget] = RemoteTarget,
         child_session: ChildSessionPolicy | None = None,
@@ -41,6 +48,7 @@ class RemoteFactory:
         self.concurrency = concurrency
         self.tags = TagRegistry(type_registry.tag, tags)
         self._codec = Codec(type_registry, self.tags)
+        self._name, self._unresolved_tags = name, unresolved_tags
         self._target_class = target_class
         # A connection passed in may be shared with other factories; its owner closes it.
         self._owns_connection = connection is None
@@ -58,8 +66,8 @@ class RemoteFactory:
     def create(self) -> Any:
         """Return a new instance from the prefetched leases.
 
-        Raises what the target's own factory raised, and `NoAnswer` if no host has a free slot in time; with
-        ``child_session`` also `ConfigError` and a `Fault`.
+        Raises what the target's own factory raised, `NoAnswer` if no host has a free slot in time, and `ConfigError`
+        for tags that are not known here; with ``child_session`` also a `Fault`.
 
         Example::
 
@@ -68,13 +76,23 @@ class RemoteFactory:
             await target.teardown()
         """
         target = self._lease_target()
-        if self._sessions is not None:
-            try:
+        try:
+            self._resolve_tags(target)
+            if self._sessions is not None:
                 target.open_session(self._sessions)
-            except BaseException:
-                self._connection.run_blocking(target.teardown())
-                raise
+        except BaseException:
+            self._connection.run_blocking(target.teardown())
+            raise
         return target
+
+    def _resolve_tags(self, target: RemoteTarget) -> None:
+        unresolved = target.unresolved_tags(by_path=self._unresolved_tags == "by-path")
+        if unresolved and self._unresolved_tags == "refuse":
+            raise ConfigError(
+                f"Tags of the target {self._name!r} are not known here: {', '.join(unresolved)}. A scope cannot "
+                "include them, and no event would be offered. Import the target's package before, pass its tags in "
+                'tags=[...], use the tags of scope(...), or match them by path with tags="by-path"'
+            )
 
     def scope(self, *names: str) -> frozenset[Any]:
         """Return the tags with these names as a scope, without importing the target's package.
@@ -87,7 +105,10 @@ class RemoteFactory:
         """
         if self._tags_by_name is None:
             target = self._lease_target()
+            target.unresolved_tags()
             self._tags_by_name = {tag.name: tag for tag in domain_tags(target.security_domain)}
+            # The tags that are created here are those of the caller's scopes from now on.
+            self.tags.register(self._tags_by_name.values())
             self._connection.run_blocking(target.teardown())
         unknown = [name for name in names if name not in self._tags_by_name]
         if unknown:

@@ -55,6 +55,13 @@ class RemoteTarget:
         """The target's tags; they are the same objects as the tags of scopes created here."""
         return self._codec.domain(self._get_descriptor())
 
+    def unresolved_tags(self, *, by_path: bool = False) -> list[str]:
+        """Register the target's tags that imported modules have, and return the paths of the other ones.
+
+        See `Codec.unresolved_tags`. Raises `ConfigError`.
+        """
+        return self._codec.unresolved_tags(self._get_descriptor(), by_path=by_path)
+
     def open_session(self, sessions: ChildSessions) -> None:
         """Open a child session for the target's agent, and pass its token to the target; it is closed by `teardown`.
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from quintain.contracts import remote_target as wire
 from quintain.contracts.strings import replace_surrogates
+from quintain.errors import ConfigError
 from quintain.target.serialization import from_json_text, to_json_text
+from quintain.target.tag_location import find_tag, find_tags_by_path, locate_tags
 from quintain.target.tag_registry import TagRegistry, tag_path
 from quintain.target.type_registry import TypeRegistry
 
@@ -35,14 +37,17 @@ class Codec:
     def __init__(self, type_registry: TypeRegistry, tags: TagRegistry | None = None) -> None:
         self.type_registry = type_registry
         self.tags = TagRegistry(type_registry.tag) if tags is None else tags
+        self._located: tuple[list[Any], list[str]] | None = None
 
     # The description of a target.
 
     def describe(self, target: Any) -> wire.TargetDescriptor:
         """Return everything a target exposes in its current configuration."""
+        tags = domain_tags(target.security_domain)
         return wire.TargetDescriptor(
             target_class=type(target).__name__,
-            tags=[tag_path(tag) for tag in domain_tags(target.security_domain)],
+            tags=[tag_path(tag) for tag in tags],
+            tag_locations=self._locate(tags, type(target)),
             config_specs=[
                 wire.WireConfigSpec(name=spec.name, domain=tag_path(spec.security_domain), description=spec.description)
                 for spec in target.config_specs
@@ -63,6 +68,33 @@ class Codec:
                 for value in target.get_observables()
             ],
         )
+
+    def _locate(self, tags: list[Any], target_class: type) -> list[str]:
+        # A target is described after each change of its configuration, and its tags rarely change.
+        if self._located is None or [id(tag) for tag in self._located[0]] != [id(tag) for tag in tags]:
+            self._located = (tags, locate_tags(tags, target_class))
+        return self._located[1]
+
+    def unresolved_tags(self, descriptor: wire.TargetDescriptor, *, by_path: bool = False) -> list[str]:
+        """Register the descriptor's tags that are found in imported modules; return those that are not registered then.
+
+        With ``by_path`` a tag in any imported module counts whose path is the same. Raises `ConfigError` if there are
+        several such tags.
+        """
+        tag_class = self.type_registry.tag
+        for path, location in zip(descriptor.tags, descriptor.tag_locations, strict=False):
+            tag = find_tag(location, path, tag_class)
+            self.tags.register([] if tag is None else [tag])
+        for path in descriptor.tags:
+            if by_path and not self.tags.is_registered(path):
+                found = find_tags_by_path(path, tag_class)
+                if len(found) > 1:
+                    raise ConfigError(
+                        f"{len(found)} tags have the path {'/'.join(reversed(path))}: {', '.join(found)}. Pass the one "
+                        "of the target in tags=[...]"
+                    )
+                self.tags.register(found.values())
+        return ["/".join(reversed(path)) for path in descriptor.tags if not self.tags.is_registered(path)]
 
     def domain(self, descriptor: wire.TargetDescriptor) -> Any:
         """Return a descriptor's security domain, with this side's tags."""

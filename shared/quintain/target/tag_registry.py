@@ -58,6 +58,10 @@ class TagRegistry:
                 self._registered.setdefault(tuple(tag_path(current)), current)
                 current = current.parent
 
+    def is_registered(self, path: TagPath) -> bool:
+        """Whether a tag with this path was registered."""
+        return tuple(path) in self._registered
+
     def get(self, path: TagPath) -> Tag:
         """Return the tag with this path, creating it if necessary."""
         key = tuple(path)

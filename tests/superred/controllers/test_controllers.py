@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -29,6 +30,7 @@ from superred.core.types.events import (
 from superred.core.types.goal import Goal
 from superred.core.types.llm import BudgetExhaustedError, LLMUsage
 
+from quintain.errors import ConfigError
 from quintain.superred import remote_factory
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.target_placements import scripted_target_class
@@ -171,6 +173,36 @@ async def test_a_published_chatbot_behind_rabbitmq_leaves_the_trajectories_that_
     assert len(here) == 2
     assert there == here
     assert "answer 5" in json.dumps(there[1])
+
+
+# Without tags.
+
+
+@pytest.mark.filterwarnings("ignore")  # litellm's own, and many
+async def test_without_tags_a_package_that_is_imported_here_is_attacked_as_with_them(
+    host: ThreadHost, model: ModelServer, broker_url: str, tmp_path: Path
+) -> None:
+    host.serve(lambda: ChatbotTarget("openai/gpt-scripted", "sk-canary", f"{model.url}/v1", max_attempts=1))
+    remote = remote_factory(host.name, url=broker_url)
+    try:
+        [first, _] = await attack_chatbot(remote, model, tmp_path)
+    finally:
+        remote.close()
+    assert "ControllableInjection" in json.dumps(first)
+
+
+async def test_a_target_whose_tags_are_in_no_module_is_not_attacked_and_its_task_says_so(
+    host: ThreadHost, broker_url: str
+) -> None:
+    host.serve(lambda: Bot(chat))
+    with contextlib.closing(remote_factory(host.name, prefetch=0, url=broker_url)) as remote:
+        with pytest.raises(ConfigError, match="root/tools"):
+            remote.create()
+        result = await controller(remote, {Bot.user}, [TaskWithoutGoal("talk")]).run()
+    assert [task.stop_reason for task in result.task_results] == ["error"]
+    for tags in ([Bot.user, Bot.tools], "by-path"):
+        with contextlib.closing(remote_factory(host.name, prefetch=0, url=broker_url, tags=tags)) as remote:
+            await remote.create().teardown()
 
 
 # Errors that a Controller tells by their class.
