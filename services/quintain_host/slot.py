@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.bus.base import Bus, Consumer, Delivery, Envelope
 from quintain.contracts.message import Message
 from quintain.contracts.remote_target import (
     REMOTE_TARGET_VERSION,
@@ -19,7 +19,7 @@ from quintain.contracts.remote_target import (
     LeaseOpened,
     OpenLease,
 )
-from quintain.errors import BadRequest, BusError, Fault
+from quintain.errors import BadRequest, BusError, Fault, QueueFull, Unroutable
 from quintain.routes import DESCRIBE_HOST
 from quintain.rpc.server import delivery_context, log_defect, send_reply
 from quintain.target.codec import Codec
@@ -27,13 +27,16 @@ from quintain.target.exceptions import to_failure
 from quintain.target.type_registry import types_of_target
 from quintain.telemetry.semconv import lease_request_span
 from quintain.timings import Timings
-from quintain.topology import host_topology
+from quintain.topology import REPLY, host_topology
 from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, HostCounters
 from quintain_host.factory import InstanceFactory
 from quintain_host.instance_thread import InstanceThread
 from quintain_host.lease import HostedLease
 
 log = logging.getLogger(__name__)
+
+#: The type of the message that a host sends before it creates an instance; no client waits for it.
+LEASE_OFFER_TYPE = "lease_offer"
 
 
 class LeaseSlot:
@@ -128,6 +131,10 @@ class LeaseSlot:
         """Create the lease that was requested, reply and acknowledge; returns None where there is no lease to serve."""
         answer: Message | Fault
         lease: HostedLease | None = None
+        if not await self._is_wanted(request):
+            log.info("A lease request for %s was withdrawn: its controller has gone", self._name)
+            await request.ack()
+            return None
         try:
             with delivery_context(request, lease_request_span("lease")):
                 require_version(OpenLease.from_wire(request.body))
@@ -138,15 +145,27 @@ class LeaseSlot:
             # The controller must get an answer even after a defect.
             answer = log_defect(error, f"leasing {self._name}")
         try:
-            await send_reply(self._bus, request, answer)
+            is_delivered = await send_reply(self._bus, request, answer)
         except BaseException:
-            # The controller did not get the lease: close it instead of waiting for requests.
-            if lease is not None:
-                await self._close_lease(lease)
+            is_delivered = False
             raise
         finally:
+            if lease is not None and not is_delivered:
+                # The controller did not get the lease: close it instead of waiting for requests.
+                await self._close_lease(lease)
             await request.ack()
-        return lease
+        return lease if is_delivered else None
+
+    async def _is_wanted(self, request: Delivery) -> bool:
+        """Whether the request's reply queue still exists: a controller that has ended gets no instance."""
+        if not request.reply_to:
+            return False
+        offer = Envelope(body=b"{}", type=LEASE_OFFER_TYPE, correlation_id=request.correlation_id)
+        try:
+            await self._bus.publish(REPLY, request.reply_to, offer)
+        except (Unroutable, QueueFull):
+            return False
+        return True
 
     async def _serve_lease(self, lease: HostedLease) -> None:
         self.lease = lease

@@ -153,6 +153,12 @@ def reply_topology(queue_name: str, key: str) -> Topology:
     return Topology((REPLY,), (queue,), (Binding(REPLY, queue, key),))
 
 
+def exclusive_reply_topology(queue_name: str, key: str) -> Topology:
+    """Return the topology of a reply queue that ends with its client's connection."""
+    queue = Queue(queue_name, "classic", exclusive=True)
+    return Topology((REPLY,), (queue,), (Binding(REPLY, queue, key),))
+
+
 def cancel_topology(random: str) -> Topology:
     """Return the topology of one worker's queue for cancellations, which survives a reconnect."""
     queue = Queue(f"quintain.cancel.{random}", "classic", expires_ms=MINUTE_MS)

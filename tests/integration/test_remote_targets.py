@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -25,6 +27,7 @@ from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, Exchange
+from support.command_line import clean_environment
 from support.target_placements import Controller, scripted_target_class
 from support.tcp_proxy import TcpProxy, open_tcp_proxy
 from support.thread_host import LoopThread, ThreadHost, thread_host
@@ -205,6 +208,39 @@ async def test_two_controllers_share_a_hosts_slots(
         assert [each.persona for each in host.instances] == ["first", "plain", "plain"]
         for target in (two, three):
             await target.teardown()
+
+
+#: A driver that asks for four leases and is killed.
+KILLED_DRIVER = """
+import sys, time
+from quintain.remote.factory import remote_factory
+factory = remote_factory(sys.argv[1], concurrency=4, url=sys.argv[2])
+time.sleep(0.5)
+print("asked", flush=True)
+time.sleep(60)
+"""
+
+
+async def test_a_driver_that_was_killed_leaves_no_wait_for_the_next(
+    host: ThreadHost, remote: RemoteFactory, broker_url: str
+) -> None:
+    one, two = remote.create(), remote.create()
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED_DRIVER, host.name, broker_url],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as driver:
+        assert driver.stdout is not None
+        assert await asyncio.to_thread(driver.stdout.readline) == "asked\n"
+        driver.kill()
+    await one.teardown()
+    began = time.monotonic()
+    three = await asyncio.to_thread(remote.create)
+    assert time.monotonic() - began < 3
+    assert len(host.instances) == 3
+    for target in (two, three):
+        await target.teardown()
 
 
 async def test_leases_are_made_ahead_and_replaced(host: ThreadHost, connection_thread: ConnectionThread) -> None:

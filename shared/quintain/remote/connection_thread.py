@@ -98,7 +98,8 @@ class ConnectionThread:
 
     async def _connect(self, timeout_seconds: float) -> None:
         self._bus = await connect_bus(self._url, "controller", timeout_seconds=timeout_seconds)
-        self._rpc_client = RpcClient(self._bus)
+        # Exclusive: a host takes no request of a process that has ended.
+        self._rpc_client = RpcClient(self._bus, exclusive=True)
         await self._rpc_client.start()
 
     async def _disconnect(self) -> None:

@@ -13,7 +13,7 @@ import logging
 import secrets
 from typing import Any
 
-from quintain.bus.base import Bus
+from quintain.bus.base import Bus, Delivery
 from quintain.contracts.remote_target import (
     BareLeaseRequest,
     DescribeHost,
@@ -37,10 +37,14 @@ from quintain.routes import DESCRIBE_HOST, LEASE, RENEW, TEARDOWN, Route
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
 from quintain.target.exceptions import RemoteExceptions, from_failure
+from quintain.telemetry.spans import context_headers
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST
 
 log = logging.getLogger(__name__)
+
+#: How long after its request was given up a lease is still ended when it comes, in seconds: the boot of an instance.
+LATE_LEASE_SECONDS = 600.0
 
 #: Why a lease has ended, for error messages.
 REASON_ENDED_BY_HOST = "its host has ended it"
@@ -75,6 +79,11 @@ class RemoteLease:
     def ended(self) -> bool:
         """Whether the host was lost or the lease released."""
         return self.ended_future.done()
+
+    @property
+    def host_lost(self) -> bool:
+        """Whether the lease ended without being released here."""
+        return self.ended and self._end_reason != REASON_RELEASED
 
     async def call(self, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
         """Send a request to the instance and wait for its reply, however long the target takes.
@@ -199,11 +208,11 @@ async def acquire_lease(
             key=name,
             type=LEASE.key,
             body=OpenLease(controller_id=controller_id).to_wire(),
-            headers={},
+            headers=context_headers(),
             deadline_seconds=max(0.1, deadline - loop.time()),
         )
         try:
-            opened = parse_reply(await rpc_client.call(request), LeaseOpened)
+            opened = parse_reply(await _request_lease(rpc_client, request), LeaseOpened)
         except (NoAnswer, Unroutable):
             if loop.time() + 0.2 >= deadline:
                 raise NoAnswer(
@@ -215,6 +224,44 @@ async def acquire_lease(
         if opened.failure is not None:
             raise from_failure(opened.failure)
         return RemoteLease(bus, rpc_client, name, opened, timings)
+
+
+async def _request_lease(rpc_client: RpcClient, request: RpcRequest) -> Delivery:
+    """Send a lease request and wait for its reply; a lease that comes when nobody waits any more is ended at once.
+
+    Raises `NoAnswer`, and what `Bus.publish` raises.
+    """
+    loop = asyncio.get_running_loop()
+    reply: asyncio.Future[Delivery] = loop.create_future()
+    correlation_id = secrets.token_urlsafe(16)
+
+    def on_reply(delivery: Delivery) -> None:
+        if delivery.type in {"result", "fault"} and not reply.done():
+            unsubscribe()
+            reply.set_result(delivery)
+
+    unsubscribe = rpc_client.subscribe(correlation_id, on_reply)
+    try:
+        async with asyncio.timeout(request.deadline_seconds):
+            await rpc_client.publish(request, correlation_id)
+            return await asyncio.shield(reply)
+    except BaseException as error:
+        reply.add_done_callback(lambda late: loop.create_task(_end_late_lease(rpc_client, late.result())))
+        loop.call_later(LATE_LEASE_SECONDS, unsubscribe)
+        if isinstance(error, TimeoutError):
+            raise NoAnswer(f"No lease within {request.deadline_seconds:.1f} s") from None
+        raise
+
+
+async def _end_late_lease(rpc_client: RpcClient, reply: Delivery) -> None:
+    with contextlib.suppress(QuintainError):
+        opened = parse_reply(reply, LeaseOpened)
+        if opened.failure is None:
+            body = BareLeaseRequest(lease_id=opened.lease_id, request_id=secrets.token_hex(8)).to_wire()
+            request = RpcRequest(
+                exchange=HOST, key=opened.key, type=TEARDOWN.key, body=body, headers={}, deadline_seconds=2.0
+            )
+            await rpc_client.publish(request, secrets.token_urlsafe(16))
 
 
 async def describe_host(rpc_client: RpcClient, name: str, *, timeout_seconds: float) -> str | None:

@@ -42,11 +42,11 @@ UNROUTABLE_RETRY_SECONDS = 0.2
 
 
 class RpcClient:
-    """Sends requests and matches their replies, over one reply queue."""
+    """Sends requests and matches their replies, over one reply queue; see `ReplyQueue` for ``exclusive``."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, exclusive: bool = False) -> None:
         self._bus = bus
-        self._reply_queue = ReplyQueue(bus, self._on_reply, self._on_queue_replaced)
+        self._reply_queue = ReplyQueue(bus, self._on_reply, self._on_queue_replaced, exclusive=exclusive)
         self._pending: dict[str, PendingCall] = {}
         self._resend_tasks: set[asyncio.Task[None]] = set()
         self._ids = RandomIds()

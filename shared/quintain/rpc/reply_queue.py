@@ -16,7 +16,7 @@ from typing import Self
 
 from quintain.bus.base import Bus, Consumer, Handler
 from quintain.errors import BusError
-from quintain.topology import EVALUATOR_TOPOLOGY, Queue, Topology, reply_topology
+from quintain.topology import EVALUATOR_TOPOLOGY, Queue, Topology, exclusive_reply_topology, reply_topology
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class _ReplyAddress:
     topology: Topology
 
     @classmethod
-    def generate(cls, user: str) -> Self:
+    def generate(cls, user: str, *, exclusive: bool) -> Self:
         # The key ends in 192 random bits: replies cannot be forged without guessing it.
         key = f"{user}.{secrets.token_urlsafe(24)}"
-        return cls(key, reply_topology(f"quintain.reply.{key}", key))
+        return cls(key, (exclusive_reply_topology if exclusive else reply_topology)(f"quintain.reply.{key}", key))
 
     @property
     def queue(self) -> Queue:
@@ -49,11 +49,16 @@ class _ReplyAddress:
 
 
 class ReplyQueue:
-    """The reply queue of one client; ``on_replaced`` is called when a new queue has replaced a lost one."""
+    """The reply queue of one client; ``on_replaced`` is called when a new queue has replaced a lost one.
 
-    def __init__(self, bus: Bus, on_reply: Handler, on_replaced: Callable[[], None]) -> None:
-        self._bus, self._on_reply, self._on_replaced = bus, on_reply, on_replaced
-        self._address = _ReplyAddress.generate(bus.user)
+    An ``exclusive`` queue ends with the client's connection, so that replies to a dead client are returned at once.
+    """
+
+    def __init__(
+        self, bus: Bus, on_reply: Handler, on_replaced: Callable[[], None], *, exclusive: bool = False
+    ) -> None:
+        self._bus, self._on_reply, self._on_replaced, self._exclusive = bus, on_reply, on_replaced, exclusive
+        self._address = _ReplyAddress.generate(bus.user, exclusive=exclusive)
         self._consumed_address: _ReplyAddress | None = None
         self._consumer: Consumer | None = None
         self._replace_task: asyncio.Task[None] | None = None
@@ -83,7 +88,7 @@ class ReplyQueue:
         if self._closed or self._consumed_address is None or address is not self._address:
             return
         log.warning("The reply queue was lost; a new one replaces it, and pending requests are sent again")
-        self._address = _ReplyAddress.generate(self._bus.user)
+        self._address = _ReplyAddress.generate(self._bus.user, exclusive=self._exclusive)
         if self._replace_task is None or self._replace_task.done():
             self._replace_task = asyncio.get_running_loop().create_task(self._replace(), name="replace-reply-queue")
 

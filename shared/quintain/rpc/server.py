@@ -38,14 +38,14 @@ MAX_ECHO_LENGTH = 128
 
 async def send_reply(
     bus: Bus, request: Delivery, answer: Message | Fault, headers: Mapping[str, HeaderValue] | None = None
-) -> None:
-    """Publish the final reply to a request.
+) -> bool:
+    """Publish the final reply to a request; return whether the client's queue has it.
 
     A client that is gone is no error: its reply queue does not exist any more, or is full.
     """
     if not request.reply_to:
         log.warning("A request to %s has no reply_to; its reply is dropped", request.exchange)
-        return
+        return False
     message = FaultReply.from_fault(answer) if isinstance(answer, Fault) else answer
     envelope = Envelope(
         body=message.to_wire(),
@@ -58,6 +58,8 @@ async def send_reply(
     except (Unroutable, QueueFull):
         # The client's own queue is gone or full; sending the reply again would not help.
         log.info("The reply to a request to %s was dropped: the client's reply queue is gone or full", request.exchange)
+        return False
+    return True
 
 
 @contextlib.contextmanager

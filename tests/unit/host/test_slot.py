@@ -23,7 +23,7 @@ from quintain.contracts.remote_target import (
     SetConfig,
 )
 from quintain.errors import BadRequest, NoAnswer
-from quintain.remote.lease import describe_host
+from quintain.remote.lease import acquire_lease, describe_host
 from quintain.routes import DESCRIBE, DESCRIBE_HOST, LEASE, QUERY, RENEW, SET_CONFIG, START_RUN, TEARDOWN, Route
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
@@ -190,6 +190,65 @@ async def test_a_lease_that_nobody_renews_ends_and_its_slot_is_free(host_client:
         await asyncio.sleep(0.08)
         assert await host_client.call_lease(again, RENEW) == LeaseResult()
     assert not host_client.instances[1].torn_down
+
+
+async def test_requests_of_drivers_that_ended_cost_no_instance_and_no_wait(host_client: HostClient) -> None:
+    await host_client.serve()
+    first = await host_client.lease()
+    for _ in range(4):
+        driver = RpcClient(host_client.bus)
+        await driver.start()
+        ghost = RpcRequest(
+            exchange=HOST,
+            key="bot",
+            type=LEASE.key,
+            body=OpenLease(controller_id="gone").to_wire(),
+            headers={},
+            deadline_seconds=60,
+        )
+        await driver.publish(ghost, "nobody waits")
+        await driver.close()
+    await host_client.call_lease(first, TEARDOWN)
+    async with asyncio.timeout(1):
+        await host_client.lease()
+    assert len(host_client.instances) == 2
+
+
+async def test_a_lease_whose_answer_nobody_receives_ends_at_once(host_client: HostClient) -> None:
+    await host_client.serve()
+    is_made, may_go_on = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        is_made.set()
+        may_go_on.wait(10)
+        return Bot(do_nothing)
+
+    host_client.factory = slow
+    driver = RpcClient(host_client.bus)
+    await driver.start()
+    leasing = asyncio.create_task(acquire_lease(host_client.bus, driver, "bot", timeout_seconds=60))
+    await wait_until(is_made.is_set)
+    leasing.cancel()
+    await asyncio.gather(leasing, return_exceptions=True)
+    await driver.close()
+    may_go_on.set()
+    async with asyncio.timeout(1):
+        await wait_until(lambda: host_client.instances and host_client.instances[0].torn_down)
+        await host_client.lease()
+
+
+async def test_a_lease_that_comes_after_its_request_was_given_up_is_ended(host_client: HostClient) -> None:
+    await host_client.serve()
+    first = await host_client.lease()
+    with pytest.raises(NoAnswer):
+        await acquire_lease(host_client.bus, host_client.rpc_client, "bot", timeout_seconds=0.1)
+    leasing = asyncio.create_task(acquire_lease(host_client.bus, host_client.rpc_client, "bot", timeout_seconds=60))
+    await asyncio.sleep(0.05)
+    leasing.cancel()
+    await host_client.call_lease(first, TEARDOWN)
+    async with asyncio.timeout(1):
+        await wait_until(lambda: host_client.instances[-1].torn_down and len(host_client.instances) == 2)
+        await host_client.lease()
 
 
 async def test_a_factory_that_fails_is_answered_with_its_words(host_client: HostClient) -> None:
