@@ -247,7 +247,7 @@ async def test_leases_are_made_ahead_and_replaced(host: ThreadHost, connection_t
     with RemoteFactory(host.name, concurrency=1, connection=connection_thread) as factory:
         await wait_until(lambda: len(host.instances) == 1)
         await factory.create().teardown()
-        await wait_until(lambda: len(host.instances) == 2 and not factory._pool._ready.empty())
+        await wait_until(lambda: len(host.instances) == 2 and len(factory._pool._ready) == 1)
     # A factory that is closed leaves no lease behind: both slots can be had at once.
     await wait_until(lambda: host.instances[1].torn_down)
     with RemoteFactory(host.name, concurrency=2, connection=connection_thread) as factory:

@@ -65,6 +65,10 @@ class ThreadHost:
         """Run a coroutine on the host's loop."""
         return self._thread.run(coroutine)
 
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call a function on the host's loop."""
+        self._thread.loop.call_soon_threadsafe(function)
+
     def close(self) -> None:
         self.run(self.host.stop(0))
         self.run(delete_queues(self.bus, host_topology(self.name)))

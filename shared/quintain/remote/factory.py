@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from quintain.errors import ConfigError
 from quintain.remote.child_session import ChildSessionPolicy, ChildSessions
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
-from quintain.remote.lease_pool import LeasePool
+from quintain.remote.lease import RemoteLease
+from quintain.remote.lease_pool import ACQUIRE_TIMEOUT_SECONDS, LeasePool
 from quintain.remote.target import RemoteTarget
 from quintain.settings import environment, read_settings
 from quintain.target.codec import Codec, domain_tags
@@ -41,6 +42,7 @@ class RemoteFactory:
         type_registry: TypeRegistry = QUINTAIN_TYPES,
         target_class: type[RemoteTarget] = RemoteTarget,
         child_session: ChildSessionPolicy | None = None,
+        slot_timeout_seconds: float = ACQUIRE_TIMEOUT_SECONDS,
         timings: Timings | None = None,
     ) -> None:
         if concurrency < 1:
@@ -58,8 +60,14 @@ class RemoteFactory:
         self._sessions: ChildSessions | None = None
         if child_session is not None and parent is not None:
             self._sessions = ChildSessions(self._connection.rpc_client, parent, child_session)
-        prefetch_count = concurrency if prefetch is None else prefetch
-        self._pool = LeasePool(self._connection, name, prefetch_count, timings=timings or settings.timings)
+        self._prefetch = concurrency if prefetch is None else prefetch
+        self._pool = LeasePool(
+            self._connection,
+            name,
+            self._prefetch,
+            timeout_seconds=slot_timeout_seconds,
+            timings=timings or settings.timings,
+        )
         self._pool.fill()
         self._tags_by_name: dict[str, Any] | None = None
 
@@ -75,9 +83,34 @@ class RemoteFactory:
             await target.run(emit, send_event)
             await target.teardown()
         """
-        target = self._lease_target()
+        return self.create_on(self._pool.acquire())
+
+    async def acquire(self) -> RemoteLease:
+        """Return a lease for `create_on`, waiting without blocking the event loop. Raises as `create`."""
+        return await self._pool.acquire_async()
+
+    def return_unused(self, lease: RemoteLease) -> None:
+        """Make a lease available again that was acquired and not used."""
+        self._pool.return_unused(lease)
+
+    def count_slots(self, wanted: int) -> int:
+        """Return how many of the prefetched leases there are, up to ``wanted``; blocks until no further one comes.
+
+        Without prefetched leases it is ``wanted``.
+        """
+        return self._pool.count_slots(min(wanted, self._prefetch)) if self._prefetch else wanted
+
+    @property
+    def matches_by_path(self) -> bool:
+        """Whether tags are matched by path."""
+        return self._unresolved_tags == "by-path"
+
+    def create_on(self, lease: RemoteLease, check: Callable[[Any], None] = lambda target: None) -> Any:
+        """Return the new instance of a lease; what ``check`` raises for it ends the lease. Raises as `create`."""
+        target = self._wrap(lease)
         try:
             self._resolve_tags(target)
+            check(target)
             if self._sessions is not None:
                 target.open_session(self._sessions)
         except BaseException:
@@ -86,7 +119,7 @@ class RemoteFactory:
         return target
 
     def _resolve_tags(self, target: RemoteTarget) -> None:
-        unresolved = target.unresolved_tags(by_path=self._unresolved_tags == "by-path")
+        unresolved = target.unresolved_tags(by_path=self.matches_by_path)
         if unresolved and self._unresolved_tags == "refuse":
             raise ConfigError(
                 f"Tags of the target {self._name!r} are not known here: {', '.join(unresolved)}. A scope cannot "
@@ -104,7 +137,7 @@ class RemoteFactory:
             scope = factory.scope("user", "tools")
         """
         if self._tags_by_name is None:
-            target = self._lease_target()
+            target = self._wrap(self._pool.acquire())
             target.unresolved_tags()
             self._tags_by_name = {tag.name: tag for tag in domain_tags(target.security_domain)}
             # The tags that are created here are those of the caller's scopes from now on.
@@ -115,8 +148,8 @@ class RemoteFactory:
             raise ValueError(f"No tag is named {', '.join(unknown)}; there are {', '.join(self._tags_by_name)}")
         return frozenset(self._tags_by_name[name] for name in names)
 
-    def _lease_target(self) -> RemoteTarget:
-        return self._target_class(self._connection, self._pool.acquire(), self._codec, self._pool.release)
+    def _wrap(self, lease: RemoteLease) -> RemoteTarget:
+        return self._target_class(self._connection, lease, self._codec, self._pool.release)
 
     def close(self) -> None:
         """Release all leases, and close the connection unless it was passed in."""
@@ -146,6 +179,7 @@ def remote_factory(
     - ``tags``: the tags of a scope that was not created with `RemoteFactory.scope`.
     - ``prefetch``: how many leases are kept ready, by default ``concurrency``; with 0 `RemoteFactory.create` waits for
       each lease.
+    - ``slot_timeout_seconds``: how long `RemoteFactory.create` waits for a free slot, by default 60.
     - ``child_session``: gives each instance a session to call models with, as a child of ``QUINTAIN_SESSION_TOKEN``'s.
 
     Raises `BrokerUnavailable`, `BrokerRefused`.

@@ -7,11 +7,13 @@ exception of the target's own factory is raised to the caller of `create`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from quintain.errors import BusError, NoAnswer
@@ -24,11 +26,14 @@ log = logging.getLogger(__name__)
 #: Timeout of `acquire`, in seconds.
 ACQUIRE_TIMEOUT_SECONDS = 60.0
 
-#: How long `close` waits for leases that are being requested, in seconds.
-CLOSE_SECONDS = 0.5
+#: After how long without a further lease the slots are counted, in seconds.
+SETTLE_SECONDS = 0.5
 
 #: Pause after an error of the broker, in seconds.
 PAUSE_SECONDS = 1.0
+
+#: A lease, or what the target's factory raised.
+ReadyLease = RemoteLease | BaseException
 
 
 class LeasePool:
@@ -50,7 +55,8 @@ class LeasePool:
             timeout_seconds,
         )
         self._timings = timings
-        self._ready: queue.SimpleQueue[RemoteLease | BaseException] = queue.SimpleQueue()
+        self._ready: deque[ReadyLease] = deque()
+        self._futures: deque[Future[ReadyLease]] = deque()
         self._last_error = ""
         # The number of leases that are ready or requested, and the number of waiting callers. A caller that finds fewer
         # leases than callers requests another one, as several controllers that share a pool may need more than are
@@ -68,37 +74,113 @@ class LeasePool:
             self._request_if(lambda: True)
 
     def acquire(self) -> RemoteLease:
-        """Return a ready lease, waiting for one if necessary.
+        """Return a ready lease, blocking until there is one.
 
         Raises what the target's factory raised, and `NoAnswer` if no host has a free slot in time.
         """
+        deadline = time.monotonic() + self._timeout_seconds
+        with self._counted_waiter():
+            while True:
+                future = self._take()
+                try:
+                    ready = future.result(max(0.0, deadline - time.monotonic()))
+                except BaseException as error:
+                    self._give_back(future)
+                    raise self._no_lease(error) from None
+                if (lease := self._checked(ready)) is not None:
+                    return lease
+
+    async def acquire_async(self) -> RemoteLease:
+        """Return a ready lease, as `acquire`, without blocking the caller's event loop."""
+        deadline = time.monotonic() + self._timeout_seconds
+        with self._counted_waiter():
+            while True:
+                future = self._take()
+                try:
+                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                        ready = await asyncio.wrap_future(future)
+                except BaseException as error:
+                    self._give_back(future)
+                    raise self._no_lease(error) from None
+                if (lease := self._checked(ready)) is not None:
+                    return lease
+
+    def return_unused(self, lease: RemoteLease) -> None:
+        """Make an acquired lease, to which no request was sent, available again."""
+        with self._lock:
+            self._available += 1
+        self._put(lease)
+
+    def count_slots(self, wanted: int) -> int:
+        """Return how many of the ``wanted`` slots are leased here; blocks until no further lease comes.
+
+        At least 1, also if there is none within the pool's timeout: then `acquire` raises why.
+        """
+        begin = time.monotonic()
+        count, ends_at = 0, begin + self._timeout_seconds
+        while True:
+            live = sum(not lease.ended for lease in list(self._leases))
+            if live > count:
+                count, ends_at = live, time.monotonic() + SETTLE_SECONDS
+            has_failed = any(isinstance(ready, BaseException) for ready in list(self._ready))
+            if count >= wanted or has_failed or time.monotonic() >= ends_at:
+                return max(1, min(count, wanted))
+            time.sleep(0.01)
+
+    @contextlib.contextmanager
+    def _counted_waiter(self) -> Iterator[None]:
         with self._lock:
             self._waiters += 1
         try:
-            return self._acquire_until(time.monotonic() + self._timeout_seconds)
+            yield
         finally:
             with self._lock:
                 self._waiters -= 1
 
-    def _acquire_until(self, deadline: float) -> RemoteLease:
-        while True:
-            self._request_if(lambda: self._available < self._waiters)
-            try:
-                ready = self._ready.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise NoAnswer(
-                    f"No lease of target {self._name!r} within {self._timeout_seconds:.0f} s: every slot is taken, or "
-                    f"no host serves it. Start one with `quintain serve host module:factory --name {self._name}`, or "
-                    f"more --slots, or lower the concurrency{self._last_error}"
-                ) from None
-            self._decrement_available()
-            if isinstance(ready, RemoteLease) and ready.ended:
-                self._connection.call_soon(self._leases.discard, ready)
-                continue
-            if isinstance(ready, BaseException):
-                self._request_if(lambda: self._available < self._prefetch)
-                raise ready
-            return ready
+    def _take(self) -> Future[ReadyLease]:
+        """Return a future for the next ready lease, requesting one if there are fewer than callers."""
+        self._request_if(lambda: self._available < self._waiters)
+        future: Future[ReadyLease] = Future()
+        with self._lock:
+            if self._ready:
+                future.set_result(self._ready.popleft())
+            else:
+                self._futures.append(future)
+        return future
+
+    def _put(self, ready: ReadyLease) -> None:
+        with self._lock:
+            while self._futures:
+                future = self._futures.popleft()
+                if future.set_running_or_notify_cancel():
+                    future.set_result(ready)
+                    return
+            self._ready.append(ready)
+
+    def _give_back(self, future: Future[ReadyLease]) -> None:
+        """Give up a future of `_take`; a lease that has arrived meanwhile is for the next caller."""
+        if not future.cancel():
+            self._put(future.result())
+
+    def _no_lease(self, error: BaseException) -> BaseException:
+        if not isinstance(error, TimeoutError):
+            return error
+        return NoAnswer(
+            f"No lease of target {self._name!r} within {self._timeout_seconds:.0f} s: every slot is taken, or "
+            f"no host serves it. Start one with `quintain serve host module:factory --name {self._name}`, or "
+            f"more --slots, or lower the concurrency{self._last_error}"
+        )
+
+    def _checked(self, ready: ReadyLease) -> RemoteLease | None:
+        """Return a lease that has not ended, else None; raise what the target's factory raised."""
+        self._decrement_available()
+        if isinstance(ready, BaseException):
+            self._request_if(lambda: self._available < self._prefetch)
+            raise ready
+        if ready.ended:
+            self._connection.call_soon(self._leases.discard, ready)
+            return None
+        return ready
 
     def release(self, ended: RemoteLease) -> None:
         """Forget an ended lease, and request another one to keep the pool full."""
@@ -144,11 +226,11 @@ class LeasePool:
                 self._last_error = f" ({error.message})"
                 await asyncio.sleep(PAUSE_SECONDS)
             except Exception as error:
-                self._ready.put(error)
+                self._put(error)
                 return
             else:
                 self._leases.add(leased)
-                self._ready.put(leased)
+                self._put(leased)
                 return
             if self._available > self._prefetch + self._waiters:
                 # The caller that wanted this lease has stopped waiting.
@@ -158,9 +240,6 @@ class LeasePool:
     async def _close(self) -> None:
         self._open = False
         tasks: list[Any] = list(self._lease_tasks)
-        if tasks:
-            # Wait a little: a host that is about to answer would hold a slot for a lease that is not known here.
-            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         for task in tasks:
             task.cancel()
         releases = [each.release() for each in self._leases]

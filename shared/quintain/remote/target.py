@@ -55,6 +55,11 @@ class RemoteTarget:
         """The target's tags; they are the same objects as the tags of scopes created here."""
         return self._codec.domain(self._get_descriptor())
 
+    @property
+    def host_lost(self) -> bool:
+        """Whether the instance's host is gone."""
+        return self._lease.host_lost
+
     def unresolved_tags(self, *, by_path: bool = False) -> list[str]:
         """Register the target's tags that imported modules have, and return the paths of the other ones.
 

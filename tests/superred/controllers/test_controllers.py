@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from superred.core.types.events import (
 from superred.core.types.goal import Goal
 from superred.core.types.llm import BudgetExhaustedError, LLMUsage
 
-from quintain.errors import ConfigError
+from quintain.errors import ConfigError, NoAnswer
+from quintain.superred import Controller as QuintainController
 from quintain.superred import remote_factory
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.target_placements import scripted_target_class
@@ -91,9 +93,14 @@ class TaskWithoutGoal(Task[Target]):
 
 
 def controller(
-    factory: TargetFactory, scope: Any, tasks: list[Task[Any]], attacker: Any = Attacker, **more: Any
+    factory: TargetFactory,
+    scope: Any,
+    tasks: list[Task[Any]],
+    attacker: Any = Attacker,
+    controller_class: Any = Controller,
+    **more: Any,
 ) -> Any:
-    return Controller(
+    return controller_class(
         optimizer_factory=attacker,
         target_factory=factory,
         security_claim=SecurityClaim.from_tasks(tasks),
@@ -273,6 +280,88 @@ async def test_a_lost_host_is_its_tasks_error_and_what_was_said_is_kept(
     [run] = task.runs
     assert run.errored
     assert "the last words" in [getattr(event, "content", None) for event in run.trajectory.snapshot()]
+
+
+# Fewer slots than tasks.
+
+
+async def nap(target: Any, emit: Any, send: Any) -> None:
+    await asyncio.sleep(0.3)
+
+
+async def longest_hold(stop: asyncio.Event) -> float:
+    """For how long the event loop was held at most."""
+    loop, longest = asyncio.get_running_loop(), 0.0
+    while not stop.is_set():
+        began = loop.time()
+        await asyncio.sleep(0.005)
+        longest = max(longest, loop.time() - began)
+    return longest
+
+
+async def test_superreds_own_controller_uses_the_slots_that_there_are(broker_url: str) -> None:
+    with thread_host(broker_url, slots=1) as host:
+        host.serve(lambda: Bot(nap))
+        tasks: list[Task[Any]] = [TaskWithoutGoal(f"task {number}") for number in range(3)]
+        with contextlib.closing(remote_factory(host.name, concurrency=2, url=broker_url)) as remote:
+            result = await controller(remote, remote.scope("user"), tasks).run()
+            assert remote.concurrency == 1
+    assert [task.error for task in result.task_results] == [None] * 3
+
+
+def test_a_wait_for_a_slot_has_a_limit_that_is_a_setting(host: ThreadHost, broker_url: str) -> None:
+    with contextlib.closing(remote_factory("nobody", url=broker_url, slot_timeout_seconds=0.5)) as remote:
+        began = time.monotonic()
+        with pytest.raises(NoAnswer, match="nobody"):
+            remote.create()
+    assert time.monotonic() - began < 5
+
+
+async def test_our_controller_awaits_slots_and_never_holds_the_loop(host: ThreadHost, broker_url: str) -> None:
+    host.serve(lambda: Bot(nap))
+    tasks: list[Task[Any]] = [TaskWithoutGoal(f"task {number}") for number in range(12)]
+    with contextlib.closing(remote_factory(host.name, concurrency=8, url=broker_url)) as remote:
+        scope, stop = await asyncio.to_thread(remote.scope, "user"), asyncio.Event()
+        measured = asyncio.create_task(longest_hold(stop))
+        result = await controller(remote, scope, tasks, controller_class=QuintainController).run()
+        stop.set()
+    assert [task.error for task in result.task_results] == [None] * 12
+    assert await measured < 0.2
+
+
+@pytest.mark.parametrize(("on_host_lost", "retries"), [("retry", 1), ("error", 0)])
+async def test_a_lost_hosts_task_is_retried_where_that_is_asked(
+    on_host_lost: str, retries: int, host: ThreadHost, broker_url: str
+) -> None:
+    async def lost_once(target: Any, emit: Any, send: Any) -> None:
+        if len(host.instances) == 1:
+            [lease] = [slot.lease for slot in host.host._slots if slot.lease is not None]
+            host.call_soon(lease._ended.set)
+            await asyncio.sleep(30)
+
+    host.serve(lambda: Bot(lost_once))
+    with contextlib.closing(
+        remote_factory(host.name, prefetch=0, url=broker_url, tags=[Bot.user, Bot.tools])
+    ) as remote:
+        tasks: list[Task[Any]] = [TaskWithoutGoal("talk")]
+        mine = controller(remote, {Bot.user}, tasks, controller_class=QuintainController, on_host_lost=on_host_lost)
+        result = await mine.run()
+    assert mine.retries == retries
+    assert [task.stop_reason for task in result.task_results] == ["done" if retries else "error"]
+
+
+async def test_a_scope_that_touches_none_of_the_targets_tags_is_refused_unless_allowed(
+    host: ThreadHost, broker_url: str
+) -> None:
+    host.serve(lambda: Bot(do_nothing))
+    tags = [Bot.user, Bot.tools]
+    with contextlib.closing(remote_factory(host.name, prefetch=0, url=broker_url, tags=tags)) as remote:
+        reasons = []
+        for allowed in (False, True):
+            tasks: list[Task[Any]] = [TaskWithoutGoal("talk")]
+            asked = controller(remote, {USER_TAG}, tasks, controller_class=QuintainController, allow_untouched=allowed)
+            reasons += [task.stop_reason for task in (await asked.run()).task_results]
+    assert reasons == ["error", "done"]
 
 
 # Several at once.
