@@ -243,6 +243,46 @@ async def test_a_driver_that_was_killed_leaves_no_wait_for_the_next(
         await target.teardown()
 
 
+async def test_a_second_run_on_one_lease_ends_the_first_with_an_error(host: ThreadHost, remote: RemoteFactory) -> None:
+    async def ask(target: Any, emit: Emit, send: Send) -> None:
+        await send(target.request_event("question"))
+
+    async def never(event: Any) -> Any:
+        await asyncio.Event().wait()
+
+    host.serve(lambda: Bot(ask))
+    target = remote.create()
+    first = asyncio.create_task(Controller(QUINTAIN_TYPES, never).drive(target))
+    await wait_until(lambda: host.instances[0].total_runs == 1)
+    async with asyncio.timeout(5):
+        await controller().drive(target)
+        with pytest.raises(RuntimeError, match="another run"):
+            await first
+    await target.teardown()
+
+
+async def test_a_drivers_cancelled_error_is_raised_in_the_target_and_ends_the_run(
+    host: ThreadHost, remote: RemoteFactory
+) -> None:
+    async def ask(target: Any, emit: Emit, send: Send) -> None:
+        try:
+            await send(target.request_event("question"))
+        except Exception as error:
+            target.notes.append(str(error))
+            raise
+
+    async def cancelled(event: Any) -> Any:
+        raise asyncio.CancelledError
+
+    host.serve(lambda: Bot(ask))
+    target = remote.create()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await Controller(QUINTAIN_TYPES, cancelled).drive(target)
+    assert "CancelledError" in host.instances[0].notes[0]
+    await target.teardown()
+
+
 async def test_leases_are_made_ahead_and_replaced(host: ThreadHost, connection_thread: ConnectionThread) -> None:
     with RemoteFactory(host.name, concurrency=1, connection=connection_thread) as factory:
         await wait_until(lambda: len(host.instances) == 1)

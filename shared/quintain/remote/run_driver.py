@@ -75,6 +75,10 @@ class RunDriver:
             with contextlib.suppress(HostLost):
                 await self._executor.run(self._finish())
 
+    def supersede(self) -> None:
+        """End the run with a `RuntimeError`, because another run is started on its lease."""
+        self._call_in_application(self._end, RuntimeError("The run was ended: another run was started on its lease"))
+
     # The following methods run on the connection's loop.
 
     async def _start(self) -> None:
@@ -158,7 +162,10 @@ class RunDriver:
         try:
             event = self._codec.event(item.event, timestamp=local_now())
             response = write_response(await self._send_event(event))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if self._ended.done():
+                # The run has ended, and its tasks are cancelled.
+                raise
             # Whatever the handler raises is raised in the target, and comes back from there as the same object.
             response = WireResponse(failure=self._lease.exceptions.to_failure(error))
         self._executor.call_soon(self._channel.respond, item.seq, response)

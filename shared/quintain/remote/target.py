@@ -33,6 +33,7 @@ class RemoteTarget:
         self._descriptor: TargetDescriptor | None = lease.descriptor
         self._output_queue = RunOutputQueue(lease.bus)
         self._session: ChildSession | None = None
+        self._driver: RunDriver | None = None
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -106,7 +107,15 @@ class RemoteTarget:
         self._descriptor = None
         if self._lease.ended:
             raise self._lease.host_lost_error()
-        await RunDriver(self._connection, self._lease, self._output_queue, self._codec, emit, send_event).run()
+        if self._driver is not None:
+            self._driver.supersede()
+        driver = RunDriver(self._connection, self._lease, self._output_queue, self._codec, emit, send_event)
+        self._driver = driver
+        try:
+            await driver.run()
+        finally:
+            if self._driver is driver:
+                self._driver = None
 
     async def reset_ephemeral_state(self) -> None:
         """Clear the state of the last run; does nothing if the host is gone."""
