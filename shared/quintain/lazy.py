@@ -36,6 +36,7 @@ def lazy_exports(
         return value
 
     def names_of() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of})
+        # Without submodules and imports: completion in an editor or a notebook shows what users call.
+        return sorted(module_of)
 
     return get, names_of

@@ -7,6 +7,7 @@ leads to an error at the deadline and not to an endless wait. A call whose task 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 
@@ -59,23 +60,38 @@ class Client:
         target: str | None = None,
         system_prompt: str | None = None,
         messages: Sequence[ChatMessage] | None = None,
-        settings: InvokeSettings | None = None,
+        settings: InvokeSettings | Mapping[str, object] | None = None,
+        timeout: float = DEFAULT_DEADLINE_SECONDS,
+        request_id: str | None = None,
     ) -> Result:
         """Invoke a target, by default the session's own default target.
 
-        ``question`` or ``messages`` is required, not both. Raises a `Fault`; see `send`.
+        - ``question`` or ``messages`` is required, not both.
+        - ``settings``: an `InvokeSettings`, or its fields as a mapping.
+        - ``timeout`` is the call's deadline in seconds from now, waiting in queues included. The call then ends
+          in the fleet too.
+        - ``request_id`` is the idempotency key: the same id is the same call, charged once, with the same result.
+
+        Raises a `Fault`: `Expired` at the deadline, `BadRequest` for invalid arguments; see `send`.
 
         Example::
 
-            result = await client.invoke("What is the capital of France?", target="judge")
+            result = await client.invoke("What is 2 + 2?", target="judge", settings={"temperature": 0}, timeout=30)
         """
-        message_list = None if messages is None else list(messages)
-        fields = {"question": question, "target": target, "system_prompt": system_prompt, "settings": settings}
+        if not 0 < timeout < math.inf:
+            raise BadRequest(f"timeout: a number of seconds above 0 is needed, not {timeout}")
+        fields = {
+            "question": question,
+            "target": target,
+            "system_prompt": system_prompt,
+            "messages": None if messages is None else list(messages),
+            "settings": dict(settings) if isinstance(settings, Mapping) else settings,
+        }
         try:
-            request = InvokeRequest.model_validate({**fields, "messages": message_list})
+            request = InvokeRequest.model_validate(fields)
         except ValidationError as error:
             raise BadRequest(describe_validation_error(error)) from None
-        return await self.send(request)
+        return await self.send(request, request_id=request_id, deadline_seconds=timeout)
 
     async def send(
         self,
@@ -230,7 +246,12 @@ class Client:
 
     async def close_children(self) -> session_messages.Info:
         """Close all children of the session permanently, and return the session's counters. What they reserved and did
-        not use is this session's again."""
+        not use is this session's again.
+
+        Example::
+
+            await client.close_children()
+        """
         return await self._call(CLOSE_CHILDREN, session_messages.CloseChildren())
 
     async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:

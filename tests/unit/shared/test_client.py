@@ -201,6 +201,27 @@ async def test_a_bad_request_is_said_before_any_io(ask: dict[str, object]) -> No
         await client.invoke(**ask)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"timeout": 0}, {"timeout": float("nan")}, {"settings": {"temperature": "warm"}}]
+)
+async def test_an_invalid_timeout_or_setting_is_a_bad_request(
+    lone_client: LoneClient, arguments: dict[str, object]
+) -> None:
+    with pytest.raises(BadRequest, match=next(iter(arguments))):
+        await lone_client.client.invoke("x", **arguments)  # type: ignore[arg-type]
+
+
+async def test_an_invoke_has_a_deadline_and_settings_of_a_mapping(lone_client: LoneClient) -> None:
+    await lone_client.consume_target_queue()
+    with pytest.raises(Expired):
+        await lone_client.client.invoke("x", target="a", settings={"temperature": 0.5}, timeout=0.05, request_id="mine")
+    sent = await lone_client.deliveries.get()
+    assert sent.headers[REQUEST_ID_HEADER] == "mine"
+    settings = InvokeRequest.from_wire(sent.body).settings
+    assert settings is not None
+    assert settings.temperature == 0.5
+
+
 async def test_a_fault_is_raised_as_what_it_is(fleet: MemoryFleet) -> None:
     async with fleet.client("echo") as client:
         with pytest.raises(UnknownTarget, match="Unknown target 'nope'. Available: echo, broken") as unknown:
@@ -215,7 +236,7 @@ async def test_a_fault_is_raised_as_what_it_is(fleet: MemoryFleet) -> None:
 async def test_the_same_request_id_is_the_same_call(fleet: MemoryFleet) -> None:
     async with fleet.client("echo", max_calls=1) as client:
         first = await client.send(InvokeRequest(question="x"), request_id="mine")
-        again = await client.send(InvokeRequest(question="x"), request_id="mine")
+        again = await client.invoke("x", request_id="mine")
         assert (first.replayed, again.replayed) == (False, True)
         assert again.raw_text == first.raw_text
         with pytest.raises(RequestConflict):
