@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quintain_runner.progress.terminal_text import plain_line
     from quintain_runner.report.comparison import Comparison, compare_runs
     from quintain_runner.report.comparison_text import comparison_lines, comparison_tables, conclusion
-    from quintain_runner.report.csv_file import write_csv
+    from quintain_runner.report.csv_file import flat_rows, write_csv
     from quintain_runner.report.junit import write_junit
     from quintain_runner.report.markdown import write_markdown
     from quintain_runner.report.run_record import Origin, planned_targets
@@ -85,7 +85,7 @@ else:
             "quintain_runner.progress.terminal_text": ("plain_line",),
             "quintain_runner.report.comparison": ("Comparison", "compare_runs"),
             "quintain_runner.report.comparison_text": ("comparison_lines", "comparison_tables", "conclusion"),
-            "quintain_runner.report.csv_file": ("write_csv",),
+            "quintain_runner.report.csv_file": ("flat_rows", "write_csv"),
             "quintain_runner.report.junit": ("write_junit",),
             "quintain_runner.report.markdown": ("write_markdown",),
             "quintain_runner.report.run_record": ("Origin", "planned_targets"),
@@ -185,6 +185,7 @@ __all__ = [
     "evaluation_schema",
     "exclusive_lock",
     "exit_line",
+    "flat_rows",
     "format_share_interval",
     "grader_kind",
     "graders_without_session",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quintain_runner.report.escaping import csv_cell
@@ -23,31 +23,32 @@ def write_csv(path: Path, report: RunReport) -> None:
 
     Raises `QuintainError` if the file cannot be written.
     """
-    graders = list(
-        dict.fromkeys(name for statistics in report.analysis.targets.values() for name in statistics.graders)
-    )
+    columns, rows = flat_rows(report)
     with atomic_write(path, mode=0o666) as file:
         file.write(codecs.BOM_UTF8)
         writer = csv.writer(codecs.getwriter("utf-8")(file))
-        grader_columns = [f"{name} {what}" for name in graders for what in ("score", "pass")]
-        prompt_column = ("prompt",) if report.run.configuration.prompts else ()
-        stale_column = ("stale",) if report.stale_rows else ()
-        columns = (
-            "case_id",
-            "target",
-            *prompt_column,
-            *_LEADING_COLUMNS,
-            *grader_columns,
-            *_TRAILING_COLUMNS,
-            *stale_column,
-        )
         writer.writerow([csv_cell(name) for name in columns])
+        for row in rows:
+            writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in row])
+
+
+def flat_rows(report: RunReport) -> tuple[list[str], Iterator[list[Cell]]]:
+    """The columns of a report's rows, and the cells of each row, read as they are needed."""
+    graders = list(
+        dict.fromkeys(name for statistics in report.analysis.targets.values() for name in statistics.graders)
+    )
+    has_prompts, has_stale = bool(report.run.configuration.prompts), bool(report.stale_rows)
+    columns = ["case_id", "target", *(["prompt"] if has_prompts else []), *_LEADING_COLUMNS]
+    columns += [f"{name} {what}" for name in graders for what in ("score", "pass")]
+    columns += [*_TRAILING_COLUMNS, *(["stale"] if has_stale else [])]
+
+    def cells() -> Iterator[list[Cell]]:
         for row in report.rows():
-            stale = ["; ".join(row.stale or ())] if stale_column else []
-            names = (row.case_id, row.target, *([row.prompt] if prompt_column else []))
-            writer.writerow(
-                [csv_cell(cell) if isinstance(cell, str) else cell for cell in (*names, *_cells(row, graders), *stale)]
-            )
+            names: list[Cell] = [row.case_id, row.target, *([row.prompt] if has_prompts else [])]
+            stale: list[Cell] = ["; ".join(row.stale or ())] if has_stale else []
+            yield [*names, *_cells(row, graders), *stale]
+
+    return columns, cells()
 
 
 def _cells(row: Row, graders: Sequence[str]) -> list[Cell]:

@@ -53,7 +53,7 @@ class Client:
         """Wait a few seconds for cancellations that are being sent; `quintain.connect` calls this at its end."""
         await self._transport.close()
 
-    async def invoke(
+    async def invoke(  # noqa: PLR0913 -- the fields of a request by name, and the call's own two
         self,
         question: str | None = None,
         *,

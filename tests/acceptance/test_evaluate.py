@@ -1,0 +1,70 @@
+"""Evaluations from Python: rows as objects and as a table, graders as functions, also while an event loop runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import quintain
+from quintain_cli.evaluation import evaluate, run
+
+GRADERS = """
+import quintain
+
+@quintain.grader
+def brief(output: str) -> bool:
+    return len(output) < 3
+"""
+CASES = [
+    {"id": "a", "question": "x", "expected": "x"},
+    quintain.Case(id="b", question="long", expected="no", metadata={"level": 2}),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "quintain.yaml").write_text("targets: {echo: {provider: mock}}\n")
+    (tmp_path / "own_graders.py").write_text(GRADERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("QUINTAIN_BROKER_URL", "QUINTAIN_GATEWAY_URL", "QUINTAIN_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_cases_are_evaluated_and_only_what_is_new_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_graders = __import__("own_graders")
+    result = evaluate(CASES, "echo", ["exact", own_graders.brief])
+    scores = {(row.case_id, row.target): row.score for row in result.rows}
+    assert scores == {("a", "echo"): 1.0, ("b", "echo"): 0.0}
+    assert (result.mean_score, result.exit_code, result.folder) == (0.5, 0, Path("runs/evaluate"))
+    again = evaluate([*CASES, {"id": "c", "question": "y", "expected": "y"}], "echo", ["exact", own_graders.brief])
+    assert (len(again.rows), again.report.summary.calls) == (3, 3)
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows)))  # type: ignore[arg-type]
+    columns, rows = again.to_pandas()
+    first = dict(zip(columns, rows[0], strict=True))
+    assert (first["case_id"], first["score"], first["exact pass"], first["brief pass"]) == ("a", 1.0, 1, 1)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(quintain.ConfigError, match="pandas"):
+        again.to_pandas()
+
+
+async def test_a_file_is_run_while_an_event_loop_runs(folder: Path) -> None:
+    (folder / "cases.jsonl").write_text('{"id": "a", "question": "x", "expected": "x"}\n')
+    (folder / "eval.yaml").write_text("dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n")
+    result = run("eval.yaml")
+    assert [row.graders["same"].passed for row in result.rows] == [True]
+    assert result.folder == Path("runs/eval")
+
+
+def test_a_grader_that_no_process_can_import_is_an_error(folder: Path) -> None:
+    @quintain.grader
+    def local(output: str) -> bool:
+        return True
+
+    with pytest.raises(quintain.ConfigError, match="module"):
+        evaluate(CASES, "echo", [local])
+    assert not (folder / "runs").exists()
