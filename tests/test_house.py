@@ -71,6 +71,7 @@ RUN_BY = {
     "quintain rescore": "tests/acceptance/test_changed_evaluation.py",
     "quintain report": "tests/acceptance/test_run_output.py",
     "quintain view": "tests/acceptance/test_view.py",
+    "quintain export": "tests/acceptance/test_export.py",
     "quintain compare": "tests/acceptance/test_run_output.py",
     "quintain schema eval": "tests/acceptance/test_check.py",
     "quintain schema config": "tests/acceptance/test_check.py",

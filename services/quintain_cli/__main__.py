@@ -24,6 +24,7 @@ COMMANDS: CommandTable = {
         "Show the results of a run, also as HTML, JUnit, Markdown or CSV.",
     ),
     "view": ("quintain_cli.commands.view:view", "Show runs in a browser, on this machine only."),
+    "export": ("quintain_cli.commands.export:export", "Write the rows of a run in the format of another tool."),
     "compare": ("quintain_cli.commands.compare:compare", "Compare two runs case by case, with significance tests."),
     "up": ("quintain_cli.commands.up:up", "Run all services in this process."),
     "invoke": ("quintain_cli.commands.invoke:invoke", "Call a target and print its answer."),

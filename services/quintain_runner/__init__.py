@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from quintain_runner.report.comparison import Comparison, compare_runs
     from quintain_runner.report.comparison_text import comparison_lines, comparison_tables, conclusion
     from quintain_runner.report.csv_file import flat_rows, write_csv
+    from quintain_runner.report.inspect_log import write_inspect_logs
     from quintain_runner.report.junit import write_junit
     from quintain_runner.report.markdown import write_markdown
     from quintain_runner.report.run_record import Origin, planned_targets
@@ -86,6 +87,7 @@ else:
             "quintain_runner.report.comparison": ("Comparison", "compare_runs"),
             "quintain_runner.report.comparison_text": ("comparison_lines", "comparison_tables", "conclusion"),
             "quintain_runner.report.csv_file": ("flat_rows", "write_csv"),
+            "quintain_runner.report.inspect_log": ("write_inspect_logs",),
             "quintain_runner.report.junit": ("write_junit",),
             "quintain_runner.report.markdown": ("write_markdown",),
             "quintain_runner.report.run_record": ("Origin", "planned_targets"),
@@ -211,6 +213,7 @@ __all__ = [
     "unaccounted_calls_note",
     "unavailable_grader_notes",
     "write_csv",
+    "write_inspect_logs",
     "write_junit",
     "write_markdown",
 ]

@@ -8,6 +8,7 @@ import pytest
 
 from clients.tool_session import ToolSession, assert_sent
 from support.client_tools import ClientTool
+from support.command_line import command_line
 
 pytestmark = [pytest.mark.tool("inspect"), pytest.mark.timeout(2000)]
 
@@ -59,3 +60,26 @@ async def test_every_parameter_arrives_and_the_overflow_fails_alone(session: Too
             },
         )
         assert 50 in (body.get("max_tokens"), body.get("max_completion_tokens"))
+
+
+READ = """
+import sys
+from inspect_ai.log import read_eval_log
+for path in sys.argv[1:]:
+    log = read_eval_log(path)
+    assert read_eval_log(path, header_only=True).results == log.results
+    print(log.status, log.eval.model, len(log.samples), log.results.scores[0].metrics["mean"].value)
+"""
+
+
+async def test_its_own_reader_opens_an_exported_run(session: ToolSession, tool: ClientTool) -> None:
+    session.write("quintain.yaml", "targets: {echo: {provider: mock}}\n")
+    session.write("cases.jsonl", '{"id": "a", "question": "x", "expected": "x"}\n')
+    session.write("eval.yaml", "dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n")
+    session.write("read.py", READ)
+    with command_line(session.folder) as shell:
+        shell.run("run", "eval.yaml")
+        shell.run("export", "runs/eval", "--to", "inspect", "--output", "exported")
+    ended = await session.run("python read.py exported/*.json", tool)
+    assert ended.code == 0, ended
+    assert ended.stdout.split() == ["success", "echo", "1", "1.0"]

@@ -1,0 +1,45 @@
+"""``quintain export``: writes the rows of a run in the format of another tool."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain_cli.console import print_stderr, run_command, stdout_console
+from quintain_runner import read_report, write_csv, write_inspect_logs
+
+
+class ExportFormat(StrEnum):
+    """The formats of ``quintain export``."""
+
+    INSPECT = "inspect"
+    CSV = "csv"
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A results folder, such as runs/eval.")],
+    to: Annotated[ExportFormat, typer.Option(help="inspect: a log for each target; csv: a line for each row.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The folder of the logs, or the CSV file; default: in the results folder.")
+    ] = None,
+) -> None:
+    """Write the rows of a run in the format of another tool. No call is made.
+
+    Prints the path of each file.
+    """
+    for path in run_command(_export(folder, to, output)):
+        stdout_console().print(str(path), markup=False, soft_wrap=True)
+    if to is ExportFormat.INSPECT:
+        print_stderr(f"next   inspect view --log-dir {output or folder / 'inspect'}")
+
+
+async def _export(folder: Path, to: ExportFormat, output: Path | None) -> list[Path]:
+    report = read_report(folder)
+    if to is ExportFormat.INSPECT:
+        return write_inspect_logs(output or folder / "inspect", report)
+    path = output or folder / "rows.csv"
+    write_csv(path, report)
+    return [path]
