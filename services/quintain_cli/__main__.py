@@ -103,7 +103,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Call any model or agent by name, from any evaluation tool, under one budget that cannot be overspent.",
     epilog="Start with: quintain init, then quintain run eval.yaml. "
-    "Exit codes: 0 passed, 1 errors, 2 usage, 3 below the threshold, 4 budget spent.",
+    "Exit codes: 0 passed, 1 errors, 2 usage, 3 below the threshold, 4 budget spent, 130 Ctrl-C.",
 )
 
 

@@ -72,11 +72,14 @@ NOISY_LOGGERS = ("aiormq", "aio_pika", "httpx2", "httpcore2", "uvicorn")
 
 EXIT_OK, EXIT_ERRORS, EXIT_USAGE, EXIT_BELOW_THRESHOLD, EXIT_BUDGET_SPENT = 0, 1, 2, 3, 4
 
+#: Of a command that SIGINT (Ctrl-C) ended: 128 and the signal's number.
+EXIT_INTERRUPTED = 130
+
 #: What to do about an error, by its type.
 ERROR_HINTS: tuple[tuple[type[QuintainError], str], ...] = (
     (
         Unauthorized,
-        "next   set QUINTAIN_SESSION_TOKEN (for sessions: the QUINTAIN_ADMIN_TOKEN of the metadata service)",
+        "next   the token was refused: it must be that of an open session of this ledger, or its admin token",
     ),
     (BudgetExhausted, "next   quintain info shows what is left; an administrator can raise the limit"),
 )
@@ -124,7 +127,7 @@ def run_command(coroutine: Coroutine[Any, Any, ResultT], *, as_json: bool = Fals
         raise typer.Exit(EXIT_OK) from None
     except KeyboardInterrupt:
         print_stderr("interrupted")
-        raise typer.Exit(130) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except QuintainError as error:
         exit_with_error(error, as_json=as_json)
 

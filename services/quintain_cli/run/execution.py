@@ -17,6 +17,7 @@ from quintain.errors import ConfigError
 from quintain.runtime.gc import reduce_gc_frequency
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.console import (
+    EXIT_INTERRUPTED,
     escape_for_terminal,
     format_count,
     print_json,
@@ -65,7 +66,7 @@ def run_and_report(options: RunOptions, command: str) -> int:
     try:
         report = run_command(execute_run(options, command), as_json=options.as_json, service="run")
     except typer.Exit as exit_request:
-        if exit_request.exit_code == INTERRUPTED_EXIT_CODE:
+        if exit_request.exit_code == EXIT_INTERRUPTED:
             print_stderr(f"next   the rows written are kept; this command resumes: {resume_command}")
         raise
     if options.as_json:
@@ -73,9 +74,6 @@ def run_and_report(options: RunOptions, command: str) -> int:
     else:
         print_report(report, resume_command)
     return int(report.summary.exit_code)
-
-
-INTERRUPTED_EXIT_CODE = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

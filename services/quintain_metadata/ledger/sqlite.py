@@ -284,8 +284,9 @@ def _lock_file(path: str) -> int | None:
     except OSError:
         os.close(handle)
         raise LedgerInUse(
-            f"The ledger {path} is open in another process: SQLite serves one metadata service. Stop that one, or "
-            "give this one another QUINTAIN_LEDGER_URL"
+            f"The ledger {path} is open in another process: SQLite serves one metadata service, and "
+            "`quintain up` and `quintain serve metadata` have the same file by default. Stop that one, or give "
+            "this one another QUINTAIN_LEDGER_URL"
         ) from None
     return handle
 

@@ -205,6 +205,7 @@ def test_the_exit_codes() -> None:
             console.EXIT_USAGE,
             console.EXIT_BELOW_THRESHOLD,
             console.EXIT_BUDGET_SPENT,
+            console.EXIT_INTERRUPTED,
         ],
         "of a run": {one.name: int(one) for one in ExitCode},
         "of an error": {kind.__name__: console.exit_code(kind()) for kind in classes_of(errors, QuintainError)},
