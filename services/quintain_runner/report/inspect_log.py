@@ -47,7 +47,7 @@ def write_inspect_logs(folder: Path, report: RunReport) -> list[Path]:
 def _write_log(path: Path, report: RunReport, column: str) -> None:
     """Write what is computed from all rows, then each sample: Inspect reads a log's header up to the samples."""
     header = {**_header(report, column), "results": _results(row for row in report.rows() if row.column == column)}
-    with atomic_write(path) as file:
+    with atomic_write(path, mode=0o666) as file:
         file.write(_to_json(header)[:-1] + b',"samples":[')
         separator = b"\n"
         for row in report.rows():
