@@ -22,7 +22,6 @@ from quintain.asyncapi.messages import (
 )
 from quintain.routes import DESCRIBE_HOST, INVOKE, LEASE, ROUTES, Route
 from quintain.topology import (
-    admit_topology,
     CANCEL,
     HOST,
     METADATA_TOPOLOGY,
@@ -31,6 +30,7 @@ from quintain.topology import (
     Exchange,
     Queue,
     Topology,
+    admit_topology,
     cancel_topology,
     discovery_topology,
     host_topology,

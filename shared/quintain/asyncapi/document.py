@@ -73,7 +73,8 @@ def _operations() -> Node:
 
 
 def _route_operation(route: Route[Any, Any]) -> Node:
-    node = _operation("receive", channel_of(route), [request_message(route), *([INVOKE_GROUP] if route is INVOKE else [])])
+    requests = [request_message(route), *([INVOKE_GROUP] if route is INVOKE else [])]
+    node = _operation("receive", channel_of(route), requests)
     persistent = {"deliveryMode": 2} if route is INVOKE else {}
     node["bindings"] = {"amqp": {**persistent, "mandatory": True, "ack": True, "bindingVersion": "0.3.0"}}
     if has_reply(route):
