@@ -79,7 +79,8 @@ EXIT_INTERRUPTED = 130
 ERROR_HINTS: tuple[tuple[type[QuintainError], str], ...] = (
     (
         Unauthorized,
-        "next   the token was refused: it must be that of an open session of this ledger, or its admin token",
+        "next   the token was refused: QUINTAIN_SESSION_TOKEN is that of an open session, QUINTAIN_ADMIN_TOKEN the "
+        + "metadata service's own",
     ),
     (BudgetExhausted, "next   quintain info shows what is left; an administrator can raise the limit"),
 )

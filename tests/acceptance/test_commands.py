@@ -38,6 +38,7 @@ HELP = {
     ("report",): "as HTML, JUnit",
     ("compare",): "case by case",
     ("view",): "browser",
+    ("export",): "in the format of another tool",
     ("up",): "all services in this process",
     ("invoke",): "Call a target",
     ("info",): "counters",

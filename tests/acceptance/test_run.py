@@ -73,7 +73,7 @@ def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[CommandRes
 def test_the_readme_shows_this_very_output(undisturbed: tuple[CommandResult, Path]) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     (block,) = re.findall(
-        r"^```sh\nquintain run eval\.yaml\n```\n\n```\n(.*?)^```$", readme[:5000], re.DOTALL | re.MULTILINE
+        r"^```sh\nquintain run eval\.yaml\n```\n\n```(?:text)?\n(.*?)^```$", readme[:5000], re.DOTALL | re.MULTILINE
     )
     assert block.splitlines() == [line.rstrip() for line in undisturbed[0].stdout.splitlines()]
 

@@ -1,4 +1,4 @@
-"""A browser for all tests of a process, and a server of runs for each file."""
+"""A browser and a server of runs for each file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from support.browser import running_browser
 from support.servers.errors import ServerUnavailable
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium; where it cannot be had the tests fail, because nothing else shows that the pages work."""
+    """Chromium, until the file's end: Playwright runs an event loop in this thread, which no other test may meet.
+
+    Where it cannot be had the tests fail, because nothing else shows that the pages work.
+    """
     try:
         with running_browser(print) as browser:
             yield browser

@@ -63,7 +63,7 @@ def decode_group(body: bytes) -> list[GroupItem]:
     """Return the items of a group, in order.
 
     Raises `PayloadTooLarge` for more items or bytes than a group may have, and `BadRequest` where a length or a head is
-    wrong, or two items have one correlation id: then none of the items can be told from the others.
+    wrong. Two replies may have one correlation id: a call may be answered twice.
     """
     if len(body) > MAX_GROUP_BYTES:
         raise PayloadTooLarge(f"The group has {len(body)} bytes; the limit is {MAX_GROUP_BYTES}")
@@ -84,8 +84,6 @@ def decode_group(body: bytes) -> list[GroupItem]:
         items.append(_item(number, body[head_start:body_start], body[body_start:offset]))
     if not items:
         raise BadRequest("group: it has no items")
-    if len({item.correlation_id for item in items}) < len(items):
-        raise BadRequest("group: two items have one correlationId")
     return items
 
 

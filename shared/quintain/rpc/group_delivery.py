@@ -144,6 +144,8 @@ def split_group(delivery: Delivery) -> list[GroupedDelivery]:
 
 def _require_calls(items: Sequence[GroupItem]) -> None:
     """Raise `BadRequest` where these items are not calls of one session."""
+    if len({item.correlation_id for item in items}) < len(items):
+        raise BadRequest("group: two requests have one correlationId: their replies could not be told apart")
     seen = set[object]()
     for number, item in enumerate(items, 1):
         if item.type:

@@ -67,6 +67,7 @@ def run_sessions(folder: Path, stored: Client) -> RunSessions:
     budget = RunBudget(
         default_target="bot",
         max_calls=1000,
+        max_body_bytes=None,
         is_explicit=True,
         label="run",
         token_path=folder / "session-token",

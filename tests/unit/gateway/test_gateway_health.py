@@ -25,6 +25,7 @@ from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server.app import build_app
 from quintain_gateway.server.bind import BindAddress
 from quintain_gateway.server.server import serve_app
+from quintain_metadata.instrumentation import OUTAGE_MESSAGE
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.service.service import MetadataService, running_metadata
 from support.gateway_client import GatewayClient, open_gateway_client
@@ -104,7 +105,7 @@ async def test_ready_says_that_the_ledger_is_out_of_reach(monkeypatch: pytest.Mo
     async with gateway(memory) as (url, _), open_gateway_client(url) as door:
         assert await door.get("/health/ready") == (
             503,
-            {"status": "unready", "reason": "The ledger cannot be reached: the disk is full"},
+            {"status": "unready", "reason": OUTAGE_MESSAGE},
         )
     await service.stop()
     await ledger.close()

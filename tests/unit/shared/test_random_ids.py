@@ -25,6 +25,7 @@ def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
         "attempt_id": "a",
         "target": "bot",
         "body_sha256": "b",
+        "body_bytes": None,
         "deadline": 5,
         "problem": None,
         "traceparent": None,
