@@ -79,8 +79,7 @@ EXIT_INTERRUPTED = 130
 ERROR_HINTS: tuple[tuple[type[QuintainError], str], ...] = (
     (
         Unauthorized,
-        "next   the token was refused: QUINTAIN_SESSION_TOKEN is that of an open session, QUINTAIN_ADMIN_TOKEN the "
-        + "metadata service's own",
+        "next   the token was refused: QUINTAIN_SESSION_TOKEN, or for sessions QUINTAIN_ADMIN_TOKEN, is another one's",
     ),
     (BudgetExhausted, "next   quintain info shows what is left; an administrator can raise the limit"),
 )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli.console import print_stderr, run_command, stdout_console
+from quintain_cli.console import print_json, print_stderr, run_command, stdout_console
 from quintain_runner import read_report, write_csv, write_inspect_logs
 
 
@@ -25,12 +25,17 @@ def export(
     output: Annotated[
         Path | None, typer.Option(help="The folder of the logs, or the CSV file; default: in the results folder.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the paths, as JSON.")] = False,
 ) -> None:
     """Write the rows of a run in the format of another tool. No call is made.
 
     Prints the path of each file.
     """
-    for path in run_command(_export(folder, to, output)):
+    paths = run_command(_export(folder, to, output), as_json=as_json)
+    if as_json:
+        print_json({"files": [str(path) for path in paths]})
+        return
+    for path in paths:
         stdout_console().print(str(path), markup=False, soft_wrap=True)
     if to is ExportFormat.INSPECT:
         print_stderr(f"next   inspect view --log-dir {output or folder / 'inspect'}")
