@@ -92,7 +92,7 @@ def create_environment(home: Path) -> None:
     with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
         archive.extractall(source, filter="data")
     run_step(
-        [*pip, "install", SUPERRED, CHATBOT, *TOOLS, "--editable", f"{REPOSITORY}[cli,postgres,superred]"],
+        [*pip, "install", SUPERRED, CHATBOT, *TOOLS, "--editable", f"{REPOSITORY}[postgres,superred]"],
         f"installing {SUPERRED}",
     )
 

@@ -26,7 +26,7 @@ PROVIDERS: Final[Mapping[str, ProviderChoice]] = {
     "openai": ProviderChoice(
         key="OPENAI_API_KEY",
         target={"provider": "openai", "model": "gpt-4o-mini", "api_key": "${{ OPENAI_API_KEY }}"},
-        comment="OPENAI_API_KEY is read from the environment when the evaluation runs.",
+        comment="OPENAI_API_KEY is read from the environment. Needs: pip install 'quintain[openai]'",
     ),
     "anthropic": ProviderChoice(
         key="ANTHROPIC_API_KEY",
@@ -36,7 +36,7 @@ PROVIDERS: Final[Mapping[str, ProviderChoice]] = {
     "ollama": ProviderChoice(
         key=None,
         target={"provider": "openai", "model": "llama3.2", "base_url": "http://127.0.0.1:11434/v1"},
-        comment="Any server with OpenAI's API: set its base_url and a model that it serves.",
+        comment="Any server with OpenAI's API: set its base_url and a model. Needs: pip install 'quintain[openai]'",
     ),
     "mock": ProviderChoice(
         key=None,

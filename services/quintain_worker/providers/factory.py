@@ -44,7 +44,7 @@ _FACTORIES = {
 }
 
 #: The kinds that need an extra of the same name.
-_WITH_EXTRA = frozenset({"anthropic"})
+_WITH_EXTRA = frozenset({"anthropic", "openai"})
 
 
 def build_provider(name: str, target: TargetConfig, context: ProviderContext) -> Provider:

@@ -1,4 +1,4 @@
-"""Models behind the OpenAI API or a compatible server."""
+"""Models behind the OpenAI API or a compatible server. Needs ``quintain[openai]``."""
 
 from __future__ import annotations
 
