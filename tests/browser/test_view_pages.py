@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from quintain_runner.results.row import Row
 from quintain_runner.results.row_content import RowCase
@@ -87,28 +87,34 @@ def test_the_token_is_taken_out_of_the_address_and_without_it_nothing_is_shown(
         expect(page.locator("#enter-message")).to_contain_text("start quintain view again")
 
 
+def press(page: Page, key: str) -> None:
+    """Press a key once the page's script has run: a key that comes before it does nothing."""
+    page.wait_for_load_state()
+    page.keyboard.press(key)
+
+
 def test_the_keyboard_reaches_every_page(visitor: ViewPage) -> None:
     page = visitor.go("/")
-    page.keyboard.press("j")
-    page.keyboard.press("Enter")
+    press(page, "j")
+    press(page, "Enter")
     expect(page.locator(".matrix")).to_be_visible()
-    page.keyboard.press("/")
+    press(page, "/")
     page.keyboard.type("case-007")
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     expect(page.locator(".matrix tbody tr")).to_have_count(1)
-    page.keyboard.press("j")
-    page.keyboard.press("Enter")
+    press(page, "j")
+    press(page, "Enter")
     expect(page.locator("h1")).to_have_text("case-007")
-    page.keyboard.press("u")
+    press(page, "u")
     expect(page.locator("#q")).to_have_value("case-007")
     page = visitor.go("/run/after/case?id=case-001&at=1")
-    page.keyboard.press("n")
+    press(page, "n")
     expect(page.locator("h1")).to_have_text("case-002")
-    page.keyboard.press("p")
+    press(page, "p")
     expect(page.locator("h1")).to_have_text("case-001")
-    page.keyboard.press("?")
+    press(page, "?")
     expect(page.locator("#keys")).to_be_visible()
-    page.keyboard.press("Escape")
+    press(page, "Escape")
     expect(page.locator("#keys")).to_be_hidden()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from quintain.errors import QuintainError
 from quintain_runner import read_run
 from quintain_view.index.filters import TrialFilter
 from quintain_view.index.rows import RowMoved
+from quintain_view.index.writer import IndexProgress
 from quintain_view.labels.notes import Note, append_note
 from quintain_view.pages.run_list import run_list
 from quintain_view.pages.text import visible
@@ -83,25 +85,33 @@ class _Pages:
         self._folders, self._keeper = folders, keeper
 
     async def runs(self, _: Request) -> Response:
+        seen = await asyncio.to_thread(self._list_version)
         lines = run_list(await asyncio.to_thread(self._folders.sources))
         paths = ", ".join(visible(str(path)) for path in self._folders.paths)
-        return await _page("runs.html", runs=lines, folders=paths)
+        return await _page("runs.html", runs=lines, folders=paths, seen=seen)
 
     async def run(self, request: Request) -> Response:
         name, folder = await self._folder(request)
         progress = await self._keeper.ensure(folder)
+        seen = await asyncio.to_thread(_run_version, folder, progress)
         trial_filter = TrialFilter.from_query(request.query_params.multi_items())
         page = await asyncio.to_thread(
             functools.partial(read_run_page, folder, trial_filter, progress, page=_page_number(request))
         )
         agreements = await asyncio.to_thread(read_agreements, folder)
         return await _page(
-            "run.html", page=page, name=name, agreements=agreements, problem=self._keeper.problems.get(folder)
+            "run.html",
+            page=page,
+            name=name,
+            seen=seen,
+            agreements=agreements,
+            problem=self._keeper.problems.get(folder),
         )
 
     async def case(self, request: Request) -> Response:
         name, folder = await self._folder(request)
-        await self._keeper.ensure(folder)
+        progress = await self._keeper.ensure(folder)
+        seen = await asyncio.to_thread(_run_version, folder, progress)
         case_id = request.query_params.get("id", "")
         page, notes = await self._read(folder, functools.partial(read_case_page, folder, case_id))
         trial_filter = TrialFilter.from_query(request.query_params.multi_items())
@@ -115,6 +125,7 @@ class _Pages:
             "case.html",
             page=page,
             name=name,
+            seen=seen,
             title=visible(name),
             raw_case_id=case_id,
             notes=notes,
@@ -172,12 +183,8 @@ class _Pages:
 
         return await _page("compare.html", page=page, names=(before, name), query=page_query)
 
-    async def list_events(self, _: Request) -> Response:
-        def state() -> object:
-            sources = self._folders.sources()
-            return [(source.name, source.run and (source.run.ended_at, source.run.totals)) for source in sources]
-
-        return _events(state)
+    async def list_events(self, request: Request) -> Response:
+        return _events(request, self._list_version)
 
     async def run_events(self, request: Request) -> Response:
         _, folder = await self._folder(request)
@@ -185,14 +192,11 @@ class _Pages:
         async def on_poll() -> None:
             await self._keeper.ensure(folder, wait_seconds=POLL_SECONDS)
 
-        def state() -> object:
-            try:
-                run = read_run(folder)
-            except QuintainError:
-                return None
-            return results_state(folder), run.ended_at, self._keeper.progress_of(folder)
+        return _events(request, lambda: _run_version(folder, self._keeper.progress_of(folder)), on_poll)
 
-        return _events(state, on_poll)
+    def _list_version(self) -> str:
+        sources = self._folders.sources()
+        return _version([(source.name, source.run and (source.run.ended_at, source.run.totals)) for source in sources])
 
     async def _folder(self, request: Request, parameter: str = "name") -> tuple[str, Path]:
         name = request.path_params[parameter]
@@ -211,25 +215,43 @@ class _Pages:
             return await asyncio.to_thread(read)
 
 
-def _events(state: Callable[[], object], on_poll: Callable[[], Awaitable[None]] | None = None) -> Response:
-    """A stream with an event "changed" each time that `state` is another than before."""
+def _run_version(folder: Path, progress: IndexProgress | None) -> str:
+    try:
+        run = read_run(folder)
+    except QuintainError:
+        return _version(None)
+    return _version((results_state(folder), run.ended_at, progress))
+
+
+def _version(state: object) -> str:
+    """A short name of what a page shows, which is another one for another state."""
+    return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
+
+
+def _events(
+    request: Request, version: Callable[[], str], on_poll: Callable[[], Awaitable[None]] | None = None
+) -> Response:
+    """A stream with an event "changed" each time that the version is another one than before.
+
+    The page names in ``seen`` the version that it shows: what changed before its stream was open is told at once.
+    """
 
     async def stream() -> AsyncIterator[str]:
-        last = await asyncio.to_thread(state)
+        last = request.query_params.get("seen")
         yield "retry: 1000\n\n"
         quiet = 0
         while True:
-            await asyncio.sleep(POLL_SECONDS)
-            if on_poll is not None:
-                await on_poll()
-            now = await asyncio.to_thread(state)
-            quiet += 1
+            now = await asyncio.to_thread(version)
             if now != last:
                 last, quiet = now, 0
                 yield "event: changed\ndata: \n\n"
             elif quiet >= KEEP_ALIVE_POLLS:
                 quiet = 0
                 yield ": still here\n\n"
+            await asyncio.sleep(POLL_SECONDS)
+            quiet += 1
+            if on_poll is not None:
+                await on_poll()
 
     return StreamingResponse(stream(), media_type="text/event-stream")
 
