@@ -41,9 +41,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     endings = config.stash.get(REPORTS, [])
     if endings:
-        form = "long" if is_long() else f"short: {config.stash.get(_DESELECTED, 0)} sieges are left to `make faults`"
+        form = "long" if is_long() else f"short: {config.stash.get(_DESELECTED, 0)} scenarios are left to `make faults`"
         summary = config.pluginmanager.getplugin("quintain-summary")
-        summary.add("faults", *format_table(endings), f"{len(endings)} sieges, the {form}")
+        summary.add("faults", *format_table(endings), f"{len(endings)} scenarios, the {form}")
 
 
 @pytest.fixture

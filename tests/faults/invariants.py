@@ -24,7 +24,7 @@ CONNECTIONS_EACH = 2
 SETTLE_SECONDS, POLL_SECONDS = 40, 0.2
 
 
-#: The lines of the table, in the order of the sieges.
+#: The lines of the table, in the order of the scenarios.
 REPORTS = pytest.StashKey[list[ScenarioReport]]()
 
 
@@ -118,7 +118,7 @@ class InvariantChecker:
 
 
 def invariant_checker(admin: BrokerAdmin, config: pytest.Config) -> InvariantChecker:
-    """A reckoning whose sieges get their lines in the table."""
+    """An `InvariantChecker` whose scenarios get their lines in the table."""
     return InvariantChecker(admin, config.stash.setdefault(REPORTS, []))
 
 

@@ -164,8 +164,8 @@ async def test_the_targets_queue_is_deleted_while_calls_wait_in_it(
     async def strike(fleet: ProcessFleet) -> None:
         await asyncio.to_thread(delete_queues, fleet.broker_url, "quintain.target.bot")
 
-    siege = FaultScenario(fleet, questions, names_target=True, deadline_seconds=12, may_expire=True)
-    after = await siege.run("target's queue deleted", strike)
+    scenario = FaultScenario(fleet, questions, names_target=True, deadline_seconds=12, may_expire=True)
+    after = await scenario.run("target's queue deleted", strike)
     expired = [request_id for request_id, (said,) in after.outcomes.items() if said.is_fault]
     assert expired, "nothing waited in the queue"
     # What was lost in the queue was admitted by nobody, and costs nothing.

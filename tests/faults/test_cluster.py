@@ -76,14 +76,14 @@ async def wait_for_progress(scenario: FaultScenario) -> None:
 async def test_each_node_is_killed_and_calls_go_on(
     load: Load | None, cluster: ClusterUnderTest, fleet: ProcessFleet, invariants: InvariantChecker
 ) -> None:
-    siege = FaultScenario(fleet, QUESTIONS, deadline_seconds=240, load=load)
+    scenario = FaultScenario(fleet, QUESTIONS, deadline_seconds=240, load=load)
 
     async def strike(_: ProcessFleet) -> None:
         # Between them the three have each connection, each reply queue, and the lead of every other queue.
         for node in cluster.nodes:
             async with node_down(node):
-                await wait_for_progress(siege)
+                await wait_for_progress(scenario)
 
-    after = await siege.run("each of three nodes in turn killed -9", strike)
+    after = await scenario.run("each of three nodes in turn killed -9", strike)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)

@@ -121,8 +121,8 @@ async def test_workers_are_killed_at_every_step_in_one_scenario(
             await asyncio.to_thread(process.wait_killed)
 
     more = [*questions, *(f"more {question}" for question in questions)]
-    siege = FaultScenario(stopped_fleet, more, dying=dying, load=load)
-    after = await siege.run("workers killed -9 at every step", strike)
+    scenario = FaultScenario(stopped_fleet, more, dying=dying, load=load)
+    after = await scenario.run("workers killed -9 at every step", strike)
     await invariants.check(stopped_fleet, after)
 
 

@@ -1,4 +1,4 @@
-"""Providers that misbehave over real HTTP, each in its own way, in one siege: what each call cost is known exactly."""
+"""Providers that misbehave over real HTTP, each in its own way: what each call cost is known exactly."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ async def test_a_provider_misbehaves_in_every_way_at_once(
         config = CONFIG.format(url=server.url, timeout=TIMEOUT_SECONDS, tries=TRIES)
         (fleet.folder / "quintain.yaml").write_text(config)
         await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker")
-        siege = FaultScenario(fleet, questions, target="model", provider_counter=lambda: provider.count)
-        after = await siege.run("provider misbehaves", no_fault)
+        scenario = FaultScenario(fleet, questions, target="model", provider_counter=lambda: provider.count)
+        after = await scenario.run("provider misbehaves", no_fault)
         strange = [question for question in questions if not is_as_expected(after, question)]
         assert strange == [], [
             (after.outcomes[name], after.ledger_calls[name], after.provider_calls[name]) for name in strange

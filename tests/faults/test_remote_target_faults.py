@@ -130,7 +130,7 @@ class BotHosts:
 
     def __init__(self, shell: CommandLine, url: str, timings: Timings) -> None:
         self.shell, self.url, self.timings = shell, url, timings
-        self.name = f"siege.{secrets.token_hex(4)}"
+        self.name = f"target.{secrets.token_hex(4)}"
         (shell.folder / "bots.py").write_text(BOTS)
 
     def host(self, *words: str) -> RunningCommand:

@@ -67,7 +67,7 @@ def test_a_worker_stopped_under_load_finishes_what_it_holds(fleet: ProcessFleet)
     stranger.wait(asked[:4])
     assert leaving.stop() == 0
     stranger.wait(asked, seconds=20)
-    # What it had not begun it gave back, and another began it: that nothing was asked twice the sieges count.
+    # What it had not begun it gave back, and another began it. The fault tests count that nothing was asked twice.
     assert {stranger.replies[one][0][0] for one in asked} == {"result"}
     assert fleet.info(session.token)["callCount"] == 40
     stranger.close()

@@ -212,9 +212,7 @@ class AmqpTransport:
 
     async def _default_target(self, ends_at: float) -> str | None:
         seconds = min(OPERATION_TIMEOUT_SECONDS, max(ends_at - asyncio.get_running_loop().time(), 0))
-        headers = {TOKEN_HEADER: self._token}
-        read_info = partial(self._rpc_client.call_route, INFO, GetInfo(), headers, timeout_seconds=seconds)
-        return await self._default_targets.resolve(self._session_id, read_info)
+        return await self._default_targets.resolve(self._session_id, partial(self._read_info, seconds))
 
     async def _send_until_decided(self, call: InvokeCall, request_id: str, ends_at: float) -> Result:
         """Send a request, again with the same request id while no ledger has decided whether its call is charged."""
@@ -260,14 +258,22 @@ class AmqpTransport:
 
     def _publisher(self, target: str) -> Publish | None:
         """Return how to publish a call that may share its message; None where it goes alone."""
-        if self._groups.is_outdated:
-            self._groups.postpone()
-            self._info_task = asyncio.get_running_loop().create_task(self._read_info(), name="read info")
+        is_asking = self._info_task is not None and not self._info_task.done()
+        if target and not is_asking and self._groups.is_outdated(target):
+            self._groups.postpone(target)
+            self._info_task = asyncio.get_running_loop().create_task(self._learn_groups(), name="read info")
         return self._groups.publisher(target)
 
-    async def _read_info(self) -> None:
-        with contextlib.suppress(Fault, BusError):
-            await self._call_operation(INFO, GetInfo())
+    async def _learn_groups(self) -> None:
+        with contextlib.suppress(Fault, BusError, NoAnswer):
+            await self._read_info(OPERATION_TIMEOUT_SECONDS)
+
+    async def _read_info(self, timeout_seconds: float) -> Info:
+        """Ask for what calls need. It names no answered calls: the user's own request for information does."""
+        headers = {TOKEN_HEADER: self._token}
+        info = await self._rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=timeout_seconds)
+        self._groups.learn(info)
+        return info
 
     def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float) -> RpcRequest:
         key = invoke_routing_key(call.request)

@@ -38,23 +38,25 @@ class CallGroups:
         self._slots: dict[str, int] = {}
         #: Target → the average time that a call takes at its provider, in milliseconds.
         self._durations_ms: dict[str, float] = {}
-        self._learned_at = math.inf
+        #: Target → when `info` was last asked about it, on the loop's clock.
+        self._asked_at: dict[str, float] = {}
 
-    @property
-    def is_outdated(self) -> bool:
-        """Whether what was learned is too old."""
-        return asyncio.get_running_loop().time() - self._learned_at > INFO_SECONDS
+    def is_outdated(self, target: str) -> bool:
+        """Whether nothing is known of this target, or what is known is too old."""
+        return asyncio.get_running_loop().time() - self._asked_at.get(target, -math.inf) > INFO_SECONDS
 
     def learn(self, info: Info) -> None:
         """Use what this answer says of the targets that the session may call."""
-        self._learned_at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        self._asked_at = {name: at for name, at in self._asked_at.items() if now - at <= INFO_SECONDS}
         for target in info.available_targets:
             self._slots.pop(target, None)
+            self._asked_at[target] = now
         self._slots.update(info.group_slots or {})
 
-    def postpone(self) -> None:
-        """Use what was learned for a while longer."""
-        self._learned_at = asyncio.get_running_loop().time()
+    def postpone(self, target: str) -> None:
+        """Do not ask about this target for a while: the answer is on its way, or could not be had."""
+        self._asked_at[target] = asyncio.get_running_loop().time()
 
     def note_duration(self, target: str, duration_ms: float) -> None:
         """Note how long a call took at its provider."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -11,6 +13,9 @@ from quintain.errors import BusError, Fault, NoAnswer
 
 #: How many sessions' default targets are kept; the oldest are forgotten first.
 MAX_SESSIONS = 10_000
+
+#: How long a call waits while another one asks for its session's default target, in seconds.
+ASKED_SECONDS = 1.0
 
 
 class AnsweredCalls:
@@ -37,7 +42,8 @@ class DefaultTargets:
 
     def __init__(self) -> None:
         self._targets: dict[str, str] = {}
-        self._asked: set[str] = set()
+        #: Session id → set once the request for its information has ended.
+        self._asked: dict[str, asyncio.Event] = {}
 
     def note(self, info: Info) -> None:
         """Record the default target that a session's information names."""
@@ -52,19 +58,20 @@ class DefaultTargets:
     async def resolve(self, session_id: str, read_info: Callable[[], Awaitable[Info]]) -> str | None:
         """Return a session's default target; one that is not known is asked for.
 
-        None if it cannot be learnt, or while another call asks for it: such a call goes to the metadata service, which
-        knows the target.
+        None if it cannot be learnt, or not soon: such a call goes to the metadata service, which knows the target.
         """
         if session_id in self._targets:
             return self._targets[session_id]
-        if session_id in self._asked:
-            return None
-        self._asked.add(session_id)
-        try:
-            self.note(await read_info())
-        except (Fault, BusError, NoAnswer):
+        if (asked := self._asked.get(session_id)) is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asked.wait(), ASKED_SECONDS)
+        else:
+            asked = self._asked[session_id] = asyncio.Event()
             # The call itself gets the fault.
-            return None
-        finally:
-            self._asked.discard(session_id)
+            with contextlib.suppress(Fault, BusError, NoAnswer):
+                try:
+                    self.note(await read_info())
+                finally:
+                    del self._asked[session_id]
+                    asked.set()
         return self._targets.get(session_id)

@@ -13,17 +13,19 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import MAX_SESSIONS, DefaultTargets
+from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import Info, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, RequestConflict, Unauthorized, UnknownTarget
 from quintain.rpc.client import RpcClient
+from quintain.rpc.group_delivery import split_group
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology
 
 
-def info(session_id: str, target: str) -> Info:
+def info(session_id: str, target: str, group_slots: dict[str, int] | None = None) -> Info:
     return Info(
         session_id=session_id,
         target_name=target,
@@ -33,6 +35,7 @@ def info(session_id: str, target: str) -> Info:
         token_usage=TokenUsage(),
         state=SessionState.OPEN,
         now=5_000_000,
+        group_slots=group_slots,
     )
 
 
@@ -51,18 +54,24 @@ class RecordingFleet:
     answers: dict[str, Message | Fault] = field(default_factory=dict)
     arrived: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
+    types: list[str] = field(default_factory=list)
+    group_slots: dict[str, int] | None = None
 
     async def on_call(self, delivery: Delivery) -> None:
         key = delivery.routing_key or "(none)"
-        self.arrived.append(key)
-        self.bodies.append(delivery.body)
+        self.types.append(delivery.type)
         await delivery.ack()
-        await send_reply(self.bus, delivery, self.answers.get(key, answer(key)))
+        for call in split_group(delivery) if delivery.type == INVOKE_GROUP_TYPE else [delivery]:
+            self.arrived.append(key)
+            self.bodies.append(call.body)
+            await send_reply(self.bus, call, self.answers.get(key, answer(key)))
 
     async def on_operation(self, delivery: Delivery) -> None:
         self.arrived.append(delivery.routing_key)
         await delivery.ack()
-        reply = self.default if isinstance(self.default, Fault) else info(self.session_id, self.default)
+        reply = (
+            self.default if isinstance(self.default, Fault) else info(self.session_id, self.default, self.group_slots)
+        )
         await send_reply(self.bus, delivery, reply)
 
 
@@ -98,7 +107,32 @@ async def test_the_information_of_a_session_brings_its_default(fleet: RecordingF
 
 async def test_calls_that_start_together_ask_once(fleet: RecordingFleet) -> None:
     await asyncio.gather(*(fleet.client.invoke("x") for _ in range(4)))
-    assert sorted(fleet.arrived) == ["(none)", "(none)", "(none)", "a", "info"]
+    assert sorted(fleet.arrived) == ["a", "a", "a", "a", "info"]
+
+
+async def test_calls_that_start_together_are_sent_although_nobody_knows_the_default(fleet: RecordingFleet) -> None:
+    fleet.default = Unauthorized()
+    await asyncio.gather(*(fleet.client.invoke("x") for _ in range(4)))
+    assert sorted(fleet.arrived) == ["(none)", "(none)", "(none)", "(none)", "info"]
+
+
+async def test_the_first_named_call_asks_whether_its_target_takes_groups_and_waits_for_no_answer(
+    fleet: RecordingFleet,
+) -> None:
+    fleet.default = "b"
+    await asyncio.gather(*(fleet.client.invoke("x", target="b") for _ in range(4)))
+    await fleet.client.invoke("x", target="b")
+    async with asyncio.timeout(10):
+        while "info" not in fleet.arrived:
+            await asyncio.sleep(0.01)
+    assert sorted(fleet.arrived) == ["b", "b", "b", "b", "b", "info"]
+
+
+async def test_groups_are_learnt_with_the_default(fleet: RecordingFleet) -> None:
+    fleet.group_slots = {"a": 64}
+    await asyncio.gather(*(fleet.client.invoke("x") for _ in range(4)))
+    assert INVOKE_GROUP_TYPE in fleet.types
+    assert sorted(fleet.arrived) == ["a", "a", "a", "a", "info"]
 
 
 async def test_a_default_that_is_unknown_now_is_asked_for_once_more(fleet: RecordingFleet) -> None:
