@@ -1,8 +1,8 @@
 """Evaluations from a Python program or a notebook: `run` for an evaluation file, `evaluate` for cases and graders.
 
-    from quintain_cli.evaluation import evaluate
+    import quintain
 
-    result = evaluate([{"id": "1", "question": "2 + 2?", "expected": "4"}], "claude", ["exact"])
+    result = quintain.evaluate([{"id": "1", "question": "2 + 2?", "expected": "4"}], "claude", ["exact"])
     print(result.mean_score)
 
 They do what `quintain run` does: the same files, the same budget, and the same call again asks only what changed.
@@ -108,7 +108,7 @@ def run(
 
     Example::
 
-        result = run("eval.yaml", max_calls=200)
+        result = quintain.run("eval.yaml", max_calls=200)
     """
     options = RunOptions(
         path=Path(path),
@@ -143,7 +143,8 @@ def evaluate(
 
     Example::
 
-        result = evaluate([{"id": "1", "question": "2 + 2?", "expected": "4"}], "claude", ["exact", judges.polite])
+        cases = [{"id": "1", "question": "2 + 2?", "expected": "4"}]
+        result = quintain.evaluate(cases, "claude", ["exact", judges.polite])
     """
     folder = Path(output)
     content = {

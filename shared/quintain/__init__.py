@@ -6,7 +6,8 @@ Invoke a target from an evaluator's script::
         result = await target.invoke(question="What is the capital of France?")
         print(result.raw_text)
 
-`quintain.sync` offers the same calls to programs that do not use asyncio.
+`quintain.sync` offers the same calls to programs that do not use asyncio. `quintain.evaluate` asks and grades cases,
+and `quintain.run` runs an evaluation file.
 """
 
 from typing import TYPE_CHECKING
@@ -73,6 +74,9 @@ if TYPE_CHECKING:
         Target,
         scope_includes,
     )
+
+    # The names of the whole distribution for users. The library itself uses none of them.
+    from quintain_cli.evaluation import EvaluationResult, evaluate, run
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -142,6 +146,7 @@ else:
                 "Target",
                 "scope_includes",
             ),
+            "quintain_cli.evaluation": ("EvaluationResult", "evaluate", "run"),
         },
     )
 
@@ -164,6 +169,7 @@ __all__ = [
     "ControllableNoInjection",
     "ControllablePostCallEvent",
     "ControllablePreCallEvent",
+    "EvaluationResult",
     "Event",
     "EventResponse",
     "Expired",
@@ -205,7 +211,9 @@ __all__ = [
     "Unroutable",
     "WorkerLost",
     "connect",
+    "evaluate",
     "grader",
+    "run",
     "scope_includes",
     "sync",
 ]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import quintain
-from quintain_cli.evaluation import evaluate, run
+from quintain import evaluate, run
 
 GRADERS = """
 import quintain
@@ -63,7 +63,7 @@ async def test_a_file_is_run_while_an_event_loop_runs(folder: Path) -> None:
 
 def test_what_the_page_shows_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
-    (shown,) = re.findall(r"^```python\n(from quintain_cli.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (shown,) = re.findall(r"^```python\n(import quintain\n\ncases.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (folder / "quintain.yaml").write_text("targets: {claude: {provider: mock}}\n")
     (folder / "cases.jsonl").write_text('{"id": "a", "question": "x", "expected": "x"}\n')
     (folder / "eval.yaml").write_text("dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n")
