@@ -8,10 +8,9 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
-import uvicorn
 from starlette.types import ASGIApp
 
-from quintain.runtime.http_server import BACKLOG, serve_uvicorn
+from quintain.runtime.http_server import serve_uvicorn
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server.bind import BindAddress
@@ -29,24 +28,15 @@ async def serve_app(
     """
     tls = address.ssl_context()
     protocol: Any = functools.partial(LimitedH11Protocol, SharedConnectionState(limits, metrics))
-    config = uvicorn.Config(
+    listener = address.open_socket()
+    async with serve_uvicorn(
+        listener,
         app,
+        "gateway",
         http=protocol,
-        ws="none",
-        interface="asgi3",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        # No Server header in responses, and no trust in the X-Forwarded headers of requests.
-        server_header=False,
-        proxy_headers=False,
-        workers=1,
-        backlog=BACKLOG,
         h11_max_incomplete_event_size=limits.max_header_bytes,
         timeout_keep_alive=limits.idle_timeout_seconds,
         timeout_graceful_shutdown=math.ceil(limits.grace_seconds),
         ssl_context_factory=None if tls is None else lambda *_: tls,
-    )
-    listener = address.open_socket()
-    async with serve_uvicorn(listener, config, "gateway"):
+    ):
         yield address.url(listener)

@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import uvicorn
-
-from quintain.runtime.http_server import BACKLOG, LOOPBACK, open_listener, serve_uvicorn, url_of
+from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
 from quintain_view.server.access import AccessKeys
 from quintain_view.server.app import build_app
 from quintain_view.server.folders import RunFolders
@@ -30,22 +28,10 @@ async def serve_view(paths: Sequence[Path], *, port: int = 0) -> AsyncIterator[s
     folders, keys, keeper = RunFolders(paths), AccessKeys(), IndexKeeper()
     folders.check()
     listener = open_listener(LOOPBACK, port)
-    config = uvicorn.Config(
-        build_app(folders, keys, keeper),
-        http="h11",
-        ws="none",
-        interface="asgi3",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        # Streams have no end of their own.
-        timeout_graceful_shutdown=0,
-    )
+    app = build_app(folders, keys, keeper)
     try:
-        async with serve_uvicorn(listener, config, "view"):
+        # Streams have no end of their own: no grace period.
+        async with serve_uvicorn(listener, app, "view", timeout_graceful_shutdown=0):
             yield f"{url_of('http', LOOPBACK, listener)}/#token={keys.token}"
     finally:
         await keeper.close()

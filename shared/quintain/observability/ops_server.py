@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +19,7 @@ from quintain.contracts.discovery import ServiceCard
 from quintain.observability.broker_probe import BrokerProbe
 from quintain.observability.health import HealthCheck, Live, ReadinessProbe, combine_checks
 from quintain.observability.metrics import ServiceMetrics
-from quintain.runtime.http_server import BACKLOG, LOOPBACK, open_listener, serve_uvicorn, url_of
+from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
 
 #: Maximum number of concurrent requests; further ones are answered with 503.
 MAX_CONCURRENT_REQUESTS = 32
@@ -111,22 +110,13 @@ class OpsEndpoints:
 async def serve_ops(address: OpsAddress, endpoints: OpsEndpoints) -> AsyncIterator[str]:
     """Run the ops server while the context is open; yields its base URL. Raises `ConfigError` if it cannot listen."""
     listener = open_listener(address.host, address.port, prefix="--ops-")
-    config = uvicorn.Config(
+    endpoints.is_serving = True
+    async with serve_uvicorn(
+        listener,
         Router(endpoints.routes, redirect_slashes=False),
-        http="h11",
-        ws="none",
-        interface="asgi3",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        workers=1,
-        backlog=BACKLOG,
+        "operations",
         limit_concurrency=MAX_CONCURRENT_REQUESTS,
         timeout_keep_alive=KEEPALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    endpoints.is_serving = True
-    async with serve_uvicorn(listener, config, "operations"):
+    ):
         yield url_of("http", address.host, listener)

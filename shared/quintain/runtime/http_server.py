@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from quintain.errors import ConfigError
 
@@ -76,8 +78,28 @@ class _UvicornServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_uvicorn(listener: socket.socket, config: uvicorn.Config, name: str) -> AsyncIterator[None]:
-    """Run uvicorn while the context is open; running requests get its configured grace period at the end."""
+async def serve_uvicorn(listener: socket.socket, app: ASGIApp, name: str, **options: Any) -> AsyncIterator[None]:
+    """Run uvicorn while the context is open; running requests get its configured grace period at the end.
+
+    ``options`` are further ones of `uvicorn.Config`, such as ``timeout_graceful_shutdown`` in seconds.
+    """
+    # One process, no Server header in responses, and no trust in the X-Forwarded headers of requests.
+    config = uvicorn.Config(
+        app,
+        **{
+            "http": "h11",
+            "ws": "none",
+            "interface": "asgi3",
+            "lifespan": "off",
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "proxy_headers": False,
+            "workers": 1,
+            "backlog": BACKLOG,
+            **options,
+        },
+    )
     server = _UvicornServer(config)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name=name)
     try:
