@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from support.browser import running_browser
 from support.servers.errors import ServerUnavailable
+
+# What a page must show, it shows at once; a busy machine may take longer, in milliseconds.
+expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,7 @@ def test_a_file_opens_without_a_network(browser: Browser, tmp_path: Path) -> Non
         assert ViewPage("", file).serious_faults() == []
 
 
-def test_a_run_that_grows_is_shown_within_two_seconds(browser: Browser, tmp_path: Path) -> None:
+def test_a_run_that_grows_is_shown_while_it_grows(browser: Browser, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "live"
     write_results(folder, [graded_row("1", 1.0)], ended=False)
     with command_line(tmp_path) as shell, browser.new_context() as context:
@@ -188,8 +188,8 @@ def test_a_run_that_grows_is_shown_within_two_seconds(browser: Browser, tmp_path
         page.locator("#q").evaluate("field => field.blur()")
         with (folder / "results.jsonl").open("ab") as file:
             file.write(graded_row("2", 0.0).to_line())
-        expect(page.locator(".matrix tbody tr")).to_have_count(2, timeout=10_000)
+        expect(page.locator(".matrix tbody tr")).to_have_count(2)
         (folder / "results.jsonl").write_bytes(graded_row("3", 0.0).to_line())
-        expect(page.locator(".matrix tbody tr")).to_have_count(1, timeout=10_000)
+        expect(page.locator(".matrix tbody tr")).to_have_count(1)
         expect(page.locator(".matrix th[scope=row] a")).to_have_text("3")
         assert one.problems == []
