@@ -96,9 +96,23 @@ class CapacityCheck:
     statement: Statement
 
 
+class StatementForEach(NamedTuple):
+    """One SQL statement, run for each of these parameters in turn; its rows are those of all runs."""
+
+    sql: str
+    parameters: Sequence[tuple[SqlValue, ...]]
+
+
 Step = Statement | AdvisoryLock | CapacityCheck
 
 SqlProgram = Generator[Step, list[Row], Returned]
+
+#: The same for several operations of one kind together, on a store that runs nothing beside them.
+BatchSteps = Generator[Step | StatementForEach, list[Row], Returned]
+
+#: Returns the outcome of each operation as if they ran one after another; None for each that the store must run by
+#: itself, after the others.
+BatchProgram = BatchSteps[list[Returned | Exception | None]]
 
 
 def lock_on(*names: str, is_shared: bool = False) -> AdvisoryLock:
@@ -140,6 +154,17 @@ def fetch_one(sql: str, *parameters: SqlValue, order: LockOrder | None = None) -
 
 #: An operation: takes the moment on the store's clock, and returns the SQL program to run.
 Operation = Callable[[Moment], SqlProgram[Returned]]
+
+
+class BatchOperation(Protocol):
+    """An operation that a store with a single writer runs together with others of its kind."""
+
+    @property
+    def run_batch(self) -> Callable[[Moment, Sequence[Any]], BatchProgram[Any]]:
+        """The function that runs operations together, the same object for all operations of one kind."""
+
+    def __call__(self, moment: Moment) -> SqlProgram[Any]:
+        """Run this operation by itself."""
 
 
 def unwrap(outcome: Returned | Exception) -> Returned:

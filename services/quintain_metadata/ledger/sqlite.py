@@ -1,13 +1,14 @@
 """The ledger on SQLite: one process, one writer, WAL, ``synchronous = FULL``, group commit.
 
-Operations that wait at the same time are committed in one transaction, each under its own savepoint. No result is
-returned before the commit is on disk. A lock file keeps a second process from opening the same ledger.
+Operations that wait at the same time are committed in one transaction, each under its own savepoint; those of one kind
+that follow each other run together where they can (`BatchOperation`). No result is returned before the commit is on
+disk. A lock file keeps a second process from opening the same ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import itertools
 import logging
 import os
 import queue
@@ -16,14 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import apsw
 
-from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
+from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.ledger.base import (
     AdvisoryLock,
+    BatchProgram,
     CapacityCheck,
     Moment,
     Operation,
@@ -31,9 +32,11 @@ from quintain_metadata.ledger.base import (
     Row,
     SqlProgram,
     Statement,
+    StatementForEach,
+    Step,
     unwrap,
 )
-from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMENTS
+from quintain_metadata.ledger.sqlite_file import lock_file, open_connection
 
 #: The largest group of operations in one commit: every caller in a group waits for all of it.
 MAX_GROUP_OPERATIONS = 128
@@ -139,9 +142,6 @@ def _set_all_outcomes(group: list[WriteBatch], outcomes: list[list[Any]]) -> Non
 
 log = logging.getLogger(__name__)
 
-#: Older versions of SQLite could lose WAL content when two connections reset it at the same time.
-MIN_SQLITE_VERSION = (3, 51, 3)
-
 
 class SqliteLedger:
     """A ledger in one file, or in memory (``:memory:``) for tests and demos. ``make_writer`` creates its writer."""
@@ -158,9 +158,9 @@ class SqliteLedger:
         self._lease_expiry_suspended_until = 0
         self._leases_lapse_until: int | None = None
         self._closed = False
-        self._lock_handle = _lock_file(path)
+        self._lock_handle = lock_file(path)
         try:
-            self._connection = _open_connection(path)
+            self._connection = open_connection(path)
         except ConfigError:
             self._unlock()
             raise
@@ -215,14 +215,37 @@ class SqliteLedger:
         moment = Moment(_now_ms(), self._lease_expiry_suspended_until, self._leases_lapse_until)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            outcomes = [[self._run_operation(operation, moment) for operation in batch.operations] for batch in group]
+            outcomes = iter(self._run_all([operation for batch in group for operation in batch.operations], moment))
             self._connection.execute("COMMIT")
         except apsw.Error as error:
             # Nothing of the group was committed. Each operation gets its own exception, because raising one changes it.
             self._roll_back()
             message = f"The ledger cannot be written ({type(error).__name__}: {error})"
             return [[BudgetUnavailable(message) for _ in batch.operations] for batch in group]
+        return [list(itertools.islice(outcomes, len(batch.operations))) for batch in group]
+
+    def _run_all(self, operations: list[Operation[Any]], moment: Moment) -> list[Any]:
+        """Run operations in their order and return the outcome of each."""
+        outcomes: list[Any] = []
+        for run_batch, group in itertools.groupby(operations, lambda operation: getattr(operation, "run_batch", None)):
+            same = list(group)
+            together = [None] * len(same) if run_batch is None else self._run_together(run_batch, same, moment)
+            outcomes += [
+                self._run_operation(operation, moment) if outcome is None else outcome
+                for operation, outcome in zip(same, together, strict=True)
+            ]
         return outcomes
+
+    def _run_together(
+        self, run_batch: Callable[[Moment, Sequence[Any]], BatchProgram[Any]], operations: list[Any], moment: Moment
+    ) -> list[Any]:
+        """Run operations of one kind together; returns None for each that must be run by itself."""
+        outcomes = self._run_operation(lambda moment: run_batch(moment, operations), moment)
+        if isinstance(outcomes, Exception):
+            message = "A defect while running %d operations together; each is run by itself"
+            log.error(message, len(operations), exc_info=outcomes)
+            return [None] * len(operations)
+        return list(outcomes)
 
     def _roll_back(self) -> None:
         try:
@@ -232,9 +255,9 @@ class SqliteLedger:
             # The writer must go on, to report this to later callers.
             log.error("The ledger cannot be rolled back: %s", error)
 
-    def _run_operation(self, operation: Operation[Any], moment: Moment) -> Any:
+    def _run_operation(self, operation: Callable[[Moment], BatchProgram[Any] | SqlProgram[Any]], moment: Moment) -> Any:
         """Run one operation under a savepoint; returns its result, or the exception that rolled it back."""
-        self._connection.execute("SAVEPOINT operation")
+        self._cursor.execute("SAVEPOINT operation")
         try:
             outcome = self._run_program(operation(moment))
         except apsw.ConstraintError as broken:
@@ -245,82 +268,31 @@ class SqliteLedger:
             # A fault or a defect: only this operation is rolled back, not the others of its group.
             error = refusal
         else:
-            self._connection.execute("RELEASE operation")
+            self._cursor.execute("RELEASE operation")
             return outcome
-        self._connection.execute("ROLLBACK TO operation")
-        self._connection.execute("RELEASE operation")
+        self._cursor.execute("ROLLBACK TO operation")
+        self._cursor.execute("RELEASE operation")
         return error
 
-    def _run_program(self, program: SqlProgram[Any]) -> Any:
+    def _run_program(self, program: BatchProgram[Any] | SqlProgram[Any]) -> Any:
         try:
             step = next(program)
             while True:
-                # There is only one writer, so advisory locks are not needed.
-                statement = step.statement if isinstance(step, CapacityCheck) else step
-                step = program.send([] if isinstance(statement, AdvisoryLock) else self._execute(statement))
+                step = program.send(self._run_step(step))
         except StopIteration as stop:
             return stop.value
 
-    def _execute(self, statement: Statement) -> list[Row]:
-        return list(self._cursor.execute(statement.sql, statement.parameters))
+    def _run_step(self, step: Step | StatementForEach) -> list[Row]:
+        match step:
+            case Statement(sql, parameters):
+                return list(self._cursor.execute(sql, parameters))
+            case StatementForEach(sql, all_parameters):
+                return list(self._cursor.executemany(sql, all_parameters))
+            case CapacityCheck():
+                return self._run_step(step.statement)
+            case AdvisoryLock():
+                return []  # There is only one writer.
 
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def _lock_file(path: str) -> int | None:
-    if path == ":memory:":
-        return None
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"The ledger {path} cannot be created ({error.strerror}): set QUINTAIN_LEDGER_URL to a writable path"
-        ) from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise LedgerInUse(
-            f"The ledger {path} is open in another process: SQLite serves one metadata service, and "
-            "`quintain up` and `quintain serve metadata` have the same file by default. Stop that one, or give "
-            "this one another QUINTAIN_LEDGER_URL"
-        ) from None
-    return handle
-
-
-def _open_connection(path: str) -> apsw.Connection:
-    try:
-        return _connect_and_migrate(path)
-    except (apsw.Error, OSError) as error:
-        raise ConfigError(
-            f"The ledger {path} cannot be opened ({type(error).__name__}: {error}): is it a ledger, and may this user "
-            "write it? QUINTAIN_LEDGER_URL names it"
-        ) from None
-
-
-def _connect_and_migrate(path: str) -> apsw.Connection:
-    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
-    if version < MIN_SQLITE_VERSION:
-        raise ConfigError(f"SQLite {apsw.sqlite_lib_version()} is too old for a ledger: upgrade apsw")
-    if path != ":memory:":
-        # SQLite gives its other files the mode of this one.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    connection = apsw.Connection(path)
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-        connection.execute(f"PRAGMA {pragma}").fetchall()
-    (current_version,) = next(iter(connection.execute("PRAGMA user_version")))
-    if current_version > SCHEMA_VERSION:
-        connection.close()
-        raise ConfigError(
-            f"The ledger {path} has schema {current_version}, and this release knows {SCHEMA_VERSION}: upgrade "
-            "quintain, or use another QUINTAIN_LEDGER_URL"
-        )
-    with connection:
-        for number, statements in enumerate(MIGRATIONS[current_version:], start=current_version + 1):
-            for statement in (*statements, *SQLITE_STATEMENTS.get(number, ())):
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    return connection

@@ -19,6 +19,7 @@ from quintain_metadata.ledger.base import (
     Phase,
     Row,
     SqlProgram,
+    SqlValue,
     acquire_lock,
     execute,
     fetch_one,
@@ -79,16 +80,47 @@ _CALL_FIELDS = [field.name for field in dataclasses.fields(CallRow)]
 _CALL_COLUMNS = ", ".join(_CALL_FIELDS)
 _STATE_INDEX = _CALL_FIELDS.index("state")
 
+LOAD_CALL_SQL = f"SELECT {_CALL_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?"
+
+#: Makes a call running that is new, or that no attempt holds; its parameters are `start_parameters`.
+START_CALL_SQL = (
+    "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
+    " deadline, call_count, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
+    " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
+    " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
+    " call_count = excluded.call_count, fault = NULL, updated_at = excluded.updated_at"
+)
+
+#: Its parameters are `attempt_parameters`.
+START_ATTEMPT_SQL = (
+    "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
+    " VALUES (?, ?, ?, ?, ?, 'running', ?)"
+)
+
+RECORD_OUTCOME_SQL = "UPDATE attempt SET state = ?, at = ? WHERE id = ?"
+
+#: Applies a transition to a call that is still in its state; its parameters are `transition_parameters`.
+TRANSITION_SQL = (
+    "UPDATE call SET state = ?, fault = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
+    " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached)"
+    " WHERE session_id = ? AND request_id = ? AND state = ?"
+)
+
+STORE_REPLY_SQL = (
+    "INSERT INTO reply (session_id, request_id, body, expires_at) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (session_id, request_id) DO NOTHING"
+)
+
 
 def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
     """Return a call, or None where the ledger has no row of it."""
-    row = yield from fetch_one(
-        f"SELECT {_CALL_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?", session_id, request_id
-    )
-    return None if row is None else _call_from_row(row)
+    row = yield from fetch_one(LOAD_CALL_SQL, session_id, request_id)
+    return None if row is None else call_from_row(row)
 
 
-def _call_from_row(row: Row) -> CallRow:
+def call_from_row(row: Row) -> CallRow:
+    """Return the call of a row of `LOAD_CALL_SQL`."""
     columns = list(row)
     columns[_STATE_INDEX] = CallState(columns[_STATE_INDEX])
     return CallRow(*columns)
@@ -102,7 +134,7 @@ def load_calls(session_id: str, request_ids: Sequence[str]) -> SqlProgram[dict[s
         " WHERE call.session_id = ?",
         *(*request_ids, session_id),
     )
-    return {call.request_id: call for call in map(_call_from_row, rows)}
+    return {call.request_id: call for call in map(call_from_row, rows)}
 
 
 def lock_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
@@ -141,22 +173,35 @@ def apply_transition(
 
     ``fault`` is the fault to store, as JSON; ``token_usage`` the usage of the call, where its provider reported it.
     """
-    tokens = (None,) * 3 if token_usage is None else (token_usage.input, token_usage.output, token_usage.cached or 0)
     updated_rows = yield from execute(
-        "UPDATE call SET state = ?, fault = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
-        " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached)"
-        " WHERE session_id = ? AND request_id = ? AND state = ? RETURNING 1",
-        *(
-            change.to,
-            fault,
-            moment.now,
-            *(None if count is None else session_repository.clamp_token_count(count) for count in tokens),
-        ),
-        *(call.session_id, call.request_id, call.state),
+        f"{TRANSITION_SQL} RETURNING 1",
+        *transition_parameters(moment, call, change, fault, token_usage),
         order=running_calls_order(call.target, call.incarnation),
     )
     if updated_rows and change.used < 0:
         yield from session_repository.refund(session, -change.used)
+
+
+def transition_parameters(
+    moment: Moment, call: CallRow, change: Transition, fault: str | None, token_usage: TokenUsage | None
+) -> tuple[SqlValue, ...]:
+    """Return the parameters of `TRANSITION_SQL`, which are the arguments of `apply_transition`."""
+    key = (call.session_id, call.request_id, call.state)
+    if token_usage is None:
+        return change.to, fault, moment.now, None, None, None, *key
+    counts = (token_usage.input, token_usage.output, token_usage.cached or 0)
+    return change.to, fault, moment.now, *map(session_repository.clamp_token_count, counts), *key
+
+
+def start_parameters(moment: Moment, call: CallRow) -> tuple[SqlValue, ...]:
+    """Return the parameters of `START_CALL_SQL` for a call as it is when it runs."""
+    key = (call.session_id, call.request_id, call.body_sha256, call.target, call.state, call.attempts)
+    return *key, call.attempt_id, call.incarnation, call.deadline, call.call_count, moment.now, moment.now
+
+
+def attempt_parameters(moment: Moment, call: CallRow) -> tuple[SqlValue, ...]:
+    """Return the parameters of `START_ATTEMPT_SQL` for the attempt that a running call has just begun."""
+    return call.attempt_id, call.session_id, call.request_id, call.attempts, call.incarnation, moment.now
 
 
 def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
@@ -173,14 +218,19 @@ def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
 
 def is_holder_alive(moment: Moment, call: CallRow) -> SqlProgram[bool]:
     """Whether the worker that runs this call is registered and its lease has not lapsed."""
-    row = yield from fetch_one("SELECT lease_until FROM worker WHERE incarnation = ?", call.incarnation)
+    return (yield from is_lease_valid(moment, call.incarnation))
+
+
+def is_lease_valid(moment: Moment, incarnation: str | None) -> SqlProgram[bool]:
+    """Whether this worker is registered and its lease has not lapsed."""
+    row = yield from fetch_one("SELECT lease_until FROM worker WHERE incarnation = ?", incarnation)
     return row is not None and row[0] > moment.lease_expiry_cutoff
 
 
 def record_attempt_outcome(moment: Moment, settlement: Settle) -> SqlProgram[None]:
     """Record the outcome of a granted attempt; one that was never sent becomes void and is not counted."""
     state = {AttemptOutcome.NEVER_SENT: "void", AttemptOutcome.REFUND: "proven"}.get(settlement.outcome, "unproven")
-    yield from execute("UPDATE attempt SET state = ?, at = ? WHERE id = ?", state, moment.now, settlement.attempt_id)
+    yield from execute(RECORD_OUTCOME_SQL, state, moment.now, settlement.attempt_id)
     if settlement.outcome is AttemptOutcome.NEVER_SENT:
         yield from execute(
             "UPDATE call SET attempts = attempts - 1 WHERE session_id = ? AND request_id = ?",
@@ -242,13 +292,16 @@ def load_reply(call: CallRow) -> SqlProgram[Result | None]:
 
 def store_reply(moment: Moment, call: CallRow, reply: Result) -> SqlProgram[None]:
     """Store the reply of a call for `REPLY_RETENTION_MS`, unless it is too large."""
+    parameters = reply_parameters(moment, call, reply)
+    if parameters is not None:
+        yield from execute(STORE_REPLY_SQL, *parameters)
+
+
+def reply_parameters(moment: Moment, call: CallRow, reply: Result) -> tuple[SqlValue, ...] | None:
+    """Return the parameters of `STORE_REPLY_SQL`, or None for a reply that is too large."""
     body = reply.to_wire()
     if len(body) >= COMPRESSION_MIN_BYTES:
         body = zlib.compress(body, level=1)
     if len(body) > MAX_STORED_REPLY_BYTES:
-        return
-    yield from execute(
-        "INSERT INTO reply (session_id, request_id, body, expires_at) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (session_id, request_id) DO NOTHING",
-        *(call.session_id, call.request_id, body, moment.now + REPLY_RETENTION_MS),
-    )
+        return None
+    return call.session_id, call.request_id, body, moment.now + REPLY_RETENTION_MS

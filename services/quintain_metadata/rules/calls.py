@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -102,7 +103,7 @@ def admit(
 
 def _decide_admission(moment: Moment, requester: _Requester, call: CallRow | None) -> SqlProgram[Admission | Deferred]:
     request, session = requester.request, requester.session
-    _require_valid(request, session, call)
+    require_valid(request, session, call)
     if call is None:
         change = transition(CallState.NONE, LifecycleEvent.ADMITTED)
         return (yield from _start_attempt(moment, requester, None, change))
@@ -139,7 +140,7 @@ def _decide_admission(moment: Moment, requester: _Requester, call: CallRow | Non
     return (yield from _start_attempt(moment, requester, call, change))
 
 
-def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
+def require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
     """Raise the `Fault` of a request that may not run in any state of its call."""
     if request.problem is not None:
         raise request.problem.to_fault()
@@ -164,7 +165,7 @@ def _record_duplicate(moment: Moment, call: CallRow) -> SqlProgram[None]:
 
 def _deferred(moment: Moment, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:
     return Deferred(
-        session.id, request.request_id, request.target, reason, _effective_deadline(moment, request, session)
+        session.id, request.request_id, request.target, reason, effective_deadline(moment, request, session)
     )
 
 
@@ -177,7 +178,7 @@ def _start_attempt(
     if not is_running:
         # A takeover is not a new call: it was charged already, and a pause of the session does not end it.
         sessions.require_not_paused(session)
-    deadline = call.deadline if call is not None and is_running else _effective_deadline(moment, request, session)
+    deadline = call.deadline if call is not None and is_running else effective_deadline(moment, request, session)
     if deadline <= moment.now:
         raise Expired("The deadline passed before a worker was free")
     is_ended, is_valid = yield from call_repository.read_attempt_and_lease(moment, request.attempt_id, incarnation)
@@ -186,27 +187,15 @@ def _start_attempt(
     if not is_valid:
         return _deferred(moment, request, session, DeferReason.LEASE)
     if (requester.after_others and not is_running) or (yield from targets.lock_and_check_full(moment, request.target)):
-        key = (session.id, request.request_id, request.target)
-        return Deferred(*key, DeferReason.TARGET, deadline, is_takeover=is_running)
+        waiting_key = (session.id, request.request_id, request.target)
+        return Deferred(*waiting_key, DeferReason.TARGET, deadline, is_takeover=is_running)
     number = (0 if call is None else call.attempts) + change.attempts
+    key = (session.id, request.request_id, request.body_sha256, request.target)
+    started = CallRow(*key, change.to, number, request.attempt_id, incarnation, deadline, call_count=0, fault=None)
     inserted = yield from execute(
-        "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
-        " deadline, call_count, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)"
-        " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
-        " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
-        " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
-        " fault = NULL, updated_at = excluded.updated_at WHERE call.state = ? RETURNING 1",
-        *(
-            session.id,
-            request.request_id,
-            request.body_sha256,
-            request.target,
-            change.to,
-            number,
-            request.attempt_id,
-            incarnation,
-        ),
-        *(deadline, moment.now, moment.now, CallState.NONE if call is None else call.state),
+        f"{call_repository.START_CALL_SQL} WHERE call.state = ? RETURNING 1",
+        *call_repository.start_parameters(moment, started),
+        CallState.NONE if call is None else call.state,
         order=call_repository.running_calls_order(request.target, incarnation),
     )
     if not inserted:
@@ -220,14 +209,8 @@ def _start_attempt(
         session.id,
         request.request_id,
     )
-    yield from execute(
-        "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
-        " VALUES (?, ?, ?, ?, ?, 'running', ?)",
-        *(request.attempt_id, session.id, request.request_id, number, incarnation, moment.now),
-    )
-    call_fields = (session.id, request.request_id, request.body_sha256, request.target)
-    started_call = CallRow(*call_fields, change.to, number, request.attempt_id, incarnation, deadline, call_count, None)
-    return (yield from _grant_admission(session, started_call))
+    yield from execute(call_repository.START_ATTEMPT_SQL, *call_repository.attempt_parameters(moment, started))
+    return (yield from _grant_admission(session, dataclasses.replace(started, call_count=call_count)))
 
 
 def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | None, Transition]]:
@@ -261,7 +244,7 @@ def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | Non
     return call, change
 
 
-def _effective_deadline(moment: Moment, request: Admit, session: SessionRow) -> int:
+def effective_deadline(moment: Moment, request: Admit, session: SessionRow) -> int:
     requested = moment.now + session.deadline_ms if request.deadline is None else request.deadline
     return min(requested, moment.now + MAX_DEADLINE_AHEAD_MS)
 
@@ -269,17 +252,25 @@ def _effective_deadline(moment: Moment, request: Admit, session: SessionRow) -> 
 def _grant_admission(session: SessionRow, call: CallRow) -> SqlProgram[Admission]:
     assert call.attempt_id is not None, "a running call is held by an attempt"
     attempt_key = (call.session_id, call.request_id, call.attempt_id)
-    return Admission(
-        attempt_id=call.attempt_id,
+    # A first attempt has no others.
+    unproven = call.attempts > 1 and (yield from call_repository.has_other_unproven_attempts(*attempt_key))
+    return granted(session, call, call.attempt_id, unproven=unproven)
+
+
+def granted(session: SessionRow, call: CallRow, attempt_id: str, *, unproven: bool) -> Admission:
+    """Return the grant of a running call to the attempt that holds it; ``unproven`` is a field of `Admission`."""
+    return Admission.unchecked(
+        attempt_id=attempt_id,
         attempt=call.attempts,
         deadline=call.deadline,
         call_count=call.call_count,
         max_calls=session.max_calls,
         store_replies=bool(session.store_replies),
+        unproven=unproven,
         ignore_unsupported=bool(session.ignore_unsupported),
         max_body_bytes=session.max_body_bytes,
-        # A first attempt has no others.
-        unproven=call.attempts > 1 and (yield from call_repository.has_other_unproven_attempts(*attempt_key)),
+        replay=None,
+        fault=None,
     )
 
 

@@ -120,6 +120,36 @@ def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
     return own_count
 
 
+class ChargedInMemory:
+    """Charges calls in memory, as `charge` does one after another, for an operation that nothing runs beside."""
+
+    def __init__(self) -> None:
+        self._charged: dict[str, int] = {}
+
+    def used(self, session: SessionRow) -> int:
+        """Return the session's counter, with what was charged here."""
+        return session.used + self._charged.get(session.id, 0)
+
+    def charge(self, session: SessionRow) -> int:
+        """Add a call, and return the session's own counter. Raises `BudgetExhausted`, and adds nothing then."""
+        payers = list[str]()
+        for payer in session.lineage:
+            used = self.used(payer) + 1
+            if used > payer.max_calls:
+                raise budget_exhausted(payer)
+            payers.append(payer.id)
+            if used <= payer.reserved:
+                break  # paid for by the ancestors already
+        for payer_id in payers:
+            self._charged[payer_id] = self._charged.get(payer_id, 0) + 1
+        return self.used(session)
+
+    def write(self) -> SqlProgram[None]:
+        """Add what was charged here to the counters in the ledger, whose constraint keeps each within its limit."""
+        for session_id, calls in self._charged.items():
+            yield from execute("UPDATE session SET used = used + ? WHERE id = ?", calls, session_id)
+
+
 def budget_exhausted(session: SessionRow) -> BudgetExhausted:
     """Return the fault of a session without calls left, in the wording of AgentV."""
     return BudgetExhausted(f"Max calls exceeded (limit: {session.max_calls})")
@@ -152,14 +182,14 @@ def release_reserved(session_id: str) -> SqlProgram[None]:
         yield from refund(session.ancestors[0], session.reserved - row[0])
 
 
-def add_tokens(session: SessionRow, usage: TokenUsage) -> SqlProgram[None]:
-    """Add the token usage of a call to the session and all its ancestors."""
-    counts = (usage.input, usage.output, usage.cached or 0, usage.reasoning or 0)
+def add_tokens(session: SessionRow, *usages: TokenUsage) -> SqlProgram[None]:
+    """Add the token usages of calls to the session and all its ancestors."""
+    counts = [(each.input, each.output, each.cached or 0, each.reasoning or 0) for each in usages]
     for payer in session.lineage:
         yield from execute(
             "UPDATE session SET tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
             " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
-            *map(clamp_token_count, counts),
+            *(sum(map(clamp_token_count, kind)) for kind in zip(*counts, strict=True)),
             payer.id,
             order=payer.counters_order,
         )

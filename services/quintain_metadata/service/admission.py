@@ -32,7 +32,7 @@ from quintain.telemetry.trace_context import valid_traceparent
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata.ledger.base import Ledger, Operation, Returned
 from quintain_metadata.metrics import MetadataMetrics
-from quintain_metadata.rules import calls
+from quintain_metadata.rules.call_batches import AdmitOperation
 from quintain_metadata.rules.call_repository import CallRow
 from quintain_metadata.rules.calls import DeferReason, Deferred
 from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES, CallState
@@ -235,7 +235,7 @@ class AdmissionQueue:
         started_at = time.perf_counter()
         outcomes = await self._ledger.transact_each(
             [
-                partial(calls.admit, request=admit, incarnation=worker, after_others=admit.target in awaited_targets)
+                AdmitOperation(admit, worker, after_others=admit.target in awaited_targets)
                 for admit, worker in zip(admits, incarnations, strict=True)
             ]
         )

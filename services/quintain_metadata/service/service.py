@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
@@ -49,7 +48,8 @@ from quintain.topology import (
 from quintain_metadata.instrumentation import InstrumentedLedger
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.metrics import MetadataMetrics
-from quintain_metadata.rules import calls, leases, targets
+from quintain_metadata.rules import leases, targets
+from quintain_metadata.rules.call_batches import SettleOperation
 from quintain_metadata.rules.call_repository import CallRow
 from quintain_metadata.rules.gauges import read_gauges
 from quintain_metadata.rules.lifecycle import Transition
@@ -228,7 +228,7 @@ class MetadataService:
         """
         started_at, settled_calls = time.perf_counter(), list[CallRow]()
         while items:
-            outcomes = await self._ledger.transact_each([partial(calls.settle, settlement=item) for item in items])
+            outcomes = await self._ledger.transact_each([SettleOperation(item) for item in items])
             seconds, unapplied = time.perf_counter() - started_at, list[Settle]()
             for item, outcome in zip(items, outcomes, strict=True):
                 if isinstance(outcome, BudgetUnavailable):

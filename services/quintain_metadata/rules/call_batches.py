@@ -1,0 +1,236 @@
+"""Admits and settles the plain calls of a batch together, as `calls` would one after another.
+
+Plain are the first attempts at calls that are new or reserved, and the results of running calls. A store with a single
+writer decides them in memory by what it read at the beginning of the transaction, and writes each table with one
+statement for all. What is not plain is left to `calls`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
+from quintain.contracts.token import SessionToken
+from quintain.errors import BudgetExhausted, Fault
+from quintain_metadata.ledger.base import BatchProgram, BatchSteps, Moment, Row, SqlProgram, SqlValue, StatementForEach
+from quintain_metadata.rules import call_repository, calls, session_repository, sessions, targets
+from quintain_metadata.rules.call_repository import CallRow
+from quintain_metadata.rules.calls import DeferReason, Deferred
+from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, Transition, transition
+from quintain_metadata.rules.session_repository import ChargedInMemory, SessionRow
+
+#: The session id and the request id of a call.
+CallKey = tuple[str, str]
+
+_Settled = tuple[CallRow | None, Transition]
+
+#: The capacity of a target that is not registered, and so has no limit.
+_UNLIMITED = 10**9
+
+
+def _run_admits(moment: Moment, admits: Sequence[AdmitOperation]) -> BatchProgram[Admission | Deferred]:
+    """Decide the admits up to the first that is not plain: those after it depend on what becomes of it."""
+    batch = _AdmitBatch(moment)
+    yield from batch.read(admits)
+    outcomes: list[Admission | Deferred | Exception | None] = []
+    for each in admits:
+        try:
+            outcome: Admission | Deferred | Exception | None = batch.decide(each)
+        except BudgetExhausted as exhausted:
+            outcome = exhausted
+        if outcome is None:
+            break
+        outcomes.append(outcome)
+    yield from batch.write()
+    return outcomes + [None] * (len(admits) - len(outcomes))
+
+
+class _AdmitBatch:
+    """What a batch of admits is decided by, and the calls that were started so far."""
+
+    def __init__(self, moment: Moment) -> None:
+        self._moment = moment
+        self._sessions: dict[str, SessionRow] = {}
+        self._calls: dict[CallKey, CallRow] = {}
+        #: Those that are not new.
+        self._known_attempts: set[str] = set()
+        self._incarnations: set[str] = set()
+        self._capacities: dict[str, int] = {}
+        self._charged = ChargedInMemory()
+        self._started: dict[CallKey, CallRow] = {}
+
+    def read(self, admits: Sequence[AdmitOperation]) -> BatchSteps[None]:
+        """Read the sessions, calls, attempts, leases and capacities of these admits."""
+        for token in dict.fromkeys(each.request.token for each in admits):
+            try:
+                session = yield from sessions.authenticate(self._moment.now, SessionToken.parse(token))
+                sessions.require_not_paused(session)
+            except Fault:
+                continue  # its admits are not plain
+            self._sessions[token] = session
+        requests = [each.request for each in admits]
+        keys = [(self._sessions[each.token].id, each.request_id) for each in requests if each.token in self._sessions]
+        self._calls = yield from _read_calls(keys)
+        attempt_ids = Counter(each.attempt_id for each in requests)
+        known = yield from _read_attempts(attempt_ids)
+        self._known_attempts = {attempt_id for attempt_id, count in attempt_ids.items() if count > 1}.union(known)
+        for incarnation in dict.fromkeys(each.incarnation for each in admits):
+            if (yield from call_repository.is_lease_valid(self._moment, incarnation)):
+                self._incarnations.add(incarnation)
+        for target in dict.fromkeys(each.target for each in requests):
+            capacity = yield from targets.free_capacity(self._moment, target)
+            self._capacities[target] = _UNLIMITED if capacity is None else capacity
+
+    def decide(self, admit: AdmitOperation) -> Admission | Deferred | None:
+        """Decide an admit; None where it is not plain. Raises `BudgetExhausted`."""
+        request, session = admit.request, self._sessions.get(admit.request.token)
+        if session is None or admit.incarnation not in self._incarnations:
+            return None
+        key = (session.id, request.request_id)
+        call = self._calls.get(key)
+        deadline = calls.effective_deadline(self._moment, request, session)
+        is_plain = call is None or (call.state is CallState.RESERVED and not call.attempts and not call.is_cancelled)
+        if not is_plain or key in self._started or request.attempt_id in self._known_attempts:
+            return None
+        if deadline <= self._moment.now or not _is_valid(request, session, call):
+            return None
+        if admit.after_others or self._capacities[request.target] <= 0:
+            return Deferred(*key, request.target, DeferReason.TARGET, deadline)
+        change = transition(CallState.NONE if call is None else call.state, LifecycleEvent.ADMITTED)
+        call_count = self._charged.charge(session) if change.used else self._charged.used(session)
+        self._capacities[request.target] -= 1
+        started = self._started[key] = CallRow(
+            *key,
+            request.body_sha256,
+            request.target,
+            change.to,
+            change.attempts,
+            request.attempt_id,
+            admit.incarnation,
+            deadline,
+            call_count,
+            fault=None,
+        )
+        return calls.granted(session, started, request.attempt_id, unproven=False)
+
+    def write(self) -> BatchSteps[None]:
+        """Write the calls that were started, and charge them."""
+        started = self._started.values()
+        yield from _for_each(
+            call_repository.START_CALL_SQL, [call_repository.start_parameters(self._moment, call) for call in started]
+        )
+        yield from _for_each(
+            call_repository.START_ATTEMPT_SQL,
+            [call_repository.attempt_parameters(self._moment, call) for call in started],
+        )
+        yield from self._charged.write()
+
+
+def _is_valid(request: Admit, session: SessionRow, call: CallRow | None) -> bool:
+    try:
+        calls.require_valid(request, session, call)
+    except Fault:
+        return False
+    return True
+
+
+def _run_settles(moment: Moment, settles: Sequence[SettleOperation]) -> BatchProgram[_Settled]:
+    """Apply the results of running calls. Settles of different calls do not depend on each other."""
+    settlements = [each.settlement for each in settles]
+    keys = [(each.session_id, each.request_id) for each in settlements]
+    found = yield from _read_calls(keys)
+    attempts = yield from _read_attempts(each.attempt_id for each in settlements)
+    times = Counter(keys)
+    plain = [
+        (settlement, found[key])
+        for settlement, key in zip(settlements, keys, strict=True)
+        if times[key] == 1
+        and key in found
+        and found[key].state is CallState.RUNNING
+        and settlement.outcome is AttemptOutcome.RESULT
+        and attempts.get(settlement.attempt_id, "void") != "void"
+    ]
+    change = transition(CallState.RUNNING, LifecycleEvent.ANSWERED)
+    yield from _write_results(moment, plain, change)
+    applied = {(call.session_id, call.request_id): (call, change) for _, call in plain}
+    return [applied.get(key) for key in keys]
+
+
+def _write_results(moment: Moment, results: Sequence[tuple[Settle, CallRow]], change: Transition) -> BatchSteps[None]:
+    """Write results of running calls, with their replies and token usages, as `calls.settle` does."""
+    yield from _for_each(
+        call_repository.RECORD_OUTCOME_SQL,
+        [("unproven", moment.now, settlement.attempt_id) for settlement, _ in results],
+    )
+    yield from _for_each(
+        call_repository.TRANSITION_SQL,
+        [
+            call_repository.transition_parameters(moment, call, change, None, settlement.token_usage)
+            for settlement, call in results
+        ],
+    )
+    usages: defaultdict[str, list[TokenUsage]] = defaultdict(list)
+    session_rows: dict[str, SessionRow] = {}
+    replies = list[tuple[SqlValue, ...] | None]()
+    for settlement, call in results:
+        session = session_rows.get(call.session_id)
+        if session is None:
+            session = yield from session_repository.load_session(call.session_id)
+            assert session is not None
+            session_rows[call.session_id] = session
+        if settlement.reply is not None and session.store_replies:
+            replies.append(call_repository.reply_parameters(moment, call, settlement.reply))
+        if settlement.token_usage is not None:
+            usages[call.session_id].append(settlement.token_usage)
+    yield from _for_each(call_repository.STORE_REPLY_SQL, [reply for reply in replies if reply is not None])
+    for session_id, of_session in usages.items():
+        yield from session_repository.add_tokens(session_rows[session_id], *of_session)
+
+
+def _read_calls(keys: Iterable[CallKey]) -> BatchSteps[dict[CallKey, CallRow]]:
+    rows = yield from _for_each(call_repository.LOAD_CALL_SQL, list(keys))
+    return {(call.session_id, call.request_id): call for call in map(call_repository.call_from_row, rows)}
+
+
+def _read_attempts(attempt_ids: Iterable[str]) -> BatchSteps[dict[str, str]]:
+    """Return the state of each attempt that the ledger has."""
+    rows = yield from _for_each("SELECT id, state FROM attempt WHERE id = ?", [(each,) for each in attempt_ids])
+    return {row[0]: row[1] for row in rows}
+
+
+def _for_each(sql: str, parameters: Sequence[tuple[SqlValue, ...]]) -> BatchSteps[list[Row]]:
+    return (yield StatementForEach(sql, parameters)) if parameters else []
+
+
+_RunAdmits = Callable[[Moment, "Sequence[AdmitOperation]"], BatchProgram[Admission | Deferred]]
+_RunSettles = Callable[[Moment, "Sequence[SettleOperation]"], BatchProgram[_Settled]]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitOperation:
+    """`calls.admit`, which may run together with others."""
+
+    request: Admit
+    incarnation: str
+    after_others: bool = False
+    run_batch: ClassVar[_RunAdmits] = staticmethod(_run_admits)
+
+    def __call__(self, moment: Moment) -> SqlProgram[Admission | Deferred]:
+        """Decide this admit by itself."""
+        return calls.admit(moment, self.request, self.incarnation, after_others=self.after_others)
+
+
+@dataclass(frozen=True, slots=True)
+class SettleOperation:
+    """`calls.settle`, which may run together with others."""
+
+    settlement: Settle
+    run_batch: ClassVar[_RunSettles] = staticmethod(_run_settles)
+
+    def __call__(self, moment: Moment) -> SqlProgram[_Settled]:
+        """Apply this settle by itself."""
+        return calls.settle(moment, self.settlement)
