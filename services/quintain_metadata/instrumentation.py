@@ -56,6 +56,10 @@ class InstrumentedLedger:
         except BudgetUnavailable as unavailable:
             outcomes = [unavailable for _ in operations]
         seconds = time.perf_counter() - started_at
+        if outcomes and not any(isinstance(outcome, BudgetUnavailable) for outcome in outcomes):
+            # One observation, because they were committed together.
+            self._observe(outcomes[0], seconds)
+            return outcomes
         return [self._observe(outcome, seconds) for outcome in outcomes]
 
     def _observe(self, outcome: Returned | Exception, seconds: float) -> Returned | Exception:

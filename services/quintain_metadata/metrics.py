@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from prometheus_client import Metric
@@ -31,26 +32,30 @@ class MetadataMetrics(ServiceMetrics):
             "batch_size", "Admits or settles in one batch", "kind", buckets=BATCH_SIZE_BUCKETS
         )
         self._ledger_seconds = self.histogram(
-            "ledger_seconds", "Seconds of one ledger operation, with its commit", buckets=LEDGER_SECONDS_BUCKETS
+            "ledger_seconds",
+            "Seconds of a ledger operation, or of several submitted together, with the commit",
+            buckets=LEDGER_SECONDS_BUCKETS,
         )
         self.ledger_reachable = self.gauge("ledger_reachable", "Whether the ledger took its last operation")
         self.add_callback(self._collect_gauges)
 
-    def count_admission(self, admission: Admission) -> None:
-        """Count the decision on one admit."""
-        fault = admission.fault
-        self._admits.labels(fault.code if fault else REPLAYED if admission.replay else GRANTED).inc()
+    def count_admissions(self, admissions: Iterable[Admission]) -> None:
+        """Count the decisions on admits."""
+        codes = Counter(each.fault.code if each.fault else REPLAYED if each.replay else GRANTED for each in admissions)
+        for code, count in codes.items():
+            self._admits.labels(code).inc(count)
 
-    def count_settle(self, outcome: AttemptOutcome) -> None:
-        """Count one settle by its outcome."""
-        self._settles.labels(outcome.value).inc()
+    def count_settles(self, outcomes: Iterable[AttemptOutcome]) -> None:
+        """Count settles by their outcomes."""
+        for outcome, count in Counter(outcomes).items():
+            self._settles.labels(outcome.value).inc(count)
 
     def observe_batch(self, kind: str, size: int) -> None:
         """Observe the size of one batch; ``kind`` is admit or settle."""
         self._batches.labels(kind).observe(size)
 
     def observe_ledger_operation(self, seconds: float, *, is_reachable: bool) -> None:
-        """Record whether the ledger was reachable, and the seconds of the operation if it was."""
+        """Record whether the ledger was reachable, and the seconds of what was submitted together if it was."""
         self.ledger_reachable.set(int(is_reachable))
         if is_reachable:
             self._ledger_seconds.observe(seconds)

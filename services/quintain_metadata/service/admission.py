@@ -242,9 +242,9 @@ class AdmissionQueue:
         seconds = time.perf_counter() - started_at
         decisions = [_decision_of(admit, outcome) for admit, outcome in zip(admits, outcomes, strict=True)]
         self._is_ledger_available = None not in decisions
+        self._metrics.count_admissions(each for each in decisions if isinstance(each, Admission))
         for admit, decision in zip(admits, decisions, strict=True):
-            if isinstance(decision, Admission):
-                self._metrics.count_admission(decision)
+            if admit.traceparent is not None and isinstance(decision, Admission):
                 _record_span(admit, decision, seconds=seconds)
         return decisions
 

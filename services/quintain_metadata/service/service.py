@@ -213,8 +213,7 @@ class MetadataService:
             await delivery.ack()
             return
         self._metrics.observe_batch("settle", len(batch.items))
-        for item in batch.items:
-            self._metrics.count_settle(item.outcome)
+        self._metrics.count_settles(item.outcome for item in batch.items)
         settled_calls = await self._apply_settles(batch.items)
         await delivery.ack()
         ended_attempts = [item.attempt_id for item in batch.items if item.outcome is AttemptOutcome.NEVER_SENT]
@@ -279,7 +278,7 @@ def _settled_call(
     A settle that failed is logged and dropped (None), so that it is not retried for ever and does not affect its batch.
     """
     failed = error_type_of(outcome) if isinstance(outcome, Exception) else None
-    if valid_traceparent(item.traceparent) is not None:
+    if item.traceparent is not None and valid_traceparent(item.traceparent) is not None:
         opening = ledger_settle_span(item.session_id, item.request_id, item.outcome.value)
         record_finished_span(opening, duration_seconds=seconds, parent=item.traceparent, error_type=failed)
     if isinstance(outcome, Exception):
