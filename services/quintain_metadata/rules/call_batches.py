@@ -143,21 +143,27 @@ def _run_settles(moment: Moment, settles: Sequence[SettleOperation]) -> BatchPro
     settlements = [each.settlement for each in settles]
     keys = [(each.session_id, each.request_id) for each in settlements]
     found = yield from _read_calls(keys)
-    attempts = yield from _read_attempts(each.attempt_id for each in settlements)
     times = Counter(keys)
-    plain = [
+    results = [
         (settlement, found[key])
         for settlement, key in zip(settlements, keys, strict=True)
         if times[key] == 1
         and key in found
         and found[key].state is CallState.RUNNING
         and settlement.outcome is AttemptOutcome.RESULT
-        and attempts.get(settlement.attempt_id, "void") != "void"
     ]
+    # The attempt that holds a running call was granted; another one may be unknown, or void.
+    others = [each[0].attempt_id for each in results if not _is_holder(*each)]
+    states = yield from _read_attempts(others)
+    plain = [each for each in results if states.get(each[0].attempt_id, "void") != "void" or _is_holder(*each)]
     change = transition(CallState.RUNNING, LifecycleEvent.ANSWERED)
     yield from _write_results(moment, plain, change)
     applied = {(call.session_id, call.request_id): (call, change) for _, call in plain}
     return [applied.get(key) for key in keys]
+
+
+def _is_holder(settlement: Settle, call: CallRow) -> bool:
+    return call.attempt_id == settlement.attempt_id
 
 
 def _write_results(moment: Moment, results: Sequence[tuple[Settle, CallRow]], change: Transition) -> BatchSteps[None]:
