@@ -143,6 +143,10 @@ def _set_all_outcomes(group: list[WriteBatch], outcomes: list[list[Any]]) -> Non
 log = logging.getLogger(__name__)
 
 
+class _BatchFailed(Exception):
+    """Operations could not run together; its cause is a defect."""
+
+
 class SqliteLedger:
     """A ledger in one file, or in memory (``:memory:``) for tests and demos. ``make_writer`` creates its writer."""
 
@@ -212,11 +216,9 @@ class SqliteLedger:
 
     def _commit(self, group: list[WriteBatch]) -> list[list[Any]]:
         """Run a group in one transaction; returns the outcomes of each batch after the commit."""
-        moment = Moment(_now_ms(), self._lease_expiry_suspended_until, self._leases_lapse_until)
+        operations = [operation for batch in group for operation in batch.operations]
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            outcomes = iter(self._run_all([operation for batch in group for operation in batch.operations], moment))
-            self._connection.execute("COMMIT")
+            outcomes = iter(self._run_transaction(operations))
         except apsw.Error as error:
             # Nothing of the group was committed. Each operation gets its own exception, because raising one changes it.
             self._roll_back()
@@ -224,28 +226,44 @@ class SqliteLedger:
             return [[BudgetUnavailable(message) for _ in batch.operations] for batch in group]
         return [list(itertools.islice(outcomes, len(batch.operations))) for batch in group]
 
-    def _run_all(self, operations: list[Operation[Any]], moment: Moment) -> list[Any]:
-        """Run operations in their order and return the outcome of each."""
+    def _run_transaction(self, operations: list[Operation[Any]]) -> list[Any]:
+        """Run operations in one transaction, in their order, and return the outcome of each after the commit."""
+        moment = Moment(_now_ms(), self._lease_expiry_suspended_until, self._leases_lapse_until)
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            outcomes = self._run_in_batches(operations, moment)
+        except _BatchFailed as failed:
+            log.error("A defect while running operations together; each is run by itself", exc_info=failed.__cause__)
+            self._connection.execute("ROLLBACK")
+            self._connection.execute("BEGIN IMMEDIATE")
+            outcomes = [self._run_operation(operation, moment) for operation in operations]
+        self._connection.execute("COMMIT")
+        return outcomes
+
+    def _run_in_batches(self, operations: list[Operation[Any]], moment: Moment) -> list[Any]:
         outcomes: list[Any] = []
         for run_batch, group in itertools.groupby(operations, lambda operation: getattr(operation, "run_batch", None)):
             same = list(group)
-            together = [None] * len(same) if run_batch is None else self._run_together(run_batch, same, moment)
+            together = [None] * len(same) if run_batch is None else self._run_batch(run_batch(moment, same))
             outcomes += [
                 self._run_operation(operation, moment) if outcome is None else outcome
                 for operation, outcome in zip(same, together, strict=True)
             ]
         return outcomes
 
-    def _run_together(
-        self, run_batch: Callable[[Moment, Sequence[Any]], BatchProgram[Any]], operations: list[Any], moment: Moment
-    ) -> list[Any]:
-        """Run operations of one kind together; returns None for each that must be run by itself."""
-        outcomes = self._run_operation(lambda moment: run_batch(moment, operations), moment)
-        if isinstance(outcomes, Exception):
-            message = "A defect while running %d operations together; each is run by itself"
-            log.error(message, len(operations), exc_info=outcomes)
-            return [None] * len(operations)
-        return list(outcomes)
+    def _run_batch(self, program: BatchProgram[Any]) -> list[Any]:
+        """Run operations of one kind together; returns None for each that must be run by itself.
+
+        There is no savepoint, for which SQLite would copy each page that the batch changes. Raises `_BatchFailed`.
+        """
+        try:
+            return list(self._run_program(program))
+        except apsw.Error as error:
+            if isinstance(error, apsw.ConstraintError):
+                raise _BatchFailed from error
+            raise
+        except Exception as defect:
+            raise _BatchFailed from defect
 
     def _roll_back(self) -> None:
         try:
@@ -255,7 +273,7 @@ class SqliteLedger:
             # The writer must go on, to report this to later callers.
             log.error("The ledger cannot be rolled back: %s", error)
 
-    def _run_operation(self, operation: Callable[[Moment], BatchProgram[Any] | SqlProgram[Any]], moment: Moment) -> Any:
+    def _run_operation(self, operation: Operation[Any], moment: Moment) -> Any:
         """Run one operation under a savepoint; returns its result, or the exception that rolled it back."""
         self._cursor.execute("SAVEPOINT operation")
         try:

@@ -92,6 +92,9 @@ START_CALL_SQL = (
     " call_count = excluded.call_count, fault = NULL, updated_at = excluded.updated_at"
 )
 
+#: The same, only if the call is new or still in the state of the last parameter; then it returns a row.
+START_CALL_IN_STATE_SQL = f"{START_CALL_SQL} WHERE call.state = ? RETURNING 1"
+
 #: Its parameters are `attempt_parameters`.
 START_ATTEMPT_SQL = (
     "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
@@ -106,6 +109,8 @@ TRANSITION_SQL = (
     " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached)"
     " WHERE session_id = ? AND request_id = ? AND state = ?"
 )
+
+_CHECKED_TRANSITION_SQL = f"{TRANSITION_SQL} RETURNING 1"
 
 STORE_REPLY_SQL = (
     "INSERT INTO reply (session_id, request_id, body, expires_at) VALUES (?, ?, ?, ?)"
@@ -174,7 +179,7 @@ def apply_transition(
     ``fault`` is the fault to store, as JSON; ``token_usage`` the usage of the call, where its provider reported it.
     """
     updated_rows = yield from execute(
-        f"{TRANSITION_SQL} RETURNING 1",
+        _CHECKED_TRANSITION_SQL,
         *transition_parameters(moment, call, change, fault, token_usage),
         order=running_calls_order(call.target, call.incarnation),
     )

@@ -193,7 +193,7 @@ def _start_attempt(
     key = (session.id, request.request_id, request.body_sha256, request.target)
     started = CallRow(*key, change.to, number, request.attempt_id, incarnation, deadline, call_count=0, fault=None)
     inserted = yield from execute(
-        f"{call_repository.START_CALL_SQL} WHERE call.state = ? RETURNING 1",
+        call_repository.START_CALL_IN_STATE_SQL,
         *call_repository.start_parameters(moment, started),
         CallState.NONE if call is None else call.state,
         order=call_repository.running_calls_order(request.target, incarnation),
