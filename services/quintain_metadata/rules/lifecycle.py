@@ -143,7 +143,7 @@ TRANSITIONS: Final = _table()
 
 def transition(state: CallState, event: LifecycleEvent) -> Transition:
     """Return what the event does to a call in this state; an event without an entry in the table changes nothing."""
-    return TRANSITIONS.get((state, event), Transition(state, effect=TransitionEffect.NOTED))
+    return TRANSITIONS.get((state, event)) or Transition(state, effect=TransitionEffect.NOTED)
 
 
 def admit_event(
