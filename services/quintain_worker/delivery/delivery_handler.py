@@ -152,9 +152,9 @@ class _DeliveryHandler:
 
     async def _admit_and_run(self, run: InflightCall) -> None:
         try:
-            async with run.abort_scope():
-                with span(ADMIT) as admit_span:
-                    admission = await self._admit()
+            with run.abort_scope(), span(ADMIT) as admit_span:
+                admission = await self._admit()
+                if admit_span.is_recording:
                     admit_span.set_attributes(_admission_attributes(admission))
         except (Expired, BudgetUnavailable, Cancelled) as fault:
             # A grant may still be on its way: this settle makes it void.
@@ -236,7 +236,7 @@ class _DeliveryHandler:
         request = with_policy(self._request.request, ignore_unsupported=ignores)
         attempt = Attempt(provider, request, retry_policy, self._pause, on_text)
         try:
-            async with run.abort_scope():
+            with run.abort_scope():
                 return await attempt.run()
         except Cancelled:
             return attempt.cancelled_result()

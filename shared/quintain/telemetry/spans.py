@@ -186,6 +186,9 @@ def _tracer() -> Any:
         return None
     provider = _provider()
     if isinstance(provider, trace.ProxyTracerProvider):
+        # Every call asks several times: OpenTelemetry's own variable says the same as the tracer below, at less cost.
+        if getattr(trace, "_TRACER_PROVIDER", provider) is None:
+            return None
         if isinstance(provider.get_tracer("quintain"), trace.ProxyTracer):
             return None
         # A provider was configured since the last call.
