@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
@@ -20,8 +20,7 @@ MAX_WAITING_DUPLICATES = 16
 DUPLICATES_SHARE, MIN_WAITING_DUPLICATES = 0.25, 4
 
 
-@dataclass(frozen=True, slots=True)
-class CallIdentity:
+class CallIdentity(NamedTuple):
     """Everything that must be equal for two deliveries to be duplicates of one call.
 
     Deliveries that share the request id and differ in anything else are left to the ledger. ``token`` is the whole

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from quintain.bus.base import Delivery
 from quintain.contracts.inputs import InputKind
@@ -30,8 +31,7 @@ from quintain.rpc.server import integer_header, request_id_of
 MAX_MESSAGE_LENGTH = 500
 
 
-@dataclass(frozen=True, slots=True)
-class IncomingRequest:
+class IncomingRequest(NamedTuple):
     """One parsed delivery. ``request`` is None where the request is invalid; ``problem`` then says why.
 
     ``deadline`` and ``published_at`` are milliseconds since the epoch. ``accepts`` lists the interim messages that the
@@ -89,7 +89,7 @@ def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
     if request.requested_target is not None and request.requested_target != target:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")
     # A provider is told its target's name, whether the body names it or not.
-    return request if request.target == target else request.model_copy(update={"target": target})
+    return request if request.target == target else request.with_fields(target=target)
 
 
 def _check_input(request: InvokeRequest, target: str, inputs: Collection[InputKind]) -> None:
@@ -114,7 +114,11 @@ def _text(headers: Mapping[str, object], name: str) -> str | None:
 
 
 def _accepted_types(headers: Mapping[str, object]) -> frozenset[str]:
-    header = _text(headers, ACCEPT_HEADER)
+    return _split_types(_text(headers, ACCEPT_HEADER) or "")
+
+
+@lru_cache(maxsize=32)
+def _split_types(header: str) -> frozenset[str]:
     return frozenset(re.split(r"[,\s]+", header)) if header else frozenset()
 
 

@@ -9,6 +9,9 @@ from quintain.contracts.strings import is_target_name
 from quintain.errors import PayloadTooLarge
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS
 
+#: The fields that name the target.
+_TARGET_FIELDS = {"target", "provider"}
+
 
 def invoke_routing_key(request: InvokeRequest) -> str:
     """Return the routing key of a request: its target's name, or an empty key, which the metadata service resolves.
@@ -25,9 +28,7 @@ def invoke_body(request: InvokeRequest, key: str) -> bytes:
     A question thus has the same bytes, and is the same call, whether its target is named or the session's default.
     Raises `PayloadTooLarge`: the broker would close the channel.
     """
-    if key and request.target is not None:
-        request = request.model_copy(update={"target": None, "provider": None})
-    body = request.to_wire()
+    body = request.to_wire(_TARGET_FIELDS if key and request.target is not None else None)
     if len(body) > MAX_BODY_BYTES:
         raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
     return body
@@ -35,5 +36,7 @@ def invoke_body(request: InvokeRequest, key: str) -> bytes:
 
 def accept_header(call: InvokeCall) -> str:
     """Return the value of the header that requests partial messages, or else allows a reply in a group."""
+    if call.on_chunk is None and call.on_progress is None:
+        return ACCEPT_GROUPS
     callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
-    return ", ".join(name for name, callback in callbacks.items() if callback is not None) or ACCEPT_GROUPS
+    return ", ".join(name for name, callback in callbacks.items() if callback is not None)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from quintain.errors import BadRequest, PayloadTooLarge
 
@@ -29,34 +31,51 @@ MAX_DEADLINE_SPREAD_MS = 1000
 
 _LENGTHS = struct.Struct(">II")
 
-#: A head is small; what it may add to an item, with the lengths, when a sender estimates a group's size.
-HEAD_ALLOWANCE = 512
-
 _KNOWN_KEYS = frozenset({"correlationId", "type", "headers"})
 
 
-@dataclass(frozen=True, slots=True)
-class GroupItem:
+_NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
+
+
+class GroupItem(NamedTuple):
     """One request or reply of a group. ``type`` is the AMQP type it would have alone, empty for a request."""
 
     correlation_id: str
     body: bytes
-    headers: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, Any] = _NO_HEADERS
     type: str = ""
+
+
+def encode_item(item: GroupItem) -> bytes:
+    """Return the bytes of one item of a group; those of several, joined, are the group's body."""
+    correlation_id, body, headers, item_type = item
+    fields: dict[str, object] = {"correlationId": correlation_id}
+    if item_type:
+        fields["type"] = item_type
+    if headers:
+        fields["headers"] = dict(headers)
+    try:
+        head = to_json(fields)
+    except PydanticSerializationError:
+        # A caller's text may hold half of a surrogate pair, which only an escape can write.
+        head = json.dumps(fields, separators=(",", ":")).encode()
+    return b"".join((_LENGTHS.pack(len(head), len(body)), head, body))
 
 
 def encode_group(items: Iterable[GroupItem]) -> bytes:
     """Return the body of a group of these items."""
-    parts = list[bytes]()
-    for item in items:
-        fields: dict[str, object] = {"correlationId": item.correlation_id}
-        if item.type:
-            fields["type"] = item.type
-        if item.headers:
-            fields["headers"] = dict(item.headers)
-        head = json.dumps(fields, separators=(",", ":")).encode()
-        parts += (_LENGTHS.pack(len(head), len(item.body)), head, item.body)
-    return b"".join(parts)
+    return b"".join(map(encode_item, items))
+
+
+def count_fitting(sizes: Iterable[int]) -> int:
+    """Return how many of the first items of these sizes in bytes fit into one group; the first one goes in any case."""
+    total = count = 0
+    for size in sizes:
+        total += size
+        if count and (total > MAX_GROUP_BYTES or count == MAX_GROUP_ITEMS):
+            break
+        count += 1
+    return count
 
 
 def decode_group(body: bytes) -> list[GroupItem]:
@@ -89,9 +108,9 @@ def decode_group(body: bytes) -> list[GroupItem]:
 
 def _item(number: int, head: bytes, body: bytes) -> GroupItem:
     try:
-        fields = json.loads(head)
-    except (ValueError, RecursionError):
-        raise BadRequest(f"group: the head of item {number} is not JSON") from None
+        fields = from_json(head)
+    except ValueError:
+        fields = _read_head_slowly(number, head)
     if not isinstance(fields, dict):
         raise BadRequest(f"group: the head of item {number} is not an object")
     unknown = fields.keys() - _KNOWN_KEYS
@@ -104,3 +123,11 @@ def _item(number: int, head: bytes, body: bytes) -> GroupItem:
     if not isinstance(item_type, str | None) or not isinstance(headers, dict | None):
         raise BadRequest(f"group: the type or the headers of item {number} are of a wrong kind")
     return GroupItem(correlation_id, body, headers or {}, item_type or "")
+
+
+def _read_head_slowly(number: int, head: bytes) -> object:
+    """Read a head that may hold half of a surrogate pair, which is valid JSON."""
+    try:
+        return json.loads(head)
+    except (ValueError, RecursionError):
+        raise BadRequest(f"group: the head of item {number} is not JSON") from None

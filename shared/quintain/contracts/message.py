@@ -29,11 +29,14 @@ class Message(BaseModel):
         hide_input_in_errors=True,
     )
 
-    def to_wire(self) -> bytes:
-        """Return the message as UTF-8 JSON without absent fields. Raises `BadRequest` for invalid Unicode."""
+    def to_wire(self, without: set[str] | None = None) -> bytes:
+        """Return the message as UTF-8 JSON without absent fields and those of these names.
+
+        Raises `BadRequest` for invalid Unicode.
+        """
         try:
             # The same as pydantic's ``model_dump_json``, but without the detour through a string.
-            return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_none=True)
+            return self.__pydantic_serializer__.to_json(self, exclude=without, by_alias=True, exclude_none=True)
         except PydanticSerializationError:
             raise BadRequest("The message holds text that is no Unicode: half of a surrogate pair") from None
 
@@ -44,6 +47,16 @@ class Message(BaseModel):
             return cls.model_validate_json(body)
         except ValidationError as error:
             raise BadRequest(describe_validation_error(error)) from None
+
+    def with_fields(self, **fields: object) -> Self:
+        """Return a copy with these fields, which are not validated.
+
+        Does what pydantic's ``model_copy`` does in a fraction of the time, for classes without private attributes.
+        """
+        copy = self.unchecked(**{**self.__dict__, **fields})
+        object.__setattr__(copy, "__pydantic_fields_set__", self.__pydantic_fields_set__ | fields.keys())
+        object.__setattr__(copy, "__pydantic_extra__", self.__pydantic_extra__)
+        return copy
 
     @classmethod
     def unchecked(cls, **fields: object) -> Self:

@@ -10,6 +10,11 @@ from pydantic import AfterValidator, StringConstraints
 #: Target names (``protocol.md`` §1). They are routing keys and parts of queue names, so other characters are refused.
 TARGET_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
+_TARGET_NAME = re.compile(TARGET_NAME_PATTERN)
+
+#: What no request id may hold: no ledger keeps U+0000, and UTF-8 cannot write half of a surrogate pair.
+_NOT_IN_REQUEST_IDS = re.compile("[\0\ud800-\udfff]")
+
 TargetName = Annotated[str, StringConstraints(pattern=TARGET_NAME_PATTERN)]
 
 #: Error messages show at most so many characters of a name chosen by a caller.
@@ -34,12 +39,12 @@ RequestId = Annotated[str, StringConstraints(min_length=1, max_length=128), Afte
 
 def is_target_name(name: str) -> bool:
     """Whether a target may have this name."""
-    return re.fullmatch(TARGET_NAME_PATTERN, name) is not None
+    return _TARGET_NAME.fullmatch(name) is not None
 
 
 def sanitize_request_id(text: str) -> str:
     """Return the text if it is a valid request id, else a similar valid one under which a refusal can be stored."""
-    return re.sub("[\0\ud800-\udfff]", "?", text[:128]) or "-"
+    return _NOT_IN_REQUEST_IDS.sub("?", text[:128]) or "-"
 
 
 def shorten(name: str) -> str:

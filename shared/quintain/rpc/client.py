@@ -8,7 +8,6 @@ their remaining time and the address of a new queue.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -22,6 +21,7 @@ from quintain.routes import Route
 from quintain.rpc.group_delivery import split_replies
 from quintain.rpc.reply_queue import ReplyQueue
 from quintain.rpc.request import (
+    GroupedRequest,
     PendingCall,
     Publish,
     RpcRequest,
@@ -92,21 +92,21 @@ class RpcClient:
         envelope = request_envelope(request, correlation_id, self.reply_key)
         await self._bus.publish(request.exchange, request.key, envelope, timeout_seconds=request.deadline_seconds)
 
-    async def publish_group(self, requests: Sequence[tuple[RpcRequest, str]], on_refused: Callable[[], object]) -> None:
+    async def publish_group(self, requests: Sequence[GroupedRequest]) -> None:
         """Publish several requests of one session to one target in one message; each has its own correlation id.
 
         If the group is answered as a whole, nobody has looked at its requests: ``on_refused`` is called, and each is
         published again alone. Raises what `Bus.publish` raises.
         """
-        group = SentGroup(self._ids.next(), on_refused)
-        for request, correlation_id in requests:
-            self._note_sent(request, correlation_id, group)
-        first, _ = requests[0]
+        first = requests[0].request
+        group = SentGroup(self._ids.next(), requests[0].on_refused)
+        for each in requests:
+            self._note_sent(each.request, each.correlation_id, group)
         await self._bus.publish(
             first.exchange,
             first.key,
             group_envelope(requests, group.correlation_id, self.reply_key),
-            timeout_seconds=max(request.deadline_seconds for request, _ in requests),
+            timeout_seconds=max(each.request.deadline_seconds for each in requests),
         )
 
     def _note_sent(self, request: RpcRequest, correlation_id: str, group: SentGroup | None) -> None:
@@ -174,7 +174,7 @@ class RpcClient:
         deadline = loop.time() + timeout_seconds
         while True:
             try:
-                remaining = dataclasses.replace(request, deadline_seconds=deadline - loop.time())
+                remaining = request._replace(deadline_seconds=deadline - loop.time())
                 return parse_reply(await self.call(remaining), route.reply_type)
             except Unroutable:
                 if loop.time() + UNROUTABLE_RETRY_SECONDS >= deadline:

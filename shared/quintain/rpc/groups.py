@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from quintain.bus.base import Bus, Envelope, HeaderValue
 from quintain.contracts.group import (
     GROUP_CONTENT_TYPE,
-    HEAD_ALLOWANCE,
     MAX_DEADLINE_SPREAD_MS,
-    MAX_GROUP_BYTES,
     REPLY_GROUP_TYPE,
     GroupItem,
-    encode_group,
+    count_fitting,
+    encode_item,
 )
 from quintain.routes import DEADLINE_HEADER, TOKEN_HEADER
 from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.request import GroupedRequest, RpcRequest
 from quintain.runtime.batching import KeyedBatcher
 from quintain.topology import REPLY
-
-
-class _Call(NamedTuple):
-    """A request that waits to be sent, and whom to tell if its group is refused."""
-
-    request: RpcRequest
-    correlation_id: str
-    on_refused: Callable[[], object]
 
 
 class RequestGroups:
@@ -39,7 +29,7 @@ class RequestGroups:
 
     def __init__(self, rpc_client: RpcClient) -> None:
         self._rpc_client = rpc_client
-        self._batcher = KeyedBatcher[tuple[HeaderValue, str, int], _Call](
+        self._batcher = KeyedBatcher[tuple[HeaderValue, str, int], GroupedRequest](
             self._send, count=_count_requests, drops_cancelled=True
         )
 
@@ -55,14 +45,28 @@ class RequestGroups:
             await self._rpc_client.publish(request, correlation_id)
             return
         key = (request.headers.get(TOKEN_HEADER), request.key, deadline // MAX_DEADLINE_SPREAD_MS)
-        await self._batcher.add(key, _Call(request, correlation_id, on_refused), max_batch=max_calls)
+        await self._batcher.add(key, GroupedRequest(request, correlation_id, on_refused), max_batch=max_calls)
 
-    async def _send(self, _: tuple[HeaderValue, str, int], calls: list[_Call]) -> None:
-        if len(calls) == 1:
-            await self._rpc_client.publish(calls[0].request, calls[0].correlation_id)
+    async def _send(self, _: tuple[HeaderValue, str, int], requests: list[GroupedRequest]) -> None:
+        if len(requests) == 1:
+            await self._rpc_client.publish(requests[0].request, requests[0].correlation_id)
         else:
-            requests = [(call.request, call.correlation_id) for call in calls]
-            await self._rpc_client.publish_group(requests, calls[0].on_refused)
+            await self._rpc_client.publish_group(requests)
+
+
+class _Reply:
+    """A reply that waits for its message."""
+
+    __slots__ = ("_item", "reply")
+
+    def __init__(self, reply: GroupItem) -> None:
+        self.reply, self._item = reply, b""
+
+    @property
+    def item(self) -> bytes:
+        """The reply as an item of a group."""
+        self._item = self._item or encode_item(self.reply)
+        return self._item
 
 
 class ReplyGroups:
@@ -70,36 +74,28 @@ class ReplyGroups:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._batcher = KeyedBatcher[str, GroupItem](self._send, count=_count_replies)
+        self._batcher = KeyedBatcher[str, _Reply](self._send, count=_count_replies)
 
     async def send(self, reply_to: str, reply: GroupItem) -> None:
         """Publish a reply to this routing key; raises what `Bus.publish` raises."""
-        await self._batcher.add(reply_to, reply)
+        await self._batcher.add(reply_to, _Reply(reply))
 
-    async def _send(self, reply_to: str, replies: list[GroupItem]) -> None:
+    async def _send(self, reply_to: str, replies: list[_Reply]) -> None:
         if len(replies) == 1:
-            (reply,) = replies
+            reply = replies[0].reply
             envelope = Envelope(
                 body=reply.body, type=reply.type, correlation_id=reply.correlation_id, headers=reply.headers
             )
         else:
-            envelope = Envelope(body=encode_group(replies), type=REPLY_GROUP_TYPE, content_type=GROUP_CONTENT_TYPE)
+            envelope = Envelope(
+                body=b"".join(each.item for each in replies), type=REPLY_GROUP_TYPE, content_type=GROUP_CONTENT_TYPE
+            )
         await self._bus.publish(REPLY, reply_to, envelope)
 
 
-def _count_requests(calls: Sequence[_Call]) -> int:
-    return _count_fitting([len(call.request.body) for call in calls])
+def _count_requests(requests: Sequence[GroupedRequest]) -> int:
+    return 1 if len(requests) == 1 else count_fitting(len(request.item) for request in requests)
 
 
-def _count_replies(replies: Sequence[GroupItem]) -> int:
-    return _count_fitting([len(reply.body) for reply in replies])
-
-
-def _count_fitting(sizes: Sequence[int]) -> int:
-    """Return how many of the first bodies of these sizes fit into one group; the first one goes in any case."""
-    total = 0
-    for count, size in enumerate(sizes):
-        total += size + HEAD_ALLOWANCE
-        if total > MAX_GROUP_BYTES:
-            return max(count, 1)
-    return len(sizes)
+def _count_replies(replies: Sequence[_Reply]) -> int:
+    return 1 if len(replies) == 1 else count_fitting(len(reply.item) for reply in replies)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quintain.bus.base import Delivery, Envelope, HeaderValue
-from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
+from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_item
 from quintain.routes import CALL_HEADERS, GROUP_PROTOCOL_VERSION, PROTOCOL_HEADER
 from quintain.telemetry.spans import context_headers
 from quintain.topology import Exchange
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RpcRequest:
+class RpcRequest(NamedTuple):
     """A request to publish; ``deadline_seconds`` is how long its reply is awaited, from now."""
 
     exchange: Exchange
@@ -60,7 +59,25 @@ class PendingCall:
         expires_seconds = None if expires_seconds is None else expires_seconds - (now - self.sent_at)
         if min(deadline_seconds, deadline_seconds if expires_seconds is None else expires_seconds) <= 0:
             return None
-        return dataclasses.replace(self.request, deadline_seconds=deadline_seconds, expires_seconds=expires_seconds)
+        return self.request._replace(deadline_seconds=deadline_seconds, expires_seconds=expires_seconds)
+
+
+class GroupedRequest:
+    """A request that waits for its message, and whom to tell if nobody can read the group in which it is sent."""
+
+    __slots__ = ("_item", "correlation_id", "on_refused", "request")
+
+    def __init__(self, request: RpcRequest, correlation_id: str, on_refused: Callable[[], object]) -> None:
+        self.request, self.correlation_id, self.on_refused = request, correlation_id, on_refused
+        self._item = b""
+
+    @property
+    def item(self) -> bytes:
+        """The request as an item of a group."""
+        if not self._item:
+            headers = {name: value for name, value in self.request.headers.items() if name in _ITEM_HEADERS}
+            self._item = encode_item(GroupItem(self.correlation_id, self.request.body, headers))
+        return self._item
 
 
 def request_envelope(request: RpcRequest, correlation_id: str, reply_to: str) -> Envelope:
@@ -75,24 +92,17 @@ def request_envelope(request: RpcRequest, correlation_id: str, reply_to: str) ->
     )
 
 
-def group_envelope(requests: Sequence[tuple[RpcRequest, str]], correlation_id: str, reply_to: str) -> Envelope:
+def group_envelope(requests: Sequence[GroupedRequest], correlation_id: str, reply_to: str) -> Envelope:
     """Return the message of several requests of one session to one target, each with its own correlation id."""
-    items = [
-        GroupItem(
-            own_id, request.body, {name: value for name, value in request.headers.items() if name in _ITEM_HEADERS}
-        )
-        for request, own_id in requests
-    ]
-    first, _ = requests[0]
-    common = {name: value for name, value in first.headers.items() if name not in CALL_HEADERS}
+    common = {name: value for name, value in requests[0].request.headers.items() if name not in CALL_HEADERS}
     return Envelope(
-        body=encode_group(items),
+        body=b"".join(request.item for request in requests),
         type=INVOKE_GROUP_TYPE,
         content_type=GROUP_CONTENT_TYPE,
         correlation_id=correlation_id,
         reply_to=reply_to,
         headers={**common, PROTOCOL_HEADER: GROUP_PROTOCOL_VERSION},
-        expiration_ms=max(_expiration_ms(request) for request, _ in requests),
+        expiration_ms=max(_expiration_ms(request.request) for request in requests),
     )
 
 
@@ -109,4 +119,4 @@ def _expiration_ms(request: RpcRequest) -> int:
 def with_trace_context(request: RpcRequest) -> RpcRequest:
     """Return the request with the current trace context in its headers, which a resent request keeps."""
     trace_headers = context_headers()
-    return dataclasses.replace(request, headers={**request.headers, **trace_headers}) if trace_headers else request
+    return request._replace(headers={**request.headers, **trace_headers}) if trace_headers else request

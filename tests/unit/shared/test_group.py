@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import struct
 
@@ -9,8 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.contracts.group import MAX_GROUP_BYTES, MAX_GROUP_ITEMS, GroupItem, decode_group, encode_group
+from quintain.bus.base import Delivery
+from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.contracts.group import (
+    MAX_GROUP_BYTES,
+    MAX_GROUP_ITEMS,
+    REPLY_GROUP_TYPE,
+    GroupItem,
+    count_fitting,
+    decode_group,
+    encode_group,
+    encode_item,
+)
 from quintain.errors import BadRequest, PayloadTooLarge
+from quintain.rpc.groups import ReplyGroups
+from quintain.topology import EVALUATOR_TOPOLOGY, reply_topology
 
 HEADER_VALUES = st.one_of(st.text(max_size=20), st.integers(-(2**53), 2**53), st.booleans())
 ITEMS = st.builds(
@@ -86,3 +100,43 @@ def test_a_group_has_no_more_items_and_bytes_than_allowed() -> None:
         decode_group(encode_group([GroupItem("a", bytes(MAX_GROUP_BYTES))]))
     with pytest.raises(BadRequest):
         decode_group(b"")
+
+
+def test_half_of_a_surrogate_pair_arrives_as_it_was_sent() -> None:
+    items = [GroupItem("a\ud800", b"", {"x-header": "\udfff"})]
+    assert decode_group(encode_group(items)) == items
+
+
+@given(GROUPS, st.integers(0, 3))
+def test_as_many_items_go_into_a_group_as_can_be_read_from_it(items: list[GroupItem], times: int) -> None:
+    wide = [item._replace(correlation_id=item.correlation_id * 10**times) for item in items]
+    count = count_fitting(len(encode_item(item)) for item in wide)
+    sizes = [len(encode_item(item)) for item in wide]
+    assert count == 1 or sum(sizes[:count]) <= MAX_GROUP_BYTES
+    assert count == len(items) or sum(sizes[: count + 1]) > MAX_GROUP_BYTES
+
+
+async def test_replies_with_long_correlation_ids_are_not_lost_to_a_group_that_is_too_large() -> None:
+    bus = MemoryBus(MemoryBroker())
+    topology = reply_topology("quintain.reply.long", "long")
+    await bus.declare(EVALUATOR_TOPOLOGY + topology)
+    received: list[str | None] = []
+    all_received = asyncio.Event()
+    sent = [GroupItem(f"{number:08}" * 4_000, b"{}", type="result") for number in range(20)]
+
+    async def on_reply(delivery: Delivery) -> None:
+        group = delivery.type == REPLY_GROUP_TYPE
+        received.extend(item.correlation_id for item in decode_group(delivery.body)) if group else received.append(
+            delivery.correlation_id
+        )
+        await delivery.ack()
+        if len(received) == len(sent):
+            all_received.set()
+
+    await bus.consume(topology.queues[0], on_reply, prefetch=10)
+    replies = ReplyGroups(bus)
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(replies.send("long", item) for item in sent))
+        await all_received.wait()
+    assert received == [item.correlation_id for item in sent]
+    await bus.close()
