@@ -76,17 +76,24 @@ class WorkerContext:
                 return
 
     async def reply(
-        self, delivery: Delivery, answer: Message | Fault, request_id: str, *, may_share_message: bool = False
+        self,
+        delivery: Delivery,
+        answer: Message | Fault,
+        request_id: str,
+        *,
+        wire: bytes = b"",
+        may_share_message: bool = False,
     ) -> None:
         """Send the reply to the caller, and retry while the broker is unavailable.
 
         Returns when the broker has confirmed the reply, or returned it because the reply queue is gone.
-        ``may_share_message``: the caller reads groups of replies.
+        ``wire`` is the answer as it is sent, where that is known; ``may_share_message``: the caller reads groups of
+        replies.
         """
         while True:
             try:
                 if may_share_message:
-                    await self._reply_in_group(delivery, answer, request_id)
+                    await self._reply_in_group(delivery, answer, wire, request_id)
                     return
                 async with self._reply_slots:
                     await send_reply(self.bus, delivery, answer, {REQUEST_ID_HEADER: request_id})
@@ -96,12 +103,12 @@ class WorkerContext:
             else:
                 return
 
-    async def _reply_in_group(self, delivery: Delivery, answer: Message | Fault, request_id: str) -> None:
+    async def _reply_in_group(self, delivery: Delivery, answer: Message | Fault, wire: bytes, request_id: str) -> None:
         is_fault = isinstance(answer, Fault)
         message = FaultReply.from_fault(answer) if isinstance(answer, Fault) else answer
         item = GroupItem(
             correlation_id=delivery.correlation_id or "",
-            body=message.to_wire(),
+            body=wire or message.to_wire(),
             headers={REQUEST_ID_HEADER: truncate_echo(request_id)},
             type="fault" if is_fault else "result",
         )

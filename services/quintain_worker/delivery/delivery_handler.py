@@ -121,8 +121,11 @@ class _DeliveryHandler:
         except Fault as fault:
             await self._reply_and_ack(fault)
             return
-        with self._context.inflight.track(identity) as run:
+        run = self._context.inflight.add(identity)
+        try:
             await self._admit_and_run(run)
+        finally:
+            self._context.inflight.remove(run)
 
     @property
     def _queued_ms(self) -> int:
@@ -213,7 +216,7 @@ class _DeliveryHandler:
         # Settle before replying: if the worker died between the reply and the settle, a second attempt would run and
         # produce another reply.
         await self._record(run, response, grant)
-        await self._reply_and_ack(response.answer)
+        await self._reply_and_ack(response.answer, response.wire)
 
     async def _attempt_with_streaming(self, run: InflightCall, grant: Admission) -> AttemptResult:
         ends_at = asyncio.get_running_loop().time() + self._context.clock.seconds_until(grant.deadline)
@@ -269,8 +272,9 @@ class _DeliveryHandler:
             yield
 
     async def _record(self, run: InflightCall, response: CallResponse, grant: Admission) -> None:
-        store_reply = grant.store_replies and response.size <= DEFAULT_REPLY_BYTES
-        await self._settle(response.outcome, response.answer, store_reply=store_reply, size=response.size)
+        size = len(response.wire)
+        store_reply = grant.store_replies and size <= DEFAULT_REPLY_BYTES
+        await self._settle(response.outcome, response.answer, store_reply=store_reply, size=size)
         run.settle(response.answer if isinstance(response.answer, Result) else None)
 
     async def _return_to_queue(self, run: InflightCall, outcome: AttemptOutcome) -> None:
@@ -299,13 +303,14 @@ class _DeliveryHandler:
             )
             await self._context.settle(item, size=size)
 
-    async def _reply_and_ack(self, answer: Message | Fault) -> None:
+    async def _reply_and_ack(self, answer: Message | Fault, wire: bytes = b"") -> None:
         self._context.metrics.count_answered(self._target.name, answer)
         with span(_REPLY_SPAN):
             await self._context.reply(
                 self._delivery,
                 answer,
                 self._request.request_id,
+                wire=wire,
                 may_share_message=ACCEPT_GROUPS in self._request.accepts,
             )
         await self._delivery.ack()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple
 
@@ -84,30 +83,34 @@ class InflightCall:
     def __init__(self, identity: CallIdentity) -> None:
         self.identity = identity
         self.waiting_duplicates = 0
-        self._result: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
+        self.is_settled = False
+        self._result: Result | None = None
+        #: Made by the first duplicate that waits.
+        self._settled: asyncio.Event | None = None
         self._abort_scope: AbortScope | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether its outcome has been settled."""
-        return self._result.done()
 
     def settle(self, result: Result | None) -> None:
         """Record that the call is settled, with its result or None; only the first call has an effect."""
-        if not self._result.done():
-            self._result.set_result(result)
+        if not self.is_settled:
+            self.is_settled, self._result = True, result
+            if self._settled is not None:
+                self._settled.set()
 
     async def wait_for_result(self, timeout_seconds: float) -> Result | None:
         """Wait for the result, up to ``timeout_seconds``, and return it marked as replayed; None where there is none.
 
         Raises `TimeoutError`.
         """
-        # The future is not awaited directly: cancelling one waiter would cancel it for all.
-        await asyncio.wait([self._result], timeout=timeout_seconds)
-        if not self._result.done():
-            raise TimeoutError
-        result = self._result.result()
-        return None if result is None else result.model_copy(update={"replayed": True})
+        if self._settled is None:
+            self._settled = asyncio.Event()
+        if not self.is_settled:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._settled.wait()
+            except TimeoutError:
+                if not self.is_settled:
+                    raise
+        return None if self._result is None else self._result.with_fields(replayed=True)
 
     def abort_scope(self) -> AbortScope:
         """Return a new scope that is cancelled when the call is aborted."""
@@ -150,19 +153,19 @@ class InflightCalls:
             self._waiting -= 1
             call.waiting_duplicates -= 1
 
-    @contextlib.contextmanager
-    def track(self, identity: CallIdentity) -> Iterator[InflightCall]:
-        """Register a call while the context is open; its waiting duplicates are released at the end at the latest."""
+    def add(self, identity: CallIdentity) -> InflightCall:
+        """Register a call, which `remove` must end."""
         call = InflightCall(identity)
-        calls = self._calls.setdefault(identity.key, [])
-        calls.append(call)
-        try:
-            yield call
-        finally:
-            calls.remove(call)
-            if not calls:
-                del self._calls[identity.key]
-            call.settle(None)
+        self._calls.setdefault(identity.key, []).append(call)
+        return call
+
+    def remove(self, call: InflightCall) -> None:
+        """End a call; its waiting duplicates are released now at the latest."""
+        calls = self._calls[call.identity.key]
+        calls.remove(call)
+        if not calls:
+            del self._calls[call.identity.key]
+        call.settle(None)
 
     def abort(self, keys: Iterable[CallKey]) -> None:
         """Abort those of these calls that are in flight here."""

@@ -28,11 +28,11 @@ SETTLE_ENVELOPE = (b'{"items":[{"reply":', b"}]}")
 
 @dataclass(frozen=True, slots=True)
 class CallResponse:
-    """The reply to the caller and the outcome for the ledger. ``size`` is the result's length on the wire, in bytes."""
+    """The reply to the caller, a result also as its bytes on the wire, and the outcome for the ledger."""
 
     answer: Result | Fault
     outcome: AttemptOutcome
-    size: int = 0
+    wire: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
             f"The reply with the provider's answer has {len(wire)} bytes; the limit of this session is {max_bytes}"
         )
         return CallResponse(too_large, AttemptOutcome.CHARGED)
-    return CallResponse(result, AttemptOutcome.RESULT, len(wire))
+    return CallResponse(result, AttemptOutcome.RESULT, wire)
 
 
 def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTiming) -> Result:

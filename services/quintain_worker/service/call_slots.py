@@ -42,7 +42,7 @@ class CallSlots:
 
     Example::
 
-        if await call_slots.acquire(delivery, timeout_seconds=60) is SlotDecision.GRANTED:
+        if call_slots.try_acquire() or await call_slots.wait(delivery, timeout_seconds=60) is SlotDecision.GRANTED:
             try:
                 await run_call()
             finally:
@@ -59,11 +59,15 @@ class CallSlots:
         """The calls that wait, in order of arrival."""
         return [waiting.delivery for waiting in self._waiting if not waiting.decision.done()]
 
-    async def acquire(self, delivery: Delivery, *, timeout_seconds: float | None) -> SlotDecision:
-        """Wait for a slot, at most ``timeout_seconds``."""
+    def try_acquire(self) -> bool:
+        """Take a slot, if one is free; calls that wait have none."""
         if self._free:
             self._free -= 1
-            return SlotDecision.GRANTED
+            return True
+        return False
+
+    async def wait(self, delivery: Delivery, *, timeout_seconds: float | None) -> SlotDecision:
+        """Wait until a slot is released, at most ``timeout_seconds``."""
         waiting = _Waiting(delivery)
         self._waiting.append(waiting)
         timer = (

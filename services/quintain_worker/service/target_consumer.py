@@ -85,17 +85,20 @@ class TargetConsumer:
             await asyncio.gather(self._pause_task, return_exceptions=True)
         if self._consumer is not None:
             await self._consumer.cancel()
-        await self._return_waiting(self._call_slots.waiting_deliveries)
+        await self.return_waiting(self._call_slots.waiting_deliveries)
 
-    async def share(self, free_slots: int) -> None:
-        """Put back the calls that this worker cannot start within a moment, as far as others have free slots."""
+    def calls_for_others(self, free_slots: int) -> list[Delivery]:
+        """Return the calls that this worker cannot start within a moment, as many as others have free slots for.
+
+        It is called with each renewal of the lease: a moment is measured by what ended since the one before.
+        """
         released, self._call_slots.released_count = self._call_slots.released_count, 0
         soon = math.ceil(released * MOMENT_SECONDS / self._context.timings.heartbeat_seconds)
         waiting = [call for call in self._call_slots.waiting_deliveries[soon:] if not is_returned(call)]
-        if free_slots and waiting:
-            await self._return_waiting(waiting[-free_slots:])
+        return waiting[-free_slots:] if free_slots else []
 
-    async def _return_waiting(self, calls: Sequence[Delivery]) -> None:
+    async def return_waiting(self, calls: Sequence[Delivery]) -> None:
+        """Put those of these calls back into the queue that still wait for a slot."""
         await return_calls(self._context, self._name, self._call_slots.take(calls))
 
     def _remaining_seconds(self, delivery: Delivery) -> float | None:
@@ -167,7 +170,9 @@ class TargetConsumer:
     async def _handle_call(self, slots: CallSlots, delivery: Delivery) -> None:
         self._in_flight += 1
         try:
-            decision = await slots.acquire(delivery, timeout_seconds=self._remaining_seconds(delivery))
+            decision = SlotDecision.GRANTED
+            if not slots.try_acquire():
+                decision = await slots.wait(delivery, timeout_seconds=self._remaining_seconds(delivery))
             if decision is SlotDecision.TAKEN:
                 return
             try:

@@ -168,7 +168,9 @@ class Worker:
             self._on_drain()
 
     def _start_sharing(self, consumer: TargetConsumer, free_slots: int) -> None:
-        task = asyncio.get_running_loop().create_task(consumer.share(free_slots), name="share calls")
+        if not (calls := consumer.calls_for_others(free_slots)):
+            return
+        task = asyncio.get_running_loop().create_task(consumer.return_waiting(calls), name="share calls")
         self._sharing.add(task)
         task.add_done_callback(self._sharing.discard)
 

@@ -20,7 +20,7 @@ class HandlerTasks:
     def start(self, handler: Handler, delivery: Delivery) -> None:
         """Start a task that runs the handler on this delivery."""
         # An empty context: with the memory transport the publisher's log ids and trace must not leak into the handler.
-        task = contextvars.Context().run(asyncio.get_running_loop().create_task, self._run(handler, delivery))
+        task = contextvars.Context().run(asyncio.get_running_loop().create_task, run_handler(handler, delivery))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -39,13 +39,15 @@ class HandlerTasks:
             await asyncio.gather(*unfinished, return_exceptions=True)
         return not unfinished
 
-    async def _run(self, handler: Handler, delivery: Delivery) -> None:
-        try:
-            await handler(delivery)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            # Handlers report errors to their callers themselves, so this is a bug. The message is redelivered, and the
-            # delivery limit turns it into a dead letter instead of an endless loop.
-            log.exception("The handler of a message to %s failed; it will be delivered again", delivery.exchange)
-            await delivery.requeue()
+
+async def run_handler(handler: Handler, delivery: Delivery) -> None:
+    """Run the handler on this delivery; one that fails is delivered again."""
+    try:
+        await handler(delivery)
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        # Handlers report errors to their callers themselves, so this is a bug. The message is redelivered, and the
+        # delivery limit turns it into a dead letter instead of an endless loop.
+        log.exception("The handler of a message to %s failed; it will be delivered again", delivery.exchange)
+        await delivery.requeue()

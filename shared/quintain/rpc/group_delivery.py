@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
+import contextvars
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from quintain.bus.base import Bus, Delivery, Handler
-from quintain.bus.handler_tasks import HandlerTasks
+from quintain.bus.handler_tasks import run_handler
 from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, decode_group
 from quintain.errors import BadRequest, Fault
 from quintain.routes import (
@@ -169,13 +170,28 @@ def split_replies(delivery: Delivery) -> list[GroupedDelivery]:
 
 async def handle_each(handler: Handler, calls: Sequence[GroupedDelivery]) -> None:
     """Run the handler on each call, at the same time; returns when all have ended."""
-    tasks = HandlerTasks()
-    for call in calls:
-        tasks.start(handler, call)
+    loop = asyncio.get_running_loop()
+    all_ended: asyncio.Future[None] = loop.create_future()
+    remaining = len(calls)
+
+    async def run(call: GroupedDelivery) -> None:
+        nonlocal remaining
+        try:
+            await run_handler(handler, call)
+        finally:
+            # Counted here: a callback for each task would be an event of the loop for each.
+            remaining -= 1
+            if not remaining and not all_ended.done():
+                all_ended.set_result(None)
+
+    # An empty context for each, as every delivery has.
+    tasks = [contextvars.Context().run(loop.create_task, run(call)) for call in calls]
     try:
-        await tasks.finish(math.inf)
+        await all_ended
     except BaseException:
-        await tasks.finish(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         raise
 
 
