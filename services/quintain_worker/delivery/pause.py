@@ -49,7 +49,8 @@ class PauseState:
     @property
     def remaining_seconds(self) -> float:
         """Seconds until the target may be called; 0 where it is not paused."""
-        return max(0.0, max(self._provider_until, self._ledger_until) - asyncio.get_running_loop().time())
+        until = max(self._provider_until, self._ledger_until)
+        return 0.0 if until == -math.inf else max(0.0, until - asyncio.get_running_loop().time())
 
     @property
     def exceeds_hold_limit(self) -> bool:

@@ -7,12 +7,12 @@ answer that cannot be sent becomes a fault of its own call, and never affects th
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic_core import from_json
 
 from quintain.config.prices import Price
-from quintain.contracts.invoke import OutputMessage, Result
+from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.limits import DEFAULT_REPLY_BYTES
 from quintain.contracts.strings import replace_surrogates
@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 SETTLE_ENVELOPE = (b'{"items":[{"reply":', b"}]}")
 
 
-@dataclass(frozen=True, slots=True)
-class CallResponse:
+class CallResponse(NamedTuple):
     """The reply to the caller, a result also as its bytes on the wire, and the outcome for the ledger."""
 
     answer: Result | Fault
@@ -35,8 +34,7 @@ class CallResponse:
     wire: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTiming:
+class CallTiming(NamedTuple):
     """The target of a call, its fingerprint and price, and the milliseconds spent in the provider and in the queue."""
 
     target: str
@@ -77,8 +75,11 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
 
 def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTiming) -> Result:
     text = replace_surrogates(answer.text)
-    return Result(
-        output=answer.output or [OutputMessage(content=text)],
+    # What is plain text is not validated again: its types are known here.
+    is_plain = not answer.output and answer.embeddings is None and not answer.ignored and _has_plain_fields(answer)
+    make_result = Result.unchecked if is_plain else Result
+    return make_result(
+        output=[_text_message(text)] if is_plain else answer.output or [OutputMessage(content=text)],
         raw_text=text,
         token_usage=answer.token_usage,
         cost_usd=None if timing.price is None else timing.price.of_call(answer.token_usage),
@@ -95,4 +96,25 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         target_fingerprint=timing.fingerprint,
         ignored=list(answer.ignored) or None,
         embeddings=answer.embeddings,
+    )
+
+
+def _has_plain_fields(answer: ProviderAnswer) -> bool:
+    return (
+        type(answer.text) is str
+        and (answer.model is None or type(answer.model) is str)
+        and (answer.finish_reason is None or type(answer.finish_reason) is str)
+        and (answer.token_usage is None or type(answer.token_usage) is TokenUsage)
+    )
+
+
+def _text_message(text: str) -> OutputMessage:
+    return OutputMessage.unchecked(
+        role="assistant",
+        content=text,
+        tool_calls=None,
+        reasoning=None,
+        refusal=None,
+        logprobs=None,
+        completion_logprobs=None,
     )

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 from tenacity.wait import wait_base
@@ -35,8 +35,7 @@ _OUTCOME_BY_BILLING = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptResult:
+class AttemptResult(NamedTuple):
     """The result of an attempt: an answer, or a fault with the outcome to settle, or neither.
 
     With neither, the call returns to its queue for a later attempt. ``tries`` is how often the provider was called.
@@ -53,8 +52,7 @@ class AttemptResult:
         return self.answer is None and self.fault is None
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(NamedTuple):
     """Limits on the tries of one attempt. ``ends_at`` is the deadline in the loop's seconds.
 
     ``timeout_seconds`` is the target's own limit on all tries and the waits between them, without the pauses of the

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import random
-import secrets
 from collections.abc import Sequence
 from functools import partial
 
@@ -66,6 +64,7 @@ from quintain.routes import (
 )
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import Publish, RpcRequest
+from quintain.runtime.random_ids import RandomIds
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
 
@@ -101,6 +100,7 @@ class AmqpTransport:
         self._default_targets = default_targets or DefaultTargets()
         self._groups = groups or CallGroups(rpc_client)
         self._rpc_client, self._token = rpc_client, token
+        self._request_ids = RandomIds()
         self._session_id = public_id(token) or ""
         self._cancellations = CancellationQueue(self._cancel)
         self._info_task: asyncio.Task[None] | None = None
@@ -122,7 +122,7 @@ class AmqpTransport:
         Where no ledger decided whether the call is charged, the request is sent again with the same request id until
         the deadline.
         """
-        request_id = call.request_id or secrets.token_urlsafe(16)
+        request_id = call.request_id or self._request_ids.next()
         try:
             return await self._invoke(call, request_id)
         except asyncio.CancelledError:
@@ -132,7 +132,7 @@ class AmqpTransport:
 
     async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
         """Implements `Transport.invoke_batch`: reserves all calls, sends each one, and releases those not charged."""
-        ids = [secrets.token_urlsafe(16) for _ in items]
+        ids = [self._request_ids.next() for _ in items]
         reservation = ReserveCalls(request_ids=ids, deadline=self.clock.deadline_ms(deadline_seconds))
         try:
             await self._call_operation(RESERVE, reservation)
@@ -297,7 +297,7 @@ class AmqpTransport:
 
 
 def _with_target(call: InvokeCall, target: str) -> InvokeCall:
-    return dataclasses.replace(call, request=call.request.model_copy(update={"target": target}))
+    return call._replace(request=call.request.with_fields(target=target))
 
 
 def _dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:

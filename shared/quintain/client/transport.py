@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quintain.clock import Clock
 from quintain.contracts.chunk import Chunk, Progress
@@ -31,8 +31,7 @@ OnChunk = Callable[[Chunk], None]
 OnProgress = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InvokeCall:
+class InvokeCall(NamedTuple):
     """The arguments of one invocation, as `Client.send` describes them.
 
     Without a ``request_id`` the transport or the gateway generates one.

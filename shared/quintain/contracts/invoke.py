@@ -145,6 +145,8 @@ class InvokeRequest(Message):
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
+        if self.settings is None and self.messages is None:
+            return self
         fields: list[tuple[str, object]] = []
         for name, value in self.settings or ():
             field = InvokeSettings.model_fields.get(name)
@@ -169,7 +171,16 @@ class InvokeRequest(Message):
 
     def conversation(self) -> list[ChatMessage]:
         """Return the conversation as messages, starting with the system prompt."""
-        turns = self.messages or [ChatMessage(role="user", content=self.question or "")]
+        turns = self.messages or [
+            ChatMessage.unchecked(
+                role="user",
+                content=self.question or "",
+                tool_calls=None,
+                tool_call_id=None,
+                is_error=None,
+                reasoning=None,
+            )
+        ]
         if self.system_prompt:
             return [ChatMessage(role="system", content=self.system_prompt), *turns]
         return turns
