@@ -118,9 +118,10 @@ async def test_a_provider_that_asks_for_a_long_wait_is_left_alone_and_the_call_t
         assert queued_correlation_ids(ledger) == ["c2"]
         assert len(server.requests) == 1
         first = await next_result(evaluator)
-        assert 2 < loop.time() - began < 3.5
-        assert (first.raw_text, first.attempts) == ("Fine.", 2)
-        assert (await next_result(evaluator)).raw_text == "Fine."
+        assert loop.time() - began > 2
+        # Both begin when the pause ends, and either may be answered first.
+        results = [first, await next_result(evaluator)]
+        assert sorted((one.raw_text, one.attempts) for one in results) == [("Fine.", 1), ("Fine.", 2)]
         admits = [await ledger.admits.get() for _ in range(2)]
         assert [admit.request_id for admit in admits] == ["r-c1", "r-c2"]  # it kept its attempt
         assert ledger.admits.empty()
