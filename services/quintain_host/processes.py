@@ -14,7 +14,8 @@ import os
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 
-from quintain.process import CannotStart, Program, end_process, start_process
+from quintain.process import end_process, start_process
+from quintain.program import CannotStart, Program
 from quintain_host.counters import LEASE_ENDED, HostCounters
 from quintain_host.ipc import READY, make_pipe, read_ipc
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quintain.config.fingerprint import dependency_digests
 from quintain.errors import ConfigError
-from quintain.process import start_problem
+from quintain.program import start_problem
 from quintain.program_environment import program_environment
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.contracts.token import mask_tokens
-from quintain.process import CannotStart, Program, ProgramTimedOut, TooMuchOutput, run_program
+from quintain.process import run_program
+from quintain.program import CannotStart, Program, ProgramTimedOut, TooMuchOutput
 from quintain_runner.graders.verdict_parser import GraderError
 
 #: The most bytes that a grader may print on stdout.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quintain.config import CommandTarget, PythonTarget, TargetConfig
 from quintain.config.targets import PLACEHOLDERS
 from quintain.errors import ConfigError
-from quintain.process import Program, start_problem
+from quintain.program import Program, start_problem
 from quintain.program_environment import program_environment
 from quintain_worker.providers.factory import ProviderContext, build_provider, load_provider_factory
 

@@ -12,7 +12,8 @@ from quintain.config import CommandTarget
 from quintain.config.targets import PLACEHOLDERS
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
-from quintain.process import (
+from quintain.process import run_program
+from quintain.program import (
     CannotStart,
     Finished,
     Program,
@@ -20,7 +21,6 @@ from quintain.process import (
     ProgramNotFound,
     ProgramTimedOut,
     TooMuchOutput,
-    run_program,
 )
 from quintain.program_environment import program_environment
 from quintain_worker.providers.conversation import text_messages

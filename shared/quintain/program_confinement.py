@@ -1,0 +1,199 @@
+"""What a program that a configuration names may do: as which user it runs, and in which sandbox.
+
+Without either, it has the rights of this process. `docs/security.md` states the boundary of each.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from quintain.errors import ConfigError
+
+#: The script that starts programs, and is the first process of a sandbox.
+PROCESS_SERVER = Path(__file__).with_name("process_server.py")
+
+#: What a sandbox shows of the system: programs, libraries, certificates. Nothing of it is a secret.
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_SYSTEM_SETTINGS = (
+    "alternatives", "ca-certificates", "crypto-policies", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+    "localtime", "mime.types", "nsswitch.conf", "passwd", "pki", "ssl/certs", "ssl/openssl.cnf",
+)  # fmt: skip
+
+#: What a sandbox hides of the folders that it shows: the state folder, and what is often a secret.
+_HIDDEN_NAMES = (".quintain", ".env", ".git", "runs", "secrets")
+
+#: Files of a results folder; a folder with the first of them is hidden.
+_RESULTS_FILES = ("session-token", "ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm")
+
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
+
+
+class Sandbox(BaseModel):
+    """A sandbox of bubblewrap, with its limits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["bwrap"] = "bwrap"
+    """The program that makes the sandbox."""
+    read: tuple[str, ...] = ()
+    """More files and folders that the program may read; absolute paths."""
+    memory_mib: Annotated[int, Field(ge=16)] = 4096
+    """The most memory of each process, in MiB."""
+    processes: Annotated[int, Field(ge=1)] = 256
+    """The most processes and threads."""
+
+
+def _sandbox_of_name(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+#: The ``sandbox`` of a configuration: ``bwrap``, or a mapping with its limits.
+SandboxOption = Annotated[
+    Sandbox | None, BeforeValidator(_sandbox_of_name, json_schema_input_type=Sandbox | Literal["bwrap"] | None)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement:
+    """The user and the sandbox of a program.
+
+    In a sandbox it may read the folders ``read`` without ``hidden``, and write to ``write``; ``door`` is the only
+    address that it reaches, by the same port on its own loopback.
+    """
+
+    run_as: str | None = None
+    sandbox: Sandbox | None = None
+    read: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
+    write: tuple[Path, ...] = ()
+    door: tuple[str, int] | None = None
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether the program has fewer rights than this process."""
+        return self.run_as is not None or self.sandbox is not None
+
+    def share(self, path: Path) -> None:
+        """Make the other user the owner of a file or folder that was made for the program."""
+        if self.run_as is not None:
+            entry = pwd.getpwnam(self.run_as)
+            os.chown(path, entry.pw_uid, entry.pw_gid)
+
+    def check(self) -> None:
+        """Raise `ConfigError` if this machine cannot confine a program so."""
+        if self.run_as is not None:
+            try:
+                entry = pwd.getpwnam(self.run_as)
+            except KeyError:
+                raise ConfigError(f"run_as: there is no user {self.run_as!r} on this machine; create it") from None
+            if os.geteuid() not in {0, entry.pw_uid}:
+                raise ConfigError(
+                    f"run_as: only root may start programs as {self.run_as!r}; use `sandbox: bwrap`, or start this "
+                    "as root"
+                )
+        if self.sandbox is not None and (problem := _sandbox_problem()) is not None:
+            raise ConfigError(f"sandbox: {problem}")
+
+    def wrapper(self, cwd: Path, env: Mapping[str, str]) -> list[str]:
+        """Return the words before the command: bubblewrap and its options; empty without a sandbox.
+
+        ``{door_fd}`` stands for the number of a file descriptor.
+        """
+        if self.sandbox is None:
+            return []
+        port = 0 if self.door is None else self.door[1]
+        readable = [*self.read, *(Path(path) for path in self.sandbox.read), *_interpreter_folders(env)]
+        return [
+            shutil.which("bwrap") or "bwrap", "--unshare-all", "--die-with-parent", "--new-session",
+            "--proc", "/proc", "--dev", "/dev", "--size", str(self.sandbox.memory_mib << 20), "--tmpfs", "/tmp",  # noqa: S108 -- its own
+            *_system_mounts(),
+            *(word for path in _outermost(readable) for word in ("--ro-bind", str(path), str(path))),
+            *(word for path in self._hidden_below(readable) for word in _hide(path)),
+            *(word for path in self.write for word in ("--bind", str(path), str(path))),
+            "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp",  # noqa: S108 -- the sandbox's own
+            "--chdir", str(cwd), "--",
+            sys.executable, "-I", "-S", str(PROCESS_SERVER), "--inside",
+            "{door_fd}", str(port), str(self.sandbox.memory_mib << 20), str(self.sandbox.processes),
+        ]  # fmt: skip
+
+    def _hidden_below(self, folders: list[Path]) -> list[Path]:
+        found = [*self.hidden]
+        for folder in self.read:
+            found += [folder / name for name in (*_HIDDEN_NAMES, *_RESULTS_FILES)]
+            found += [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{_RESULTS_FILES[0]}")]
+        shown = [folder.resolve() for folder in folders]
+        existing = dict.fromkeys(path.resolve() for path in found if path.exists())
+        return _outermost([path for path in existing if any(path.is_relative_to(folder) for folder in shown)])
+
+
+#: A program with the rights of this process.
+UNCONFINED = Confinement()
+
+
+def door_of(url: str | None, host: str | None, port: int | None) -> tuple[str, int] | None:
+    """Return the address of a gateway for programs in a sandbox; None without a gateway.
+
+    Raises `ConfigError` if the gateway is on another machine.
+    """
+    if url is None:
+        return None
+    if host not in _LOOPBACK_HOSTS or port is None:
+        raise ConfigError(
+            f"sandbox: programs in it reach a gateway on this machine's loopback only, and {url} is none; run the "
+            "evaluation with QUINTAIN_BROKER_URL, or without the sandbox"
+        )
+    return host, port
+
+
+@functools.cache
+def _sandbox_problem() -> str | None:
+    """Why this machine has no sandbox; None if it has one."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return "bwrap is not installed; install the package bubblewrap"
+    argv = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    tried = subprocess.run(argv, capture_output=True, check=False)  # noqa: S603 -- fixed words
+    if tried.returncode == 0:
+        return None
+    said = tried.stderr.decode(errors="replace").strip()
+    return f"this machine does not allow it ({said}); allow user namespaces, or use run_as"
+
+
+def _interpreter_folders(env: Mapping[str, str]) -> Iterator[Path]:
+    """The folders of the Python interpreter, of this package and of the program's virtual environment."""
+    names = [sys.prefix, sys.base_prefix, str(PROCESS_SERVER.parent), env.get("VIRTUAL_ENV", "")]
+    yield from (Path(name) for name in names if name and Path(name).exists())
+
+
+def _system_mounts() -> Iterator[str]:
+    for name in _SYSTEM_FOLDERS:
+        if Path(name).is_symlink():
+            yield from ("--symlink", str(Path(name).readlink()), name)
+        else:
+            yield from ("--ro-bind-try", name, name)
+    for name in _SYSTEM_SETTINGS:
+        yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+
+
+def _outermost(paths: list[Path]) -> list[Path]:
+    """The paths without those that are below another one, outer ones first."""
+    kept: list[Path] = []
+    for path in sorted(dict.fromkeys(path.absolute() for path in paths), key=lambda path: len(path.parts)):
+        if not any(path.is_relative_to(outer) for outer in kept) and not path.is_relative_to("/usr"):
+            kept.append(path)
+    return kept
+
+
+def _hide(path: Path) -> tuple[str, ...]:
+    return ("--tmpfs", str(path)) if path.is_dir() else ("--ro-bind", "/dev/null", str(path))
