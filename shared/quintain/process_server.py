@@ -171,7 +171,7 @@ def _forward(source: socket.socket, sink: socket.socket) -> None:
 
 def run_inside(arguments: list[str]) -> NoReturn:
     """As the first process of a sandbox: hand out the door's socket, set the limits, and execute the program."""
-    door_fd, port, memory_bytes, processes, *argv = arguments
+    door_fd, port, memory_bytes, processes, user, group, *argv = arguments
     if port != "0":
         listener = socket.create_server(("127.0.0.1", int(port)))
         with socket.socket(fileno=int(door_fd)) as door_end:
@@ -185,6 +185,10 @@ def run_inside(arguments: list[str]) -> NoReturn:
         hard = resource.getrlimit(kind)[1]
         most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (most, most))
+    if user != "0":
+        os.setgroups([])
+        os.setgid(int(group))
+        os.setuid(int(user))
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

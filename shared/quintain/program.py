@@ -105,13 +105,13 @@ def start_problem(program: Program) -> str | None:
             return f"its command {name!r}: {path} is not executable; chmod +x it, or name its interpreter first"
     elif shutil.which(executable, path=program.env.get("PATH", os.defpath)) is None:
         return f"its command {name!r} is not on PATH; install it, or give its path"
-    script = _script_of(name, arguments)
+    script = script_of(name, arguments)
     if script is not None and not (folder / script).exists():
         return f"its command: there is no file {folder / script}"
     return None
 
 
-def _script_of(program: str, arguments: Sequence[str]) -> str | None:
+def script_of(program: str, arguments: Sequence[str]) -> str | None:
     """The script that an interpreter runs; None if the program is not an interpreter, or runs code or a module."""
     if Path(program).name.rstrip(".0123456789") not in _INTERPRETERS:
         return None

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -36,6 +37,11 @@ _HIDDEN_NAMES = (".quintain", ".env", ".git", "runs", "secrets")
 #: Files of a results folder; a folder with the first of them is hidden.
 _RESULTS_FILES = ("session-token", "ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm")
 
+_UNSHARED_BY_ROOT = (
+    "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
+    "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID",
+)  # fmt: skip
+
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 
 
@@ -47,7 +53,7 @@ class Sandbox(BaseModel):
     kind: Literal["bwrap"] = "bwrap"
     """The program that makes the sandbox."""
     read: tuple[str, ...] = ()
-    """More files and folders that the program may read; absolute paths."""
+    """More files and folders that the program may read; paths from the file that says so."""
     memory_mib: Annotated[int, Field(ge=16)] = 4096
     """The most memory of each process, in MiB."""
     processes: Annotated[int, Field(ge=1)] = 256
@@ -113,11 +119,17 @@ class Confinement:
         if self.sandbox is None:
             return []
         port = 0 if self.door is None else self.door[1]
-        readable = [*self.read, *(Path(path) for path in self.sandbox.read), *_interpreter_folders(env)]
+        # The first process in the sandbox takes the other user's rights: that user need not reach the interpreter, nor
+        # be allowed to make a user namespace.
+        changes_user = self.run_as is not None and os.geteuid() == 0
+        entry = pwd.getpwnam(self.run_as or "") if changes_user else None
+        unshare = _UNSHARED_BY_ROOT if changes_user else ("--unshare-all",)
+        readable = [*self.read, *(cwd / path for path in self.sandbox.read), *_interpreter_folders(env)]
         return [
-            shutil.which("bwrap") or "bwrap", "--unshare-all", "--die-with-parent", "--new-session",
+            shutil.which("bwrap") or "bwrap", *unshare, "--die-with-parent", "--new-session",
             "--proc", "/proc", "--dev", "/dev", "--size", str(self.sandbox.memory_mib << 20), "--tmpfs", "/tmp",  # noqa: S108 -- its own
             *_system_mounts(),
+            *_open_parents([*readable, *self.write]),
             *(word for path in _outermost(readable) for word in ("--ro-bind", str(path), str(path))),
             *(word for path in self._hidden_below(readable) for word in _hide(path)),
             *(word for path in self.write for word in ("--bind", str(path), str(path))),
@@ -125,6 +137,7 @@ class Confinement:
             "--chdir", str(cwd), "--",
             sys.executable, "-I", "-S", str(PROCESS_SERVER), "--inside",
             "{door_fd}", str(port), str(self.sandbox.memory_mib << 20), str(self.sandbox.processes),
+            "0" if entry is None else str(entry.pw_uid), "0" if entry is None else str(entry.pw_gid),
         ]  # fmt: skip
 
     def _hidden_below(self, folders: list[Path]) -> list[Path]:
@@ -141,19 +154,19 @@ class Confinement:
 UNCONFINED = Confinement()
 
 
-def door_of(url: str | None, host: str | None, port: int | None) -> tuple[str, int] | None:
-    """Return the address of a gateway for programs in a sandbox; None without a gateway.
+def door_of(url: str) -> tuple[str, int]:
+    """Return the address of a gateway for programs in a sandbox.
 
     Raises `ConfigError` if the gateway is on another machine.
     """
-    if url is None:
-        return None
+    parts = urlsplit(url)
+    host, port = parts.hostname, parts.port
     if host not in _LOOPBACK_HOSTS or port is None:
         raise ConfigError(
             f"sandbox: programs in it reach a gateway on this machine's loopback only, and {url} is none; run the "
             "evaluation with QUINTAIN_BROKER_URL, or without the sandbox"
         )
-    return host, port
+    return "127.0.0.1", port
 
 
 @functools.cache
@@ -184,6 +197,14 @@ def _system_mounts() -> Iterator[str]:
             yield from ("--ro-bind-try", name, name)
     for name in _SYSTEM_SETTINGS:
         yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+
+
+def _open_parents(paths: list[Path]) -> Iterator[str]:
+    """Folders above what is shown; bubblewrap would make them for its own user only."""
+    parents = {parent for path in paths for parent in path.absolute().parents}
+    for parent in sorted(parents, key=lambda parent: len(parent.parts)):
+        if parent != Path("/") and not parent.is_relative_to("/usr"):
+            yield from ("--perms", "0755", "--dir", str(parent))
 
 
 def _outermost(paths: list[Path]) -> list[Path]:

@@ -118,7 +118,8 @@ def _request(program: Program, streams: tuple[int, int, int]) -> socket.socket:
         "argv": [executable_of(name, program.env), *arguments],
         "env": dict(program.env),
         "cwd": str(cwd),
-        "run_as": confinement.run_as,
+        # In a sandbox, its first process takes the other user's rights.
+        "run_as": confinement.run_as if confinement.sandbox is None else None,
         "wrapper": confinement.wrapper(cwd, program.env),
         "door": confinement.door,
     }

@@ -15,6 +15,7 @@ from typing import IO
 from quintain.contracts.token import mask_tokens
 from quintain.errors import ConfigError
 from quintain.program import CannotStart, Program, start_problem
+from quintain.program_confinement import Confinement
 from quintain.program_environment import program_environment
 from quintain.supervised_process import run_to_file
 from quintain_runner.dataset.reader import DatasetStats, check_dataset
@@ -51,7 +52,14 @@ def open_dataset(
     except OSError as error:
         raise ConfigError(f"{results_folder}: cannot be written to ({error.strerror}); give another --output") from None
     program_env = program_environment(env, env_from=spec.env_from, own=spec.env)
-    program = Program(argv=spec.command, env=program_env, cwd=evaluation.folder)
+    confinement = Confinement(
+        run_as=spec.run_as, sandbox=spec.sandbox, read=(evaluation.folder,), hidden=(results_folder,)
+    )
+    try:
+        confinement.check()
+    except ConfigError as error:
+        raise ConfigError(f"{evaluation.path}: dataset: {error.message}") from None
+    program = Program(argv=spec.command, env=program_env, cwd=evaluation.folder, confinement=confinement)
     problem = start_problem(program)
     if problem is not None:
         raise ConfigError(f"{evaluation.path}: dataset: {problem}")

@@ -36,6 +36,8 @@ KEYS_WITHOUT_EFFECT = frozenset(
         "delay_ms",
         "chunk_delay_ms",
         "replica_fields",
+        "run_as",
+        "sandbox",
     }
 )
 

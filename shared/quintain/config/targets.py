@@ -30,6 +30,7 @@ from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import InvokeSettings, Unsupported
 from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
 from quintain.contracts.strings import TargetName
+from quintain.program_confinement import SandboxOption
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
 PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
@@ -188,6 +189,8 @@ class CommandTarget(_Target):
     command: Annotated[list[str], Field(min_length=1)]
     env: dict[str, str] = Field(default_factory=dict)
     env_from: list[str] = Field(default_factory=list)
+    run_as: str | None = None
+    sandbox: SandboxOption = None
     cwd: str | None = None
     output_format: Literal["text", "json"] = "text"
 
