@@ -64,6 +64,22 @@ COMMANDS: CommandTable = {
     ),
     "dlq drop": ("quintain_cli.commands.dlq:drop_messages", "Delete messages permanently."),
     "dlq replay": ("quintain_cli.commands.dlq:replay", "Send a message again, and delete it once it is answered."),
+    "broker apply": (
+        "quintain_cli.commands.broker:apply",
+        "Set the policies that limit every queue that a client can fill.",
+    ),
+    "broker add-user": (
+        "quintain_cli.commands.broker:add_user",
+        "Add a user of the broker, with the permissions of its role alone; its password is printed once.",
+    ),
+    "broker list-users": (
+        "quintain_cli.commands.broker:list_users",
+        "List the users of the broker and their permissions in its virtual host.",
+    ),
+    "broker remove-user": (
+        "quintain_cli.commands.broker:remove_user",
+        "Remove a user of the broker, and close its connections.",
+    ),
     "schema eval": (
         "quintain_cli.commands.schema:evaluation",
         "Print the JSON schema of an evaluation file, eval.yaml.",
@@ -82,6 +98,7 @@ GROUPS = {
     "serve": "Run one service until SIGTERM.",
     "ledger": "Read the ledger of QUINTAIN_LEDGER_URL; change nothing.",
     "dlq": "Show, replay and delete messages that no service could process. They are kept in quintain.poison.",
+    "broker": "Set the policies and users of a broker, through its management API or as printed definitions.",
     "schema": "Print the JSON schema of a file, or the AsyncAPI document. A schema serves for completion in an editor "
     "(# yaml-language-server: $schema=FILE).",
 }

@@ -61,6 +61,11 @@ HELP = {
     ("dlq", "show"): "its headers and its body",
     ("dlq", "replay"): "Send a message again",
     ("dlq", "drop"): "Delete messages permanently",
+    ("broker",): "policies and users",
+    ("broker", "apply"): "limit every queue",
+    ("broker", "add-user"): "printed once",
+    ("broker", "list-users"): "their permissions",
+    ("broker", "remove-user"): "close its connections",
     ("schema",): "for completion in an editor",
     ("schema", "eval"): "an evaluation file",
     ("schema", "config"): "a configuration",
@@ -72,7 +77,7 @@ HELP = {
     ("drain",): "Ask a worker to drain",
     ("doctor",): "Check the broker",
 }
-GROUPS = {(), ("session",), ("serve",), ("ledger",), ("dlq",), ("schema",), ("target",)}
+GROUPS = {(), ("session",), ("serve",), ("ledger",), ("dlq",), ("broker",), ("schema",), ("target",)}
 
 
 @pytest.fixture(scope="module")

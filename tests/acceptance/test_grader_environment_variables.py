@@ -112,7 +112,7 @@ async def asks(output, session):
     answer = await session.invoke("and?")
     here = pathlib.Path(__file__).parent
     hidden = not list((here / "runs").glob("*")) and not (here / ".env").is_file()
-    return {"score": float(hidden and bool(answer.text))}
+    return {"score": float(hidden and bool(answer.raw_text))}
 """
 
 READS_A_FILE = """

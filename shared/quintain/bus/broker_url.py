@@ -30,9 +30,14 @@ def round_robin(nodes: tuple[str, ...]) -> Iterator[str]:
     return itertools.cycle(nodes[first:] + nodes[:first])
 
 
+def first_node_url(urls: str) -> str:
+    """Return the URL of the first node."""
+    return _URL_SEPARATOR.split(urls.strip())[0]
+
+
 def url_user(urls: str) -> str:
     """Return the broker user in the URL, ``guest`` if it names none."""
-    return unquote(urlsplit(_URL_SEPARATOR.split(urls.strip())[0]).username or "guest")
+    return unquote(urlsplit(first_node_url(urls)).username or "guest")
 
 
 def without_password(urls: str) -> str:

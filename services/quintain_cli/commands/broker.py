@@ -1,0 +1,139 @@
+"""``quintain broker``: the policies of a broker, and a user of it for each evaluator, host and group of workers."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import secrets
+from collections.abc import Iterator
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from quintain.broker_policies import QUEUE_POLICIES, user_permissions
+from quintain.errors import BusError, ConfigError
+from quintain.settings import environment, read_settings
+from quintain_cli.console import exit_with_error, print_json, print_stderr, stdout_console
+from quintain_cli.fleet.broker_management import Management, open_management
+
+ManagementOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The management API; by default port 15672 (amqps: 15671) of the broker's host."),
+]
+PrintOption = Annotated[
+    bool, typer.Option("--print", help="Change nothing; print definitions for `rabbitmqctl import_definitions`.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The user.")]
+
+_HASHING = "rabbit_password_hashing_sha256"
+
+
+def apply(
+    management: ManagementOption = None,
+    vhost: Annotated[str, typer.Option(help="The virtual host of printed definitions.")] = "/",
+    print_only: PrintOption = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set the policies that limit every queue that a client can fill.
+
+    They can be applied at any time, also to queues with messages. The user of QUINTAIN_BROKER_URL needs the tag
+    administrator or policymaker.
+    """
+    if print_only:
+        policies = [{"vhost": vhost, "name": policy.name, **policy.body()} for policy in QUEUE_POLICIES]
+        print_json({"policies": policies})
+        return
+    with _management(management, as_json=as_json) as api:
+        for policy in QUEUE_POLICIES:
+            api.put(f"policies/{{vhost}}/{policy.name}", policy.body())
+    names = [policy.name for policy in QUEUE_POLICIES]
+    if as_json:
+        print_json({"policies": names})
+        return
+    stdout_console().print(f"applied  {', '.join(names)}", markup=False, soft_wrap=True)
+    print_stderr("next     quintain doctor")
+
+
+def add_user(
+    name: NameArgument,
+    role: Annotated[str, typer.Option(help="What it is: evaluator, worker, host, gateway, controller, operator, …")],
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TARGET", help="A worker's or host's only target; repeatable.")
+    ] = None,
+    management: ManagementOption = None,
+    vhost: Annotated[str, typer.Option(help="The virtual host of printed definitions.")] = "/",
+    print_only: PrintOption = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add a user of the broker, with the permissions of its role alone; its password is printed once.
+
+    A user that exists gets a new password and these permissions.
+    """
+    password = secrets.token_urlsafe(32)
+    try:
+        permissions = user_permissions(role, name, only or ()).body()
+    except ConfigError as error:
+        exit_with_error(error, as_json=as_json)
+    tags = "monitoring" if role == "operator" else ""
+    if print_only:
+        user = {"name": name, "password_hash": _hash(password), "hashing_algorithm": _HASHING, "tags": tags}
+        print_json({"users": [user], "permissions": [{"user": name, "vhost": vhost, **permissions}]})
+        print_stderr(f"password {password}")
+        return
+    with _management(management, as_json=as_json) as api:
+        api.put(f"users/{quote(name, safe='')}", {"password": password, "tags": tags})
+        api.put(f"permissions/{{vhost}}/{quote(name, safe='')}", permissions)
+    if as_json:
+        print_json({"name": name, "role": role, "password": password, **permissions})
+        return
+    stdout_console().print(f"added    {name}, as {role}\npassword {password}", markup=False, soft_wrap=True)
+    print_stderr(f"next     QUINTAIN_BROKER_URL=amqp://{name}:PASSWORD@HOST/ for this {role} alone")
+
+
+def list_users(management: ManagementOption = None, as_json: AsJson = False) -> None:
+    """List the users of the broker and their permissions in its virtual host."""
+    with _management(management, as_json=as_json) as api:
+        permissions = {each["user"]: each for each in api.get("vhosts/{vhost}/permissions")}
+        names = [user["name"] for user in api.get("users")]
+    users = [
+        {"name": name, **{key: permissions.get(name, {}).get(key, "") for key in ("configure", "write", "read")}}
+        for name in sorted(names)
+    ]
+    if as_json:
+        print_json({"users": users})
+        return
+    for user in users:
+        stdout_console().print("  ".join(user.values()), markup=False, soft_wrap=True)
+
+
+def remove_user(name: NameArgument, management: ManagementOption = None, as_json: AsJson = False) -> None:
+    """Remove a user of the broker, and close its connections."""
+    with _management(management, as_json=as_json) as api:
+        api.delete(f"users/{quote(name, safe='')}")
+        for connection in api.get("connections"):
+            if connection.get("user") == name:
+                api.delete(f"connections/{quote(connection['name'], safe='')}")
+    if as_json:
+        print_json({"removed": name})
+    else:
+        stdout_console().print(f"removed  {name}", markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _management(address: str | None, *, as_json: bool) -> Iterator[Management]:
+    """Open the management API; its errors end the command."""
+    try:
+        api = open_management(read_settings(environment()).require_broker_url(), address)
+        with api.client:
+            yield api
+    except (BusError, ConfigError) as error:
+        exit_with_error(error, as_json=as_json)
+
+
+def _hash(password: str) -> str:
+    """The hash of a password as RabbitMQ keeps it: base64 of a salt and of SHA-256 over salt and password."""
+    salt = secrets.token_bytes(4)
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()

@@ -1,0 +1,167 @@
+"""The broker's policies and the permissions of its users, as `quintain broker` applies them. No I/O.
+
+They are those of ``deploy/rabbitmq/definitions.json``; a test compares both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from quintain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePolicy:
+    """A policy for the queues whose names match ``pattern``."""
+
+    name: str
+    pattern: str
+    definition: Mapping[str, int | str]
+
+    def body(self) -> dict[str, object]:
+        """The policy as the management API takes it."""
+        return {
+            "pattern": self.pattern,
+            "apply-to": "queues",
+            "priority": 0,
+            "definition": dict(self.definition),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Regular expressions of the names that a user may declare and delete, write to, and read from."""
+
+    configure: str
+    write: str
+    read: str
+
+    def body(self) -> dict[str, str]:
+        """The permissions as the management API takes them."""
+        return {"configure": self.configure, "write": self.write, "read": self.read}
+
+
+#: Limits in bytes and messages for every queue that a client can fill.
+QUEUE_POLICIES: Final = (
+    QueuePolicy(
+        name="quintain-target",
+        pattern=r"^quintain\.target\.",
+        definition={"max-length-bytes": 1073741824, "overflow": "reject-publish"},
+    ),
+    QueuePolicy(
+        name="quintain-requests",
+        pattern=r"^quintain\.metadata(\.unrouted)?$",
+        definition={"max-length": 20000, "max-length-bytes": 268435456, "overflow": "reject-publish"},
+    ),
+    QueuePolicy(
+        name="quintain-dead",
+        pattern=r"^quintain\.metadata\.dead$",
+        definition={"max-length-bytes": 1073741824, "overflow": "reject-publish"},
+    ),
+    QueuePolicy(
+        name="quintain-ledger",
+        pattern=r"^quintain\.ledger\.(admit|heartbeat|settle)$",
+        definition={"max-length-bytes": 2147483648, "overflow": "reject-publish"},
+    ),
+    QueuePolicy(
+        name="quintain-poison",
+        pattern=r"^quintain\.poison$",
+        definition={
+            "max-length": 10000,
+            "max-length-bytes": 268435456,
+            "overflow": "drop-head",
+            "message-ttl": 1209600000,
+        },
+    ),
+)
+
+#: The permissions of each role.
+ROLES: Final[Mapping[str, Permissions]] = {
+    "metadata": Permissions(
+        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|cancel|dead|poison|host|run|discovery|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
+        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger\.(admit|heartbeat|settle)|probe|reply|cancel|dead|poison|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
+        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|dead|poison|discovery|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
+    ),
+    "worker": Permissions(
+        r"^quintain\.((cancel|run|discovery|reply\.worker)\..+)$",
+        r"^quintain\.(invoke|metadata|ledger|reply|host|(cancel|run|discovery|reply\.worker)\..+)$",
+        r"^quintain\.(reply|cancel|run|discovery|(target|cancel|run|discovery|reply\.worker)\..+)$",
+    ),
+    "gateway": Permissions(
+        r"^quintain\.((discovery|reply\.gateway)\..+)$",
+        r"^quintain\.(invoke|metadata|reply|(discovery|reply\.gateway)\..+)$",
+        r"^quintain\.(reply|discovery|(discovery|reply\.gateway)\..+)$",
+    ),
+    "host": Permissions(
+        r"^quintain\.((host|lease|discovery|reply\.host)\..+)$",
+        r"^quintain\.(reply|run|(host|lease|discovery|reply\.host)\..+)$",
+        r"^quintain\.(host|reply|discovery|(host|lease|discovery|reply\.host)\..+)$",
+    ),
+    "controller": Permissions(
+        r"^quintain\.((run|reply\.controller)\..+)$",
+        r"^quintain\.(host|metadata|(run|reply\.controller)\..+)$",
+        r"^quintain\.(reply|run|(run|reply\.controller)\..+)$",
+    ),
+    "evaluator": Permissions(
+        r"^quintain\.(reply\.evaluator\..+)$",
+        r"^quintain\.(invoke|metadata|reply\.evaluator\..+)$",
+        r"^quintain\.(reply(\.evaluator\..+)?)$",
+    ),
+    "operator": Permissions(
+        r"^quintain\.(poison(\.turn)?|reply\.operator\..+)$",
+        r"^quintain\.(invoke|metadata|discovery|poison(\.turn)?|reply\.operator\..+)$",
+        r"^quintain\.(reply|poison(\.turn)?|reply\.operator\..+)$",
+    ),
+}
+
+#: What the names of a user may consist of: they become part of regular expressions and of queues' names.
+_USER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+
+#: The names of targets that ``only`` may list.
+_TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+#: The roles that consume targets' queues, and the word of those queues' names before the target's.
+_QUEUE_WORDS: Final = {"worker": "target", "host": "host"}
+
+
+def user_permissions(role: str, name: str, only: Sequence[str] = ()) -> Permissions:
+    """Return the permissions of a user of this role, whose queues for replies have its own name.
+
+    ``only`` narrows a worker to the queues of these targets, and a host to the targets of these names. Raises
+    `ConfigError`.
+
+        user_permissions("evaluator", "evaluator-alice").read
+    """
+    if role not in ROLES:
+        raise ConfigError(f"--role {role}: there is no such role; the roles are {', '.join(ROLES)}")
+    if not _USER_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot be a user: use lower-case letters, digits, - and _, a letter first")
+    if only and role not in _QUEUE_WORDS:
+        raise ConfigError(f"--only: a user of the role {role} has no queues of targets; leave it out")
+    if unfit := [each for each in only if not _TARGET_NAME.fullmatch(each)]:
+        raise ConfigError(f"--only {unfit[0]!r}: it is no name of a target")
+    role_permissions = ROLES[role]
+    return Permissions(
+        *(
+            _narrowed(role, expression.replace(rf"reply\.{role}", rf"reply\.{name}"), only)
+            for expression in (role_permissions.configure, role_permissions.write, role_permissions.read)
+        )
+    )
+
+
+def _narrowed(role: str, expression: str, only: Sequence[str]) -> str:
+    """The expression with the queues of these targets in place of all targets'."""
+    if not only:
+        return expression
+    word = _QUEUE_WORDS[role]
+    names = "|".join(re.escape(each) for each in only)
+    beginning, _, own = expression.rpartition("(")
+    kinds, _, end = own.partition(r")\..+")
+    words = kinds.split("|")
+    if word not in words:
+        return expression
+    others = "|".join(each for each in words if each != word)
+    return rf"{beginning}({others})\..+{end}".removesuffix(")$") + rf"|{word}\.({names}))$"
