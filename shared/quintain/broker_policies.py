@@ -146,7 +146,7 @@ def user_permissions(role: str, name: str, only: Sequence[str] = ()) -> Permissi
     role_permissions = ROLES[role]
     return Permissions(
         *(
-            _narrowed(role, expression.replace(rf"reply\.{role}", rf"reply\.{name}"), only)
+            _narrowed(role, re.sub(rf"(reply\(?\\.){role}\b", rf"\g<1>{name}", expression), only)
             for expression in (role_permissions.configure, role_permissions.write, role_permissions.read)
         )
     )

@@ -59,10 +59,11 @@ class BrokerUsers:
             return True
 
 
-def broker_users(admin: BrokerAdmin, broker_url: str) -> BrokerUsers:
+def broker_users(
+    admin: BrokerAdmin, broker_url: str, rights: Sequence[dict[str, Any]] = DEFINITIONS["permissions"]
+) -> BrokerUsers:
     """The users, made on this broker in a fresh virtual host. Their password is one, and this run's alone."""
     made = BrokerUsers(urlsplit(broker_url).netloc.rpartition("@")[2], f"users-{secrets.token_hex(4)}", PASSWORD)
-    rights = DEFINITIONS["permissions"]
     users = ", ".join(_erlang([one["user"], one["configure"], one["write"], one["read"]]) for one in rights)
     program = _CREATE_USERS.replace("PASSWORD", PASSWORD).replace("VHOST", made.vhost).replace("USERS", users)
     admin.evaluate(program)

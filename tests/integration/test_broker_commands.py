@@ -1,0 +1,159 @@
+"""``quintain broker``: policies and users through the management API, and what a user of one's own may do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import typer
+
+from quintain.broker_policies import QUEUE_POLICIES, ROLES, user_permissions
+from quintain.bus.connect import connect_bus
+from quintain.errors import ConfigError
+from quintain.topology import METADATA_TOPOLOGY, host_topology, reply_topology, target_topology
+from quintain_cli.commands.broker import add_user, apply, list_users, remove_user
+from support.broker_users import DEFINITIONS, broker_users
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
+
+
+@dataclass
+class ManagementApi:
+    """A management API that keeps what it is asked, and answers with ``answers``."""
+
+    url: str = ""
+    status: int = 200
+    requests: list[tuple[str, str, object]] = field(default_factory=list)
+    answers: dict[str, object] = field(default_factory=dict)
+
+    def written(self) -> dict[str, object]:
+        """The bodies of what was written, by path."""
+        return {path: body for method, path, body in self.requests if method == "PUT"}
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManagementApi]:
+    made = ManagementApi()
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            made.requests.append((self.command, self.path, json.loads(body) if body else None))
+            text = json.dumps(made.answers.get(self.path, {})).encode()
+            self.send_response(made.status)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_PUT = do_DELETE = answer  # noqa: N815 -- the names of http.server
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("QUINTAIN_BROKER_URL", "amqp://root:word@127.0.0.1:5672/evals")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        made.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield made
+        server.shutdown()
+        thread.join()
+
+
+def test_policies_and_permissions_are_those_of_the_deployment() -> None:
+    assert [{"vhost": "/", "name": each.name, **each.body()} for each in QUEUE_POLICIES] == DEFINITIONS["policies"]
+    assert [{"user": role, "vhost": "/", **ROLES[role].body()} for role in ROLES] == DEFINITIONS["permissions"]
+    assert all(user_permissions(role, role) == ROLES[role] for role in ROLES)
+
+
+def test_apply_sets_every_policy_in_the_virtual_host_of_the_url(api: ManagementApi) -> None:
+    apply(management=api.url)
+    assert api.written() == {f"/api/policies/evals/{each.name}": each.body() for each in QUEUE_POLICIES}
+
+
+def test_printed_definitions_change_nothing(api: ManagementApi, capsys: pytest.CaptureFixture[str]) -> None:
+    apply(management=api.url, vhost="evals", print_only=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in printed["policies"]] == [each.name for each in QUEUE_POLICIES]
+    add_user("worker-a", role="worker", only=["echo"], management=api.url, vhost="evals", print_only=True)
+    told = capsys.readouterr()
+    (user,) = json.loads(told.out)["users"]
+    assert user["password_hash"]
+    assert told.err.split()[-1] not in told.out, "the password is printed beside the definitions"
+    assert api.requests == []
+
+
+def test_users_are_added_listed_and_removed(api: ManagementApi, capsys: pytest.CaptureFixture[str]) -> None:
+    add_user("evaluator-alice", role="evaluator", management=api.url, as_json=True)
+    added = json.loads(capsys.readouterr().out)
+    assert api.written() == {
+        "/api/users/evaluator-alice": {"password": added["password"], "tags": ""},
+        "/api/permissions/evals/evaluator-alice": user_permissions("evaluator", "evaluator-alice").body(),
+    }
+    api.answers["/api/users"] = [{"name": "evaluator-alice"}, {"name": "other"}]
+    api.answers["/api/vhosts/evals/permissions"] = [{"user": "other", "configure": "a", "write": "b", "read": "c"}]
+    list_users(management=api.url, as_json=True)
+    assert json.loads(capsys.readouterr().out)["users"] == [
+        {"name": "evaluator-alice", "configure": "", "write": "", "read": ""},
+        {"name": "other", "configure": "a", "write": "b", "read": "c"},
+    ]
+    api.answers["/api/connections"] = [{"name": "1 -> 2", "user": "evaluator-alice"}, {"name": "3", "user": "other"}]
+    remove_user("evaluator-alice", management=api.url)
+    deleted = [path for method, path, _ in api.requests if method == "DELETE"]
+    assert deleted == ["/api/users/evaluator-alice", "/api/connections/1%20-%3E%202"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_what_the_api_refuses_ends_the_command(api: ManagementApi, status: int) -> None:
+    api.status = status
+    with pytest.raises(typer.Exit):
+        apply(management=api.url)
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "only"),
+    [("king", "king", []), ("evaluator", ".*", []), ("evaluator", "alice", ["echo"]), ("worker", "w", [".*|x)"])],
+)
+def test_no_name_widens_a_permission(role: str, name: str, only: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        user_permissions(role, name, only)
+
+
+@pytest.mark.every_broker
+async def test_a_user_of_ones_own_reaches_only_its_own(
+    breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin
+) -> None:
+    own = {
+        "evaluator-alice": ("evaluator", []),
+        "evaluator-bob": ("evaluator", []),
+        "worker-echo": ("worker", ["echo"]),
+        "host-desk": ("host", ["desk"]),
+    }
+    rights = [{"user": name, **user_permissions(role, name, only).body()} for name, (role, only) in own.items()]
+    users = broker_users(broker_admin, breakable_broker.url, [*DEFINITIONS["permissions"], *rights])
+    topologies = {
+        "metadata": METADATA_TOPOLOGY + target_topology("echo") + target_topology("paid"),
+        "evaluator-alice": reply_topology("quintain.reply.evaluator-alice.x", "x"),
+        "evaluator-bob": reply_topology("quintain.reply.evaluator-bob.x", "x"),
+        "host-desk": host_topology("desk"),
+        "host": host_topology("other"),
+    }
+    for user, topology in topologies.items():
+        bus = await connect_bus(users.url(user), user)
+        await bus.declare(topology)
+        await bus.close()
+
+    def may_read(user: str, queue: str) -> bool:
+        return users.is_allowed(user, "basic_get", queue)
+
+    assert may_read("evaluator-bob", "quintain.reply.evaluator-bob.x")
+    assert not may_read("evaluator-bob", "quintain.reply.evaluator-alice.x")
+    assert not users.is_allowed("evaluator-bob", "queue_delete", "quintain.reply.evaluator-alice.x")
+    assert may_read("worker-echo", "quintain.target.echo")
+    assert not may_read("worker-echo", "quintain.target.paid")
+    assert may_read("host-desk", "quintain.host.desk")
+    assert not may_read("host-desk", "quintain.host.other")
+    assert not users.is_allowed("host-desk", "queue_delete", "quintain.host.other")
