@@ -20,20 +20,25 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.fleet.admin_client import fleet_broker_url
+from quintain_cli.fleet.broker_management import open_management
 from quintain_cli.fleet.doctor_checks import DoctorReport, run_checks
 
 
 def doctor(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the broker.")] = 5.0,
+    management: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask RabbitMQ's management API there, such as http://HOST:15672.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
 ) -> None:
     """Check the broker, its exchanges and queues, and the ledger.
 
-    Nothing is changed. Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
+    Also checks encryption, the modes of files with secrets and the free disk; with --management the limits of queues,
+    feature flags, alarms and users. Nothing is changed. Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
 
     Exit codes: 0 no check failed, 1 a check failed.
     """
-    report = run_command(_run_checks(timeout), as_json=as_json)
+    report = run_command(_run_checks(timeout, management), as_json=as_json)
     code = EXIT_ERRORS if report.has_failures else EXIT_OK
     if as_json:
         print_json({"exitCode": code, **json.loads(report.to_wire())})
@@ -42,9 +47,14 @@ def doctor(
     raise typer.Exit(code)
 
 
-async def _run_checks(timeout: float) -> DoctorReport:
+async def _run_checks(timeout: float, management: str | None) -> DoctorReport:
     settings = read_settings(environment())
-    return await run_checks(settings, fleet_broker_url(settings), timeout_seconds=timeout)
+    url = fleet_broker_url(settings)
+    if management is None:
+        return await run_checks(settings, url, timeout_seconds=timeout)
+    api = open_management(url, management)
+    with api.client:
+        return await run_checks(settings, url, timeout_seconds=timeout, management=api)
 
 
 def _print_report(report: DoctorReport) -> None:

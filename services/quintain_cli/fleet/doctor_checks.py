@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
-from typing import Literal
+from pathlib import Path
 
 from pydantic import Field
 
@@ -14,23 +15,16 @@ from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.settings import Settings
 from quintain.topology import DISCOVERY, METADATA_TOPOLOGY, Exchange, Queue, target_queue
+from quintain_cli.fleet.broker_management import Management
+from quintain_cli.fleet.doctor_check import DoctorCheck
+from quintain_cli.fleet.machine_checks import check_broker_user, check_free_disk, check_modes, check_transport
+from quintain_cli.fleet.management_checks import management_checks
 from quintain_cli.state_dir import has_stored_ledger, ledger_url
 from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
 from quintain_metadata import redacted_url as shown_ledger
 
 #: The oldest and the newest RabbitMQ version with which the tests are run.
 OLDEST_TESTED_VERSION, NEWEST_TESTED_VERSION = (3, 10), (4, 2)
-
-CheckVerdict = Literal["ok", "note", "warn", "fail"]
-
-
-class DoctorCheck(Message):
-    """One check: what was checked (``what``), the verdict, what was found (``says``), and how to fix it (``mend``)."""
-
-    what: str
-    verdict: CheckVerdict
-    says: str
-    mend: str | None = None
 
 
 class DoctorReport(Message):
@@ -44,10 +38,13 @@ class DoctorReport(Message):
         return any(check.verdict == "fail" for check in self.lines)
 
 
-async def run_checks(settings: Settings, url: str, *, timeout_seconds: float) -> DoctorReport:
-    """Check the broker at ``url`` and the ledger of the settings.
+async def run_checks(
+    settings: Settings, url: str, *, timeout_seconds: float, management: Management | None = None
+) -> DoctorReport:
+    """Check the broker at ``url``, the ledger of the settings, and this machine.
 
-    ``timeout_seconds`` is the timeout for connecting to the broker; an unavailable broker is a failed check.
+    ``timeout_seconds`` is the timeout for connecting to the broker; an unavailable broker is a failed check. What only
+    RabbitMQ's management API tells is checked if ``management`` is given.
     """
     checks, targets = await _ledger_checks(settings)
     try:
@@ -60,7 +57,32 @@ async def run_checks(settings: Settings, url: str, *, timeout_seconds: float) ->
     except BusError as error:
         fix = "start a broker, or set QUINTAIN_BROKER_URL to one that runs"
         checks = [DoctorCheck(what="broker", verdict="fail", says=error.message, mend=fix), *checks]
-    return DoctorReport(lines=checks)
+    queues = [queue.name for queue in METADATA_TOPOLOGY.queues] + [target_queue(name).name for name in targets]
+    told = [_MANAGEMENT_NOTE] if management is None else await asyncio.to_thread(_list, management, queues)
+    return DoctorReport(lines=[*checks, *told, *_machine_checks(settings, url)])
+
+
+def _list(management: Management, queues: list[str]) -> list[DoctorCheck]:
+    return list(management_checks(management, queues))
+
+
+def _machine_checks(settings: Settings, url: str) -> list[DoctorCheck]:
+    scheme, _, path = ledger_url(settings).partition("://")
+    files = [settings.state_dir / name for name in ("admin-token", "ledger.sqlite3")]
+    checks = [check_transport(url), check_broker_user(url)]
+    if scheme == "sqlite" and path.startswith("/"):
+        checks.append(check_free_disk(Path(path).parent))
+        files.append(Path(path))
+    return [*checks, *check_modes(dict.fromkeys(file.absolute() for file in files))]
+
+
+#: Without the management API, a client cannot see them.
+_MANAGEMENT_NOTE = DoctorCheck(
+    what="management API",
+    verdict="note",
+    says="not asked: policies, feature flags, alarms and users are not checked",
+    mend="quintain doctor --management http://HOST:15672, with a user that has the tag administrator",
+)
 
 
 async def _broker_checks(inspection: BrokerInspector, targets: Iterable[str]) -> list[DoctorCheck]:

@@ -35,6 +35,11 @@ def first_node_url(urls: str) -> str:
     return _URL_SEPARATOR.split(urls.strip())[0]
 
 
+def all_node_urls(urls: str) -> list[str]:
+    """Return the URL of each node as it is written."""
+    return _URL_SEPARATOR.split(urls.strip())
+
+
 def url_user(urls: str) -> str:
     """Return the broker user in the URL, ``guest`` if it names none."""
     return unquote(urlsplit(first_node_url(urls)).username or "guest")

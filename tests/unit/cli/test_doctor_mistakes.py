@@ -1,0 +1,137 @@
+"""Mistakes in a deployment, planted one at a time: `quintain doctor` finds each, and says how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.errors import BusError
+from quintain_cli.fleet.doctor_check import DoctorCheck
+from quintain_cli.fleet.machine_checks import check_broker_user, check_free_disk, check_modes, check_transport
+from quintain_cli.fleet.management_checks import management_checks
+
+QUEUES = ["quintain.metadata", "quintain.poison", "quintain.target.echo"]
+
+
+class Api:
+    """A management API that tells of a sound broker, but for what a test changes."""
+
+    def __init__(self) -> None:
+        limits = {"max-length-bytes": 1024**2, "overflow": "reject-publish"}
+        dropping = {**limits, "overflow": "drop-head"}
+        self.queues: list[dict[str, Any]] = [
+            {"name": name, "arguments": {}, "effective_policy_definition": dropping if "poison" in name else limits}
+            for name in QUEUES
+        ]
+        self.flags = [{"name": "stream_queue", "state": "enabled", "stability": "stable"}]
+        self.node: dict[str, Any] = {"name": "rabbit@a", "running": True, "disk_free_limit": 2 * 10**9}
+        self.users: list[dict[str, Any]] = [{"name": "root", "tags": ["administrator"]}, {"name": "guest", "tags": []}]
+        self.refuses = False
+
+    def get(self, path: str) -> Any:
+        if self.refuses:
+            raise BusError("refused")
+        return {
+            "queues/{vhost}": self.queues,
+            "feature-flags": self.flags,
+            "nodes": [self.node],
+            "users": self.users,
+        }[path]
+
+
+def plant_no_policy(api: Api) -> None:
+    api.queues[0]["effective_policy_definition"] = []
+
+
+def plant_dropping_policy(api: Api) -> None:
+    api.queues[2]["effective_policy_definition"] = {"max-length-bytes": 5, "overflow": "drop-head"}
+
+
+def plant_disabled_flag(api: Api) -> None:
+    api.flags[0]["state"] = "disabled"
+
+
+def plant_alarm(api: Api) -> None:
+    api.node["disk_free_alarm"] = True
+
+
+def plant_stopped_node(api: Api) -> None:
+    api.node["running"] = False
+
+
+def plant_low_disk_limit(api: Api) -> None:
+    api.node["disk_free_limit"] = 50_000_000
+
+
+def plant_guest(api: Api) -> None:
+    api.users[1]["tags"] = ["administrator"]
+
+
+def plant_refusal(api: Api) -> None:
+    api.refuses = True
+
+
+def test_a_sound_broker_has_no_finding() -> None:
+    assert {check.verdict for check in management_checks(Api(), QUEUES)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("plant", "what", "verdict"),
+    [
+        (plant_no_policy, "limit of quintain.metadata", "fail"),
+        (plant_dropping_policy, "limit of quintain.target.echo", "fail"),
+        (plant_disabled_flag, "feature flags", "fail"),
+        (plant_alarm, "node rabbit@a", "fail"),
+        (plant_stopped_node, "node rabbit@a", "fail"),
+        (plant_low_disk_limit, "node rabbit@a", "warn"),
+        (plant_guest, "users", "warn"),
+        (plant_refusal, "management API", "warn"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_mistake_at_the_broker_is_found(plant: Callable[[Api], None], what: str, verdict: str) -> None:
+    api = Api()
+    plant(api)
+    found = {check.what: check for check in management_checks(api, QUEUES) if check.verdict != "ok"}
+    assert found.keys() == {what}
+    assert found[what].verdict == verdict
+    assert found[what].mend
+
+
+@pytest.mark.parametrize(
+    ("url", "verdict"),
+    [
+        ("amqp://a:b@127.0.0.1:5672/", "ok"),
+        ("amqps://a:b@broker.example/", "ok"),
+        ("amqp://a:b@broker/", "warn"),
+        ("amqp://a:b@10.1.2.3/", "warn"),
+        ("amqps://a:b@one.example/,amqp://a:b@two.example/", "fail"),
+    ],
+)
+def test_a_broker_elsewhere_without_encryption_is_found(url: str, verdict: str) -> None:
+    check = check_transport(url)
+    assert (check.verdict, check.mend is None) == (verdict, verdict == "ok")
+    assert ":b@" not in check.says
+
+
+def test_the_default_user_elsewhere_is_found() -> None:
+    assert check_broker_user("amqp://guest:guest@broker.example/").verdict == "fail"
+    assert check_broker_user("amqp://guest:guest@localhost/").verdict == "ok"
+    assert check_broker_user("amqp://worker:x@broker.example/").verdict == "ok"
+
+
+def test_files_that_others_can_read_are_found(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("admin-token", "ledger.sqlite3", "not there")]
+    for path, mode in zip(paths, (0o600, 0o640), strict=False):
+        path.touch()
+        path.chmod(mode)
+    own, shared = check_modes(paths)
+    assert (own.verdict, shared.verdict, str(paths[1]) in (shared.mend or "")) == ("ok", "fail", True)
+
+
+def test_a_full_disk_is_found(tmp_path: Path) -> None:
+    found: list[DoctorCheck] = [check_free_disk(tmp_path / "not" / "there", limit) for limit in (0, 2**80)]
+    assert [check.verdict for check in found] == ["ok", "fail"]
