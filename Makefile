@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test faults soak browser screenshots bench bench-check bench-peers bench-view clients lock dist clean
+.PHONY: help setup demo check audit test faults soak browser screenshots bench bench-check bench-peers bench-view clients lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -26,6 +26,9 @@ check: $(ready)  ## format, lint, types and the import rules
 	$(bin)/ruff check
 	$(bin)/mypy
 	$(bin)/lint-imports
+	$(bin)/python deploy/audit.py --report
+audit: $(ready)  ## fail if a pinned package has a known vulnerability (`make check` reports them)
+	$(bin)/python deploy/audit.py
 test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" selects)
 ifdef ARGS
 	$(bin)/pytest $(ARGS)
@@ -52,8 +55,9 @@ bench-peers: $(ready) ## measure AgentV's proxy beside the gateway, and superred
 	$(bin)/python benchmarks/targets.py
 bench-view: $(ready) ## measure the pages and the index of a run with a million rows
 	$(bin)/python benchmarks/view.py
-dist: $(ready)   ## build the wheel and the source archive into dist/
+dist: $(ready)   ## build the wheel, the source archive and the bill of materials (CycloneDX) into dist/
 	$(bin)/python -m build --no-isolation
+	$(bin)/python deploy/sbom.py > dist/quintain.cdx.json
 
 # The build tools are pinned too: the setup builds this checkout without downloading anything else.
 lock: $(ready)   ## pin the dependencies again (ARGS=--upgrade: to the newest compatible ones)

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from quintain.bus.broker_url import all_node_urls, url_user, without_password
-from quintain_cli.fleet.doctor_check import DoctorCheck
+from quintain_cli.fleet.doctor_check import CheckVerdict, DoctorCheck
 
 #: Below this the ledger may lose what it is told, in bytes.
 MIN_FREE_BYTES = 1024**3
@@ -22,7 +22,7 @@ def check_transport(urls: str) -> DoctorCheck:
     if not plain:
         return DoctorCheck(what="TLS", verdict="ok", says="encrypted, or on this machine")
     # A name without a dot, or a private address, may be a network of containers.
-    verdict = "warn" if all(_is_private(url) for url in plain) else "fail"
+    verdict: CheckVerdict = "warn" if all(_is_private(url) for url in plain) else "fail"
     says = f"{without_password(plain[0])} is not encrypted: who is between reads every token and prompt"
     return DoctorCheck(what="TLS", verdict=verdict, says=says, mend="use amqps://, with cafile= for a CA of your own")
 

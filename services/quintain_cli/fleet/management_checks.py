@@ -23,9 +23,9 @@ class ReadsManagement(Protocol):
 
 def management_checks(api: ReadsManagement, queues: Collection[str]) -> Iterator[DoctorCheck]:
     """Check what the API tells of the broker; ``queues`` are those that need a limit in bytes."""
-    for check in (lambda: _policies(api, queues), lambda: _flags(api), lambda: _nodes(api), lambda: _guest(api)):
+    for checks in (_policies(api, queues), _flags(api), _nodes(api), _guest(api)):
         try:
-            yield from check()
+            yield from checks
         except BusError as error:
             fix = "name its address with --management, and a user with the tag administrator"
             yield DoctorCheck(what="management API", verdict="warn", says=error.message, mend=fix)
