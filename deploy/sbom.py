@@ -71,6 +71,7 @@ def main() -> None:
     """Print the bill of materials."""
     needs = closure()
     components = {name: component(name) for name in sorted(needs)}
+    references = {name: str(each["bom-ref"]) for name, each in components.items()}
     root = {**components.pop(NAME), "type": "application"}
     document = {
         "bomFormat": "CycloneDX",
@@ -80,10 +81,7 @@ def main() -> None:
         "metadata": {"component": root},
         "components": list(components.values()),
         "dependencies": [
-            {
-                "ref": component(name)["bom-ref"],
-                "dependsOn": [component(each)["bom-ref"] for each in sorted(needs[name])],
-            }
+            {"ref": references[name], "dependsOn": [references[each] for each in sorted(needs[name])]}
             for name in sorted(needs)
         ],
     }
