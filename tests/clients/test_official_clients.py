@@ -85,8 +85,8 @@ REFUSALS = (
     case("streamed", parameters={"stream": True}),
     case("broken stream", question="BREAKS", parameters={"stream": True}),
 )
-#: A target that fails after 40 s: longer than any client of a whole answer is sent a status early.
-LATE = (case("late", "late", parameters={}),)
+#: A target that fails after 40 s: a whole answer has no status until then, a stream has had one since 15 s.
+LATE = (case("late", "late"), case("late stream", "late", parameters={"stream": True}))
 
 
 async def calls(session: ToolSession, client: str, tool: ClientTool | None, cases: Any) -> dict[str, Any]:
@@ -128,6 +128,8 @@ async def check_calls(session: ToolSession, client: str, tool: ClientTool | None
 async def check_late(session: ToolSession, client: str, tool: ClientTool | None) -> None:
     outcomes = await calls(session, client, tool, LATE)
     assert outcomes["late"] == {"error": "InternalServerError", "status": 502, "code": "provider_error"}
+    assert outcomes["late stream"]["error"] in {"APIError", "APIStatusError"}, outcomes
+    assert outcomes["late stream"]["code"] == "provider_error"
 
 
 @pytest.mark.parametrize("client", ["openai", "anthropic"])

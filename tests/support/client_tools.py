@@ -7,6 +7,7 @@ They are kept in the folder that ``QUINTAIN_CLIENTS_CACHE`` names, else in ``qui
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ _INSTALL_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTool:
-    """A tool of one version: a package of PyPI with what it needs beside it, or one of npm.
+    """A tool of one version: a package of PyPI or npm, with the packages that it needs beside it.
 
-    A ``large`` one has more than 2 GB: it is installed only where it is named, and runs where it is installed.
+    ``chosen_dependencies``: packages of PyPI in place of all that the tool declares, where those are gigabytes that
+    no test imports.
     """
 
     name: str
@@ -33,7 +35,7 @@ class ClientTool:
     pypi: str | None = None
     npm: str | None = None
     beside: tuple[str, ...] = ()
-    large: bool = False
+    chosen_dependencies: tuple[str, ...] = ()
 
     def folder(self, cache: Path) -> Path:
         """The folder of its environment."""
@@ -58,22 +60,31 @@ class ClientTool:
         folder = self.folder(cache)
         if self.npm is not None:
             find_node(environment, report)
-            npm_package(self.npm, self.version, environment, report, parent=folder)
+            npm_package(self.npm, self.version, environment, report, parent=folder, beside=self.beside)
         else:
             with install_lock():
                 if self.is_installed(cache):
                     return
                 report(f"installing {self.pypi} {self.version} from PyPI, into {folder}")
                 run_command([sys.executable, "-m", "venv", str(folder)], environment=environment, timeout_seconds=120)
-                words = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-                words += [f"{self.pypi}=={self.version}", *self.beside]
-                run_command(words, environment=environment, timeout_seconds=_INSTALL_SECONDS)
+                pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+                for words in self._pip_words():
+                    run_command([*pip, *words], environment=environment, timeout_seconds=_INSTALL_SECONDS)
         (folder / ".complete").touch()
+
+    def _pip_words(self) -> list[list[str]]:
+        package = f"{self.pypi}=={self.version}"
+        if self.chosen_dependencies:
+            return [[*self.chosen_dependencies], ["--no-deps", package]]
+        return [[package, *self.beside]]
 
 
 def _npm_folder(tool: ClientTool) -> str:
     return f"{(tool.npm or '').replace('/', '-').lstrip('@')}-{tool.version}"
 
+
+#: npm's name of this machine, in the names of packages with a binary.
+_MACHINE = f"{sys.platform}-{'x64' if platform.machine() == 'x86_64' else 'arm64'}"
 
 TOOLS: Mapping[str, ClientTool] = {
     tool.name: tool
@@ -83,10 +94,29 @@ TOOLS: Mapping[str, ClientTool] = {
         ClientTool(name="openai-node", version="6.49.0", npm="openai"),
         ClientTool(name="anthropic-node", version="1.12.0", npm="@anthropic-ai/sdk"),
         ClientTool(name="inspect", version="0.3.285", pypi="inspect_ai", beside=("openai",)),
-        ClientTool(name="promptfoo", version="0.121.20", npm="promptfoo"),
-        ClientTool(name="lm-eval", version="0.4.13", pypi="lm_eval[api]"),
+        # It needs Node.js 22, and the binary of its database: optional packages are left out.
+        ClientTool(
+            name="promptfoo",
+            version="0.123.1",
+            npm="promptfoo",
+            beside=(
+                f"node-{_MACHINE}@22.23.3",
+                f"@libsql/{_MACHINE}{'-gnu' if sys.platform == 'linux' else ''}@0.5.29",
+            ),
+        ),
+        ClientTool(name="lm-eval", version="0.4.13", pypi="lm_eval[api]", beside=("transformers",)),
         ClientTool(name="deepeval", version="4.3.1", pypi="deepeval"),
-        ClientTool(name="garak", version="0.17.1", pypi="garak", large=True),
+        # Without PyTorch and the clients of providers that no test asks.
+        ClientTool(
+            name="garak",
+            version="0.17.1",
+            pypi="garak",
+            chosen_dependencies=(
+                *("aiohttp", "avidtools==0.1.2", "backoff", "cmd2==2.4.3", "colorama", "jsonschema"),
+                *("langdetect==1.0.9", "markdown", "numpy", "openai>=2,<3", "pandas", "pyyaml", "requests", "scipy"),
+                *("tqdm", "xdg-base-dirs"),
+            ),
+        ),
     )
 }
 
@@ -104,11 +134,7 @@ def reason_not_to_run(tool: ClientTool, environment: Mapping[str, str]) -> str |
     chosen = {name.strip() for name in environment.get(CHOICE_VARIABLE, "").split(",")} - {""}
     if tool.name in chosen:
         return None
-    if "all" not in chosen:
-        return "left to `make clients`"
-    if tool.large and not tool.is_installed(cache_folder(environment)):
-        return f"more than 2 GB: `{CHOICE_VARIABLE}={tool.name} make clients` installs and runs it"
-    return None
+    return None if "all" in chosen else "left to `make clients`"
 
 
 def search_path(tool: ClientTool, environment: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.servers.commands import run_command
@@ -42,10 +42,18 @@ def find_node(environment: Mapping[str, str], report: Report) -> str:
 
 
 def npm_package(
-    name: str, version: str, environment: Mapping[str, str], report: Report, *, parent: Path = PEERS
+    name: str,
+    version: str,
+    environment: Mapping[str, str],
+    report: Report,
+    *,
+    parent: Path = PEERS,
+    beside: Sequence[str] = (),
 ) -> Path:
-    """Return the folder ``node_modules`` with this package and what it needs, below ``parent``. Raises
-    `ServerUnavailable` where npm fails."""
+    """Return the folder ``node_modules`` with this package, what it needs and those ``beside``, below ``parent``.
+
+    Raises `ServerUnavailable` where npm fails.
+    """
     folder = parent / f"{name.replace('/', '-').lstrip('@')}-{version}"
     modules = folder / "node_modules"
     manifest = modules / name / "package.json"
@@ -56,6 +64,6 @@ def npm_package(
         folder.mkdir(parents=True, exist_ok=True)
         # The optional packages are other vendors' binaries, hundreds of megabytes that no test starts.
         options = ("--omit=optional", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
-        words = ["npm", "install", "--prefix", str(folder), f"{name}@{version}", *options]
+        words = ["npm", "install", "--prefix", str(folder), f"{name}@{version}", *beside, *options]
         run_command(words, environment=environment, timeout_seconds=_INSTALL_SECONDS)
     return modules
