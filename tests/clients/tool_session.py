@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +35,11 @@ targets:
   limited: {provider: openai, model: served, base_url: "{url}/v1", max_tries: 1}
   claude: {provider: anthropic, model: served, base_url: "{url}", max_tries: 1}
   forbidden: {provider: mock}
-  late: {provider: mock, delay_ms: 40000, fail_rate: 1, max_tries: 1}
 """
-ALLOWED = ["judge", "limited", "claude", "late"]
+ALLOWED = ["judge", "limited", "claude"]
+
+#: The words in what the model is asked that let it fail only then.
+AFTER = re.compile(r"after (\d+) s")
 
 #: How the model fails, by the word in what it is asked: status and error, in OpenAI's words and in Anthropic's.
 FAILURES: Mapping[str, tuple[int, dict[str, object], dict[str, object]]] = {
@@ -76,7 +79,8 @@ def answer_scripted(request: ReceivedRequest) -> ScriptedResponse | StreamedResp
     for word, (status, openai_error, anthropic_error) in FAILURES.items():
         if word in text:
             error = {"type": "error", "error": anthropic_error} if is_anthropic else {"error": openai_error}
-            return ScriptedResponse(status=status, body=error)
+            after = AFTER.search(text)
+            return ScriptedResponse(status=status, body=error, delay_seconds=int(after[1]) if after else 0)
     if is_anthropic:
         return ScriptedResponse(body=message_answer("Paris"))
     if request.path.endswith("/v1/completions"):

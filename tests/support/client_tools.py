@@ -113,7 +113,17 @@ TOOLS: Mapping[str, ClientTool] = {
             pypi="garak",
             chosen_dependencies=(
                 *("aiohttp", "avidtools==0.1.2", "backoff", "cmd2==2.4.3", "colorama", "jsonschema"),
-                *("langdetect==1.0.9", "markdown", "numpy", "openai>=2,<3", "pandas", "pyyaml", "requests", "scipy"),
+                *(
+                    "langdetect==1.0.9",
+                    "markdown",
+                    "nltk",
+                    "numpy",
+                    "openai>=2,<3",
+                    "pandas",
+                    "pyyaml",
+                    "requests",
+                    "scipy",
+                ),
                 *("tqdm", "xdg-base-dirs"),
             ),
         ),

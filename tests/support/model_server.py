@@ -14,13 +14,14 @@ from typing import Literal
 class ScriptedResponse:
     """How one request is answered.
 
-    ``stall`` never answers; ``close_after`` closes after so many bytes of the answer, headers included;
-    ``trickle_seconds`` is the pause after each single byte of the body.
+    ``delay_seconds`` is the pause before it; ``stall`` never answers; ``close_after`` closes after so many bytes of the
+    answer, headers included; ``trickle_seconds`` is the pause after each single byte of the body.
     """
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: object = None
+    delay_seconds: float = 0
     stall: bool = False
     close_after: int | None = None
     trickle_seconds: float = 0
@@ -114,6 +115,8 @@ class ModelServer:
             return await self._stream(response, reader, writer)
         if response.stall:
             return await self._stall(reader)
+        if response.delay_seconds:
+            await asyncio.sleep(response.delay_seconds)
         answer = response.as_bytes()
         if response.trickle_seconds:
             await _trickle(answer, response.trickle_seconds, reader, writer)

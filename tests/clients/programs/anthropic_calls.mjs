@@ -1,4 +1,4 @@
-// Calls of Anthropic's client: argument 1 is a JSON list of cases; prints one JSON object, by the case's name.
+// Calls of Anthropic's client, all at once: argument 1 is a JSON list of cases; prints an object by their names.
 import Anthropic from "@anthropic-ai/sdk";
 
 const call = async ({ model, question, parameters: { stream, ...parameters }, token }) => {
@@ -7,14 +7,15 @@ const call = async ({ model, question, parameters: { stream, ...parameters }, to
   if (stream) return await client.messages.stream(body).finalText();
   return (await client.messages.create(body)).content[0].text;
 };
-const outcomes = {};
-for (const one of JSON.parse(process.argv[2])) {
+const outcome = async (one) => {
   try {
-    outcomes[one.name] = { text: await call(one) };
+    return { text: await call(one) };
   } catch (error) {
     if (!(error instanceof Anthropic.APIError)) throw error;
     const code = error.error?.error?.code ?? error.error?.code ?? null;
-    outcomes[one.name] = { error: error.constructor.name, status: error.status ?? null, code };
+    return { error: error.constructor.name, status: error.status ?? null, code };
   }
-}
-console.log(JSON.stringify(outcomes));
+};
+const cases = JSON.parse(process.argv[2]);
+const outcomes = await Promise.all(cases.map(async (one) => [one.name, await outcome(one)]));
+console.log(JSON.stringify(Object.fromEntries(outcomes)));

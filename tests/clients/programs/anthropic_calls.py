@@ -1,7 +1,8 @@
-"""Calls of Anthropic's client: argument 1 is a JSON list of cases; prints one JSON object, by the case's name."""
+"""Calls of Anthropic's client, all at once: argument 1 is a JSON list of cases; prints an object by their names."""
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import anthropic
 
@@ -28,4 +29,7 @@ def outcome(case):
         return {"error": type(error).__name__, "status": status, "code": told.get("code")}
 
 
-print(json.dumps({case["name"]: outcome(case) for case in json.loads(sys.argv[1])}))
+cases = json.loads(sys.argv[1])
+with ThreadPoolExecutor(len(cases)) as threads:
+    outcomes = list(threads.map(outcome, cases))
+print(json.dumps({case["name"]: said for case, said in zip(cases, outcomes, strict=True)}))

@@ -1,4 +1,4 @@
-// Calls of OpenAI's client: argument 1 is a JSON list of cases; prints one JSON object, by the case's name.
+// Calls of OpenAI's client, all at once: argument 1 is a JSON list of cases; prints an object by their names.
 import OpenAI from "openai";
 
 const call = async ({ model, question, parameters, token }) => {
@@ -10,13 +10,14 @@ const call = async ({ model, question, parameters, token }) => {
   for await (const chunk of said) text += chunk.choices[0]?.delta.content ?? "";
   return text;
 };
-const outcomes = {};
-for (const one of JSON.parse(process.argv[2])) {
+const outcome = async (one) => {
   try {
-    outcomes[one.name] = { text: await call(one) };
+    return { text: await call(one) };
   } catch (error) {
     if (!(error instanceof OpenAI.APIError)) throw error;
-    outcomes[one.name] = { error: error.constructor.name, status: error.status ?? null, code: error.code ?? null };
+    return { error: error.constructor.name, status: error.status ?? null, code: error.code ?? null };
   }
-}
-console.log(JSON.stringify(outcomes));
+};
+const cases = JSON.parse(process.argv[2]);
+const outcomes = await Promise.all(cases.map(async (one) => [one.name, await outcome(one)]));
+console.log(JSON.stringify(Object.fromEntries(outcomes)));

@@ -1,7 +1,8 @@
-"""Calls of OpenAI's client: argument 1 is a JSON list of cases; prints one JSON object, by the case's name."""
+"""Calls of OpenAI's client, all at once: argument 1 is a JSON list of cases; prints an object by their names."""
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 
@@ -22,4 +23,7 @@ def outcome(case):
         return {"error": type(error).__name__, "status": getattr(error, "status_code", None), "code": error.code}
 
 
-print(json.dumps({case["name"]: outcome(case) for case in json.loads(sys.argv[1])}))
+cases = json.loads(sys.argv[1])
+with ThreadPoolExecutor(len(cases)) as threads:
+    outcomes = list(threads.map(outcome, cases))
+print(json.dumps({case["name"]: said for case, said in zip(cases, outcomes, strict=True)}))
