@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check audit test faults soak browser screenshots bench bench-check bench-peers bench-view clients lock dist clean
+.PHONY: help setup demo check audit test faults soak browser docs screenshots bench bench-check bench-peers bench-view clients lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -43,6 +43,8 @@ soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TES
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
 browser: $(ready)  ## all pages of `quintain view` in Chromium
 	$(bin)/pytest tests/browser $(ARGS)
+docs: $(ready)   ## build docs/ as a site into site/html, and check every link
+	cd docs && ../$(bin)/python -m generate.site
 screenshots: $(ready)  ## make the pictures of the pages in docs/ again
 	cd tests && ../$(bin)/python -m support.screenshots
 bench: $(ready)  ## measure calls beside a bare aio-pika loop, into docs/benchmarks.md
@@ -67,7 +69,7 @@ lock: $(ready)   ## pin the dependencies again (ARGS=--upgrade: to the newest co
 	  --custom-compile-command "make lock" --output-file requirements.lock
 
 clean:           ## remove what these targets created; evaluations in runs/ stay
-	rm -rf .venv dist quintain-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv dist site quintain-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find shared services tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 $(ready): requirements.lock pyproject.toml deploy/setup

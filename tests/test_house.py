@@ -58,6 +58,7 @@ RUN_BY = {
     "make bench": "Makefile",
     "make bench-check": ".ci/run",
     "make bench-peers": "Makefile",
+    "make docs": ".ci/run",
     "make faults": "Makefile",
     "make soak": "Makefile",
     "make clients": "Makefile",

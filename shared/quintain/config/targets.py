@@ -50,15 +50,18 @@ def _is_unresolved(value: object, info: ValidationInfo) -> bool:
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class TargetPrice(_Strict):
-    """The price of a target's tokens, in US dollars per million; cached input tokens cost as input if not given."""
+    """The price of a target's tokens, in US dollars per million."""
 
     input_per_million: Amount
+    """Of a million tokens of questions."""
     output_per_million: Amount
+    """Of a million tokens of answers."""
     cached_input_per_million: Amount | None = None
+    """Of a million tokens that the provider had cached. If absent, as other input."""
 
 
 class TargetSettings(InvokeSettings):
@@ -68,28 +71,29 @@ class TargetSettings(InvokeSettings):
 
 
 class _Target(_Strict):
-    """Fields of every target.
-
-    ``timeout_seconds`` bounds one try at the provider, ``max_tries`` is the number of tries per attempt,
-    ``max_concurrency`` the maximum number of concurrent calls over all workers, ``worker_concurrency`` that of one
-    worker, by default the same. ``depends_on`` are
-    files, from the configuration's folder, whose bytes are part of the target's fingerprint. ``replica_fields`` are
-    keys of this target that are no part of it, because workers may differ in them. ``unsupported`` is what happens to
-    settings that the provider cannot honour, where neither request nor session says ``ignore``.
-    """
+    """Fields of every target."""
 
     #: What requests may bring to targets of this provider.
     inputs: ClassVar[frozenset[InputKind]] = frozenset({"conversation"})
 
     judge_target: TargetName | None = None
+    """The default target of graders that judge this one. If absent, the target itself."""
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 64
+    """The most calls in flight at once, over all workers."""
     worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
+    """The most calls in flight at once in one worker, also its prefetch. If absent, max_concurrency."""
     timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """The limit of one try at the provider, in seconds, within the call's deadline. If absent, the deadline."""
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
+    """The most tries at the provider in one attempt."""
     price: TargetPrice | None = None
+    """The price of its tokens. If absent, the provider's list price, if it is known."""
     unsupported: Unsupported = "refuse"
+    """Whether calls with settings that the provider cannot honour are refused, or made without them."""
     depends_on: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Files, from the configuration's folder, whose bytes are part of the target's fingerprint."""
     replica_fields: list[str] = Field(default_factory=list)
+    """Keys of this target that are no part of its fingerprint, because workers may differ in them."""
 
     _raw: dict[str, object] | None = PrivateAttr(default=None)
 
@@ -103,8 +107,7 @@ class _Target(_Strict):
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = dump(self) if self._raw is None else dict(self._raw)
-        return fields
+        return dict(dump(self) if self._raw is None else self._raw)
 
     @field_validator("replica_fields")
     @classmethod
@@ -129,15 +132,22 @@ class _Target(_Strict):
 
 
 class _ModelTarget(_Target):
-    """Fields of every model. ``image_urls``: whether the provider gets the URLs of images, or they are refused."""
+    """Fields of every model."""
 
     model: Annotated[str, Field(min_length=1)]
+    """The provider's name of the model."""
     api_key: SecretStr | None = None
+    """A reference to the environment, such as ${{ OPENAI_API_KEY }}; never the key itself."""
     base_url: str | None = None
+    """Where the API is, such as http://localhost:11434/v1. If absent, the provider's own."""
     temperature: FiniteFloat | None = None
+    """The temperature of calls that set none themselves."""
     max_tokens: Positive | None = None
+    """The most tokens of an answer, of calls that set no limit themselves."""
     settings: TargetSettings | None = None
+    """Other settings of calls that set none themselves."""
     image_urls: Literal["pass", "refuse"] = "pass"
+    """Whether the provider gets the URLs of images, which it then fetches, or such calls are refused."""
 
     @property
     def default_settings(self) -> InvokeSettings:
@@ -173,6 +183,7 @@ class OpenAITarget(_ModelTarget):
 
     provider: Literal["openai"]
     api: Literal["chat", "responses"] = "chat"
+    """Which of OpenAI's two APIs is used."""
 
 
 class AnthropicTarget(_ModelTarget):
@@ -180,19 +191,27 @@ class AnthropicTarget(_ModelTarget):
 
     provider: Literal["anthropic"]
     max_tokens: Positive = 4096
+    """The most tokens of an answer, of calls that set no limit themselves."""
 
 
 class CommandTarget(_Target):
-    """A program that is started once per call, without a shell; ``cwd`` is relative to the configuration's folder."""
+    """A program that is started once per call, without a shell."""
 
     provider: Literal["command"]
     command: Annotated[list[str], Field(min_length=1)]
+    """The program and its arguments; {prompt_file} (else stdin), {system_prompt_file}, {output_file} (else stdout)."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the program."""
     env_from: list[str] = Field(default_factory=list)
+    """Names of variables that it also gets from the worker's environment."""
     run_as: str | None = None
+    """The name of the user whose rights the program has. If absent, the worker's."""
     sandbox: SandboxOption = None
+    """`bwrap`, or its limits: a namespace without network and with a read-only tree."""
     cwd: str | None = None
+    """The folder to run it in, relative to the configuration's folder. If absent, that folder."""
     output_format: Literal["text", "json"] = "text"
+    """What the answer is: text, or a JSON object with text or output, and token_usage."""
 
     @field_validator("command", mode="before")
     @classmethod
@@ -220,14 +239,14 @@ class PythonTarget(_Target):
 
     provider: Literal["python"]
     callable: str
+    """The function as module:function; it takes an InvokeRequest, and returns text or yields chunks of it."""
 
     @field_validator("callable")
     @classmethod
     def _check_callable(cls, name: str, info: ValidationInfo) -> str:
         if _is_unresolved(name, info):
             return name
-        module, _, function = name.partition(":")
-        if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
             raise ValueError("write it as module:function")
         return name
 
@@ -236,43 +255,48 @@ class MockUsage(_Strict):
     """The token counts that a mock target reports per call."""
 
     input: Annotated[int, Field(ge=0)] = 0
+    """Tokens of the question."""
     output: Annotated[int, Field(ge=0)] = 0
+    """Tokens of the answer."""
 
 
 class MockTarget(_Target):
-    """A target that needs no provider: it answers ``response``, or echoes the last user message if that is not set.
-
-    It waits ``delay_ms`` before the first word and ``chunk_delay_ms`` between words; ``fail_rate`` is the fraction of
-    failing calls.
-    """
+    """A target that needs no provider: it answers a fixed text, or echoes."""
 
     provider: Literal["mock"]
     response: str | None = None
+    """What it answers. If absent, the last user message."""
     delay_ms: Annotated[FiniteFloat, Field(ge=0)] = 0
+    """Milliseconds before the first word."""
     chunk_delay_ms: Annotated[FiniteFloat, Field(ge=0)] = 0
+    """Milliseconds between words."""
     fail_rate: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0
+    """The fraction of calls that fail."""
     token_usage: MockUsage | None = None
+    """The tokens that it reports."""
 
 
 class TargetChildSession(_Strict):
-    """The child session of an agent under test: the targets it may call (default first) and how many calls."""
+    """The child session of an agent under test."""
 
     targets: Annotated[list[TargetName], Field(min_length=1)]
+    """The targets that the agent may call, the default one first."""
     max_calls: Positive = 10
+    """How many calls it may make for one call of its own."""
 
 
 class TargetTarget(_Target):
-    """A target under test that `quintain serve host` leases out under the name ``host``, by default this target's name.
-
-    ``config`` is set before each run, and ``query`` is the query whose result is the answer. With ``child_session``
-    each call opens a session for the agent, as a child of its caller's session.
-    """
+    """A target under test that `quintain serve host` leases out."""
 
     provider: Literal["target"]
     host: TargetName | None = None
+    """The name under which it is leased out. If absent, this target's own."""
     query: Annotated[str, Field(min_length=1)] | None = None
+    """The query whose result is the answer. If absent, the last value that the target emitted."""
     config: dict[str, str] = Field(default_factory=dict)
+    """Its configuration, set before each run."""
     child_session: TargetChildSession | None = None
+    """The session for its own calls, opened for each call as a child of its caller's session. If absent, none."""
 
 
 _AnyTarget = OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget | TargetTarget

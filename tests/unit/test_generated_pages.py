@@ -1,0 +1,135 @@
+"""The site's pages: those made from the code name all that the recorded snapshots have, and every link leads somewhere.
+
+`make docs` builds the site with a strict builder, which also checks links to headings.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generate import environment, lifecycle, site
+from quintain_metadata.rules.lifecycle import CallState
+
+REPOSITORY = Path(__file__).parents[2]
+RECORDED = REPOSITORY / "tests" / "unit" / "snapshots" / "recorded"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with every source of the site."""
+    folder = tmp_path_factory.mktemp("pages")
+    site.collect(folder)
+    return folder
+
+
+def recorded(name: str) -> Any:
+    return json.loads((RECORDED / f"{name}.json").read_text())
+
+
+def missing(page: Path, words: list[str]) -> list[str]:
+    """The words that a page does not have as code, alone or with more in it."""
+    codes = " ".join(re.findall(r"`([^`]+)`", page.read_text()))
+    return [word for word in words if not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", codes)]
+
+
+def keys_of(schema: Any) -> Iterator[str]:
+    """The names of all properties in a JSON schema, at any depth."""
+    if isinstance(schema, dict):
+        properties = schema.get("properties")
+        yield from properties if isinstance(properties, dict) else ()
+        for value in schema.values():
+            yield from keys_of(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from keys_of(value)
+
+
+def test_every_command_has_a_section_with_all_its_options(pages: Path) -> None:
+    text = (pages / "reference/commands.md").read_text()
+    sections = dict(re.findall(r"^## (quintain [^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    groups = {"quintain", *(name.rpartition(" ")[0] for name in recorded("commands") if name.count(" ") == 2)}
+    assert set(sections) == set(recorded("commands")) - groups
+    for name, section in sections.items():
+        options = [word for one in recorded("commands")[name]["parameters"] for word in one["words"] if word[0] == "-"]
+        assert [word for word in options if f"`{word}" not in section and f", {word}" not in section] == [], name
+
+
+@pytest.mark.parametrize("name", ["evaluation", "configuration"])
+def test_every_key_of_a_file_is_there(pages: Path, name: str) -> None:
+    schema = recorded({"evaluation": "evaluation_schema", "configuration": "config_schema"}[name])
+    keys = sorted(set(keys_of(schema)) - {"name", "targets"} if name == "configuration" else set(keys_of(schema)))
+    assert keys
+    assert missing(pages / f"reference/{name}-file.md", keys) == []
+
+
+def test_every_key_has_a_meaning(pages: Path) -> None:
+    for name in ("evaluation", "configuration"):
+        rows = re.findall(
+            r"^\| `([^`]+)` \| [^|]+ \| ([^|]*) \|", (pages / f"reference/{name}-file.md").read_text(), re.MULTILINE
+        )
+        # The meanings of a call's settings are in the table of parameters of the gateway's page.
+        without = {key for key, meaning in rows if not meaning.strip()} - {"provider", "builtin"}
+        assert without <= set(recorded("config_schema")["$defs"]["TargetSettings"]["properties"])
+
+
+def test_every_variable_that_is_read_has_a_meaning(pages: Path) -> None:
+    read = {name for name in recorded("environment")["asked"] if not name.startswith("QUINTAIN_TEST_")}
+    variables = {name for name in read if name.removesuffix("_FILE") not in read - {name}}
+    assert variables == set(environment.MEANINGS)
+    assert missing(pages / "reference/environment.md", sorted(variables)) == []
+
+
+def test_every_error_and_exit_code_is_there(pages: Path) -> None:
+    errors = recorded("errors")
+    names = {*errors["faults"], *errors["bases"]} - {"Fault"}
+    codes = {one["code"] for name, one in errors["faults"].items() if name != "Fault"}
+    assert missing(pages / "reference/errors.md", sorted(names | codes)) == []
+    numbers = {*recorded("exit_codes")["of a command"], *recorded("exit_codes")["of an error"].values()}
+    rows = set(re.findall(r"^\| (\d+) \|", (pages / "reference/exit-codes.md").read_text(), re.MULTILINE))
+    assert {str(number) for number in numbers} <= rows
+
+
+def test_every_metric_is_there(pages: Path) -> None:
+    suffixes = {"counter": "_total", "info": "_info"}
+    names = {one["name"] + suffixes.get(one["type"], "") for metrics in recorded("metrics").values() for one in metrics}
+    assert missing(pages / "reference/metrics.md", sorted(names)) == []
+
+
+def test_the_picture_of_a_call_has_every_state_and_every_event_that_moves_it() -> None:
+    assert set(lifecycle.PLACES) == set(CallState)
+    labels = re.findall(r">([^<>\n]+)</(?:text|tspan)>", lifecycle.picture())
+    assert len(labels) == len(CallState) + sum(len(events) for events in lifecycle.edges().values())
+
+
+def navigation(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values():
+            yield from navigation(value) if isinstance(value, list) else [value]
+
+
+def test_every_guide_and_every_generated_page_is_in_the_navigation(pages: Path) -> None:
+    config = tomllib.loads((REPOSITORY / "docs" / "zensical.toml").read_text())
+    named = list(navigation(config["project"]["nav"]))
+    assert len(named) == len(set(named))
+    assert [path for path in named if not (pages / path).is_file()] == []
+    generated = {path for path in site.GENERATED if path.endswith(".md")}
+    assert {path.name for path in (REPOSITORY / "docs").glob("*.md")} | generated <= set(named)
+
+
+def test_every_link_leads_to_a_file_of_the_site(pages: Path) -> None:
+    broken = []
+    for page in pages.rglob("*.md"):
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s:#]+)", re.sub(r"`[^`\n]*`", "", text)):
+            folder = posixpath.dirname(str(page.relative_to(pages)))
+            if not (pages / posixpath.normpath(posixpath.join(folder, link))).is_file():
+                broken.append(f"{page.relative_to(pages)}: {link}")
+    assert broken == []
