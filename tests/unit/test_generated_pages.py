@@ -128,7 +128,7 @@ def test_every_link_leads_to_a_file_of_the_site(pages: Path) -> None:
     broken = []
     for page in pages.rglob("*.md"):
         text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for link in re.findall(r"\]\(([^)\s:#]+)", re.sub(r"`[^`\n]*`", "", text)):
+        for link in re.findall(r"\]\(([^)\s:#]+)[)#]", re.sub(r"`[^`\n]*`", "", text)):
             folder = posixpath.dirname(str(page.relative_to(pages)))
             if not (pages / posixpath.normpath(posixpath.join(folder, link))).is_file():
                 broken.append(f"{page.relative_to(pages)}: {link}")

@@ -1,0 +1,153 @@
+"""The commands of the examples' README files, run as they are written; and the workflow of the regression gate.
+
+Addresses, keys and tokens are replaced by those of the test, and nothing else is. A block of a service is started.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
+from support.running_gateway import ADMIN_TOKEN, run_program
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+class Example:
+    """A copy of an example's folder, and a shell in it that runs the lines of its README."""
+
+    def __init__(self, name: str, shell: CommandLine) -> None:
+        self.folder = shell.folder
+        shutil.copytree(EXAMPLES / name, self.folder, dirs_exist_ok=True)
+        programs = f"{Path(sys.executable).parent}:{shell.env.get('PATH', '')}"
+        self.shell = shell.with_environment({"PATH": programs})
+        self.blocks = [block.splitlines() for block in _BLOCK.findall((EXAMPLES / name / "README.md").read_text())]
+
+    def run(self, line: str, *, replaced: Mapping[str, str] | None = None, code: int = 0) -> CommandResult | None:
+        """Run one line; ``export`` sets variables of the lines after it. ``replaced``: texts for others in the line."""
+        for text, other in (replaced or {}).items():
+            line = line.replace(text, other)
+        words = shlex.split(re.sub(r"\$(\w+)", lambda match: self.shell.env[match[1]], line))
+        if words[0] == "export":
+            self.shell = self.shell.with_environment(dict(word.split("=", 1) for word in words[1:]))
+            return None
+        if words[0] == "quintain":
+            return self.shell.run(*words[1:], code=code)
+        program = shutil.which(words[0], path=f"{self.folder}:{self.shell.env['PATH']}") or words[0]
+        result = run_program([program, *words[1:]], self.shell.env, self.folder)
+        assert result.code == code, result
+        return result
+
+    def start(self, line: str, ready: str) -> RunningCommand:
+        """Start a service, and wait until it has said this."""
+        running = self.shell.start(*shlex.split(line)[1:])
+        running.wait_for(lambda one: ready in one.stdout + one.stderr)
+        return running
+
+    def rows(self, run: str = "runs/eval") -> list[dict[str, object]]:
+        return [json.loads(line) for line in (self.folder / run / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def fleet_shell(broker_url: str, tmp_path: Path) -> Iterator[CommandLine]:
+    """A shell in an empty folder, before a broker."""
+    with command_line(tmp_path, {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}) as shell:
+        yield shell
+
+
+def test_each_folder_has_a_short_readme_that_the_list_names() -> None:
+    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir()}
+    linked = set(re.findall(r"\]\(([\w-]+)/\)", (EXAMPLES / "README.md").read_text()))
+    assert folders == linked
+    for folder in folders:
+        text = re.sub(_BLOCK, "", (EXAMPLES / folder / "README.md").read_text())
+        assert len(text.splitlines()) <= 20, folder
+
+
+def test_capitals(shell: CommandLine) -> None:
+    example = Example("capitals", shell)
+    for line in example.blocks[0]:
+        example.run(line)
+    assert len(example.rows()) == 24
+
+
+def test_the_ci_gate_passes_until_answers_are_worse(shell: CommandLine) -> None:
+    example = Example("ci-gate", shell.with_environment({"GITHUB_STEP_SUMMARY": str(shell.folder / "summary.md")}))
+    for line in example.blocks[0]:
+        example.run(line)
+    workflow = yaml.safe_load((example.folder / "evaluate.yml").read_text())
+    lines = [step["run"] for step in workflow["jobs"]["evaluate"]["steps"] if "run" in step]
+    assert lines.pop(0).startswith("pip install")  # tests/acceptance/test_wheel.py installs
+    for line in lines:
+        example.run(line)
+    bot = example.folder / "bot.py"
+    bot.write_text(bot.read_text().replace("int(second))", "int(second) % 3)"))
+    for line in lines[:-1]:
+        example.run(line)
+    example.run(lines[-1], code=3)
+    assert (example.folder / "junit.xml").is_file()
+    assert (example.folder / "summary.md").read_text()
+
+
+@pytest.mark.timeout(700)
+def test_clients(shell: CommandLine, node: str) -> None:
+    example = Example("clients", shell.with_environment({"QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}))
+    example.shell = example.shell.with_environment({"PATH": f"{Path(node).parent}:{example.shell.env['PATH']}"})
+    ((up,), lines) = example.blocks
+    example.start(f"{up} --port 0", "try ")
+    url = re.findall(r"http://127\.0\.0\.1:\d+", (example.shell._started[0]).stdout)[0]
+    printed, token = [], ""
+    for line in lines:
+        ended = example.run(line, replaced={"http://127.0.0.1:8787": url, "the-token-it-printed": token})
+        if ended is not None:
+            printed.append(ended.stdout)
+            token = token or ended.stdout.split()[-1]
+    _, sync, curl, openai, anthropic, _ = printed
+    assert sync == "Paris 1 of 50\n"
+    assert json.loads(curl)["rawText"] == "Paris"
+    assert openai == anthropic == "whole: Paris\npieces:Paris\n"
+    assert [row["score"] for row in example.rows()] == [1.0]
+
+
+def test_red_team(fleet_shell: CommandLine) -> None:
+    example = Example("red-team", fleet_shell)
+    (host,), (up,), (run,) = example.blocks
+    example.start(host, "ready  host")
+    example.start(f"{up} --port 0", "try ")
+    example.run(run, code=3)
+    leaked = {row["caseId"] for row in example.rows() if row["score"] == 0.0}
+    assert (leaked, len(example.rows())) == ({"staff", "spelled", "reversed"}, 7)
+
+
+def test_two_machines(fleet_shell: CommandLine) -> None:
+    example = Example("two-machines", fleet_shell)
+    on_a, on_b, anywhere = example.blocks
+    services = [line for line in (*on_a, *on_b) if line.startswith("quintain")]
+    metadata, *workers = services
+    example.start(metadata, "ready")
+    for line in workers:
+        example.start(line, "ready")
+    for line in anywhere:
+        example.run(line)
+    assert {row["caseId"]: row["score"] for row in example.rows()} == {"fr": 1.0, "it": 0.5}
+
+
+def test_real_model_is_checked_without_a_call(shell: CommandLine) -> None:
+    """tests/unit/runner/test_examples.py has the rest; the model providers have tests of their own."""
+    shutil.copytree(EXAMPLES / "capitals", shell.folder / "capitals")
+    (shell.folder / "real-model").mkdir()
+    example = Example("real-model", CommandLine(shell.folder / "real-model", shell.env))
+    for line in example.blocks[0]:
+        if not line.startswith("quintain run"):
+            example.run(line)
