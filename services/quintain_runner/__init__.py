@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from quintain_runner.progress.display import NoProgressDisplay, progress_display
     from quintain_runner.progress.terminal_text import plain_line
+    from quintain_runner.report.agentv_run import write_agentv_run
     from quintain_runner.report.comparison import Comparison, compare_runs
     from quintain_runner.report.comparison_text import comparison_lines, comparison_tables, conclusion
     from quintain_runner.report.csv_file import flat_rows, write_csv
@@ -86,6 +87,7 @@ else:
             "quintain_runner.graders.rights": ("unconfined_programs", "variable_warnings"),
             "quintain_runner.progress.display": ("NoProgressDisplay", "progress_display"),
             "quintain_runner.progress.terminal_text": ("plain_line",),
+            "quintain_runner.report.agentv_run": ("write_agentv_run",),
             "quintain_runner.report.comparison": ("Comparison", "compare_runs"),
             "quintain_runner.report.comparison_text": ("comparison_lines", "comparison_tables", "conclusion"),
             "quintain_runner.report.csv_file": ("flat_rows", "write_csv"),
@@ -216,6 +218,7 @@ __all__ = [
     "unavailable_grader_notes",
     "unconfined_programs",
     "variable_warnings",
+    "write_agentv_run",
     "write_csv",
     "write_inspect_logs",
     "write_junit",

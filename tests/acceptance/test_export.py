@@ -1,4 +1,4 @@
-"""``quintain export``: a run as logs of Inspect and as CSV."""
+"""``quintain export``: a run as logs of Inspect, as a run of AgentV and as CSV."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from support.command_line import CommandLine, command_line
 from support.evaluations import write_files
+from support.running_gateway import run_program
 
 CONFIG = "targets:\n  echo: {provider: mock}\n  broken: {provider: mock, fail_rate: 1, max_tries: 1}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [echo, broken]\nrepeats: 2\ngraders: [{name: same, builtin: exact}]\n"
@@ -42,6 +43,37 @@ def test_inspects_logs_have_a_sample_for_each_row(shell: CommandLine) -> None:
     assert sample["scores"]["same"]["value"] == 1.0
     assert broken["results"] == {"total_samples": 6, "completed_samples": 0, "scores": []}
     assert all(sample["error"]["message"].startswith("provider_error: ") for sample in broken["samples"])
+
+
+@pytest.mark.timeout(700)
+def test_agentvs_own_commands_read_the_run_without_an_error(shell: CommandLine, agentv: Path) -> None:
+    done = shell.run("export", "runs/eval", "--to", "agentv", "--json").json
+    (index,) = done["files"]  # type: ignore[misc]
+    workspace = str((shell.folder / index).parent)
+    env = {**shell.env, "CI": "true"}
+    checked = run_program([str(agentv), "results", "validate", workspace], env, shell.folder)
+    assert checked.code == 0, checked
+    # AgentV warns of rows that no grader graded: those of the target that failed.
+    assert "0 error(s), 6 warning(s)" in checked.stdout, checked
+    compared = run_program(
+        [str(agentv), "compare", workspace, "--baseline", "broken", "--candidate", "echo", "--json"], env, shell.folder
+    )
+    matched = json.loads(compared.stdout)["matched"]
+    assert {(each["test_id"], each["score1"], each["score2"]) for each in matched} == {
+        (f"case-{case}#{repeat}", 0, 1) for case in (1, 2, 3) for repeat in (1, 2)
+    }
+
+
+def test_agentvs_index_has_a_line_for_each_row(shell: CommandLine) -> None:
+    (path,) = shell.run("export", "runs/eval", "--to", "agentv", "--output", "agentv").stdout.split()
+    lines = [json.loads(line) for line in (shell.folder / path).read_text().splitlines()]
+    assert sorted((line["target"], line["execution_status"], line["score"]) for line in lines) == [
+        *[("broken", "execution_error", 0)] * 6,
+        *[("echo", "ok", 1.0)] * 6,
+    ]
+    first = next(line for line in lines if (line["target"], line["test_id"]) == ("echo", "case-1#1"))
+    assert (shell.folder / path).parent.joinpath(first["answer_path"]).read_text() == "q1"
+    assert (shell.folder / path).parent.joinpath(first["input_path"]).read_text() == "@[user]:\nq1"
 
 
 def test_csv_has_a_line_for_each_row(shell: CommandLine) -> None:
