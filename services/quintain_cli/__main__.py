@@ -6,6 +6,7 @@ A command's module is imported when the command is used. Add new commands to `CO
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -118,6 +119,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Call any model or agent by name, from any evaluation tool, under one budget that cannot be overspent.",
     epilog="Start with: quintain init, then quintain run eval.yaml. "
     "Exit codes: 0 passed, 1 errors, 2 usage, 3 below the threshold, 4 budget spent, 130 Ctrl-C.",
@@ -142,6 +144,9 @@ def options(
 
 def main() -> None:
     """Run the command line."""
+    if sys.platform == "win32":
+        typer.echo("error  quintain runs on Linux and macOS; on Windows, install it in WSL", err=True)
+        raise SystemExit(2)
     app()
 
 

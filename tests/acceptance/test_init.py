@@ -99,6 +99,12 @@ def test_what_does_not_exist_is_refused(shell: CommandLine, options: tuple[str, 
     assert list(shell.folder.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_written_is_refused(shell: CommandLine) -> None:
+    (shell.folder / "file").touch()
+    shell.run("init", "file/new", code=2)
+    assert [path.name for path in shell.folder.iterdir()] == ["file"]
+
+
 def left_out(notes: object) -> dict[str, int]:
     assert isinstance(notes, list)
     return {note["place"]: note["line"] for note in notes}

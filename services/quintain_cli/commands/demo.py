@@ -38,9 +38,9 @@ def demo(
 
 
 def copy_example(folder: Path) -> None:
-    """Copy the example's files into a folder; existing files are not overwritten."""
+    """Copy the example's files but its README into a folder; existing files are not overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     with resources.as_file(resources.files("quintain_cli") / "examples" / EXAMPLE_NAME) as example:
         for source in sorted(example.iterdir()):
-            if source.is_file() and not (folder / source.name).exists():
+            if source.is_file() and source.suffix != ".md" and not (folder / source.name).exists():
                 shutil.copyfile(source, folder / source.name)

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
-from quintain_cli.__main__ import COMMANDS, GROUPS
+from quintain_cli.__main__ import COMMANDS, GROUPS, app, main
 from quintain_cli.lazy_command import LazyCommand, import_object
 
 
@@ -22,12 +23,26 @@ def test_a_command_loads_and_its_line_is_the_first_sentence_of_its_docstring(wor
     assert command.name == words
 
 
+@pytest.mark.parametrize("words", ["", *GROUPS, *COMMANDS])
+def test_every_command_and_group_prints_its_help(words: str) -> None:
+    short, long = (CliRunner().invoke(app, [*words.split(), option]) for option in ("-h", "--help"))
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
+    assert short.stdout.startswith("Usage: ")
+
+
+def test_windows_is_refused_before_any_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+
+
 def test_every_group_has_a_help_and_commands() -> None:
     assert {words.partition(" ")[0] for words in COMMANDS if " " in words} == set(GROUPS)
     assert all(text.endswith(".") for text in GROUPS.values())
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
+@pytest.mark.parametrize("option", ["-h", "--help", "--version"])
 def test_neither_help_nor_the_version_imports_a_command(option: str) -> None:
     words = (
         "import sys; from quintain_cli.__main__ import app; "
