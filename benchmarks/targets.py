@@ -211,7 +211,9 @@ def hosted_factory(url: str, slots: int) -> Iterator[RemoteFactory]:
     ]
     with (
         process(words, "ready", QUINTAIN_BROKER_URL=url, PYTHONPATH=str(HERE)),
-        RemoteFactory(f"bench{slots}", concurrency=slots, url=url, type_registry=types_of_target(Bench)) as remote,
+        RemoteFactory(
+            f"bench{slots}", concurrency=slots, url=url, tags="by-path", type_registry=types_of_target(Bench)
+        ) as remote,
     ):
         yield remote
 

@@ -15,7 +15,8 @@ from quintain.target import ControllableInjection, Event, EventResponse, Observa
 
 async def drive(name: str, words: str) -> None:
     """One lease, one run."""
-    with remote_factory(name) as factory:
+    # This controller has no scope: tags are only names here.
+    with remote_factory(name, tags="by-path") as factory:
         target = factory.create()
 
         def emit(event: Event) -> None:

@@ -16,6 +16,7 @@ from quintain.bus.base import Bus, Envelope
 from quintain.contracts.remote_target import RUN_OUTPUT_TYPE, LogLine, RemoteFailure, RunItem, RunOutput, WireEvent
 from quintain.errors import BusError
 from quintain.target.ordering import Outbox
+from quintain.target.serialization import require_item_size
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import RUN
 
@@ -30,9 +31,6 @@ MAX_CONCURRENT_SENDS = 4
 #: `EventSender.send` blocks, so that a fast target cannot fill the memory of the host or of the controller.
 MAX_UNACKNOWLEDGED_ITEMS = 10_000
 MAX_UNACKNOWLEDGED_CHARACTERS = 64_000_000
-
-#: The largest single event, in characters: the broker refuses messages above 16 MiB.
-MAX_EVENT_CHARACTERS = 4_000_000
 
 #: Message of the `RuntimeError` that a target gets when it emits after the end of its run.
 RUN_OVER_MESSAGE = "Cannot emit to a closed trajectory: the run is over"
@@ -72,14 +70,11 @@ class EventSender:
 
         ``event`` is set for the kinds ``emit`` and ``send``, ``line`` for ``log``. ``on_numbered`` is called with the
         item's number before the item can be sent. Raises `RuntimeError` once the run is over, and `ValueError` for an
-        event of more than `MAX_EVENT_CHARACTERS`.
+        event of more than `MAX_RUN_ITEM_BYTES`.
         """
         size = event_size(event)
-        if size > MAX_EVENT_CHARACTERS:
-            raise ValueError(
-                f"{event.kind if event else kind} has {size:,} characters, and {MAX_EVENT_CHARACTERS:,} is the most "
-                "that can be sent: send a reference to it instead"
-            )
+        if event is not None:
+            require_item_size(event, size, event.kind)
         with self._room_available:
             self._room_available.wait_for(self._has_room)
             if self._is_stopped:

@@ -17,7 +17,8 @@ from quintain.topology import host_topology
 from quintain_host.counters import HostCounters
 from quintain_host.factory import InstanceFactory
 from quintain_host.run import RunLogHandler
-from quintain_host.slot import LeaseSlot
+from quintain_host.slot import BOOT_SECONDS, LeaseSlot
+from quintain_host.supervisor import ProcessSupervisor, Supervision
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ def host_card(identity: ServiceIdentity, bus: Bus, name: str, *, slots: int, in_
 class Host:
     """Serves leases of one target: each of its slots holds at most one leased instance at a time.
 
-    ``fingerprint`` is that of the factory (`factory_fingerprint`), or None if it is not known.
+    ``fingerprint`` is that of the factory (`factory_fingerprint`), or None if it is not known. ``supervision`` says
+    which process answers for this one; without it the host answers for itself. ``boot_seconds`` is how long the factory
+    may take.
     """
 
     def __init__(  # noqa: PLR0913 -- a composition root
@@ -43,9 +46,14 @@ class Host:
         counters: HostCounters | None = None,
         *,
         fingerprint: str | None = None,
+        supervision: Supervision | None = None,
+        boot_seconds: float = BOOT_SECONDS,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._name = bus, name
+        self._supervisor = ProcessSupervisor(bus) if supervision is None else None
+        if self._supervisor is not None:
+            supervision = self._supervisor.add_process()
         self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._identity = ServiceIdentity("host", self.host_id)
         #: Set once a target blocked its thread beyond the end of its lease. The slot goes on with a new thread; a
@@ -53,8 +61,14 @@ class Host:
         self.stuck = asyncio.Event()
         self.counters = HostCounters() if counters is None else counters
         description = HostDescribed(host_id=self.host_id, fingerprint=fingerprint)
+        assert supervision is not None, "without one the host has its own"
         self._slots = [
-            LeaseSlot(bus, name, factory, description, self.stuck.set, self.counters, timings=timings)
+            LeaseSlot(
+                *(bus, name, factory, description, self.stuck.set, self.counters),
+                supervision=supervision,
+                boot_seconds=boot_seconds,
+                timings=timings,
+            )
             for _ in range(slots)
         ]
         self._slot_tasks: list[asyncio.Task[None]] = []
@@ -63,6 +77,8 @@ class Host:
     async def start(self) -> None:
         """Declare the topology and start consuming lease requests in every slot."""
         await self._bus.declare(host_topology(self._name))
+        if self._supervisor is not None:
+            await self._supervisor.open()
         logging.getLogger().addHandler(self._log_handler)
         loop = asyncio.get_running_loop()
         self._slot_tasks = [
@@ -97,4 +113,7 @@ class Host:
                 if not task.cancelling():
                     task.cancel()
         await asyncio.gather(*self._slot_tasks, return_exceptions=True)
+        await asyncio.gather(*(slot.wait_closed() for slot in self._slots))
+        if self._supervisor is not None:
+            await self._supervisor.close()
         logging.getLogger().removeHandler(self._log_handler)

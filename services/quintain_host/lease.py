@@ -9,6 +9,7 @@ unreadable request is answered when it names a reply queue, and dropped otherwis
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.remote_target import (
     RUN_INPUT_TYPE,
     BareLeaseRequest,
@@ -30,10 +32,12 @@ from quintain.contracts.remote_target import (
 )
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BadRequest, BusError, Fault
+from quintain.remote.silence import SilenceMeter
 from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
 from quintain.rpc.server import AckBatcher, delete_queues, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
+from quintain.target.serialization import require_size
 from quintain.telemetry.semconv import lease_request_span
 from quintain.telemetry.spans import Span, span_in_trace
 from quintain.telemetry.trace_context import TRACEPARENT_HEADER
@@ -76,7 +80,7 @@ class HostedLease:
         self._run: HostedRun | None = None
         self._teardown_task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        self._last_message_at = asyncio.get_running_loop().time()
+        self._silence = SilenceMeter(timings.host_heartbeat_seconds / 2)
         self._consumer: Consumer | None = None
         self._ack_batcher = AckBatcher(ACK_BATCH_SIZE)
 
@@ -87,17 +91,11 @@ class HostedLease:
 
     async def wait_closed(self) -> None:
         """Wait until the instance was torn down, or no message came for `Timings.host_lost_seconds`."""
-        loop = asyncio.get_running_loop()
-        while not self._ended.is_set():
-            silent_seconds = loop.time() - self._last_message_at
-            if silent_seconds >= self._timings.host_lost_seconds:
-                log.warning("Lease %s was not renewed for %.0f s: it ends", self.lease_id[:8], silent_seconds)
-                return
-            try:
-                async with asyncio.timeout(self._timings.host_lost_seconds - silent_seconds):
-                    await self._ended.wait()
-            except TimeoutError:
-                continue
+        silent_seconds = 0.0
+        while not self._ended.is_set() and silent_seconds < self._timings.host_lost_seconds:
+            silent_seconds = await self._silence.wait_interval(self._ended)
+        if not self._ended.is_set():
+            log.warning("Lease %s was not renewed for %.0f s: it ends", self.lease_id[:8], silent_seconds)
 
     def end_if_unused(self) -> None:
         """End the lease soon if its controller has sent no request.
@@ -112,7 +110,7 @@ class HostedLease:
             self._ended.set()
 
     async def close(self) -> bool:
-        """Stop the run, tear the instance down, and stop consuming requests.
+        """Stop the run and tear the instance down; `close_queue` is still to be called.
 
         Returns whether the instance's thread ended: False where it is blocked and was left behind.
         """
@@ -126,14 +124,17 @@ class HostedLease:
             if self._teardown_task is None:
                 await self._run_and_log_errors(self._target.reset_ephemeral_state)
                 await self._run_and_log_errors(self._teardown)
-            if self._consumer is not None:
-                await self._consumer.drain(1.0)
-                await delete_queues(self._bus, self._topology)
         finally:
             if self._teardown_task is not None:
                 self._teardown_task.cancel()
             is_thread_ended = await self._instance_thread.close()
         return is_thread_ended
+
+    async def close_queue(self) -> None:
+        """Stop consuming requests. Raises nothing but a cancellation."""
+        if self._consumer is not None:
+            await self._consumer.drain(1.0)
+            await delete_queues(self._bus, self._topology)
 
     async def _stop_run(self) -> None:
         if self._run is not None:
@@ -149,7 +150,7 @@ class HostedLease:
             log.exception("A target failed while its lapsed lease was ended")
 
     async def _on_message(self, delivery: Delivery) -> None:
-        self._last_message_at = asyncio.get_running_loop().time()
+        self._silence.record()
         if delivery.type == RUN_INPUT_TYPE:
             self._on_run_message(delivery)
             await self._ack_batcher.add(delivery)
@@ -214,7 +215,7 @@ class HostedLease:
     async def _execute(self, operation: Callable[[], Awaitable[LeaseResult]]) -> LeaseResult:
         async with self._request_lock:
             try:
-                return await operation()
+                return _require_sendable(await operation())
             except Exception as error:
                 # A target's exception is sent with its class, so that the controller can raise the same.
                 return LeaseResult(failure=to_failure(error))
@@ -281,6 +282,13 @@ LEASE_OPERATIONS: dict[str, tuple[type[LeaseRequest], LeaseOperation]] = {
     RESET.key: (BareLeaseRequest, HostedLease.reset),
     TEARDOWN.key: (BareLeaseRequest, HostedLease.teardown),
 }
+
+
+def _require_sendable(result: LeaseResult) -> LeaseResult:
+    """Return the result. Raises `ValueError` if it is too large for the broker."""
+    with contextlib.suppress(BadRequest):  # text that cannot be encoded is refused when it is sent
+        require_size(len(result.to_wire()), MAX_BODY_BYTES, "The answer")
+    return result
 
 
 async def _await(function: Callable[[], Awaitable[None]]) -> None:

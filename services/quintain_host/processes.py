@@ -2,7 +2,8 @@
 
 Targets that hold the GIL then use all cores, and a crash ends only one slot. Each child process is a host with
 one slot that consumes the same queue. It reports its readiness and its counts to the parent, which restarts a
-child that dies, with exponential backoff. A child exits when its standard input is closed.
+child that dies, with exponential backoff, and tells the watchers of its lease. A child exits when its standard input
+is closed.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
+import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
+from quintain.contracts.token import mask_tokens
 from quintain.process import end_process, start_process
+from quintain.process_pipes import OutputTail, read_pipe
 from quintain.program import CannotStart, Program
+from quintain.program_environment import program_environment
 from quintain_host.counters import LEASE_ENDED, HostCounters
 from quintain_host.ipc import READY, make_pipe, read_ipc
+from quintain_host.supervisor import ProcessSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +38,53 @@ STABLE_SECONDS = 10.0
 #: Command-line option that gives a child the write end of its pipe to the parent.
 PARENT_FD_OPTION = "--parent-fd"
 
+#: Command-line options that give a child the routing key of its supervisor, and its own id there.
+SUPERVISOR_OPTION, PROCESS_ID_OPTION = "--supervisor-key", "--process-id"
+
+#: How much of the end of a child's standard error its watchers are sent, in bytes.
+LOG_TAIL_BYTES = 2048
+
+#: How long the ends of the children may take to be told when all are stopped, in seconds.
+STOP_SECONDS = 2.0
+
+#: How long after the end of a child the rest of its standard error is waited for, in seconds.
+LOG_TAIL_SECONDS = 0.2
+
+#: What a slot's process needs of the host's environment itself: to reach the broker, to log and to trace.
+HOST_VARIABLES: Final = (
+    *("QUINTAIN_BROKER_URL", "QUINTAIN_BROKER_URL_FILE", "QUINTAIN_GATEWAY_URL", "QUINTAIN_LOG_FORMAT"),
+    *("QUINTAIN_LOG_LEVEL", "QUINTAIN_TRACE_CONTENT", "QUINTAIN_TEST_LEASE_SECONDS"),
+)
+HOST_PREFIXES: Final = ("OTEL_",)
+
+
+def slot_environment(env: Mapping[str, str], env_from: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a slot's process: that of a program, and what the host in it needs.
+
+    ``env_from`` lists further variables of ``env``, ``own`` has others with their values. Raises `ConfigError`.
+    """
+    needed = {name: value for name, value in env.items() if name in HOST_VARIABLES or name.startswith(HOST_PREFIXES)}
+    return {**needed, **program_environment(env, env_from=env_from, own=own)}
+
 
 class SlotProcesses:
-    """Runs ``count`` child processes of one command and restarts those that exit. ``env`` is their environment."""
+    """Runs ``count`` child processes of one command and restarts those that exit. ``env`` is their environment.
 
-    def __init__(self, command: Sequence[str], count: int, env: Mapping[str, str]) -> None:
+    ``write_log`` gets what they write to their standard error; by default it goes to this process's own.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        env: Mapping[str, str],
+        supervisor: ProcessSupervisor,
+        write_log: Callable[[bytes], object] = lambda data: sys.stderr.buffer.write(data) and sys.stderr.flush(),
+    ) -> None:
         self._command, self._count, self._env = list(command), count, env
+        self._supervisor, self._write_log = supervisor, write_log
         self._processes: set[Process] = set()
+        self._stopping = asyncio.Event()
         self._supervisor_tasks: list[asyncio.Task[None]] = []
         self._ready_events = [asyncio.Event() for _ in range(count)]
         #: Counts of all children, including those that have exited.
@@ -66,9 +114,7 @@ class SlotProcesses:
 
     async def stop(self, grace_seconds: float) -> None:
         """Send SIGTERM to every child, and kill those that still run after ``grace_seconds``."""
-        for task in self._supervisor_tasks:
-            task.cancel()
-        await asyncio.gather(*self._supervisor_tasks, return_exceptions=True)
+        self._stopping.set()
         children = list(self._processes)
         for child in children:
             with contextlib.suppress(ProcessLookupError):
@@ -77,11 +123,19 @@ class SlotProcesses:
         for child, ended_in_time in zip(children, ended, strict=True):
             if not ended_in_time:
                 log.error("The slot process %d did not exit within %.0f s and was killed", child.pid, grace_seconds)
+        if self._supervisor_tasks:
+            # They tell the watchers of their children.
+            _, unfinished = await asyncio.wait(self._supervisor_tasks, timeout=STOP_SECONDS)
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+        for child in list(self._processes):
+            await end_process(child)
 
     async def _supervise(self, ready_event: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         backoff_seconds = INITIAL_BACKOFF_SECONDS
-        while True:
+        while not self._stopping.is_set():
             started_at = loop.time()
             reason = await self._run_process(ready_event)
             backoff_seconds = (
@@ -89,8 +143,11 @@ class SlotProcesses:
                 if loop.time() - started_at > STABLE_SECONDS
                 else min(backoff_seconds * 2, MAX_BACKOFF_SECONDS)
             )
-            log.error("A slot process %s; it is restarted in %.1f s", reason, backoff_seconds)
-            await asyncio.sleep(backoff_seconds)
+            if not self._stopping.is_set():
+                log.error("A slot process %s; it is restarted in %.1f s", reason, backoff_seconds)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(backoff_seconds):
+                        await self._stopping.wait()
 
     async def _run_process(self, ready_event: asyncio.Event) -> str:
         """Run one child from its start to its exit; returns how it ended, for the log."""
@@ -105,22 +162,69 @@ class SlotProcesses:
         read_fd, write_fd = make_pipe()
         try:
             with read_ipc(read_fd, on_message):
-                try:
-                    program = Program(argv=[*self._command, PARENT_FD_OPTION, str(write_fd)], env=self._env)
-                    child = await start_process(program, stdin=PIPE, stdout=None, pass_fds=[write_fd])
-                except CannotStart as error:
-                    return f"cannot be started ({error.reason})"
-                finally:
-                    os.close(write_fd)
-                self._processes.add(child)
-                exit_code = await child.wait()
-                await end_process(child)
+                return await self._run_supervised(write_fd)
         finally:
             ready_event.clear()
             # The leases of the child ended with it.
             for _ in range(counters.active_leases):
                 counters.count(LEASE_ENDED)
-        self._processes.discard(child)
+
+    async def _run_supervised(self, write_fd: int) -> str:
+        """Run one child, and tell its supervisor's watchers how it ended; closes the pipe's end here."""
+        supervision = self._supervisor.add_process()
+        options = [PARENT_FD_OPTION, str(write_fd), SUPERVISOR_OPTION, supervision.supervisor_key]
+        program = Program(
+            argv=[*self._command, *options, PROCESS_ID_OPTION, supervision.process_id],
+            env=self._env,
+        )
+        log_output, ended = _LogOutput(self._write_log), "was stopped"
+        try:
+            async with read_pipe(log_output) as stderr_end:
+                try:
+                    with stderr_end:
+                        child = await start_process(
+                            program, stdin=PIPE, stdout=None, stderr=stderr_end, pass_fds=[write_fd]
+                        )
+                except CannotStart as error:
+                    ended = f"cannot be started ({error.reason})"
+                    return ended
+                finally:
+                    os.close(write_fd)
+                self._processes.add(child)
+                if self._stopping.is_set():
+                    child.terminate()
+                ended = describe_exit(await child.wait())
+                await end_process(child)
+                self._processes.discard(child)
+                await asyncio.wait([log_output.ended], timeout=LOG_TAIL_SECONDS)
+        finally:
+            await self._supervisor.end_process(supervision.process_id, ended, log_output.text)
+        return ended
+
+
+class _LogOutput(OutputTail):
+    """Passes a child's standard error on, and keeps its end."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        super().__init__(LOG_TAIL_BYTES)
+        self._write = write
+
+    def data_received(self, data: bytes) -> None:
+        """Implements `asyncio.Protocol.data_received`."""
+        super().data_received(data)
+        self._write(data)
+
+    @property
+    def text(self) -> str:
+        """The end of the output, without tokens."""
+        return mask_tokens(self.data.decode(errors="replace").strip())
+
+
+def describe_exit(exit_code: int) -> str:
+    """Say how a process ended; a negative code is the number of a signal."""
+    try:
+        return f"ended with {exit_code}" + (f" ({signal.Signals(-exit_code).name})" if exit_code < 0 else "")
+    except ValueError:
         return f"ended with {exit_code}"
 
 

@@ -109,7 +109,7 @@ class HostedRun:
             if wire_response.failure is None:
                 response = self._codec.response(wire_response, event)
             else:
-                error = from_failure(wire_response.failure)
+                error = from_failure(wire_response.failure, "the controller")
         except Exception as decode_error:
             # A response that cannot be decoded is raised in the target, by the `send_event` that waits for it.
             error = decode_error

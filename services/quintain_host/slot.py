@@ -14,8 +14,10 @@ from typing import Any
 from quintain.bus.base import Bus, Consumer, Delivery, Envelope
 from quintain.contracts.message import Message
 from quintain.contracts.remote_target import (
+    LEASE_OFFER_TYPE,
     REMOTE_TARGET_VERSION,
     HostDescribed,
+    LeaseOffered,
     LeaseOpened,
     OpenLease,
 )
@@ -29,21 +31,23 @@ from quintain.telemetry.semconv import lease_request_span
 from quintain.timings import Timings
 from quintain.topology import REPLY, host_topology
 from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, HostCounters
-from quintain_host.factory import InstanceFactory
+from quintain_host.factory import InstanceFactory, require_target
 from quintain_host.instance_thread import InstanceThread
 from quintain_host.lease import HostedLease
+from quintain_host.supervisor import Supervision
 
 log = logging.getLogger(__name__)
 
-#: The type of the message that a host sends before it creates an instance; no client waits for it.
-LEASE_OFFER_TYPE = "lease_offer"
+#: How long the factory may take by default, in seconds.
+BOOT_SECONDS = 600.0
 
 
 class LeaseSlot:
     """Holds at most one leased instance of a target.
 
     ``description`` is the reply to requests for a description of the host. ``on_stuck`` is called when an instance
-    blocks its thread at the end of its lease.
+    blocks its thread at the end of its lease. ``supervision`` says who answers for this process. An instance must be
+    created within ``boot_seconds``.
     """
 
     def __init__(  # noqa: PLR0913 -- what a host has for each of its slots
@@ -55,10 +59,13 @@ class LeaseSlot:
         on_stuck: Callable[[], None],
         counters: HostCounters,
         *,
+        supervision: Supervision,
+        boot_seconds: float,
         timings: Timings,
     ) -> None:
         self._bus, self._name, self._factory, self._description = bus, name, factory, description
         self._on_stuck, self._counters, self._timings = on_stuck, counters, timings
+        self._supervision, self._boot_seconds = supervision, boot_seconds
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
         #: True from the receipt of a lease request to the end of its lease. A drain does not interrupt this: the
@@ -66,6 +73,7 @@ class LeaseSlot:
         self._is_busy = False
         self.is_draining = False
         self._request_consumer: Consumer | None = None
+        self._closing_tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_open(self) -> bool:
@@ -113,9 +121,7 @@ class LeaseSlot:
 
         self._request_consumer = consumer = await self._bus.consume(self._queue, on_request, prefetch=1)
         try:
-            delivery = await received
-            await consumer.cancel()
-            yield delivery
+            yield await received
         finally:
             await consumer.drain(0)
 
@@ -131,7 +137,10 @@ class LeaseSlot:
         """Create the lease that was requested, reply and acknowledge; returns None where there is no lease to serve."""
         answer: Message | Fault
         lease: HostedLease | None = None
-        if not await self._is_wanted(request):
+        assert self._request_consumer is not None, "a request came to a consumer"
+        # A second request would be delivered as soon as this one is acknowledged.
+        _, is_wanted = await asyncio.gather(self._request_consumer.cancel(), self._is_wanted(request))
+        if not is_wanted:
             log.info("A lease request for %s was withdrawn: its controller has gone", self._name)
             await request.ack()
             return None
@@ -160,7 +169,12 @@ class LeaseSlot:
         """Whether the request's reply queue still exists: a controller that has ended gets no instance."""
         if not request.reply_to:
             return False
-        offer = Envelope(body=b"{}", type=LEASE_OFFER_TYPE, correlation_id=request.correlation_id)
+        offered = LeaseOffered(
+            host_id=self._description.host_id,
+            supervisor_key=self._supervision.supervisor_key,
+            process_id=self._supervision.process_id,
+        )
+        offer = Envelope(body=offered.to_wire(), type=LEASE_OFFER_TYPE, correlation_id=request.correlation_id)
         try:
             await self._bus.publish(REPLY, request.reply_to, offer)
         except (Unroutable, QueueFull):
@@ -180,16 +194,27 @@ class LeaseSlot:
             self._counters.count(LEASE_ENDED)
 
     async def _close_lease(self, lease: HostedLease) -> None:
-        if not await lease.close():
-            log.error(
-                "An instance of %s blocks its thread at the end of its lease: the thread is left behind", self._name
-            )
-            self._on_stuck()
+        try:
+            if not await lease.close():
+                log.error(
+                    "An instance of %s blocks its thread at the end of its lease: the thread is left behind", self._name
+                )
+                self._on_stuck()
+        finally:
+            # The next lease does not wait for the deletion of this one's queue.
+            task = asyncio.get_running_loop().create_task(lease.close_queue())
+            self._closing_tasks.add(task)
+            task.add_done_callback(self._closing_tasks.discard)
+
+    async def wait_closed(self) -> None:
+        """Wait until the queues of ended leases are deleted."""
+        await asyncio.gather(*self._closing_tasks, return_exceptions=True)
 
     async def _create_lease(self) -> tuple[HostedLease | None, LeaseOpened]:
         instance_thread = InstanceThread(f"target {self._name}")
         try:
-            target: Any = await instance_thread.call(self._factory)
+            target: Any = await self._create_instance(instance_thread)
+            require_target(target, self._name)
             codec = Codec(types_of_target(type(target)))
             descriptor = await instance_thread.call(lambda: codec.describe(target))
             lease = HostedLease(self._bus, target, instance_thread, codec, self._counters, self._timings)
@@ -209,6 +234,19 @@ class LeaseSlot:
             descriptor=descriptor,
             fingerprint=self._description.fingerprint,
         )
+
+    async def _create_instance(self, instance_thread: InstanceThread) -> Any:
+        limit = asyncio.timeout(self._boot_seconds)
+        try:
+            async with limit:
+                return await instance_thread.call(self._factory)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(
+                f"The factory of {self._name} did not return within {self._boot_seconds:g} s: --boot-timeout-seconds "
+                "of its host is its limit"
+            ) from None
 
     async def _close_thread(self, instance_thread: InstanceThread) -> None:
         if not await instance_thread.close():

@@ -75,6 +75,7 @@ START_RUN = Route("start_run", HOST, "start_run", remote_target.StartRun, remote
 CANCEL_RUN = Route("cancel_run", HOST, "cancel_run", remote_target.CancelRun, remote_target.LeaseResult)
 RESET = Route("reset", HOST, "reset", remote_target.BareLeaseRequest, remote_target.LeaseResult)
 TEARDOWN = Route("teardown", HOST, "teardown", remote_target.BareLeaseRequest, remote_target.LeaseResult)
+WATCH_PROCESS = Route("watch_process", HOST, "watch_process", remote_target.WatchProcess, remote_target.ProcessStatus)
 RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_target.LeaseResult)
 
 # Header names (``protocol.md`` §2).
@@ -115,5 +116,5 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN),
     DISCOVER,
     *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE),
-    *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW),
+    *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW, WATCH_PROCESS),
 )

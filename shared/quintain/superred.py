@@ -19,10 +19,10 @@ from superred.core.types.security_domain import scope_includes
 
 from quintain.errors import ConfigError
 from quintain.remote.child_session import ChildSessionPolicy
-from quintain.remote.factory import RemoteFactory
+from quintain.remote.factory import GivenTags, RemoteFactory
 from quintain.remote.lease import RemoteLease
-from quintain.remote.lease_pool import ACQUIRE_TIMEOUT_SECONDS
 from quintain.remote.target import RemoteTarget
+from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.target.codec import domain_tags
 from quintain.target.tag_registry import TagRegistry
 from quintain.target.type_registry import superred_types
@@ -89,10 +89,10 @@ def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.facto
     concurrency: int = 1,
     prefetch: int | None = None,
     url: str | None = None,
-    tags: Iterable[Any] | Literal["by-path"] = (),
+    tags: GivenTags = (),
     events: Iterable[type] = (),
     child_session: ChildSessionPolicy | None = None,
-    slot_timeout_seconds: float = ACQUIRE_TIMEOUT_SECONDS,
+    timeouts: TargetTimeouts = DEFAULT_TIMEOUTS,
 ) -> RemoteTargetFactory:
     """Create a superred `TargetFactory` for the target that hosts serve under this name.
 
@@ -111,12 +111,11 @@ def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.facto
         concurrency=concurrency,
         prefetch=prefetch,
         url=url,
-        tags=() if tags == "by-path" else tags,
-        unresolved_tags="by-path" if tags == "by-path" else "refuse",
+        tags=tags,
         type_registry=types,
         target_class=HostedTarget,
         child_session=child_session,
-        slot_timeout_seconds=slot_timeout_seconds,
+        timeouts=timeouts,
     )
     return RemoteTargetFactory(create=remote.create, concurrency=concurrency, remote=remote)
 

@@ -107,6 +107,11 @@ class Timings:
         """After how long without a repetition by its worker the metadata service forgets an admit that must wait."""
         return self.lease_seconds
 
+    @property
+    def host_gone_seconds(self) -> float:
+        """After how long without a message a controller considers a host lost whose supervisor was gone for as long."""
+        return min(1.75 * self.host_heartbeat_seconds, self.host_lost_seconds)
+
     def scaled(self, factor: float) -> Timings:
         """Return the same timings, each multiplied by ``factor``."""
         values = {field.name: getattr(self, field.name) * factor for field in dataclasses.fields(self)}

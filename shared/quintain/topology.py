@@ -183,6 +183,12 @@ def lease_topology(lease_id: str) -> Topology:
     return Topology((HOST,), (queue,), (Binding(HOST, queue, f"lease/{lease_id}"),))
 
 
+def supervisor_topology(random: str) -> Topology:
+    """Return the topology of the queue of a host's supervisor, which ends with its connection."""
+    queue = Queue(f"quintain.lease.supervisor.{random}", "classic", exclusive=True)
+    return Topology((HOST,), (queue,), (Binding(HOST, queue, f"supervisor/{random}"),))
+
+
 def run_topology(run_id: str) -> Topology:
     """Return the topology of the queue for a run's output."""
     queue = Queue(f"quintain.run.{run_id}", "classic", expires_ms=10 * MINUTE_MS)

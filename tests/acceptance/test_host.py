@@ -17,10 +17,13 @@ from pathlib import Path
 import pytest
 
 from quintain.remote.factory import remote_factory
-from quintain.target import ControllableInjection, Event, EventResponse
+from quintain.target import ControllableInjection, Event, EventResponse, SecurityDomainTag
 from support.command_line import CommandLine, RunningCommand, command_line
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
+
+#: The tags of `desk.py`.
+DESK_TAGS = [SecurityDomainTag("user"), SecurityDomainTag("post", SecurityDomainTag("tools"))]
 
 #: What goes wrong with a target that cannot be made: the module, and what the command says of it.
 BROKEN = {
@@ -157,7 +160,7 @@ async def test_a_host_that_is_told_to_stop_lets_its_run_end(
         return ControllableInjection(event=event, controllable=event.controllable, value="late")  # type: ignore[attr-defined]
 
     seen: list[Event] = []
-    factory = await asyncio.to_thread(remote_factory, name, url=broker_url, prefetch=0)
+    factory = await asyncio.to_thread(remote_factory, name, url=broker_url, prefetch=0, tags=DESK_TAGS)
     target = await asyncio.to_thread(factory.create)
     running = asyncio.create_task(target.run(seen.append, send_event))
     await asyncio.wait_for(asked.wait(), 30)

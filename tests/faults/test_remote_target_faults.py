@@ -19,6 +19,7 @@ import pytest
 
 from quintain.errors import HostLost
 from quintain.remote.factory import RemoteFactory, remote_factory
+from quintain.target import SecurityDomainTag
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from support.command_line import CommandLine, RunningCommand, clean_environment, command_line
@@ -34,9 +35,12 @@ TIMINGS = DEFAULT_TIMINGS.scaled(LEASE_SECONDS / DEFAULT_TIMINGS.lease_seconds)
 LOST_SECONDS = TIMINGS.host_lost_seconds + 1
 MARGIN_SECONDS = 2.0
 
+#: The bots' tag, as their driver has it.
+USER = SecurityDomainTag("user")
+
 #: What a user hosts: it does in a run what its slot `does` says, and writes down what becomes of it.
 BOTS = """
-import asyncio, os, pathlib, time
+import asyncio, ctypes, os, pathlib, sys, time
 
 from quintain.target import *
 
@@ -51,6 +55,7 @@ class Bot(Target):
 
     def __init__(self):
         self.note("made")
+        time.sleep(float(os.environ.get("BOT_BOOT_SECONDS", 0)))
 
     def note(self, what):
         with DIARY.open("a") as diary:
@@ -92,10 +97,25 @@ class Bot(Target):
         await self.talk(emit, send_event, 0.02)
 
     async def think(self, emit, send_event):
+        print("my last words", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
 
     async def block(self, emit, send_event):
         time.sleep(60)
+
+    async def hold_lock(self, emit, send_event):
+        # As a regular expression does, but for a known time: a function of PyDLL keeps the interpreter's lock.
+        ctypes.PyDLL(None).usleep(int(float(os.environ["BOT_HOLD_SECONDS"]) * 1_000_000))
+        emit(ObservableEvent(observable=SCREEN, content="free again"))
+
+    async def match(self, emit, send_event):
+        import re
+        for length in range(18, 60):
+            began = time.monotonic()
+            re.match(r"(a+)+$", "a" * length + "b")
+            if time.monotonic() - began > float(os.environ["BOT_HOLD_SECONDS"]):
+                break
+        emit(ObservableEvent(observable=SCREEN, content="free again"))
 
     async def reset_ephemeral_state(self):
         self.note("reset")
@@ -110,7 +130,7 @@ import asyncio, sys
 from quintain.remote.factory import remote_factory
 
 async def main():
-    factory = remote_factory(sys.argv[1], prefetch=0, url=sys.argv[2])
+    factory = remote_factory(sys.argv[1], prefetch=0, url=sys.argv[2], tags="by-path")
     target = factory.create()
 
     async def hold(event):
@@ -140,7 +160,7 @@ class BotHosts:
         return host
 
     def open_factory(self, **options: Any) -> RemoteFactory:
-        return remote_factory(self.name, prefetch=0, url=self.url, timings=self.timings, **options)
+        return remote_factory(self.name, url=self.url, timings=self.timings, tags=[USER], **{"prefetch": 0, **options})
 
     def recorded_pids(self, what: str) -> list[int]:
         """The processes that wrote this down, one entry each time."""
@@ -243,25 +263,52 @@ async def test_a_hosts_loss_between_runs_is_told_by_the_next_thing_asked(
 
 
 async def test_a_slots_process_is_killed_and_takes_only_itself_along(bot_hosts: BotHosts) -> None:
-    bot_hosts.host("--slots", "2", "--isolation", "process")
+    host = bot_hosts.host("--slots", "2", "--isolation", "process")
     with bot_hosts.open_factory(concurrency=2) as factory:
         targets = [factory.create(), factory.create()]
         pids = [int(target.query("pid")) for target in targets]
         assert pids[0] != pids[1]
-        for target in targets:
-            target.set_config("does", "talk_slowly")
+        targets[0].set_config("does", "think")
+        targets[1].set_config("does", "talk_slowly")
         doomed, other = controller(), controller()
         runs = [asyncio.create_task(one.drive(target)) for one, target in zip((doomed, other), targets, strict=True)]
-        await wait_until(lambda: len(doomed.seen) > 20)
+        await wait_until(lambda: len(other.seen) > 20 and "my last words" in host.stderr)
         os.kill(pids[0], signal.SIGKILL)
+        # The host says so itself: nobody waits for its silence.
+        with pytest.raises(HostLost, match=rf"on host \S+-{pids[0]}-\w+ is over: its process ended with -9") as caught:
+            await runs[0]
+        assert "my last words" in "".join(caught.value.__notes__)
         await runs[1]
         assert other.contents() == EXPECTED_EVENTS
-        await assert_lost_in_time(runs[0], time.monotonic())
         await asyncio.gather(*(target.teardown() for target in targets))
         # The one that died was started again: both slots can be had.
         again = [await asyncio.to_thread(factory.create) for _ in range(2)]
         assert len({target.query("pid") for target in again}) == 2
         await asyncio.gather(*(target.teardown() for target in again))
+
+
+@pytest.mark.parametrize("does", ["hold_lock", pytest.param("match", marks=pytest.mark.long)])
+async def test_a_target_that_holds_its_interpreters_lock_is_not_lost(
+    bot_hosts: BotHosts, remote: RemoteFactory, does: str
+) -> None:
+    held = {"BOT_HOLD_SECONDS": f"{TIMINGS.host_lost_seconds + 1:g}"}
+    bot_hosts.host("--isolation", "process", *(f"--env={name}={value}" for name, value in held.items()))
+    target = await asyncio.to_thread(remote.create)
+    target.set_config("does", does)
+    one = controller()
+    await one.drive(target)
+    assert one.contents() == ["begun", "free again"]
+    await target.teardown()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+async def test_a_target_that_boots_in_65_seconds_is_leased(bot_hosts: BotHosts) -> None:
+    bot_hosts.host("--isolation", "process", "--env=BOT_BOOT_SECONDS=65")
+    with bot_hosts.open_factory(prefetch=1) as factory:
+        target = await asyncio.to_thread(factory.create)
+        await controller().drive(target)
+        await target.teardown()
 
 
 # A broker is away for longer than the hosts of the other tests may be silent.
@@ -288,6 +335,7 @@ async def test_the_broker_is_restarted_in_a_run(bot_hosts: BotHosts, broker_admi
         assert len(bot_hosts.recorded_pids("run")) == 1
         if isinstance(running.exception(), HostLost):
             # On a machine so busy that the broker was away for longer than a host may be: still nothing came twice.
+            await wait_until(lambda: away, seconds=60)
             assert away[0] > 4, away
             assert one.contents() == EXPECTED_EVENTS[: len(one.contents())]
             return

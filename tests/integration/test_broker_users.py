@@ -21,7 +21,7 @@ from quintain.errors import BrokerRefused
 from quintain.remote.factory import remote_factory
 from quintain.rpc.client import RpcClient
 from quintain.settings import environment
-from quintain.target import Event, EventResponse, ObservableEvent
+from quintain.target import Event, EventResponse, ObservableEvent, SecurityDomainTag
 from quintain.topology import (
     METADATA_TOPOLOGY,
     POISON_LOCK_TOPOLOGY,
@@ -225,7 +225,8 @@ def drive_run(url: str) -> list[str]:
         await target.run(emit, continue_run)
         await target.teardown()
 
-    with remote_factory("desk", url=url) as factory:
+    tags = [SecurityDomainTag("user"), SecurityDomainTag("post", SecurityDomainTag("tools"))]
+    with remote_factory("desk", url=url, tags=tags) as factory:
         asyncio.run(drive())
     return said
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -14,12 +15,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from quintain.bus.base import Bus, Envelope
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.remote_target import REMOTE_TARGET_VERSION, LeaseOpened, OpenLease
 from quintain.errors import BadRequest, ConfigError, NoAnswer, RemoteTargetError
 from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.factory import RemoteFactory, remote_factory
-from quintain.remote.lease import acquire_lease
+from quintain.remote.lease_request import acquire_lease
+from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import LEASE
 from quintain.rpc.client import parse_reply
 from quintain.rpc.request import RpcRequest
@@ -36,6 +39,8 @@ Emit = Callable[[Any], None]
 Send = Callable[[Any], Awaitable[Any]]
 
 Bot: Any = scripted_target_class("ours")
+#: The tags of the bots, as a driver has them.
+TAGS = [Bot.user, Bot.tools]
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def connection_thread(broker_url: str) -> Iterator[ConnectionThread]:
 @pytest.fixture
 def remote(host: ThreadHost, connection_thread: ConnectionThread, timings: Timings) -> Iterator[RemoteFactory]:
     """Instances of what the host serves, each leased when it is wanted."""
-    with RemoteFactory(host.name, prefetch=0, connection=connection_thread, timings=timings) as factory:
+    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread, timings=timings) as factory:
         yield factory
 
 
@@ -122,23 +127,92 @@ async def test_what_a_factory_raises_is_raised_by_create_and_the_slot_is_free_ag
 
 def test_what_is_no_target_is_an_error_that_says_what_it_lacks(host: ThreadHost, remote: RemoteFactory) -> None:
     host.serve(object)
-    with pytest.raises(RemoteTargetError, match=r"object"):
+    with pytest.raises(RemoteTargetError, match=r"object, which is not a Target: it lacks config_specs"):
         remote.create()
 
 
 def test_a_controller_of_another_version_is_told_both(host: ThreadHost, connection_thread: ConnectionThread) -> None:
     asked = OpenLease(controller_id="c", version=REMOTE_TARGET_VERSION + 1).to_wire()
     question = RpcRequest(exchange=HOST, key=host.name, type=LEASE.key, body=asked, headers={}, deadline_seconds=20)
-    with pytest.raises(BadRequest, match=r"version 1 of hosting, the controller 2: install the same release"):
+    with pytest.raises(BadRequest, match=r"version 2 of hosting, the controller 3: install the same release"):
         parse_reply(connection_thread.run_blocking(connection_thread.rpc_client.call(question)), LeaseOpened)
-    with RemoteFactory(host.name, prefetch=0, connection=connection_thread) as factory:
+    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread) as factory:
+        assert factory.create().get_controllables()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+async def test_an_instance_is_waited_for_longer_than_a_slot(
+    host: ThreadHost, connection_thread: ConnectionThread, prefetch: int
+) -> None:
+    timeouts = TargetTimeouts(slot_seconds=0.3)
+
+    def slow() -> Any:
+        time.sleep(0.8)
+        return Bot(do_nothing)
+
+    host.serve(slow)
+    with RemoteFactory(
+        host.name, tags=TAGS, prefetch=prefetch, connection=connection_thread, timeouts=timeouts
+    ) as factory:
+        target = await asyncio.to_thread(factory.create)
+        await controller().drive(target)
+        await target.teardown()
+
+
+def test_a_factory_that_never_returns_is_an_error_after_the_time_of_a_boot(
+    host: ThreadHost, connection_thread: ConnectionThread
+) -> None:
+    may_end = threading.Event()
+    host.serve(lambda: may_end.wait(30))
+    timeouts = TargetTimeouts(boot_seconds=0.3)
+    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread, timeouts=timeouts) as factory:
+        with pytest.raises(TimeoutError, match="boot_seconds"):
+            factory.create()
+        may_end.set()
+        host.serve(lambda: Bot(do_nothing))
+        assert factory.create().get_controllables()
+
+
+async def test_a_run_that_does_not_end_is_cancelled_and_a_controller_that_does_not_respond_is_an_error(
+    host: ThreadHost, connection_thread: ConnectionThread
+) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        if target.total_runs == 1:
+            await send(target.request_event("anybody?"))
+        await asyncio.Event().wait()
+
+    async def never(event: Any) -> Any:
+        await asyncio.Event().wait()
+
+    host.serve(lambda: Bot(script))
+    timeouts = TargetTimeouts(run_seconds=1.0, event_seconds=0.2)
+    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread, timeouts=timeouts) as factory:
+        target = factory.create()
+        with pytest.raises(TimeoutError, match="event_seconds"):
+            await controller(never).drive(target)
+        with pytest.raises(TimeoutError, match="run_seconds"):
+            await controller(never).drive(target)
+        await target.teardown()
+
+
+def test_tags_that_are_not_known_here_are_named_by_create_and_matched_by_path_where_that_is_asked(
+    host: ThreadHost, connection_thread: ConnectionThread
+) -> None:
+    with (
+        RemoteFactory(host.name, prefetch=0, connection=connection_thread) as strict,
+        pytest.raises(ConfigError, match="root, root/user, root/tools"),
+    ):
+        strict.create()
+    with RemoteFactory(host.name, prefetch=0, connection=connection_thread, tags="by-path") as factory:
         assert factory.create().get_controllables()
 
 
 def test_without_a_host_nobody_waits_for_ever(connection_thread: ConnectionThread) -> None:
     with pytest.raises(NoAnswer, match=r"'nobody' within 1 s: start one with `quintain serve host"):
         connection_thread.run_blocking(
-            acquire_lease(connection_thread.bus, connection_thread.rpc_client, "nobody", timeout_seconds=1)
+            acquire_lease(
+                connection_thread.bus, connection_thread.rpc_client, "nobody", timeouts=TargetTimeouts(slot_seconds=1)
+            )
         )
 
 
@@ -146,7 +220,7 @@ def test_a_target_that_takes_no_session_is_given_none_and_its_slot_is_free_again
     host: ThreadHost, connection_thread: ConnectionThread
 ) -> None:
     terms = ChildSessionPolicy(targets=["model"], token="nobody's")
-    with RemoteFactory(host.name, prefetch=0, connection=connection_thread, child_session=terms) as factory:
+    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread, child_session=terms) as factory:
         for _ in range(3):  # there are two slots
             with pytest.raises(ConfigError, match="no configuration slot 'quintain_session'"):
                 factory.create()
@@ -188,6 +262,38 @@ async def test_an_error_of_a_class_that_only_the_target_has_names_it_and_brings_
     assert 'raise Melted("too hot")' in "".join(caught.value.__notes__)
 
 
+async def test_what_is_larger_than_the_broker_takes_is_refused_with_its_size_on_both_sides(
+    host: ThreadHost, remote: RemoteFactory
+) -> None:
+    large = "x" * MAX_BODY_BYTES
+
+    class Large(Bot):
+        def query(self, name: str, **params: str) -> str:
+            return large
+
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        for say in (emit, send):
+            with pytest.raises(ValueError, match=r"16,\d{3},\d{3} bytes, and 8,388,608"):
+                if (sending := say(target.observation_event(large))) is not None:
+                    await sending
+        with pytest.raises(ValueError, match=r"16,\d{3},\d{3} bytes, and 8,388,608"):
+            await send(target.request_event("a"))
+        target.notes = ["went on"]
+
+    async def answer(event: Any) -> Any:
+        return one.injection(event, large)
+
+    host.serve(lambda: Large(script))
+    one, target = controller(answer), remote.create()
+    with pytest.raises(ValueError, match=r"set_config request has 16,\d{3},\d{3} bytes, and 16,777,216"):
+        target.set_config("persona", large)
+    with pytest.raises(ValueError, match=r"answer has 16,\d{3},\d{3} bytes, and 16,777,216"):
+        target.query("large")
+    await one.drive(target)
+    assert host.instances[-1].notes == ["went on"]
+    await target.teardown()
+
+
 # Leases.
 
 
@@ -195,8 +301,8 @@ async def test_two_controllers_share_a_hosts_slots(
     host: ThreadHost, connection_thread: ConnectionThread, broker_url: str
 ) -> None:
     with (
-        RemoteFactory(host.name, prefetch=0, connection=connection_thread) as first,
-        remote_factory(host.name, prefetch=0, url=broker_url) as second,
+        RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread) as first,
+        remote_factory(host.name, tags=TAGS, prefetch=0, url=broker_url) as second,
     ):
         one, two = first.create(), second.create()
         one.set_config("persona", "first")
@@ -284,20 +390,20 @@ async def test_a_drivers_cancelled_error_is_raised_in_the_target_and_ends_the_ru
 
 
 async def test_leases_are_made_ahead_and_replaced(host: ThreadHost, connection_thread: ConnectionThread) -> None:
-    with RemoteFactory(host.name, concurrency=1, connection=connection_thread) as factory:
+    with RemoteFactory(host.name, tags=TAGS, concurrency=1, connection=connection_thread) as factory:
         await wait_until(lambda: len(host.instances) == 1)
         await factory.create().teardown()
         await wait_until(lambda: len(host.instances) == 2 and len(factory._pool._ready) == 1)
     # A factory that is closed leaves no lease behind: both slots can be had at once.
     await wait_until(lambda: host.instances[1].torn_down)
-    with RemoteFactory(host.name, concurrency=2, connection=connection_thread) as factory:
+    with RemoteFactory(host.name, tags=TAGS, concurrency=2, connection=connection_thread) as factory:
         await wait_until(lambda: len(host.instances) == 4)
 
 
 async def test_who_shares_a_pool_may_have_more_than_are_made_ahead(
     host: ThreadHost, connection_thread: ConnectionThread
 ) -> None:
-    with RemoteFactory(host.name, concurrency=1, connection=connection_thread) as factory:
+    with RemoteFactory(host.name, tags=TAGS, concurrency=1, connection=connection_thread) as factory:
         one = factory.create()
         two = await asyncio.to_thread(factory.create)
         assert len(host.instances) == 2
@@ -450,7 +556,10 @@ async def test_a_connection_that_is_cut_in_a_run_loses_and_repeats_nothing(
 
     one = controller(answer)
     urls = {"host": broker_url, "controller": broker_url, whose: proxied_broker.url}
-    with thread_host(urls["host"]) as host, remote_factory(host.name, prefetch=0, url=urls["controller"]) as factory:
+    with (
+        thread_host(urls["host"]) as host,
+        remote_factory(host.name, tags=TAGS, prefetch=0, url=urls["controller"]) as factory,
+    ):
         host.serve(lambda: Bot(two_branches))
         async with asyncio.timeout(60):
             await one.drive(factory.create())

@@ -22,6 +22,7 @@ from superred.core.types.security_domain import SecurityDomainTag
 from quintain.bus.connect import connect_bus
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.factory import RemoteFactory
+from quintain.remote.target import RemoteTarget
 from quintain.rpc.server import delete_queues
 from quintain.superred import HostedTarget, RemoteTargetFactory
 from quintain.target.tag_registry import TagRegistry
@@ -135,7 +136,7 @@ def _behind_rabbitmq(
         original(self, *args, **kwargs)
         local = self._target_factory
         name, wrapped = _hosts.serve(local.create, local.concurrency)
-        remote = RemoteFactory(
+        remote = SuiteFactory(
             name,
             concurrency=local.concurrency,
             prefetch=0,
@@ -156,6 +157,13 @@ def _behind_rabbitmq(
     for remote in remotes:
         remote.close()
     _hosts.end_test()
+
+
+class SuiteFactory(RemoteFactory):
+    """A factory that also takes tags made inside a test: those are in no module, and in no scope."""
+
+    def _resolve_tags(self, target: RemoteTarget) -> None:
+        target.unresolved_tags()
 
 
 def all_subclasses(kind: type) -> list[type]:

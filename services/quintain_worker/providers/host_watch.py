@@ -7,7 +7,7 @@ import contextlib
 import logging
 
 from quintain.errors import BusError, Fault, NoAnswer
-from quintain.remote.lease import describe_host
+from quintain.remote.lease_request import describe_host
 from quintain.rpc.client import RpcClient
 from quintain.timings import Timings
 

@@ -30,9 +30,11 @@ from quintain.errors import (
     TimedOut,
 )
 from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.lease import RemoteLease, acquire_lease
+from quintain.remote.lease import RemoteLease
+from quintain.remote.lease_request import acquire_lease
 from quintain.remote.run_channel import RunOutputQueue
 from quintain.remote.run_driver import RunDriver
+from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import QUERY, RESET, SET_CONFIG
 from quintain.rpc.client import RpcClient
 from quintain.target import ControllableInjection, ControllableNoInjection, Event, EventResponse
@@ -152,7 +154,9 @@ class RemoteTargetProvider(HostedProvider):
         taken = take_settings(request.settings, {}, f"{self._name}, a hosted target,")
         question = self._question(request)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
-        remote_lease = await self._lease(min(timeout_seconds, LEASE_SECONDS))
+        remote_lease = await self._lease(
+            TargetTimeouts(slot_seconds=min(timeout_seconds, LEASE_SECONDS), boot_seconds=timeout_seconds)
+        )
         call = _LeasedCall(self._name, self._target, remote_lease)
         try:
             async with asyncio.timeout_at(ends_at):
@@ -185,13 +189,12 @@ class RemoteTargetProvider(HostedProvider):
                 await self._rpc_client.start()
                 self._is_started = True
 
-    async def _lease(self, timeout_seconds: float) -> RemoteLease:
+    async def _lease(self, timeouts: TargetTimeouts) -> RemoteLease:
         host = self._target.host or self._name
         try:
             await self._start()
-            lease = await acquire_lease(
-                self._bus, self._rpc_client, host, timeout_seconds=timeout_seconds, timings=self._timings
-            )
+            async with asyncio.timeout(timeouts.boot_seconds):
+                lease = await acquire_lease(self._bus, self._rpc_client, host, timeouts=timeouts, timings=self._timings)
         except NoAnswer as no_answer:
             raise ProviderFailure(Overloaded(no_answer.message), Billing.UNBILLED, retryable=True) from None
         except BusError as error:

@@ -16,11 +16,14 @@ from pydantic import Field, JsonValue
 from quintain.contracts.message import Message
 
 #: The version of these messages; a host rejects any other with a ``bad_request`` that names both versions.
-REMOTE_TARGET_VERSION = 1
+REMOTE_TARGET_VERSION = 2
 
 #: The AMQP types of a run's output (host to controller) and input (controller to host).
 RUN_OUTPUT_TYPE = "run_says"
 RUN_INPUT_TYPE = "run_hears"
+
+#: The AMQP type of `LeaseOffered`.
+LEASE_OFFER_TYPE = "lease_offer"
 
 #: A tag's path: its own name, its parent's, up to the root's. Names are unique within a domain.
 TagPath = list[str]
@@ -68,7 +71,9 @@ class WireObservable(Message):
 
 
 class WireObservableValue(Message):
-    """An observable and its value as JSON text in Python's dialect (``NaN`` and lone surrogates are allowed)."""
+    """An observable and its value as JSON text in Python's dialect: ``NaN`` and lone surrogates are allowed, and an
+    object with the key ``$type`` is a value of a type that JSON does not have.
+    """
 
     observable: WireObservable
     content: str = "null"
@@ -99,6 +104,10 @@ class RemoteFailure(Message):
     traceback: str = ""
     values: dict[str, JsonValue] | None = None
     token: str | None = None
+    #: The arguments of a built-in exception, as JSON text like ``content`` of `WireEvent`.
+    arguments: str | None = None
+    #: The exceptions of an ``ExceptionGroup``.
+    exceptions: list[RemoteFailure] | None = None
 
 
 class OpenLease(Message):
@@ -120,6 +129,35 @@ class LeaseOpened(Message):
     descriptor: TargetDescriptor | None = None
     failure: RemoteFailure | None = None
     fingerprint: str | None = None
+
+
+class LeaseOffered(Message):
+    """Sent to a controller before its instance is created: a slot has taken its request.
+
+    ``process_id`` is the process of the slot, and ``supervisor_key`` the routing key of the process that answers for
+    it. Both are empty from a host of an earlier release.
+    """
+
+    host_id: str = ""
+    supervisor_key: str = ""
+    process_id: str = ""
+
+
+class WatchProcess(Message):
+    """Ask the supervisor of a slot's process whether it runs; it sends the end of the process to who asked last."""
+
+    process_id: str
+
+
+class ProcessStatus(Message):
+    """Whether a slot's process runs: ``ended`` says how it ended, and is empty while it runs.
+
+    ``log_tail`` is the end of its standard error. ``is_known`` is False where the supervisor never started it.
+    """
+
+    is_known: bool = True
+    ended: str = ""
+    log_tail: str = ""
 
 
 class DescribeHost(Message):
@@ -189,8 +227,8 @@ class LeaseResult(Message):
 class WireEvent(Message):
     """An event of a run.
 
-    ``kind`` is its class name, ``at`` is in seconds since the epoch on the host's clock, ``content`` is JSON text in
-    Python's dialect.
+    ``kind`` is its class name, ``at`` is in seconds since the epoch on the host's clock, ``content`` is JSON text as
+    in `WireObservableValue`.
     """
 
     kind: str

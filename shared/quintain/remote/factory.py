@@ -9,18 +9,22 @@ from quintain.errors import ConfigError
 from quintain.remote.child_session import ChildSessionPolicy, ChildSessions
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.lease import RemoteLease
-from quintain.remote.lease_pool import ACQUIRE_TIMEOUT_SECONDS, LeasePool
+from quintain.remote.lease_pool import LeasePool
 from quintain.remote.target import RemoteTarget
+from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.settings import environment, read_settings
 from quintain.target.codec import Codec, domain_tags
 from quintain.target.tag_registry import TagRegistry
 from quintain.target.type_registry import QUINTAIN_TYPES, TypeRegistry
 from quintain.timings import Timings
 
-#: What `RemoteFactory.create` does with a tag of the target that is neither in ``tags`` nor in an imported module:
-#: "refuse" raises; "by-path" looks for one with the same path in any imported module, and creates one if there is none;
-#: "create" creates one, which is in no scope of other tags.
-UnresolvedTags = Literal["create", "refuse", "by-path"]
+#: The tags of a driver's scopes, or "by-path": tags of any imported module with the same paths, else new ones.
+GivenTags = Iterable[Any] | Literal["by-path"]
+
+
+def known_tags(tags: GivenTags) -> Iterable[Any]:
+    """Return the tags that were given as objects."""
+    return () if isinstance(tags, str) else tags
 
 
 class RemoteFactory:
@@ -37,21 +41,22 @@ class RemoteFactory:
         prefetch: int | None = None,
         url: str | None = None,
         connection: ConnectionThread | None = None,
-        tags: Iterable[Any] = (),
-        unresolved_tags: UnresolvedTags = "create",
+        tags: GivenTags = (),
         type_registry: TypeRegistry = QUINTAIN_TYPES,
         target_class: type[RemoteTarget] = RemoteTarget,
         child_session: ChildSessionPolicy | None = None,
-        slot_timeout_seconds: float = ACQUIRE_TIMEOUT_SECONDS,
+        timeouts: TargetTimeouts = DEFAULT_TIMEOUTS,
         timings: Timings | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self.concurrency = concurrency
-        self.tags = TagRegistry(type_registry.tag, tags)
+        #: Whether the target's tags are matched by path.
+        self.matches_by_path = tags == "by-path"
+        self.tags = TagRegistry(type_registry.tag, known_tags(tags))
         self._codec = Codec(type_registry, self.tags)
-        self._name, self._unresolved_tags = name, unresolved_tags
-        self._target_class = target_class
+        self._name = name
+        self._target_class, self._timeouts = target_class, timeouts
         # A connection passed in may be shared with other factories; its owner closes it.
         self._owns_connection = connection is None
         settings = read_settings(environment())
@@ -65,7 +70,7 @@ class RemoteFactory:
             self._connection,
             name,
             self._prefetch,
-            timeout_seconds=slot_timeout_seconds,
+            timeouts=timeouts,
             timings=timings or settings.timings,
         )
         self._pool.fill()
@@ -100,11 +105,6 @@ class RemoteFactory:
         """
         return self._pool.count_slots(min(wanted, self._prefetch)) if self._prefetch else wanted
 
-    @property
-    def matches_by_path(self) -> bool:
-        """Whether tags are matched by path."""
-        return self._unresolved_tags == "by-path"
-
     def create_on(self, lease: RemoteLease, check: Callable[[Any], None] = lambda target: None) -> Any:
         """Return the new instance of a lease; what ``check`` raises for it ends the lease. Raises as `create`."""
         target = self._wrap(lease)
@@ -120,7 +120,7 @@ class RemoteFactory:
 
     def _resolve_tags(self, target: RemoteTarget) -> None:
         unresolved = target.unresolved_tags(by_path=self.matches_by_path)
-        if unresolved and self._unresolved_tags == "refuse":
+        if unresolved and not self.matches_by_path:
             raise ConfigError(
                 f"Tags of the target {self._name!r} are not known here: {', '.join(unresolved)}. A scope cannot "
                 "include them, and no event would be offered. Import the target's package before, pass its tags in "
@@ -149,7 +149,7 @@ class RemoteFactory:
         return frozenset(self._tags_by_name[name] for name in names)
 
     def _wrap(self, lease: RemoteLease) -> RemoteTarget:
-        return self._target_class(self._connection, lease, self._codec, self._pool.release)
+        return self._target_class(self._connection, lease, self._codec, self._pool.release, self._timeouts)
 
     def close(self) -> None:
         """Release all leases, and close the connection unless it was passed in."""
@@ -176,17 +176,20 @@ def remote_factory(
     - ``url``: the broker's URL, by default ``QUINTAIN_BROKER_URL``.
     - ``events``: additional event and response classes.
     - ``connection``: an open `ConnectionThread` to share with other factories.
-    - ``tags``: the tags of a scope that was not created with `RemoteFactory.scope`.
+    - ``tags``: the tags of a scope that was not created with `RemoteFactory.scope`, for a target whose package is not
+      imported here; or "by-path" to use tags of any imported module with the same paths, else new ones.
     - ``prefetch``: how many leases are kept ready, by default ``concurrency``; with 0 `RemoteFactory.create` waits for
       each lease.
-    - ``slot_timeout_seconds``: how long `RemoteFactory.create` waits for a free slot, by default 60.
+    - ``timeouts``: the time limits for a slot, an instance, a run and an event; see `TargetTimeouts`.
     - ``child_session``: gives each instance a session to call models with, as a child of ``QUINTAIN_SESSION_TOKEN``'s.
 
-    Raises `BrokerUnavailable`, `BrokerRefused`.
+    Raises `BrokerUnavailable`, `BrokerRefused`. `RemoteFactory.create` raises `ConfigError` for tags of the target that
+    are not known here.
 
     Example::
 
         with remote_factory("support-bot", concurrency=4) as factory:
+            factory.scope("user")
             target = factory.create()
             await target.run(emit, send_event)
             await target.teardown()

@@ -1,8 +1,8 @@
 """One lease of a hosted instance, on the controller side: requests, renewal, and detection of a lost host.
 
 Everything here runs on the connection thread's loop. A request is resent until it is answered; the host executes each
-request id once. A host that is silent for too long, or that deleted the lease's queue, is lost: pending requests raise
-`HostLost`.
+request id once. A host is lost that is silent for too long, whose process has ended, or that deleted the lease's queue:
+pending requests raise `HostLost`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ import logging
 import secrets
 from typing import Any
 
-from quintain.bus.base import Bus, Delivery
+from quintain.bus.base import Bus
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.remote_target import (
     BareLeaseRequest,
-    DescribeHost,
-    HostDescribed,
     LeaseOpened,
     LeaseRequest,
     LeaseResult,
-    OpenLease,
+    ProcessStatus,
     TargetDescriptor,
 )
 from quintain.errors import (
-    BadRequest,
     BusError,
     HostLost,
     LeaseRequestNotDelivered,
@@ -33,18 +31,17 @@ from quintain.errors import (
     QuintainError,
     Unroutable,
 )
-from quintain.routes import DESCRIBE_HOST, LEASE, RENEW, TEARDOWN, Route
+from quintain.remote.process_watch import ProcessWatch
+from quintain.remote.silence import SilenceMeter
+from quintain.routes import RENEW, TEARDOWN, Route
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
-from quintain.target.exceptions import RemoteExceptions, from_failure
-from quintain.telemetry.spans import context_headers
-from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.target.exceptions import RemoteExceptions
+from quintain.target.serialization import require_size
+from quintain.timings import Timings
 from quintain.topology import HOST
 
 log = logging.getLogger(__name__)
-
-#: How long after its request was given up a lease is still ended when it comes, in seconds: the boot of an instance.
-LATE_LEASE_SECONDS = 600.0
 
 #: Why a lease has ended, for error messages.
 REASON_ENDED_BY_HOST = "its host has ended it"
@@ -52,28 +49,35 @@ REASON_RELEASED = "it was released here"
 
 
 class RemoteLease:
-    """A lease of a hosted instance, renewed in the background until it is released or its host is lost."""
+    """A lease of a hosted instance, renewed in the background until it is released or its host is lost.
 
-    def __init__(self, bus: Bus, rpc_client: RpcClient, name: str, opened: LeaseOpened, timings: Timings) -> None:
+    ``watch`` is that of the process that has the instance; it is closed with the lease.
+    """
+
+    def __init__(
+        self, bus: Bus, rpc_client: RpcClient, name: str, opened: LeaseOpened, watch: ProcessWatch, timings: Timings
+    ) -> None:
         assert opened.descriptor is not None, "a lease without a failure has a descriptor"
         self.bus, self._rpc_client, self.timings = bus, rpc_client, timings
-        self.name, self.key, self.lease_id = name, opened.key, opened.lease_id
+        self.name, self.key, self.lease_id, self.host_id = name, opened.key, opened.lease_id, opened.host_id
         self.descriptor: TargetDescriptor = opened.descriptor
         #: The fingerprint of the host's factory; None if the host computes none.
         self.fingerprint = opened.fingerprint
         self.exceptions = RemoteExceptions()
         self._loop = asyncio.get_running_loop()
-        self._last_heard = self._loop.time()
-        self._end_reason = ""
+        self._silence = SilenceMeter(timings.host_heartbeat_seconds / 4)
+        self._end_reason = self._log_tail = ""
         self.ended_future: asyncio.Future[None] = self._loop.create_future()
+        self._watch = watch
         self._tasks = [
             self._loop.create_task(self._renew_periodically(), name=f"renew {self.lease_id[:8]}"),
             self._loop.create_task(self._watch_silence(), name=f"watch {self.lease_id[:8]}"),
         ]
+        watch.listen(self._silence.record, self._on_process_ended)
 
     def record_host_activity(self) -> None:
         """Record that a message of the host has just arrived."""
-        self._last_heard = self._loop.time()
+        self._silence.record()
 
     @property
     def ended(self) -> bool:
@@ -88,10 +92,11 @@ class RemoteLease:
     async def call(self, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
         """Send a request to the instance and wait for its reply, however long the target takes.
 
-        Raises the target's exception, with its class if that is known here; `HostLost`; and `LeaseRequestNotDelivered`
-        if the host provably did not receive the request.
+        Raises the target's exception, with its class if that is known here; `HostLost`; `LeaseRequestNotDelivered` if
+        the host provably did not receive the request; and `ValueError` for a request that is too large for the broker.
         """
         request = route.request_type(lease_id=self.lease_id, request_id=secrets.token_hex(8), **fields)
+        require_size(len(request.to_wire()), MAX_BODY_BYTES, f"A {route.name} request")
         task = self._loop.create_task(self._call_until_answered(route, request))
         try:
             futures: set[asyncio.Future[Any]] = {task, self.ended_future}
@@ -106,14 +111,18 @@ class RemoteLease:
         return result
 
     def host_lost_error(self) -> HostLost:
-        """Return the error for requests and runs of an ended lease."""
-        return HostLost(
-            f"Lease {self.lease_id[:8]} of target {self.name!r} is over: {self._end_reason}. A run is never repeated "
-            "by itself: it may have had effects"
+        """Return the error for requests and runs of an ended lease; the end of the host's log is a note of it."""
+        error = HostLost(
+            f"Lease {self.lease_id[:8]} of target {self.name!r} on host {self.host_id} is over: {self._end_reason}. A "
+            "run is never repeated by itself: it may have had effects"
         )
+        if self._log_tail:
+            error.add_note(f"The end of the log of host {self.host_id}:\n{self._log_tail}")
+        return error
 
     async def stop_renewing(self) -> None:
         """Stop renewing the lease, and mark it as ended."""
+        self._watch.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -133,7 +142,12 @@ class RemoteLease:
     def _end(self, reason: str) -> None:
         if not self.ended_future.done():
             self._end_reason = reason
+            self._watch.close()
             self.ended_future.set_result(None)
+
+    def _on_process_ended(self, status: ProcessStatus) -> None:
+        self._log_tail = status.log_tail
+        self._end(f"its process {status.ended}")
 
     async def _call_until_answered(self, route: Route[Any, LeaseResult], request: LeaseRequest) -> LeaseResult:
         sent_before = False
@@ -173,11 +187,11 @@ class RemoteLease:
         )
 
     async def _watch_silence(self) -> None:
-        """End the lease as soon as the host was silent for ``host_lost_seconds``."""
-        lost_seconds = self.timings.host_lost_seconds
-        while (remaining_seconds := self._last_heard + lost_seconds - self._loop.time()) > 0:  # noqa: ASYNC110 -- one sleep
-            await asyncio.sleep(remaining_seconds)
-        self._end(f"nothing was heard of it for {lost_seconds:.3g} s")
+        """End the lease as soon as the host and its supervisor were silent for `ProcessWatch.lost_seconds`."""
+        silent_seconds = 0.0
+        while silent_seconds < self._watch.lost_seconds:
+            silent_seconds = await self._silence.wait_interval()
+        self._end(f"nothing was heard of it for {silent_seconds:.3g} s")
 
     async def _renew_periodically(self) -> None:
         while not self.ended_future.done():
@@ -190,95 +204,3 @@ class RemoteLease:
             except QuintainError as error:
                 log.debug("Lease %s was not renewed: %s", self.lease_id[:8], error.message)
         log.info("%s", self.host_lost_error().message)
-
-
-async def acquire_lease(
-    bus: Bus, rpc_client: RpcClient, name: str, *, timeout_seconds: float, timings: Timings = DEFAULT_TIMINGS
-) -> RemoteLease:
-    """Lease a new instance, waiting for a free slot.
-
-    Raises `NoAnswer` if no slot is free within ``timeout_seconds``, and what the target's factory raised.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_seconds
-    controller_id = secrets.token_hex(8)
-    while True:
-        request = RpcRequest(
-            exchange=HOST,
-            key=name,
-            type=LEASE.key,
-            body=OpenLease(controller_id=controller_id).to_wire(),
-            headers=context_headers(),
-            deadline_seconds=max(0.1, deadline - loop.time()),
-        )
-        try:
-            opened = parse_reply(await _request_lease(rpc_client, request), LeaseOpened)
-        except (NoAnswer, Unroutable):
-            if loop.time() + 0.2 >= deadline:
-                raise NoAnswer(
-                    f"No host leased target {name!r} within {timeout_seconds:.0f} s: start one with "
-                    f"`quintain serve host module:factory --name {name}`, or more --slots"
-                ) from None
-            await asyncio.sleep(0.2)
-            continue
-        if opened.failure is not None:
-            raise from_failure(opened.failure)
-        return RemoteLease(bus, rpc_client, name, opened, timings)
-
-
-async def _request_lease(rpc_client: RpcClient, request: RpcRequest) -> Delivery:
-    """Send a lease request and wait for its reply; a lease that comes when nobody waits any more is ended at once.
-
-    Raises `NoAnswer`, and what `Bus.publish` raises.
-    """
-    loop = asyncio.get_running_loop()
-    reply: asyncio.Future[Delivery] = loop.create_future()
-    correlation_id = secrets.token_urlsafe(16)
-
-    def on_reply(delivery: Delivery) -> None:
-        if delivery.type in {"result", "fault"} and not reply.done():
-            unsubscribe()
-            reply.set_result(delivery)
-
-    unsubscribe = rpc_client.subscribe(correlation_id, on_reply)
-    try:
-        async with asyncio.timeout(request.deadline_seconds):
-            await rpc_client.publish(request, correlation_id)
-            return await asyncio.shield(reply)
-    except BaseException as error:
-        reply.add_done_callback(lambda late: loop.create_task(_end_late_lease(rpc_client, late.result())))
-        loop.call_later(LATE_LEASE_SECONDS, unsubscribe)
-        if isinstance(error, TimeoutError):
-            raise NoAnswer(f"No lease within {request.deadline_seconds:.1f} s") from None
-        raise
-
-
-async def _end_late_lease(rpc_client: RpcClient, reply: Delivery) -> None:
-    with contextlib.suppress(QuintainError):
-        opened = parse_reply(reply, LeaseOpened)
-        if opened.failure is None:
-            body = BareLeaseRequest(lease_id=opened.lease_id, request_id=secrets.token_hex(8)).to_wire()
-            request = RpcRequest(
-                exchange=HOST, key=opened.key, type=TEARDOWN.key, body=body, headers={}, deadline_seconds=2.0
-            )
-            await rpc_client.publish(request, secrets.token_urlsafe(16))
-
-
-async def describe_host(rpc_client: RpcClient, name: str, *, timeout_seconds: float) -> str | None:
-    """Return the fingerprint of the factory of any host with a free slot, or None if that host computes none.
-
-    Raises `NoAnswer` if no slot is free within ``timeout_seconds``, and `BusError` if there is no host or no broker.
-    """
-    request = RpcRequest(
-        exchange=HOST,
-        key=name,
-        type=DESCRIBE_HOST.key,
-        body=DescribeHost().to_wire(),
-        headers={},
-        deadline_seconds=timeout_seconds,
-    )
-    try:
-        return parse_reply(await rpc_client.call(request), HostDescribed).fingerprint
-    except BadRequest:
-        # The answer of a host of an earlier release.
-        return None

@@ -13,18 +13,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
 
 from quintain.errors import BusError, NoAnswer
 from quintain.remote.connection_thread import ConnectionThread
-from quintain.remote.lease import RemoteLease, acquire_lease
+from quintain.remote.lease import RemoteLease
+from quintain.remote.lease_request import acquire_lease
+from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 log = logging.getLogger(__name__)
 
-#: Timeout of `acquire`, in seconds.
-ACQUIRE_TIMEOUT_SECONDS = 60.0
+#: How often a caller looks whether an instance is still being created once its time for a slot is over, in seconds.
+BOOT_POLL_SECONDS = 0.1
 
 #: After how long without a further lease the slots are counted, in seconds.
 SETTLE_SECONDS = 0.5
@@ -45,16 +48,11 @@ class LeasePool:
         name: str,
         prefetch: int,
         *,
-        timeout_seconds: float = ACQUIRE_TIMEOUT_SECONDS,
+        timeouts: TargetTimeouts = DEFAULT_TIMEOUTS,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
-        self._connection, self._name, self._prefetch, self._timeout_seconds = (
-            connection,
-            name,
-            prefetch,
-            timeout_seconds,
-        )
-        self._timings = timings
+        self._connection, self._name, self._prefetch = connection, name, prefetch
+        self._timeouts, self._timings = timeouts, timings
         self._ready: deque[ReadyLease] = deque()
         self._futures: deque[Future[ReadyLease]] = deque()
         self._last_error = ""
@@ -63,6 +61,8 @@ class LeasePool:
         # prefetched.
         self._lock = threading.Lock()
         self._available = self._waiters = 0
+        #: The number of instances that hosts are creating; changed on the connection's loop only.
+        self._booting = 0
         # Used on the connection's loop only.
         self._lease_tasks: set[asyncio.Task[None]] = set()
         self._leases: set[RemoteLease] = set()
@@ -76,33 +76,36 @@ class LeasePool:
     def acquire(self) -> RemoteLease:
         """Return a ready lease, blocking until there is one.
 
-        Raises what the target's factory raised, and `NoAnswer` if no host has a free slot in time.
+        Raises what the target's factory raised, and `NoAnswer` if no host has a free slot in time. While an instance is
+        being created it waits for that one.
         """
-        deadline = time.monotonic() + self._timeout_seconds
+        deadline = time.monotonic() + self._timeouts.slot_seconds
         with self._counted_waiter():
             while True:
                 future = self._take()
                 try:
-                    ready = future.result(max(0.0, deadline - time.monotonic()))
-                except BaseException as error:
+                    while not future.done():
+                        futures.wait([future], self._wait_seconds(deadline))
+                except BaseException:
                     self._give_back(future)
-                    raise self._no_lease(error) from None
-                if (lease := self._checked(ready)) is not None:
+                    raise
+                if (lease := self._checked(future.result())) is not None:
                     return lease
 
     async def acquire_async(self) -> RemoteLease:
         """Return a ready lease, as `acquire`, without blocking the caller's event loop."""
-        deadline = time.monotonic() + self._timeout_seconds
+        deadline = time.monotonic() + self._timeouts.slot_seconds
         with self._counted_waiter():
             while True:
                 future = self._take()
+                arrival = asyncio.wrap_future(future)
                 try:
-                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                        ready = await asyncio.wrap_future(future)
-                except BaseException as error:
+                    while not future.done():
+                        await asyncio.wait([arrival], timeout=self._wait_seconds(deadline))
+                except BaseException:
                     self._give_back(future)
-                    raise self._no_lease(error) from None
-                if (lease := self._checked(ready)) is not None:
+                    raise
+                if (lease := self._checked(future.result())) is not None:
                     return lease
 
     def return_unused(self, lease: RemoteLease) -> None:
@@ -117,13 +120,13 @@ class LeasePool:
         At least 1, also if there is none within the pool's timeout: then `acquire` raises why.
         """
         begin = time.monotonic()
-        count, ends_at = 0, begin + self._timeout_seconds
+        count, ends_at = 0, begin + self._timeouts.slot_seconds
         while True:
             live = sum(not lease.ended for lease in list(self._leases))
             if live > count:
                 count, ends_at = live, time.monotonic() + SETTLE_SECONDS
             has_failed = any(isinstance(ready, BaseException) for ready in list(self._ready))
-            if count >= wanted or has_failed or time.monotonic() >= ends_at:
+            if count >= wanted or has_failed or (time.monotonic() >= ends_at and not self._booting):
                 return max(1, min(count, wanted))
             time.sleep(0.01)
 
@@ -162,14 +165,19 @@ class LeasePool:
         if not future.cancel():
             self._put(future.result())
 
-    def _no_lease(self, error: BaseException) -> BaseException:
-        if not isinstance(error, TimeoutError):
-            return error
-        return NoAnswer(
-            f"No lease of target {self._name!r} within {self._timeout_seconds:.0f} s: every slot is taken, or "
+    def _wait_seconds(self, deadline: float) -> float:
+        """Return how long to wait before the next look. Raises `NoAnswer` once the time for a slot is over."""
+        remaining_seconds = deadline - time.monotonic()
+        if remaining_seconds > 0 or self._booting:
+            return max(remaining_seconds, BOOT_POLL_SECONDS)
+        raise NoAnswer(
+            f"No lease of target {self._name!r} within {self._timeouts.slot_seconds:.0f} s: every slot is taken, or "
             f"no host serves it. Start one with `quintain serve host module:factory --name {self._name}`, or "
             f"more --slots, or lower the concurrency{self._last_error}"
         )
+
+    def _count_boot(self, change: int) -> None:
+        self._booting += change
 
     def _checked(self, ready: ReadyLease) -> RemoteLease | None:
         """Return a lease that has not ended, else None; raise what the target's factory raised."""
@@ -216,8 +224,9 @@ class LeasePool:
                     connection.bus,
                     connection.rpc_client,
                     self._name,
-                    timeout_seconds=self._timeout_seconds,
+                    timeouts=self._timeouts,
                     timings=self._timings,
+                    on_boot=self._count_boot,
                 )
             except NoAnswer as no_answer:
                 log.info("%s", no_answer.message)

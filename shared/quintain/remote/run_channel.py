@@ -33,6 +33,10 @@ ACKNOWLEDGE_ITEMS = 64
 ACKNOWLEDGE_SECONDS = 0.25
 
 
+#: No further response is added to a message of so many characters.
+MAX_CHARACTERS_PER_MESSAGE = 1_000_000
+
+
 class RunOutputQueue:
     """The queue for the output of a lease's runs, one run after another."""
 
@@ -41,18 +45,30 @@ class RunOutputQueue:
         self._topology = run_topology(secrets.token_urlsafe(24))
         self.key = self._topology.bindings[0].key
         self._consumer: Consumer | None = None
+        self._preparation: asyncio.Task[None] | None = None
         self._channel: RunChannel | None = None
         self._ack_batcher = AckBatcher(ACK_BATCH)
 
     async def open(self, channel: RunChannel) -> None:
-        """Pass the output of this run to its channel from now on; the queue is declared at the first call."""
+        """Pass the output of this run to its channel from now on; the queue is declared unless `prepare` did that."""
         self._channel = channel
-        if self._consumer is None:
-            await self._bus.declare(self._topology)
-            self._consumer = await self._bus.consume(self._topology.queues[0], self._on_run_output, prefetch=PREFETCH)
+        self.prepare()
+        if self._preparation is not None:
+            await asyncio.shield(self._preparation)
+
+    def prepare(self) -> None:
+        """Begin to declare and to consume the queue, unless that has been done: a run need not wait for it then."""
+        if self._preparation is None or (self._preparation.done() and self._consumer is None):
+            self._preparation = asyncio.get_running_loop().create_task(self._declare())
+
+    async def _declare(self) -> None:
+        await self._bus.declare(self._topology)
+        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_run_output, prefetch=PREFETCH)
 
     async def close(self) -> None:
         """Stop consuming and delete the queue."""
+        if self._preparation is not None:
+            await asyncio.gather(self._preparation, return_exceptions=True)
         if self._consumer is not None:
             await self._consumer.drain(0)
             await delete_queues(self._bus, self._topology)
@@ -145,11 +161,20 @@ class RunChannel:
                 self._ack_due = True
                 self._schedule_send()
 
+    def _take_replies(self) -> list[EventReply]:
+        """Take what goes into one message, which the broker must not refuse for its size."""
+        count = characters = 0
+        while count < len(self._replies) and characters < MAX_CHARACTERS_PER_MESSAGE:
+            characters += response_size(self._replies[count].response)
+            count += 1
+        taken, self._replies = self._replies[:count], self._replies[count:]
+        return taken
+
     async def _send_input(self) -> None:
         self._send_scheduled = False
         if not self._replies and not self._ack_due:
             return
-        replies, self._replies = self._replies, []
+        replies = self._take_replies()
         resend, self._resend_requested = self._resend_requested, False
         self._ack_due = False
         acknowledged = self.last_processed
@@ -167,3 +192,11 @@ class RunChannel:
             log.warning("Input of a run could not be sent to its host yet: %s", error.message)
             return
         self._acknowledged = max(self._acknowledged, acknowledged)
+
+
+def response_size(response: WireResponse) -> int:
+    """Return the approximate size of a response on the wire, in characters."""
+    extra = sum(map(len, response.extra.values())) if response.extra else 0
+    failure = response.failure
+    failed = 0 if failure is None else len(failure.message) + len(failure.traceback) + len(failure.arguments or "")
+    return len(response.value or "") + extra + failed

@@ -19,9 +19,11 @@ from quintain.contracts.remote_target import LogLine, RunItem, WireResponse
 from quintain.errors import HostLost
 from quintain.remote.connection_thread import Executor
 from quintain.remote.lease import RemoteLease
-from quintain.remote.run_channel import RunChannel, RunOutputQueue
+from quintain.remote.run_channel import RunChannel, RunOutputQueue, response_size
+from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.routes import CANCEL_RUN, START_RUN
 from quintain.target.codec import Codec, write_response
+from quintain.target.serialization import require_item_size
 
 
 def forward_log_line(line: LogLine) -> None:
@@ -41,10 +43,12 @@ class RunDriver:
         emit: Callable[[Any], None],
         send_event: Callable[[Any], Any],
         *,
+        timeouts: TargetTimeouts = DEFAULT_TIMEOUTS,
         forward_log: Callable[[LogLine], None] = forward_log_line,
     ) -> None:
         self._executor, self._lease, self._output_queue, self._codec = executor, lease, output_queue, codec
         self._emit, self._send_event, self._forward_log = emit, send_event, forward_log
+        self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         # Events and log lines are handled in the context of the task that runs the target.
         self._context = contextvars.copy_context()
@@ -55,10 +59,14 @@ class RunDriver:
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
-        """Run the target once. Raises the target's exception, `HostLost`, and what the caller's ``emit`` raised."""
+        """Run the target once.
+
+        Raises the target's exception, `HostLost`, what the caller's ``emit`` raised, and `TimeoutError` after
+        ``run_seconds``.
+        """
         try:
             await self._executor.run(self._start())
-            await self._ended
+            await self._wait_ended()
         except BaseException:
             if not self._end_received:
                 with contextlib.suppress(HostLost):
@@ -74,6 +82,15 @@ class RunDriver:
             await asyncio.gather(*self._send_tasks, return_exceptions=True)
             with contextlib.suppress(HostLost):
                 await self._executor.run(self._finish())
+
+    async def _wait_ended(self) -> None:
+        await asyncio.wait([self._ended], timeout=self._timeouts.run_seconds)
+        if not self._ended.done():
+            raise TimeoutError(
+                f"The run did not end within {self._timeouts.run_seconds:g} s, and was cancelled: run_seconds of "
+                "TargetTimeouts is its limit"
+            )
+        await self._ended
 
     def supersede(self) -> None:
         """End the run with a `RuntimeError`, because another run is started on its lease."""
@@ -161,7 +178,8 @@ class RunDriver:
         assert self._channel is not None, "a running run has a channel"
         try:
             event = self._codec.event(item.event, timestamp=local_now())
-            response = write_response(await self._send_event(event))
+            response = write_response(await self._wait_response(event))
+            require_item_size(response, response_size(response), f"The response {response.kind}")
         except (Exception, asyncio.CancelledError) as error:
             if self._ended.done():
                 # The run has ended, and its tasks are cancelled.
@@ -169,6 +187,19 @@ class RunDriver:
             # Whatever the handler raises is raised in the target, and comes back from there as the same object.
             response = WireResponse(failure=self._lease.exceptions.to_failure(error))
         self._executor.call_soon(self._channel.respond, item.seq, response)
+
+    async def _wait_response(self, event: Any) -> Any:
+        limit = asyncio.timeout(self._timeouts.event_seconds)
+        try:
+            async with limit:
+                return await self._send_event(event)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(
+                f"The controller did not respond to an event within {self._timeouts.event_seconds:g} s: event_seconds "
+                "of TargetTimeouts is its limit"
+            ) from None
 
 
 def local_now() -> datetime:

@@ -18,6 +18,7 @@ from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import RemoteLease
 from quintain.remote.run_channel import RunOutputQueue
 from quintain.remote.run_driver import RunDriver
+from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN
 from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
@@ -27,11 +28,18 @@ class RemoteTarget:
     """Implements `quintain.Target` over a lease; ``on_released`` is called when the lease has ended."""
 
     def __init__(
-        self, connection: ConnectionThread, lease: RemoteLease, codec: Codec, on_released: Callable[[RemoteLease], None]
+        self,
+        connection: ConnectionThread,
+        lease: RemoteLease,
+        codec: Codec,
+        on_released: Callable[[RemoteLease], None],
+        timeouts: TargetTimeouts,
     ) -> None:
+        self._timeouts = timeouts
         self._connection, self._lease, self._codec, self._on_released = connection, lease, codec, on_released
         self._descriptor: TargetDescriptor | None = lease.descriptor
         self._output_queue = RunOutputQueue(lease.bus)
+        connection.call_soon(self._output_queue.prepare)
         self._session: ChildSession | None = None
         self._driver: RunDriver | None = None
 
@@ -103,13 +111,18 @@ class RemoteTarget:
         return self._codec.observables(self._get_descriptor())
 
     async def run(self, emit: Callable[[Any], None], send_event: Callable[[Any], Any]) -> None:
-        """Run the target once. Raises what the target raised, and `HostLost` if the host is gone."""
+        """Run the target once.
+
+        Raises what the target raised, `HostLost` if the host is gone, and `TimeoutError` after ``run_seconds``.
+        """
         self._descriptor = None
         if self._lease.ended:
             raise self._lease.host_lost_error()
         if self._driver is not None:
             self._driver.supersede()
-        driver = RunDriver(self._connection, self._lease, self._output_queue, self._codec, emit, send_event)
+        driver = RunDriver(
+            self._connection, self._lease, self._output_queue, self._codec, emit, send_event, timeouts=self._timeouts
+        )
         self._driver = driver
         try:
             await driver.run()

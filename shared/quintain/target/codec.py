@@ -13,10 +13,10 @@ from typing import Any
 from quintain.contracts import remote_target as wire
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import ConfigError
-from quintain.target.serialization import from_json_text, to_json_text
 from quintain.target.tag_location import find_tag, find_tags_by_path, locate_tags
 from quintain.target.tag_registry import TagRegistry, tag_path
 from quintain.target.type_registry import TypeRegistry
+from quintain.target.values import decode_value, encode_value
 
 #: Fields of events and responses that have their own field in the wire message.
 _TEXT_FIELDS = frozenset({"request", "answer", "value"})
@@ -42,8 +42,12 @@ class Codec:
     # The description of a target.
 
     def describe(self, target: Any) -> wire.TargetDescriptor:
-        """Return everything a target exposes in its current configuration."""
+        """Return everything a target exposes in its current configuration.
+
+        Its tags are registered: a response that names one has the target's own object.
+        """
         tags = domain_tags(target.security_domain)
+        self.tags.register(tags)
         return wire.TargetDescriptor(
             target_class=type(target).__name__,
             tags=[tag_path(tag) for tag in tags],
@@ -63,7 +67,7 @@ class Codec:
             controllables=[write_controllable(each) for each in target.get_controllables()],
             observables=[
                 wire.WireObservableValue(
-                    observable=write_observable(value.observable), content=to_json_text(value.content)
+                    observable=write_observable(value.observable), content=encode_value(value.content)
                 )
                 for value in target.get_observables()
             ],
@@ -121,7 +125,7 @@ class Codec:
         """Return a descriptor's observables with their values."""
         make = self.type_registry.observable_value
         return [
-            make(self.observable(wire_value.observable), from_json_text(wire_value.content))
+            make(self.observable(wire_value.observable), decode_value(wire_value.content, self.tags.get))
             for wire_value in descriptor.observables
         ]
 
@@ -161,8 +165,8 @@ class Codec:
             "observable": None if wire_event.observable is None else self.observable(wire_event.observable),
             "request": wire_event.request,
             "answer": wire_event.answer,
-            "content": None if wire_event.content is None else from_json_text(wire_event.content),
-            **_read_extra(wire_event.extra),
+            "content": None if wire_event.content is None else decode_value(wire_event.content, self.tags.get),
+            **self._read_extra(wire_event.extra),
         }
         return event_type(**_constructor_fields(event_type, fields))
 
@@ -186,9 +190,12 @@ class Codec:
             "event": event,
             "controllable": own_controllable if named_controllable == own_controllable else named_controllable,
             "value": wire_response.value,
-            **_read_extra(wire_response.extra),
+            **self._read_extra(wire_response.extra),
         }
         return response_type(**_constructor_fields(response_type, fields))
+
+    def _read_extra(self, extra: dict[str, str] | None) -> dict[str, object]:
+        return {name: decode_value(text, self.tags.get) for name, text in (extra or {}).items()}
 
 
 def write_controllable(controllable: Any) -> wire.WireControllable:
@@ -223,7 +230,7 @@ def write_event(event: Any) -> wire.WireEvent:
         observable=_write_if_present(event, "observable", write_observable),
         request=_text_attribute(event, "request"),
         answer=_text_attribute(event, "answer"),
-        content=to_json_text(event.content) if hasattr(event, "content") else None,
+        content=encode_value(event.content) if hasattr(event, "content") else None,
         extra=_write_extra(event),
     )
 
@@ -258,11 +265,7 @@ def _write_extra(owner: Any) -> dict[str, str] | None:
         for name, value in own.items()
         if name not in _WIRE_FIELDS or (name in _TEXT_FIELDS and value is not None and not isinstance(value, str))
     }
-    return {name: to_json_text(value) for name, value in further.items()} or None
-
-
-def _read_extra(extra: dict[str, str] | None) -> dict[str, object]:
-    return {name: from_json_text(text) for name, text in (extra or {}).items()}
+    return {name: encode_value(value) for name, value in further.items()} or None
 
 
 def _constructor_fields(cls: Any, fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Serialises exceptions across the wire, keeping their class where both sides know it.
 
-A known class is restored as itself; any other becomes a `RemoteTargetError` with the class name in its message. An
-exception that the controller raised in reply to an event carries a token, and is restored as the same object.
+A built-in class, or one of superred's, is restored as itself; any other becomes a `RemoteTargetError` with the class
+name in its message, and a note that says so. An exception that the controller raised in reply to an event carries a
+token, and is restored as the same object.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import secrets
 import traceback
@@ -14,9 +16,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from quintain.contracts.remote_target import RemoteFailure
+from quintain.contracts.remote_target import RemoteFailure, TagPath
+from quintain.contracts.strings import replace_surrogates
 from quintain.errors import RemoteTargetError
 from quintain.target.serialization import safe_str
+from quintain.target.values import decode_value, encode_value
 
 #: Attribute of an exception with the token of the original object on the other side.
 _TOKEN_ATTRIBUTE = "__quintain_token__"  # noqa: S105 -- the name of an attribute
@@ -46,27 +50,55 @@ def _as_exception(error: Any) -> BaseException:
     return error
 
 
-#: Constructors of the exceptions that keep their class, by class name.
-EXCEPTION_BUILDERS: Mapping[str, Callable[[RemoteFailure], BaseException]] = {
-    **{
-        kind.__name__: lambda failure, kind=kind: kind(failure.message)  # type: ignore[misc]
-        for kind in (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError, TimeoutError, LookupError)
-    },
-    "BudgetExhaustedError": _superred_builder("BudgetExhaustedError"),
-    "NotApplicable": _superred_builder("NotApplicable"),
+#: Constructors of superred's exceptions, by class name.
+_SUPERRED_BUILDERS: Mapping[str, Callable[[RemoteFailure], BaseException]] = {
+    name: _superred_builder(name) for name in ("BudgetExhaustedError", "NotApplicable")
 }
+
+#: The built-in exceptions that keep their class, by name. A future cannot raise the two others.
+BUILTIN_EXCEPTIONS: Mapping[str, type[Exception]] = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type)
+    and issubclass(kind, Exception)
+    and kind not in {StopIteration, StopAsyncIteration}
+    and kind.__name__ == name
+}
+
+#: The arguments of an exception are sent up to so many characters.
+MAX_ARGUMENTS_LENGTH = 64_000
 
 
 def to_failure(error: BaseException) -> RemoteFailure:
     """Return the wire format of an exception. Never raises."""
     # str() of a KeyError is the repr of its key; restoring it needs the key itself.
     message_value = error.args[0] if isinstance(error, KeyError) and error.args else error
+    name = type(error).__name__
     return RemoteFailure(
-        type=type(error).__name__,
+        # A class of the same name as a built-in one is another class.
+        type=name if BUILTIN_EXCEPTIONS.get(name, type(error)) is type(error) else f"{type(error).__module__}.{name}",
         message=safe_str(message_value),
         traceback=safe_str(error, _format_traceback),
         values=_superred_usage(error),
         token=getattr(error, _TOKEN_ATTRIBUTE, None),
+        arguments=_arguments(error),
+        exceptions=[to_failure(each) for each in error.exceptions] if isinstance(error, ExceptionGroup) else None,
+    )
+
+
+def _arguments(error: BaseException) -> str | None:
+    """Return the arguments of a built-in exception; None where they are too long."""
+    arguments = error.args
+    if isinstance(error, ExceptionGroup):
+        arguments = arguments[:1]
+    elif isinstance(error, OSError) and error.filename is not None:
+        filenames = (error.filename,) if error.filename2 is None else (error.filename, None, error.filename2)
+        arguments = (error.errno, error.strerror, *filenames)
+    text = encode_value([replace_surrogates(each) if isinstance(each, str) else each for each in arguments])
+    return (
+        text
+        if type(error) is BUILTIN_EXCEPTIONS.get(type(error).__name__) and len(text) <= MAX_ARGUMENTS_LENGTH
+        else None
     )
 
 
@@ -82,19 +114,46 @@ def _superred_usage(error: BaseException) -> dict[str, JsonValue] | None:
     return {"calls": calls, "cost": cost} if isinstance(calls, int) and isinstance(cost, int | float) else None
 
 
-def from_failure(failure: RemoteFailure) -> BaseException:
-    """Return the exception described by a failure, with the other side's traceback as a note."""
-    error = EXCEPTION_BUILDERS.get(failure.type, unknown_exception)(failure)
+def from_failure(failure: RemoteFailure, where: str = "the hosted target") -> BaseException:
+    """Return the exception described by a failure, with the other side's traceback as a note.
+
+    ``where`` is the other side, for that note.
+    """
+    if failure.type in _SUPERRED_BUILDERS:
+        error = _SUPERRED_BUILDERS[failure.type](failure)
+    elif failure.type in BUILTIN_EXCEPTIONS:
+        error = _builtin_exception(BUILTIN_EXCEPTIONS[failure.type], failure, where)
+    else:
+        error = unknown_exception(failure)
     if failure.token is not None:
         setattr(error, _TOKEN_ATTRIBUTE, failure.token)
     if failure.traceback:
-        error.add_note(f"Raised in the hosted target:\n{failure.traceback}")
+        error.add_note(f"Raised in {where}:\n{failure.traceback}")
     return error
+
+
+def _builtin_exception(kind: type[Exception], failure: RemoteFailure, where: str) -> BaseException:
+    try:
+        decoded: Any = [failure.message] if failure.arguments is None else decode_value(failure.arguments, _no_tag)
+        if failure.exceptions is not None:
+            decoded = [*decoded, [from_failure(each, where) for each in failure.exceptions]]
+        error = kind(*decoded)
+    except Exception:
+        # The other side's message must not prevent its own exception from being raised.
+        return unknown_exception(failure)
+    # `OSError` chooses a subclass by its number.
+    return error if type(error) is kind else unknown_exception(failure)
+
+
+def _no_tag(path: TagPath) -> Any:
+    raise ValueError(f"The tag {path} is no argument of an exception")
 
 
 def unknown_exception(failure: RemoteFailure) -> BaseException:
     """Return the exception for a class that is unknown here."""
-    return RemoteTargetError(f"{failure.type}: {failure.message}")
+    error = RemoteTargetError(f"{failure.type}: {failure.message}")
+    error.add_note(f"Its class {failure.type} is not known in this process: RemoteTargetError stands for it")
+    return error
 
 
 class RemoteExceptions:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from datetime import datetime
 
+from quintain.contracts.limits import MAX_RUN_ITEM_BYTES
+from quintain.contracts.remote_target import WireEvent, WireResponse
 from quintain.contracts.strings import replace_surrogates
 
 
@@ -29,10 +31,21 @@ def to_json_text(content: object) -> str:
         return json.dumps(safe_str(content, repr))
 
 
-def from_json_text(text: str) -> object:
-    """Parse text of `to_json_text`."""
-    return json.loads(text)
-
-
 def _json_default(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else safe_str(value, repr)
+
+
+def require_size(size: int, limit: int, description: str) -> None:
+    """Raise `ValueError`, naming both, where a message has more bytes than the broker takes."""
+    if size > limit:
+        raise ValueError(
+            f"{description} has {size:,} bytes, and {limit:,} is the most that can be sent: send a reference to it "
+            "instead"
+        )
+
+
+def require_item_size(item: WireEvent | WireResponse, characters: int, description: str) -> None:
+    """Raise `ValueError` for an event or response of more than `MAX_RUN_ITEM_BYTES`; ``characters`` is its text."""
+    # A character has six bytes at most in JSON: most items need not be measured.
+    if characters * 6 > MAX_RUN_ITEM_BYTES:
+        require_size(len(item.to_wire()), MAX_RUN_ITEM_BYTES, description)

@@ -5,97 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from quintain.bus.base import Bus, Envelope
+from quintain.bus.base import Envelope
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.invoke import FaultReply
+from quintain.contracts.limits import MAX_RUN_ITEM_BYTES
 from quintain.contracts.remote_target import RUN_INPUT_TYPE, OpenLease, WireEvent
-from quintain.errors import BadRequest, HostLost, RemoteTargetError
+from quintain.errors import BadRequest, HostLost
 from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.lease import RemoteLease, acquire_lease
 from quintain.remote.run_channel import RunOutputQueue
 from quintain.remote.run_driver import RunDriver
 from quintain.routes import LEASE, QUERY, SET_CONFIG, TEARDOWN
-from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import HOST, RUN, run_topology
-from quintain_host.event_sender import MAX_EVENT_CHARACTERS, MAX_UNACKNOWLEDGED_ITEMS, EventSender
-from quintain_host.host import Host
+from quintain.topology import RUN, run_topology
+from quintain_host.event_sender import MAX_UNACKNOWLEDGED_ITEMS, EventSender
 from quintain_host.instance_thread import InstanceThread
+from support.memory_host import BODY, emit_seen, run_contents, run_host, target_factory
 from support.quick import QUICK
-from support.target_placements import Controller, TargetScript, scripted_target_class
-
-BODY = scripted_target_class("ours")
-
-
-@dataclass
-class HostUnderTest:
-    """One host of one slot, and a controller's end of the same bus."""
-
-    host: Host
-    bus: Bus
-    rpc_client: RpcClient
-    timings: Timings
-
-    async def lease(self, timeout_seconds: float = 10) -> RemoteLease:
-        return await acquire_lease(
-            self.bus, self.rpc_client, "it", timeout_seconds=timeout_seconds, timings=self.timings
-        )
-
-    async def run(self, leased: RemoteLease, controller: Controller) -> None:
-        ear = RunOutputQueue(self.bus)
-        await RunDriver(InlineExecutor(), leased, ear, Codec(QUINTAIN_TYPES), controller.emit, controller.send).run()
-        await ear.close()
-
-    async def publish(self, key: str, amqp_type: str, body: bytes) -> None:
-        await self.bus.publish(HOST, key, Envelope(body=body, type=amqp_type))
-
-    async def fault_reply(self, key: str, amqp_type: str, body: bytes) -> FaultReply:
-        """What is answered to a message that nobody should send."""
-        question = RpcRequest(exchange=HOST, key=key, type=amqp_type, body=body, headers={}, deadline_seconds=10)
-        reply = await self.rpc_client.call(question)
-        assert reply.type == "fault"
-        return FaultReply.from_wire(reply.body)
-
-
-@contextlib.asynccontextmanager
-async def run_host(create: Callable[[], Any], timings: Timings = DEFAULT_TIMINGS) -> AsyncIterator[HostUnderTest]:
-    memory = MemoryBroker()
-    buses = [memory.connect(), memory.connect()]
-    caller = RpcClient(buses[1])
-    await caller.start()
-    host = Host(buses[0], "it", create, 1, timings=timings)
-    await host.start()
-    try:
-        yield HostUnderTest(host, buses[1], caller, timings)
-    finally:
-        await host.stop(0)
-        await caller.close()
-        for bus in buses:
-            await bus.close()
-        memory.close()
-
-
-def target_factory(script: TargetScript) -> Callable[[], Any]:
-    return lambda: BODY(script)
-
-
-async def emit_seen(target: Any, emit: Any, send: Any) -> None:
-    emit(target.observation_event("seen"))
-
-
-async def run_contents(hosted: HostUnderTest, leased: RemoteLease) -> list[Any]:
-    controller = Controller(QUINTAIN_TYPES)
-    await hosted.run(leased, controller)
-    return [event.content for event in controller.seen]
+from support.target_placements import Controller
 
 
 async def test_garbage_among_lease_requests_is_answered_and_the_slot_goes_on() -> None:
@@ -188,7 +118,7 @@ async def test_a_factory_that_fails_now_and_then_costs_only_its_own_lease() -> N
         return BODY(emit_seen)
 
     async with run_host(create) as hosted:
-        with pytest.raises(RemoteTargetError, match="ArithmeticError: no key"):
+        with pytest.raises(ArithmeticError, match="no key"):
             await hosted.lease()
         assert await run_contents(hosted, await hosted.lease()) == ["seen"]
 
@@ -257,7 +187,7 @@ async def test_whoever_emits_more_than_is_heard_waits_and_goes_on_when_it_is() -
 async def test_an_event_that_no_message_could_hold_is_refused_at_the_emit() -> None:
     async def script(target: Any, emit: Any, send: Any) -> None:
         with pytest.raises(ValueError, match="is the most"):
-            emit(target.observation_event("x" * (MAX_EVENT_CHARACTERS + 1)))
+            emit(target.observation_event("x" * MAX_RUN_ITEM_BYTES))
         emit(target.observation_event("smaller"))
 
     async with run_host(target_factory(script)) as hosted:

@@ -23,7 +23,8 @@ from quintain.contracts.remote_target import (
     SetConfig,
 )
 from quintain.errors import BadRequest, NoAnswer
-from quintain.remote.lease import acquire_lease, describe_host
+from quintain.remote.lease_request import acquire_lease, describe_host
+from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import DESCRIBE, DESCRIBE_HOST, LEASE, QUERY, RENEW, SET_CONFIG, START_RUN, TEARDOWN, Route
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
@@ -226,7 +227,7 @@ async def test_a_lease_whose_answer_nobody_receives_ends_at_once(host_client: Ho
     host_client.factory = slow
     driver = RpcClient(host_client.bus)
     await driver.start()
-    leasing = asyncio.create_task(acquire_lease(host_client.bus, driver, "bot", timeout_seconds=60))
+    leasing = asyncio.create_task(acquire_lease(host_client.bus, driver, "bot"))
     await wait_until(is_made.is_set)
     leasing.cancel()
     await asyncio.gather(leasing, return_exceptions=True)
@@ -241,8 +242,8 @@ async def test_a_lease_that_comes_after_its_request_was_given_up_is_ended(host_c
     await host_client.serve()
     first = await host_client.lease()
     with pytest.raises(NoAnswer):
-        await acquire_lease(host_client.bus, host_client.rpc_client, "bot", timeout_seconds=0.1)
-    leasing = asyncio.create_task(acquire_lease(host_client.bus, host_client.rpc_client, "bot", timeout_seconds=60))
+        await acquire_lease(host_client.bus, host_client.rpc_client, "bot", timeouts=TargetTimeouts(slot_seconds=0.1))
+    leasing = asyncio.create_task(acquire_lease(host_client.bus, host_client.rpc_client, "bot"))
     await asyncio.sleep(0.05)
     leasing.cancel()
     await host_client.call_lease(first, TEARDOWN)
@@ -266,7 +267,7 @@ async def test_a_factory_that_fails_is_answered_with_its_words(host_client: Host
 
 async def test_a_controller_of_another_version_is_refused(host_client: HostClient) -> None:
     await host_client.serve()
-    with pytest.raises(BadRequest, match="this host speaks version 1 of hosting, the controller 7"):
+    with pytest.raises(BadRequest, match="this host speaks version 2 of hosting, the controller 7"):
         await host_client.lease(version=7)
     assert (await host_client.lease()).descriptor
 

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from quintain.bus.memory import MemoryBroker
 from quintain.settings import environment
 from quintain_host import processes
 from quintain_host.processes import SlotProcesses
+from quintain_host.supervisor import ProcessSupervisor
 
 #: A child that says it is ready, and then waits; it ends on SIGTERM.
 PATIENT = """
@@ -38,7 +40,8 @@ while True:
 
 
 def slot_processes(script: str, count: int) -> SlotProcesses:
-    return SlotProcesses([sys.executable, "-c", script], count, environment())
+    supervisor = ProcessSupervisor(MemoryBroker().connect())
+    return SlotProcesses([sys.executable, "-c", script], count, environment(), supervisor)
 
 
 @pytest.fixture

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from quintain.contracts.remote_target import RemoteFailure
 from quintain.errors import RemoteTargetError
-from quintain.target.exceptions import MAX_TRACEBACK_LENGTH, RemoteExceptions, from_failure, to_failure
+from quintain.target.exceptions import (
+    BUILTIN_EXCEPTIONS,
+    MAX_TRACEBACK_LENGTH,
+    RemoteExceptions,
+    from_failure,
+    to_failure,
+)
 
 
 def over_the_wire(failure: RemoteFailure) -> RemoteFailure:
@@ -23,6 +29,44 @@ def test_a_class_that_both_sides_have_keeps_itself_and_its_words(kind: type[Exce
     error = from_failure(over_the_wire(to_failure(kind(words))))
     assert type(error) is kind
     assert str(error) == str(kind(words))
+
+
+#: An exception of each built-in class; those that take more than words have what they take.
+SPECIAL = {
+    UnicodeDecodeError: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    UnicodeEncodeError: UnicodeEncodeError("ascii", "ä", 0, 1, "ordinal not in range"),
+    UnicodeTranslateError: UnicodeTranslateError("ä", 0, 1, "why"),
+    FileNotFoundError: FileNotFoundError(2, "No such file", "key.pem"),
+    OSError: OSError("the disk is full"),
+    KeyError: KeyError(("a", 1)),
+    ExceptionGroup: ExceptionGroup("two", [ValueError("v"), ExceptionGroup("inner", [KeyError("k")])]),
+}
+BUILTINS = [SPECIAL.get(kind) or kind("words") for kind in BUILTIN_EXCEPTIONS.values()]
+
+
+@pytest.mark.parametrize("error", BUILTINS, ids=lambda error: type(error).__name__)
+def test_every_built_in_class_keeps_itself_and_its_arguments(error: Exception) -> None:
+    there = from_failure(over_the_wire(to_failure(error)))
+    assert type(there) is type(error)
+    assert str(there) == str(error)
+    if isinstance(error, ExceptionGroup):
+        assert isinstance(there, ExceptionGroup)
+        assert repr(there.exceptions) == repr(error.exceptions)
+    else:
+        assert there.args == error.args
+
+
+def test_a_class_with_a_built_in_name_is_not_taken_for_it_and_a_note_says_that_it_is_unknown() -> None:
+    other = type("ValueError", (Exception,), {"__module__": "bots"})
+    error = from_failure(over_the_wire(to_failure(other("mine"))))
+    assert type(error) is RemoteTargetError
+    assert "bots.ValueError" in error.__notes__[0]
+
+
+def test_a_failure_that_lies_about_its_arguments_is_an_error_of_an_unknown_class() -> None:
+    for arguments in ("5", "[1, 2, 3", '[{"$type": "tag", "value": ["user"]}]'):
+        failure = RemoteFailure(type="UnicodeDecodeError", message="m", arguments=arguments)
+        assert type(from_failure(over_the_wire(failure))) is RemoteTargetError
 
 
 def test_a_class_of_somebodys_own_is_named_and_is_a_runtime_error() -> None:

@@ -1,0 +1,36 @@
+"""The time limits of a driver of hosted targets, as settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTimeouts:
+    """How long a driver waits, in seconds; None waits without a limit. Raises `ValueError` for a value of 0 or less.
+
+    - ``slot_seconds``: for a free slot, until a host begins to create the instance.
+    - ``boot_seconds``: for the instance, while its host is heard.
+    - ``run_seconds``: for the end of a run; then it is cancelled, and `TimeoutError` is raised.
+    - ``event_seconds``: for the controller's response to one event; then `TimeoutError` is raised in the target.
+
+    Example::
+
+        remote_factory("sandbox", timeouts=TargetTimeouts(boot_seconds=1800, run_seconds=3600))
+    """
+
+    slot_seconds: float = 60.0
+    boot_seconds: float = 600.0
+    run_seconds: float | None = 6 * 3600.0
+    event_seconds: float | None = 3600.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            seconds = getattr(self, field.name)
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{field.name} must be more than 0")
+
+
+#: The defaults.
+DEFAULT_TIMEOUTS = TargetTimeouts()

@@ -1,0 +1,94 @@
+"""A host over a broker in memory, and a controller's end of the same broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quintain.bus.base import Bus, Envelope
+from quintain.bus.memory import MemoryBroker
+from quintain.contracts.invoke import FaultReply
+from quintain.remote.connection_thread import InlineExecutor
+from quintain.remote.lease import RemoteLease
+from quintain.remote.lease_request import acquire_lease
+from quintain.remote.run_channel import RunOutputQueue
+from quintain.remote.run_driver import RunDriver
+from quintain.remote.timeouts import TargetTimeouts
+from quintain.rpc.client import RpcClient
+from quintain.rpc.request import RpcRequest
+from quintain.target.codec import Codec
+from quintain.target.type_registry import QUINTAIN_TYPES
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import HOST
+from quintain_host.host import Host
+from support.target_placements import Controller, TargetScript, scripted_target_class
+
+BODY = scripted_target_class("ours")
+
+
+@dataclass
+class HostUnderTest:
+    """One host of one slot, and a controller's end of the same bus."""
+
+    host: Host
+    bus: Bus
+    rpc_client: RpcClient
+    timings: Timings
+
+    async def lease(self, timeout_seconds: float = 10) -> RemoteLease:
+        return await acquire_lease(
+            self.bus,
+            self.rpc_client,
+            "it",
+            timeouts=TargetTimeouts(slot_seconds=timeout_seconds),
+            timings=self.timings,
+        )
+
+    async def run(self, leased: RemoteLease, controller: Controller) -> None:
+        ear = RunOutputQueue(self.bus)
+        await RunDriver(InlineExecutor(), leased, ear, Codec(QUINTAIN_TYPES), controller.emit, controller.send).run()
+        await ear.close()
+
+    async def publish(self, key: str, amqp_type: str, body: bytes) -> None:
+        await self.bus.publish(HOST, key, Envelope(body=body, type=amqp_type))
+
+    async def fault_reply(self, key: str, amqp_type: str, body: bytes) -> FaultReply:
+        """What is answered to a message that nobody should send."""
+        question = RpcRequest(exchange=HOST, key=key, type=amqp_type, body=body, headers={}, deadline_seconds=10)
+        reply = await self.rpc_client.call(question)
+        assert reply.type == "fault"
+        return FaultReply.from_wire(reply.body)
+
+
+@contextlib.asynccontextmanager
+async def run_host(create: Callable[[], Any], timings: Timings = DEFAULT_TIMINGS) -> AsyncIterator[HostUnderTest]:
+    memory = MemoryBroker()
+    buses = [memory.connect(), memory.connect()]
+    caller = RpcClient(buses[1])
+    await caller.start()
+    host = Host(buses[0], "it", create, 1, timings=timings)
+    await host.start()
+    try:
+        yield HostUnderTest(host, buses[1], caller, timings)
+    finally:
+        await host.stop(0)
+        await caller.close()
+        for bus in buses:
+            await bus.close()
+        memory.close()
+
+
+def target_factory(script: TargetScript) -> Callable[[], Any]:
+    return lambda: BODY(script)
+
+
+async def emit_seen(target: Any, emit: Any, send: Any) -> None:
+    emit(target.observation_event("seen"))
+
+
+async def run_contents(hosted: HostUnderTest, leased: RemoteLease) -> list[Any]:
+    controller = Controller(QUINTAIN_TYPES)
+    await hosted.run(leased, controller)
+    return [event.content for event in controller.seen]

@@ -1,0 +1,60 @@
+"""A host under drivers that misuse it, and targets that leave things open: bounded, and free again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from quintain.routes import START_RUN
+from quintain.target.type_registry import QUINTAIN_TYPES
+from quintain_host.event_sender import MAX_UNACKNOWLEDGED_ITEMS
+from support.memory_host import emit_seen, run_host, target_factory
+from support.quick import QUICK
+from support.target_placements import Controller
+
+
+async def wait_until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_driver_that_reads_nothing_fills_no_memory_and_its_slot_is_free_once_it_is_gone() -> None:
+    emitted = 0
+
+    async def flood(target: Any, emit: Any, send: Any) -> None:
+        nonlocal emitted
+        while True:
+            emit(target.observation_event("x"))
+            emitted += 1
+
+    async with run_host(target_factory(flood), QUICK) as hosted:
+        lease = await hosted.lease()
+        await lease.call(START_RUN, run_id="r", run_key="nobody reads", kinds=["ObservableEvent"])
+        await wait_until(lambda: emitted >= MAX_UNACKNOWLEDGED_ITEMS)
+        await asyncio.sleep(0.1)
+        assert emitted == MAX_UNACKNOWLEDGED_ITEMS
+        await lease.stop_renewing()
+        again = await hosted.lease()
+        await again.release()
+
+
+async def test_a_target_that_ends_with_branches_open_ends_its_run_and_runs_again() -> None:
+    open_branches: list[asyncio.Task[Any]] = []
+
+    async def leave_open(target: Any, emit: Any, send: Any) -> None:
+        open_branches.append(asyncio.create_task(send(target.request_event("nobody waits for this"))))
+        await asyncio.sleep(0)
+        await emit_seen(target, emit, send)
+
+    async with run_host(target_factory(leave_open)) as hosted:
+        lease = await hosted.lease()
+        async with asyncio.timeout(20):
+            for _ in range(2):
+                controller = Controller(QUINTAIN_TYPES)
+                await hosted.run(lease, controller)
+                assert controller.contents()[-1] == "seen"
+            await lease.release()
+            controller = Controller(QUINTAIN_TYPES)
+            await hosted.run(await hosted.lease(), controller)
+    assert len(open_branches) == 3
