@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.observability.metrics import ServiceMetrics
+from quintain_metadata.call_counter import CallCounter
 from quintain_metadata.rules.gauges import LedgerGauges
 
 #: Histogram buckets of one ledger operation, in seconds.
@@ -25,6 +26,8 @@ class MetadataMetrics(ServiceMetrics):
 
     def __init__(self) -> None:
         super().__init__("metadata")
+        #: What the events of the fleet say of calls.
+        self.call_counter = CallCounter()
         self._gauges = LedgerGauges()
         self._admits = self.counter("admits", "Admits decided: granted, replayed, or a fault's code", "code")
         self._settles = self.counter("settles", "Settled attempts, by outcome", "outcome")

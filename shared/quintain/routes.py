@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quintain.contracts import admin, discovery, ledger, remote_target
+from quintain.contracts import admin, discovery, fleet, ledger, remote_target
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
@@ -55,6 +55,7 @@ PAUSE = Route("pause", METADATA, "pause", admin.PauseTarget, admin.TargetPause)
 RESUME = Route("resume", METADATA, "resume", admin.ResumeTarget, admin.TargetPause)
 WORKERS = Route("workers", METADATA, "workers", admin.ListWorkers, admin.WorkerList)
 DRAIN = Route("drain", METADATA, "drain", admin.DrainWorker, admin.WorkerList)
+FLEET = Route("fleet", METADATA, "fleet", fleet.GetFleet, fleet.FleetState)
 
 #: Broadcast to all services; each replies with its service card.
 DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discovery.ServiceCard)
@@ -113,7 +114,7 @@ CALL_HEADERS = frozenset({REQUEST_ID_HEADER, DEADLINE_HEADER, PUBLISHED_AT_HEADE
 ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,
     *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL),
-    *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN),
+    *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET),
     DISCOVER,
     *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE),
     *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW, WATCH_PROCESS),

@@ -107,6 +107,8 @@ HOST = Exchange("quintain.host", "direct")
 RUN = Exchange("quintain.run", "direct")
 DEAD = Exchange("quintain.dead", "fanout")
 DISCOVERY = Exchange("quintain.discovery", "fanout")
+#: What happens in the fleet: transient, and nothing waits for it.
+EVENTS = Exchange("quintain.events", "topic")
 POISON = Exchange("quintain.poison", "fanout")
 POISON_LOCK = Exchange("quintain.poison.turn", "fanout")
 
@@ -171,6 +173,16 @@ def discovery_topology(random: str) -> Topology:
     return Topology((DISCOVERY, REPLY), (queue,), (Binding(DISCOVERY, queue),))
 
 
+#: The routing key of the events that say what changed in the whole fleet.
+FLEET_KEY = "fleet"
+
+
+def events_topology(random: str) -> Topology:
+    """Return the topology of a queue for what changes in the fleet, which ends with its connection."""
+    queue = Queue(f"quintain.events.{random}", "classic", message_ttl_ms=10 * SECOND_MS, exclusive=True)
+    return Topology((EVENTS,), (queue,), (Binding(EVENTS, queue, FLEET_KEY),))
+
+
 def host_topology(target: str) -> Topology:
     """Return the topology of the queue of lease requests, which all hosts of the target consume."""
     queue = Queue(f"quintain.host.{target}", "quorum")
@@ -198,12 +210,12 @@ def run_topology(run_id: str) -> Topology:
 #: The operations authorized by a token: those of sessions, then those of administrators.
 OPERATION_KEYS = (
     *("info", "open", "amend", "close", "close_children", "reserve", "release", "cancel"),
-    *("list", "show", "targets", "pause", "resume", "workers", "drain"),
+    *("list", "show", "targets", "pause", "resume", "workers", "drain", "fleet"),
 )
 
 #: The topology that the metadata service needs.
 METADATA_TOPOLOGY = Topology(
-    (UNROUTED, INVOKE, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY),
+    (UNROUTED, INVOKE, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY, EVENTS),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, HEARTBEAT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
     (
         Binding(UNROUTED, UNROUTED_QUEUE),

@@ -30,6 +30,7 @@ from quintain.topology import (
     admit_topology,
     cancel_topology,
     discovery_topology,
+    events_topology,
     host_topology,
     lease_topology,
     reply_topology,
@@ -72,7 +73,8 @@ WRITERS = {
     "quintain.poison.turn": {"operator"},
     "quintain.host": {"worker", "controller"},
     "quintain.run": {"host"},
-    "quintain.discovery": {"operator"},
+    "quintain.discovery": {"gateway", "operator"},
+    "quintain.events": {"metadata"},
 }
 
 #: Who may consume a queue; of what is one client's own, whose names begin with its user's, that user alone.
@@ -92,6 +94,7 @@ READERS = {
     "quintain.cancel.x": {"worker"},
     "quintain.run.x": {"worker", "controller"},
     "quintain.discovery.x": {"metadata", "worker", "gateway", "host"},
+    "quintain.events.x": {"gateway", "operator"},
     **{f"quintain.reply.{user}.x": {user} for user in USERS},
 }
 
@@ -122,10 +125,14 @@ async def _declare(users: BrokerUsers) -> None:
     # Not exclusive: the queue must outlive the connection that declares it here.
     admit_queue = dataclasses.replace(own_admits.queues[0], exclusive=False)
     admit_binding = dataclasses.replace(own_admits.bindings[0], queue=admit_queue)
+    heard = events_topology("x")
+    event_queue = dataclasses.replace(heard.queues[0], exclusive=False)
+    event_binding = dataclasses.replace(heard.bindings[0], queue=event_queue)
     owned = {
         "metadata": METADATA_TOPOLOGY + target_topology("echo") + Topology((), (admit_queue,), (admit_binding,)),
         "operator": POISON_LOCK_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
+        "gateway": Topology((), (event_queue,), (event_binding,)),
         "worker": cancel_topology("x") + run_topology("x") + discovery_topology("x"),
     }
     for user, topology in owned.items():

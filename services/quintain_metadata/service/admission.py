@@ -244,7 +244,10 @@ class AdmissionQueue:
         self._is_ledger_available = None not in decisions
         self._metrics.count_admissions(each for each in decisions if isinstance(each, Admission))
         for admit, decision in zip(admits, decisions, strict=True):
-            if admit.traceparent is not None and isinstance(decision, Admission):
+            if not isinstance(decision, Admission):
+                continue
+            self._metrics.call_counter.count_admission(admit.target, decision)
+            if admit.traceparent is not None:
                 _record_span(admit, decision, seconds=seconds)
         return decisions
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts import admin, discovery
+from quintain.contracts import admin, discovery, fleet
 from quintain.contracts import session as session_messages
 from quintain.contracts.limits import MAX_OPERATION_BYTES
 from quintain.contracts.message import Message
@@ -21,6 +21,7 @@ from quintain.routes import (
     CLOSE,
     CLOSE_CHILDREN,
     DRAIN,
+    FLEET,
     INFO,
     LIST,
     OPEN,
@@ -42,6 +43,7 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import call_repository, leases, reservations, sessions, targets, usage
+from quintain_metadata.rules.fleet import read_fleet
 from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.service.canceller import CallCanceller
 
@@ -233,6 +235,10 @@ def _drain(moment: Moment, request: admin.DrainWorker, _: SessionRow | None) -> 
     return (yield from leases.request_drain(moment.now, request.worker_id))
 
 
+def _fleet(moment: Moment, _: fleet.GetFleet, __: SessionRow | None) -> SqlProgram[fleet.FleetState]:
+    return (yield from read_fleet(moment.now))
+
+
 def _return_request(
     _: Moment, request: RequestT, session: SessionRow | None
 ) -> SqlProgram[tuple[RequestT, SessionRow]]:
@@ -292,4 +298,5 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     RESUME.key: _bind(RESUME, Role.ADMINISTRATOR, _resume),
     WORKERS.key: _bind(WORKERS, Role.ADMINISTRATOR, _list_workers),
     DRAIN.key: _bind(DRAIN, Role.ADMINISTRATOR, _drain),
+    FLEET.key: _bind(FLEET, Role.ADMINISTRATOR, _fleet),
 }

@@ -56,6 +56,7 @@ from quintain_metadata.rules.lifecycle import Transition
 from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
 from quintain_metadata.service.dead_letters import DeadLetterConsumer
+from quintain_metadata.service.fleet_events import FleetEvents
 from quintain_metadata.service.handlers import MetadataRequestHandler
 from quintain_metadata.service.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer
 from quintain_metadata.service.own_admits import OwnAdmitQueue
@@ -109,6 +110,7 @@ class MetadataService:
         self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
         self._own_admits = OwnAdmitQueue(bus)
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
+        self._events = FleetEvents(bus, self._ledger, self._metrics.call_counter, self._identity.id)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
@@ -141,9 +143,11 @@ class MetadataService:
         self._heartbeats.start_probes()
         self._ledger.listen_for_capacity(self._on_capacity)
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
+        self._events.start()
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
         """Stop consuming, wait up to ``grace_seconds`` for the handlers that run, and stop the sweep."""
+        await self._events.stop()
         for consumer in self._consumers.values():
             await consumer.cancel()
         if self._router is not None:
@@ -234,7 +238,9 @@ class MetadataService:
                     unapplied.append(item)
                     continue
                 call = _settled_call(item, outcome, seconds)
-                settled_calls += [] if call is None else [call]
+                if call is not None:
+                    self._metrics.call_counter.count_settle(call.target, item)
+                    settled_calls.append(call)
             items = unapplied
             if items:
                 await asyncio.sleep(self._timings.sweep_seconds)

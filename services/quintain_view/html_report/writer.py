@@ -8,6 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from quintain.web.pages import SCRIPT_NAME, STYLE_NAME, static_file
 from quintain_runner import RunFile, atomic_write, read_recorded_report, read_run
 from quintain_view.html_report.selection import ReportedCases, select_cases
 from quintain_view.index.filters import TrialFilter
@@ -20,7 +21,7 @@ from quintain_view.pages.case_page import CasePage
 from quintain_view.pages.run_page import RunPage, matrix, run_page
 from quintain_view.reading.content import build_case_page, column_counts, read_agreements, rows_of_case
 from quintain_view.rendering.links import FileLinks
-from quintain_view.rendering.render import SCRIPT_NAME, STYLE_NAME, file_policy, render, static_file
+from quintain_view.rendering.render import file_policy, render
 
 #: How the numbers of the tables are made; decision 7 has the reasons.
 METHODS = (

@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from quintain.web.text import visible
 from quintain_runner import CheckRow, GraderRow, Row
 from quintain_view.index.entry import outcome_of
 from quintain_view.index.schema import Outcome
 from quintain_view.pages.conversation import ShownMessage, shown_message, shown_messages
-from quintain_view.pages.text import ShownText, TextSpan, json_text, shown, visible, word_difference
+from quintain_view.pages.text import ShownText, TextSpan, json_text, shown, word_difference
 
 OUTCOME_WORDS = {
     Outcome.PASSED: "passed",

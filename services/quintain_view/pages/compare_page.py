@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quintain.web.text import visible
 from quintain_runner import Row
 from quintain_view.index.pairs import PairChange, TrialPair
 from quintain_view.pages.case_page import OUTCOME_WORDS
-from quintain_view.pages.text import ShownText, json_text, shown, visible
+from quintain_view.pages.text import ShownText, json_text, shown
 
 CHANGE_WORDS = {
     PairChange.BROKEN: "passed before, fails now",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quintain.web.text import visible
 from quintain_runner import Analysis, TargetPair
-from quintain_view.pages.text import visible
 
 WIDTH, BAR_AREA_HEIGHT, LINE_HEIGHT = 240.0, 48.0, 26.0
 

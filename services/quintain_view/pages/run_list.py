@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from quintain.web.text import visible
 from quintain_runner import RunFile, dollars, format_share_interval
-from quintain_view.pages.text import visible
 
 EXIT_WORDS = {0: "passed", 1: "errors", 3: "below threshold", 4: "budget spent"}
 

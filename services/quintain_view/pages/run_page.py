@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quintain.web.text import visible
 from quintain_runner import RunFile, RunReport, TextTable, cost_line, plain_line, run_tables
 from quintain_view.index.counts import ColumnCounts
 from quintain_view.index.filters import SortOrder, TrialFilter, TrialState
@@ -14,7 +15,7 @@ from quintain_view.index.writer import IndexProgress
 from quintain_view.pages.case_page import OUTCOME_WORDS
 from quintain_view.pages.plots import DifferencePlot, Histogram, difference_plot, histogram
 from quintain_view.pages.run_list import status_of
-from quintain_view.pages.text import one_line, visible
+from quintain_view.pages.text import one_line
 
 #: How many columns the matrix shows; a filter by target chooses others.
 MAX_COLUMNS = 12

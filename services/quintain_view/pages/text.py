@@ -9,16 +9,13 @@ from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
+from quintain.web.text import visible
+
 #: A text longer than this is cut on a page; the raw row has all of it.
 MAX_SHOWN_CHARACTERS: Final = 20_000
 
 #: Texts with more words than this are not compared word by word, because that takes time with the square of it.
 MAX_COMPARED_WORDS: Final = 1_500
-
-#: Controls, marks that change the direction of text, invisible characters, and halves of surrogate pairs.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
 
 _PARTS = re.compile(r"\s+|\w+|[^\w\s]")
 
@@ -35,11 +32,6 @@ class ShownText(NamedTuple):
 
     text: str
     cut: int = 0
-
-
-def visible(text: str) -> str:
-    """The text with each control character and direction mark replaced by its code point, such as ``⟦U+202E⟧``."""
-    return _INVISIBLE.sub(lambda match: f"⟦U+{ord(match[0]):04X}⟧", text.replace("\r\n", "\n"))
 
 
 def shown(text: str, max_characters: int = MAX_SHOWN_CHARACTERS) -> ShownText:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from quintain.web.text import visible
 from quintain_runner import Row, RunFile, read_recorded_report, read_run
 from quintain_view.index.counts import NO_COUNTS, ColumnCounts
 from quintain_view.index.filters import TrialFilter
@@ -18,7 +19,6 @@ from quintain_view.labels.notes import Note, NoteKey, read_notes
 from quintain_view.pages.case_page import CasePage, JudgeCall, case_page
 from quintain_view.pages.compare_page import ComparePage, column_choices, compared_trial
 from quintain_view.pages.run_page import CASES_PER_PAGE, RunPage, matrix, run_page
-from quintain_view.pages.text import visible
 
 CALLS_FILE_NAME = "calls.jsonl"
 

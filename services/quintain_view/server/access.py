@@ -7,8 +7,6 @@ requests from pages of this server only.
 
 from __future__ import annotations
 
-import hmac
-import json
 import secrets
 from dataclasses import dataclass, field
 
@@ -16,26 +14,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quintain_view.rendering.render import SERVED_POLICY, render
+from quintain.web.pages import HEADERS, STATIC_TYPES, entered_token, is_same_text
+from quintain_view.rendering.render import render
 
 #: The names that this machine has for itself; another name means that a foreign page has given itself our address.
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 #: The paths that need no cookie: they hold nothing of a run.
-_OPEN_PATHS = frozenset({"/enter", "/static/view.css", "/static/view.js"})
+_OPEN_PATHS = frozenset({"/enter", *(f"/static/{name}" for name in STATIC_TYPES)})
 
-_MAX_ENTER_BYTES = 1_000
-
-HEADERS = {
-    "Content-Security-Policy": SERVED_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    # Not "no-referrer": browsers would then send the origin of a form as "null".
-    "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Frame-Options": "DENY",
-    "Cache-Control": "no-store",
-}
+_REFUSED = "The token in the address is not the one of this server: start quintain view again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +61,25 @@ class AccessCheck:
             return Response("This server answers only to names of this machine.\n", 421)
         if request.method == "POST" and request.headers.get("origin") != f"http://{host}":
             return Response("Only pages of this server may write.\n", 403)
-        if request.url.path in _OPEN_PATHS or _equal(
+        if request.url.path in _OPEN_PATHS or is_same_text(
             request.cookies.get(self._cookie_name(request), ""), self._keys.cookie
         ):
             return None
-        return HTMLResponse(render("enter.html"), 401)
+        return HTMLResponse(
+            render(
+                "enter.html",
+                title="quintain view",
+                how="the command quintain view printed",
+                wrong=_REFUSED,
+                asks=False,
+            ),
+            401,
+        )
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         response: Response = JSONResponse({"error": "The token is not the one of this server"}, 401)
-        if request.method == "POST" and _equal(await _token_in(request), self._keys.token):
+        if request.method == "POST" and is_same_text(await entered_token(request), self._keys.token):
             response = JSONResponse({})
             response.set_cookie(self._cookie_name(request), self._keys.cookie, httponly=True, samesite="strict")
         await response(scope, receive, send)
@@ -91,21 +88,3 @@ class AccessCheck:
     def _cookie_name(request: Request) -> str:
         """Servers on several ports of one machine share their cookies, so that each needs a name of its own."""
         return f"quintain-view-{request.url.port or 80}"
-
-
-async def _token_in(request: Request) -> str:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_ENTER_BYTES:
-            return ""
-    try:
-        fields = json.loads(body)
-    except ValueError:
-        return ""
-    token = fields.get("token") if isinstance(fields, dict) else None
-    return token if isinstance(token, str) else ""
-
-
-def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())

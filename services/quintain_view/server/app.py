@@ -20,13 +20,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from quintain.errors import QuintainError
+from quintain.web.pages import STATIC_TYPES, static_file
+from quintain.web.text import visible
 from quintain_runner import read_run
 from quintain_view.index.filters import TrialFilter
 from quintain_view.index.rows import RowMoved
 from quintain_view.index.writer import IndexProgress
 from quintain_view.labels.notes import Note, append_note
 from quintain_view.pages.run_list import run_list
-from quintain_view.pages.text import visible
 from quintain_view.reading.content import (
     ContentMissing,
     NotIndexed,
@@ -39,7 +40,7 @@ from quintain_view.reading.content import (
     trial_id,
 )
 from quintain_view.rendering.links import ServedLinks
-from quintain_view.rendering.render import SCRIPT_NAME, STYLE_NAME, render, static_file
+from quintain_view.rendering.render import render
 from quintain_view.server.access import AccessCheck, AccessKeys
 from quintain_view.server.folders import RunFolders
 from quintain_view.server.indexing import IndexKeeper, results_state
@@ -272,11 +273,10 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 async def _static(request: Request) -> Response:
-    kinds = {STYLE_NAME: "text/css", SCRIPT_NAME: "text/javascript"}
     name = request.path_params["name"]
-    if name not in kinds:
+    if name not in STATIC_TYPES:
         raise HTTPException(404)
-    return Response(static_file(name), media_type=kinds[name])
+    return Response(static_file(name), media_type=STATIC_TYPES[name])
 
 
 async def _problem(_: Request, error: Exception) -> Response:

@@ -10,11 +10,15 @@ from quintain.asyncapi.messages import (
     CANCEL_BROADCAST,
     CHUNK,
     FAULT,
+    FLEET_CHANGED,
     INVOKE_GROUP,
     PROGRESS,
     REPLY_GROUP,
     RUN_INPUT,
     RUN_OUTPUT,
+    SESSION_CHANGED,
+    TARGET_CHANGED,
+    WORKER_CHANGED,
     MessageDefinition,
     has_reply,
     request_message,
@@ -23,6 +27,8 @@ from quintain.asyncapi.messages import (
 from quintain.routes import DESCRIBE_HOST, INVOKE, LEASE, ROUTES, Route
 from quintain.topology import (
     CANCEL,
+    EVENTS,
+    FLEET_KEY,
     HOST,
     METADATA_TOPOLOGY,
     REPLY,
@@ -33,6 +39,7 @@ from quintain.topology import (
     admit_topology,
     cancel_topology,
     discovery_topology,
+    events_topology,
     host_topology,
     lease_topology,
     reply_topology,
@@ -51,6 +58,17 @@ PARAMETERS = {
     "user": "The broker user of the client",
     "worker": "A random id",
     "service": "A random id",
+    "listener": "A random id",
+    "id": "The id of a worker or a session, cut to 50 characters",
+    "event": "What happened, as in the body",
+}
+
+#: The channels of events: the routing key and the message of each.
+EVENT_CHANNELS = {
+    "events.fleet": (FLEET_KEY, FLEET_CHANGED),
+    "events.target": ("target.{target}.{event}", TARGET_CHANGED),
+    "events.worker": ("worker.{id}.{event}", WORKER_CHANGED),
+    "events.session": ("session.{id}.{event}", SESSION_CHANGED),
 }
 
 
@@ -90,6 +108,8 @@ def channels() -> Node:
     channels_by_name["reply"] = _exchange(REPLY, None, reply_messages)
     channels_by_name["cancel"] = _exchange(CANCEL, None, [CANCEL_BROADCAST])
     channels_by_name["run"] = _exchange(RUN, "{run}", [RUN_OUTPUT])
+    for name, (key, message) in EVENT_CHANNELS.items():
+        channels_by_name[name] = _exchange(EVENTS, key, [message])
     return channels_by_name | queues()
 
 
@@ -101,6 +121,7 @@ def queues() -> Node:
         reply_topology("quintain.reply.{user}.{reply}", "{reply}"),
         cancel_topology("{worker}"),
         discovery_topology("{service}"),
+        events_topology("{listener}"),
         host_topology("{target}"),
         lease_topology("{lease}"),
         admit_topology("{service}"),

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from quintain.asyncapi.channels import channel_of, channels
+from quintain.asyncapi.channels import EVENT_CHANNELS, channel_of, channels
 from quintain.asyncapi.headers import Node
 from quintain.asyncapi.messages import (
     CANCEL_BROADCAST,
@@ -69,6 +69,7 @@ def _operations() -> Node:
         "run_hears": _operation("receive", "lease", [RUN_INPUT]),
         "run_says": _operation("send", "run", [RUN_OUTPUT]),
         "take_back": _operation("send", "cancel", [CANCEL_BROADCAST]),
+        **{message.name: _operation("send", name, [message]) for name, (_, message) in EVENT_CHANNELS.items()},
     }
 
 

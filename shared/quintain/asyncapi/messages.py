@@ -17,6 +17,7 @@ from quintain.asyncapi.headers import (
     service_request_headers,
 )
 from quintain.contracts.chunk import Chunk, Progress
+from quintain.contracts.fleet import FleetChanged, SessionChanged, TargetChanged, WorkerChanged
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import CancelBroadcast
@@ -88,6 +89,10 @@ PROGRESS = MessageDefinition("progress", PROGRESS_TYPE, Progress, reply_headers(
 CANCEL_BROADCAST = MessageDefinition("calls_taken_back", "cancel", CancelBroadcast, one_way_headers())
 RUN_OUTPUT = MessageDefinition(RUN_OUTPUT_TYPE, RUN_OUTPUT_TYPE, RunOutput, one_way_headers())
 RUN_INPUT = MessageDefinition(RUN_INPUT_TYPE, RUN_INPUT_TYPE, RunInput, one_way_headers())
+FLEET_CHANGED = MessageDefinition("fleet.changed", "fleet", FleetChanged, one_way_headers())
+TARGET_CHANGED = MessageDefinition("target.changed", "target", TargetChanged, one_way_headers())
+WORKER_CHANGED = MessageDefinition("worker.changed", "worker", WorkerChanged, one_way_headers())
+SESSION_CHANGED = MessageDefinition("session.changed", "session", SessionChanged, one_way_headers())
 INVOKE_GROUP = MessageDefinition(
     INVOKE_GROUP_TYPE, INVOKE_GROUP_TYPE, None, invoke_headers(), "Several requests of one session for one target."
 )
@@ -100,6 +105,7 @@ MESSAGES: tuple[MessageDefinition, ...] = (
     *(request_message(route) for route in ROUTES),
     *(result_message(route) for route in ROUTES if has_reply(route)),
     *(FAULT, CHUNK, PROGRESS, CANCEL_BROADCAST, RUN_OUTPUT, RUN_INPUT, INVOKE_GROUP, REPLY_GROUP),
+    *(FLEET_CHANGED, TARGET_CHANGED, WORKER_CHANGED, SESSION_CHANGED),
 )
 
 

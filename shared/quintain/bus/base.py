@@ -13,7 +13,7 @@ All transports guarantee the following; tests/conformance runs one suite against
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -186,6 +186,13 @@ class Bus(Protocol):
 
         A queue that does not exist is no error. Raises `BrokerUnavailable` after the timeout (seconds); even then the
         queue is not redeclared.
+        """
+
+    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
+        """Return how many messages wait in each of these queues, by name.
+
+        Messages that were delivered and not settled do not count. A queue that does not exist, and what comes after it,
+        is left out, as are all where the transport cannot tell. Raises `BrokerUnavailable`.
         """
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from quintain.bus.base import (
     DELETE_TIMEOUT_SECONDS,
@@ -181,6 +182,11 @@ class MemoryBus:
         await asyncio.sleep(0)
         if self._broker.has_queue(queue.name):
             self._broker.delete_queue(queue.name)
+
+    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
+        """Implements `Bus.count_messages`."""
+        names = [queue.name for queue in queues if self._broker.has_queue(queue.name)]
+        return {name: len(self._broker.queue(name).ready) for name in names}
 
     def drop_connection(self) -> None:
         """Simulate the loss of the connection, for tests."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import aiormq
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
@@ -77,6 +78,10 @@ class RabbitBus:
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
         """Implements `Bus.delete`."""
         await self._declarations.delete(queue, timeout_seconds)
+
+    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
+        """Implements `Bus.count_messages`."""
+        return await self._declarations.count_messages(queues)
 
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS

@@ -81,6 +81,23 @@ class Declarations:
         except TimeoutError:
             raise BrokerUnavailable(f"deleting {queue.name}: not done within {timeout_seconds:.1f} s") from None
 
+    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
+        """Return the number of waiting messages of each queue, up to the first that does not exist."""
+        counts: dict[str, int] = {}
+        if not queues:
+            return counts
+        channel = await self._connection.open_channel()
+        with translate_errors("counting messages"):
+            underlay = await channel.get_underlay_channel()
+            for queue in queues:
+                try:
+                    declared = await underlay.queue_declare(queue.name, passive=True)
+                except QUEUE_GONE_ERRORS:
+                    return counts
+                counts[queue.name] = declared.message_count or 0
+            await self._connection.close_channel(channel)
+        return counts
+
     async def _find_missing(self, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
         """Return the first missing exchange and all after it, which are not checked. Needs no permission."""
         channel = await self._connection.open_channel()

@@ -28,7 +28,7 @@ import json
 import logging
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self
@@ -421,6 +421,10 @@ class SocketpairBus:
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
         """Implements `Bus.delete`."""
         await self._request_frame(Frame(FrameKind.DELETE, {"queue": dataclasses.asdict(queue)}), timeout_seconds)
+
+    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
+        """Implements `Bus.count_messages`: this transport cannot tell."""
+        return {}
 
     async def close(self) -> None:
         """Implements `Bus.close`."""

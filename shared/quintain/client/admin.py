@@ -8,9 +8,24 @@ from quintain.client.transport import OPERATION_TIMEOUT_SECONDS, Transport
 from quintain.contracts import admin
 from quintain.contracts import session as session_messages
 from quintain.contracts.discovery import ListTargets, TargetList
+from quintain.contracts.fleet import FleetState, GetFleet
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest
-from quintain.routes import AMEND, DRAIN, LIST, OPEN, PAUSE, RESUME, SHOW, TARGETS, WORKERS, ReplyT, RequestT, Route
+from quintain.routes import (
+    AMEND,
+    DRAIN,
+    FLEET,
+    LIST,
+    OPEN,
+    PAUSE,
+    RESUME,
+    SHOW,
+    TARGETS,
+    WORKERS,
+    ReplyT,
+    RequestT,
+    Route,
+)
 
 
 class Admin:
@@ -73,6 +88,10 @@ class Admin:
     async def drain(self, worker_id: str) -> admin.WorkerList:
         """Ask all live processes with this worker id to drain. Raises `BadRequest` if none of them can drain."""
         return await self._call(DRAIN, admin.DrainWorker(worker_id=worker_id))
+
+    async def fleet(self) -> FleetState:
+        """Return every target, the live workers and the newest open sessions, as they are in the ledger."""
+        return await self._call(FLEET, GetFleet())
 
     async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         return await self._transport.call_route(route, request, timeout_seconds=self._timeout_seconds)

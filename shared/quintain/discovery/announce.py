@@ -36,7 +36,7 @@ class ServiceIdentity:
 
     def __init__(self, service: str, name: str | None = None) -> None:
         self._service = service
-        self._name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self.id = name or f"{socket.gethostname()}-{os.getpid()}"
         self._instance = secrets.token_hex(8)
         self._started_at = int(time.time() * 1000)
 
@@ -44,7 +44,7 @@ class ServiceIdentity:
         """Return this process's service card with the given current values."""
         return ServiceCard(
             service=self._service,
-            id=self._name,
+            id=self.id,
             instance=self._instance,
             version=importlib.metadata.version("quintain"),
             started_at=self._started_at,

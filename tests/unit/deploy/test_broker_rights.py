@@ -10,6 +10,7 @@ import pytest
 from quintain.topology import (
     CANCEL,
     DISCOVERY,
+    EVENTS,
     HOST,
     INVOKE,
     LEDGER,
@@ -26,6 +27,7 @@ from quintain.topology import (
     Topology,
     cancel_topology,
     discovery_topology,
+    events_topology,
     host_topology,
     lease_topology,
     reply_topology,
@@ -57,12 +59,12 @@ def own(*topologies: Topology) -> Topology:
     return Topology((), whole.queues, whole.bindings)
 
 
-FOUND = discovery_topology("some")
+FOUND, HEARD = discovery_topology("some"), events_topology("some")
 
 NEEDS = {
     "metadata": Needs(
         METADATA_TOPOLOGY + TARGET + own(FOUND),
-        (REPLY, INVOKE, CANCEL, POISON, PROBE),
+        (REPLY, INVOKE, CANCEL, POISON, PROBE, EVENTS),
         ("quintain.metadata", "quintain.ledger.", "quintain.discovery."),
     ),
     # It opens sessions for the agents it asks, under its callers'.
@@ -72,7 +74,9 @@ NEEDS = {
         ("quintain.cancel.", "quintain.reply.", "quintain.run.", "quintain.target.", "quintain.discovery."),
     ),
     "gateway": Needs(
-        own(replies("gateway"), FOUND), (INVOKE, METADATA, REPLY), ("quintain.reply.", "quintain.discovery.")
+        own(replies("gateway"), FOUND, HEARD),
+        (INVOKE, METADATA, REPLY, DISCOVERY),
+        ("quintain.reply.", "quintain.discovery.", "quintain.events."),
     ),
     "host": Needs(
         own(host_topology("desk"), lease_topology("some"), FOUND),
@@ -84,9 +88,9 @@ NEEDS = {
     ),
     "evaluator": Needs(own(replies("evaluator")), (INVOKE, METADATA), ("quintain.reply.",)),
     "operator": Needs(
-        own(replies("operator"), POISON_TOPOLOGY) + POISON_LOCK_TOPOLOGY,
+        own(replies("operator"), POISON_TOPOLOGY, HEARD) + POISON_LOCK_TOPOLOGY,
         (INVOKE, METADATA, DISCOVERY, POISON, POISON_LOCK),
-        ("quintain.poison", "quintain.reply."),
+        ("quintain.poison", "quintain.reply.", "quintain.events."),
     ),
     "scaler": Needs(Topology()),
 }
@@ -141,7 +145,7 @@ def test_nobody_has_the_default_exchange_or_what_is_not_ours(user: str) -> None:
 def test_the_ledgers_exchange_is_the_workers_alone() -> None:
     assert [user for user in NEEDS if allowed(user, "write", LEDGER.name)] == ["worker"]
     assert [user for user in NEEDS if allowed(user, "read", "quintain.ledger.admit")] == ["metadata"]
-    for exchange in (CANCEL, PROBE):
+    for exchange in (CANCEL, PROBE, EVENTS):
         assert [user for user in NEEDS if allowed(user, "write", exchange.name)] == ["metadata"]
 
 

@@ -61,6 +61,7 @@ def test_the_exchanges_are_the_protocols() -> None:
         "quintain.host": ("direct", {}),
         "quintain.run": ("direct", {}),
         "quintain.discovery": ("fanout", {}),
+        "quintain.events": ("topic", {}),
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import ChatMessage
+from quintain.web.text import visible
 from quintain_runner.results.row import RowError
 from quintain_runner.results.row_content import RowCase
 from quintain_view.html_report.writer import write_html_report
@@ -16,7 +17,7 @@ from quintain_view.labels.agreement import agreement
 from quintain_view.labels.notes import Note, NoteKey, append_note, read_notes
 from quintain_view.pages.case_page import case_page
 from quintain_view.pages.conversation import shown_message
-from quintain_view.pages.text import shown, visible, word_difference
+from quintain_view.pages.text import shown, word_difference
 from support.hostile_rows import HOSTILE, hostile_row
 from support.results_folder import errored_row, graded_row, write_results
 

@@ -1,4 +1,4 @@
-// The script of `quintain view`: the token's exchange, keys, copying, and pages that update themselves.
+// The script of the pages of `quintain view` and of the gateway: the token's exchange, keys, copying, and pages that update themselves.
 "use strict";
 
 (() => {
@@ -9,23 +9,28 @@
     if (place) place.textContent = text;
   };
 
+  const script = document.currentScript;
+
   // The token stands in the fragment, which a browser sends to nobody. It is exchanged for a cookie and removed.
   async function enter() {
     const token = new URLSearchParams(location.hash.slice(1)).get("token");
-    const shell = one("[data-enter]");
     if (!token) return;
     history.replaceState(null, "", location.pathname + location.search);
-    const answer = await fetch("/enter", {
+    await enterWith(token);
+  }
+
+  async function enterWith(token) {
+    const answer = await fetch(new URL("../enter", script.src), {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ token }),
     }).catch(() => null);
     if (answer && answer.ok) {
-      if (shell) location.reload();
+      if (one("[data-enter]")) location.reload();
       return;
     }
     const message = one("#enter-message");
-    if (message) message.textContent = "The token in the address is not the one of this server: start quintain view again.";
+    if (message) message.textContent = one("[data-enter]").dataset.enter;
   }
 
   // Lines that j and k walk through: rows of a list, trials of a comparison, cases of a file.
@@ -103,6 +108,11 @@
   // A list's address holds no empty fields.
   function onSubmit(event) {
     const form = event.target;
+    if (form.id === "enter") {
+      event.preventDefault();
+      enterWith(one("#token").value);
+      return;
+    }
     if (form.method !== "get") return;
     for (const field of form.querySelectorAll("input, select")) {
       if (field.value === "" || (field.name === "sort" && field.value === "case")) field.disabled = true;
@@ -139,19 +149,23 @@
 
   const elementAt = (path, root) => path.reduce((node, number) => node?.children[number], root);
 
-  // At most one refresh a second; the stream reconnects by itself after a loss.
+  // At most one refresh a second, the first at once; the stream reconnects by itself after a loss.
   function listen() {
     const main = one("main[data-events]");
     if (!main || typeof EventSource === "undefined") return;
-    let waiting = null;
+    let isWanted = false;
+    let isBusy = false;
     const stream = new EventSource(main.dataset.events);
-    const soon = () => {
-      if (waiting === null) {
-        waiting = setTimeout(async () => {
-          await refresh();
-          waiting = null;
-        }, 1000);
+    const soon = async () => {
+      isWanted = true;
+      if (isBusy) return;
+      isBusy = true;
+      while (isWanted) {
+        isWanted = false;
+        await refresh();
+        await new Promise((resolve) => setTimeout(resolve, 1000));
       }
+      isBusy = false;
     };
     stream.addEventListener("changed", soon);
     stream.addEventListener("error", () => {

@@ -1,0 +1,179 @@
+"""``GET /fleet`` and what belongs to it: the page, its stream, its static files, its token, and its figures as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from quintain.contracts.message import Message
+from quintain.errors import Unauthorized
+from quintain.monitor.figures import FleetFigures
+from quintain.web.pages import HEADERS, STATIC_TYPES, entered_token, static_file
+from quintain_gateway.apis.fleet.page import ROOT, SHOWN, FleetFilter, render_enter, render_fleet
+from quintain_gateway.apis.fleet.pages import FleetPages
+from quintain_gateway.http.endpoint import Api, bearer_token, method_route
+from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, NotFound, fault_response
+from quintain_gateway.http.openapi import ADMIN_TOKEN, Operation, fault_responses
+
+API = Api(error_response=fault_response, headers=HEADERS)
+
+#: How often a stream looks whether the figures changed, and after how many looks it sends a sign of life.
+POLL_SECONDS, KEEP_ALIVE_POLLS = 0.25, 60
+
+#: The pages of one stream take at most this part of the gateway's time.
+PAGE_SHARE = 1 / 30
+
+_FAULT_STATUSES = (401, 431, 500, 503)
+
+
+class FleetToken(Message):
+    """The admin token, which is exchanged for a cookie that scripts cannot read."""
+
+    token: str
+
+
+class Entered(Message):
+    """The token is the administrator's, and the response has the cookie."""
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        ROOT,
+        "The Fleet page; without its cookie, the page that asks for the admin token",
+        responses={200: "text/html", 401: "text/html", **fault_responses(431, 500, 503)},
+        query={"q": {"type": "string"}, "show": {"enum": list(SHOWN)}},
+    ),
+    Operation(
+        "POST",
+        f"{ROOT}/enter",
+        "Exchange the admin token for the cookie of the Fleet page",
+        request_model=FleetToken,
+        responses={200: Entered, **fault_responses(*_FAULT_STATUSES)},
+    ),
+    Operation(
+        "GET",
+        f"{ROOT}/events",
+        "The stream of the Fleet page: an event for each change",
+        responses={200: EVENT_STREAM_MEDIA_TYPE, **fault_responses(*_FAULT_STATUSES)},
+        query={"seen": {"type": "string"}},
+    ),
+    Operation(
+        "GET",
+        f"{ROOT}/figures",
+        "What the Fleet page shows, as JSON",
+        token=ADMIN_TOKEN,
+        responses={200: FleetFigures, **fault_responses(*_FAULT_STATUSES)},
+    ),
+    Operation(
+        "GET",
+        f"{ROOT}/static/{{name}}",
+        "The style sheet and the script of the Fleet page",
+        responses={200: "text/plain", **fault_responses(404, 431, 500)},
+    ),
+)
+
+
+class FleetEndpoints:
+    """The endpoints of the Fleet page."""
+
+    def __init__(self, pages: FleetPages) -> None:
+        self._pages = pages
+        self._page_seconds = 0.0
+        self.routes: list[Route] = [
+            method_route(ROOT, {"GET": self.page}, API.to_endpoint),
+            method_route(f"{ROOT}/enter", {"POST": self.enter}, API.to_endpoint),
+            method_route(f"{ROOT}/events", {"GET": self.events}, API.to_endpoint),
+            method_route(f"{ROOT}/figures", {"GET": self.figures}, API.to_endpoint),
+            method_route(f"{ROOT}/static/{{name}}", {"GET": self.static}, API.to_endpoint),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """``GET /fleet``: the page, or the one that asks for the token."""
+        try:
+            figures = await self._pages.figures(_cookie_of(request))
+        except Unauthorized:
+            return HTMLResponse(render_enter(), 401)
+        query = request.query_params
+        page_filter = FleetFilter(query.get("q", ""), query.get("show", ""))
+        started_at = time.monotonic()
+        page = render_fleet(figures, page_filter, seen=_version(figures))
+        self._page_seconds = time.monotonic() - started_at
+        return HTMLResponse(page)
+
+    async def enter(self, request: Request) -> Response:
+        """``POST /fleet/enter``: exchange the token for a cookie. A foreign page may not."""
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise Unauthorized
+        cookie = await self._pages.enter(await entered_token(request))
+        response = JSONResponse({})
+        response.set_cookie(
+            _cookie_name(request),
+            cookie,
+            path=ROOT,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    async def events(self, request: Request) -> Response:
+        """``GET /fleet/events``: an event each time that the figures are others than those that the page shows."""
+        cookie = _cookie_of(request)
+        await self._pages.figures(cookie)
+
+        async def stream() -> AsyncIterator[str]:
+            last, quiet, next_at = request.query_params.get("seen"), 0, 0.0
+            yield "retry: 1000\n\n"
+            while not self._pages.is_closing:
+                try:
+                    version = _version(await self._pages.figures(cookie))
+                except Unauthorized:
+                    # The page is loaded again, and asks for the token.
+                    yield "event: changed\ndata: \n\n"
+                    return
+                now = time.monotonic()
+                if version != last and now >= next_at:
+                    last, quiet, next_at = version, 0, now + self._page_seconds / PAGE_SHARE
+                    yield "event: changed\ndata: \n\n"
+                elif quiet >= KEEP_ALIVE_POLLS:
+                    quiet = 0
+                    yield ": \n\n"
+                quiet += 1
+                await asyncio.sleep(POLL_SECONDS)
+
+        return StreamingResponse(stream(), media_type=EVENT_STREAM_MEDIA_TYPE)
+
+    async def figures(self, request: Request) -> Response:
+        """``GET /fleet/figures``: the figures as JSON, with the admin token."""
+        figures = await self._pages.figures_for(bearer_token(request))
+        return Response(figures.to_wire(), media_type=JSON_MEDIA_TYPE)
+
+    async def static(self, request: Request) -> Response:
+        """``GET /fleet/static/{name}``: the style sheet or the script."""
+        name = request.path_params["name"]
+        if name not in STATIC_TYPES:
+            raise NotFound("There is no such file")
+        return Response(static_file(name), media_type=STATIC_TYPES[name])
+
+
+def _cookie_name(request: Request) -> str:
+    """Gateways on several ports of one machine share their cookies, so that each needs a name of its own."""
+    return f"quintain-fleet-{request.url.port or 0}"
+
+
+def _cookie_of(request: Request) -> str:
+    return request.cookies.get(_cookie_name(request), "")
+
+
+def _version(figures: FleetFigures) -> str:
+    """A short name of what a page shows, which is another one for other figures."""
+    return hashlib.sha256(figures.to_wire()).hexdigest()[:16]

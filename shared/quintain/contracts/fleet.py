@@ -1,0 +1,150 @@
+"""The state of the whole fleet, and the events on ``quintain.events`` that say what changed (``protocol.md`` §4).
+
+Events are transient and may be lost: who shows a state asks for it whole from time to time. They hold names and
+numbers, never a text of a call.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from quintain.contracts.admin import RegisteredWorker
+from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.ledger import Milliseconds
+from quintain.contracts.message import Message
+from quintain.contracts.session import SessionState
+from quintain.contracts.strings import Id, TargetName, Text
+
+Count = Annotated[int, Field(ge=0)]
+
+#: How many open sessions a fleet's state names at most: the newest.
+MAX_FLEET_SESSIONS = 200
+
+#: A histogram of durations: ``n`` holds those of at most `BUCKET_BASE` to the power of ``n`` milliseconds.
+Histogram = dict[int, Count]
+
+#: The ratio of the bounds of two neighboring buckets: a percentile is at most a tenth too high.
+BUCKET_BASE = 1.1
+
+
+class GetFleet(Message):
+    """Request the state of the whole fleet, as an administrator."""
+
+
+class FleetSession(Message):
+    """A session and how much of its budget is charged."""
+
+    session_id: Id
+    label: Text | None = None
+    parent_id: Id | None = None
+    default_target: Text
+    call_count: Count
+    max_calls: Count
+    state: SessionState
+
+
+class FleetState(Message):
+    """Every registered target, every live worker and the newest open sessions; ``now`` is the ledger's clock in ms.
+
+    ``more_sessions`` counts the open sessions that are left out.
+    """
+
+    targets: list[RegisteredTarget]
+    workers: list[RegisteredWorker]
+    sessions: list[FleetSession]
+    more_sessions: Count = 0
+    now: Milliseconds
+
+
+class CallCounts(Message):
+    """What became of one target's calls in an interval.
+
+    ``outcomes`` counts settled attempts by their outcome, ``faults`` replies that were errors by their code.
+    ``wait`` are the times in the queue and ``service`` those in the provider, of calls with a result. ``cost_usd`` is
+    what workers that know a price reported.
+    """
+
+    started: Count = 0
+    outcomes: dict[str, Count] = Field(default_factory=dict)
+    faults: dict[str, Count] = Field(default_factory=dict)
+    wait: Histogram = Field(default_factory=dict)
+    service: Histogram = Field(default_factory=dict)
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cost_usd: Annotated[float, Field(ge=0)] = 0.0
+
+
+class FleetChanged(Message):
+    """What one metadata service saw since its last event: sent every half a second, also when nothing changed.
+
+    ``calls`` counts by target what this service decided and settled. ``targets``, ``workers`` and ``sessions`` are
+    those whose state in the ledger is another one, whole; ``lost_workers`` are incarnations that live no more, and
+    ``ended_sessions`` ids. ``queued`` are the messages that wait in targets' queues. ``lost_events`` counts the events
+    of this service that no broker took.
+    """
+
+    service: Id
+    now: Milliseconds
+    interval_ms: Count
+    calls: dict[TargetName, CallCounts] = Field(default_factory=dict)
+    targets: list[RegisteredTarget] = Field(default_factory=list)
+    workers: list[RegisteredWorker] = Field(default_factory=list)
+    lost_workers: list[Id] = Field(default_factory=list)
+    sessions: list[FleetSession] = Field(default_factory=list)
+    ended_sessions: list[Id] = Field(default_factory=list)
+    queued: dict[TargetName, Count] = Field(default_factory=dict)
+    lost_events: Count = 0
+
+
+class TargetEvent(StrEnum):
+    """What happened to a target."""
+
+    REGISTERED = "registered"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+
+
+class WorkerEvent(StrEnum):
+    """What happened to a worker: ``lost`` is one whose lease ended before it had drained."""
+
+    REGISTERED = "registered"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    LOST = "lost"
+
+
+class SessionEvent(StrEnum):
+    """What happened to a session: ``spent`` is one that has no calls left, ``ended`` one that is closed or expired."""
+
+    OPENED = "opened"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    SPENT = "spent"
+    ENDED = "ended"
+
+
+class TargetChanged(Message):
+    """An event of one target, with its state after it."""
+
+    event: TargetEvent
+    target: RegisteredTarget
+    now: Milliseconds
+
+
+class WorkerChanged(Message):
+    """An event of one worker, with its state after it, or the last known one of a lost worker."""
+
+    event: WorkerEvent
+    worker: RegisteredWorker
+    now: Milliseconds
+
+
+class SessionChanged(Message):
+    """An event of one session, with its state after it, or the last known one of an ended session."""
+
+    event: SessionEvent
+    session: FleetSession
+    now: Milliseconds

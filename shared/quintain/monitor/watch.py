@@ -1,0 +1,165 @@
+"""Keeps a `FleetModel` up to date over a bus: consumes events, asks for states, and collects service cards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from quintain.bus.base import Bus, Delivery
+from quintain.client.admin import Admin
+from quintain.contracts.discovery import Discover
+from quintain.contracts.fleet import FleetChanged
+from quintain.errors import BusError, Fault, NoAnswer, Unauthorized, Unroutable
+from quintain.monitor.figures import FleetFigures
+from quintain.monitor.model import FleetModel
+from quintain.routes import DISCOVER
+from quintain.rpc.client import RpcClient, parse_reply
+from quintain.rpc.request import RpcRequest
+from quintain.rpc.server import delete_queues, log_defect
+from quintain.topology import EVENTS, Topology, events_topology
+
+log = logging.getLogger(__name__)
+
+#: How often services are asked for their cards, and the ledger for the whole state, in seconds.
+CARDS_SECONDS, STATE_SECONDS = 0.5, 10.0
+
+#: Pause before a state is asked for again that did not come, in seconds.
+RETRY_SECONDS = 1.0
+
+#: How many events are handled at a time.
+PREFETCH = 16
+
+#: Figures are made again after this time at the earliest, and take at most this part of the time.
+FIGURES_SECONDS, FIGURES_SHARE = 0.25, 1 / 30
+
+
+class FleetWatch:
+    """A model of a running fleet, kept up to date while `running` is open.
+
+    Example::
+
+        async with FleetWatch(bus, rpc_client, admin).running() as watch:
+            await watch.wait_known(timeout_seconds=5)
+            print(watch.figures())
+    """
+
+    def __init__(self, bus: Bus, rpc_client: RpcClient, admin: Admin) -> None:
+        self._bus, self._rpc_client, self._admin = bus, rpc_client, admin
+        self._model = FleetModel(time.monotonic())
+        self._known = asyncio.Event()
+        self._problems: dict[str, str] = {}
+        self._figures: FleetFigures | None = None
+        self._figures_until = -math.inf
+        #: Whether the metadata service refuses the administrator's token.
+        self.is_refused = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FleetWatch]:
+        """Keep the model up to date while the context is open. Raises nothing: problems are among the figures."""
+        loop = asyncio.get_running_loop()
+        work = {"events": self._consume_events, "state": self._read_states, "cards": self._collect_cards}
+        tasks = [loop.create_task(self._repeat(name, run), name=f"fleet {name}") for name, run in work.items()]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def wait_known(self, timeout_seconds: float) -> bool:
+        """Wait until the state of the ledger is known, or the token refused; returns whether it is."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._known.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def figures(self) -> FleetFigures:
+        """Return what is known now; the same value for a moment, so that many who look cost no more than one."""
+        now = time.monotonic()
+        if self._figures is None or now >= self._figures_until:
+            self._figures = self._model.figures(now, self._problems.values())
+            ended_at = time.monotonic()
+            self._figures_until = ended_at + max(FIGURES_SECONDS, (ended_at - now) / FIGURES_SHARE)
+        return self._figures
+
+    async def _repeat(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await run()
+            except Unauthorized as refusal:
+                self.is_refused = True
+                self._known.set()
+                self._problems[name] = refusal.message
+            except (BusError, Fault, NoAnswer) as error:
+                self._problems[name] = f"The {name} of the fleet cannot be read: {error.message}"
+            except Exception as error:
+                log_defect(error, f"watching the {name} of the fleet")
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _consume_events(self) -> None:
+        topology, lost = events_topology(secrets.token_hex(16)), asyncio.Event()
+        await self._bus.declare(Topology((EVENTS,)), redeclare=False)
+        await self._bus.declare(topology)
+        try:
+            consumer = await self._bus.consume(
+                topology.queues[0], self._on_event, prefetch=PREFETCH, on_queue_lost=lost.set
+            )
+            self._problems.pop("events", None)
+            try:
+                await lost.wait()
+            finally:
+                await consumer.drain(0)
+        finally:
+            await delete_queues(self._bus, topology)
+
+    async def _on_event(self, delivery: Delivery) -> None:
+        try:
+            self._model.on_change(FleetChanged.from_wire(delivery.body), time.monotonic())
+        except Fault as fault:
+            log.warning("An event of the fleet cannot be read: %s", fault.message)
+        await delivery.ack()
+
+    async def _read_states(self) -> None:
+        while True:
+            self._model.on_state(await self._admin.fleet(), time.monotonic())
+            self._problems.pop("state", None)
+            self.is_refused = False
+            self._known.set()
+            await asyncio.sleep(STATE_SECONDS)
+
+    async def _collect_cards(self) -> None:
+        def on_reply(reply: Delivery) -> None:
+            try:
+                self._model.on_card(parse_reply(reply, DISCOVER.reply_type), time.monotonic())
+            except Fault as fault:
+                log.warning("A service's card cannot be read: %s", fault.message)
+
+        await self._bus.declare(Topology((DISCOVER.exchange,)))
+        correlation_id = secrets.token_hex(16)
+        unsubscribe = self._rpc_client.subscribe(correlation_id, on_reply)
+        request = RpcRequest(
+            exchange=DISCOVER.exchange,
+            key=DISCOVER.key,
+            type=DISCOVER.key,
+            body=Discover().to_wire(),
+            headers={},
+            deadline_seconds=STATE_SECONDS,
+        )
+        try:
+            while True:
+                try:
+                    await self._rpc_client.publish(request, correlation_id)
+                except Unroutable:
+                    log.debug("No service is bound to %s", DISCOVER.exchange.name)
+                self._model.on_asked(time.monotonic())
+                self._problems.pop("cards", None)
+                await asyncio.sleep(CARDS_SECONDS)
+        finally:
+            unsubscribe()

@@ -1,0 +1,1 @@
+"""What the pages of `quintain view` and of the gateway share: style, script, frame, headers, and visible text."""

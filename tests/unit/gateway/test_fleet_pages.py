@@ -1,0 +1,105 @@
+"""The Fleet page over HTTP: for the holder of the admin token, and what it shows of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from quintain.monitor.figures import FleetFigures
+from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
+
+CONFIG = "targets: {echo: {provider: mock}, lame: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
+    async with memory_fleet(tmp_path, CONFIG) as fleet:
+        yield fleet
+
+
+@contextlib.asynccontextmanager
+async def browser(fleet: MemoryFleet) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=fleet.gateway_url, timeout=30) as client:
+        yield client
+
+
+async def enter(client: httpx2.AsyncClient, token: str = ADMIN_TOKEN, **headers: str) -> httpx2.Response:
+    return await client.post("/fleet/enter", json={"token": token}, headers=headers)
+
+
+async def figures_when(client: httpx2.AsyncClient, is_met: str) -> FleetFigures:
+    """The figures once this expression of them holds."""
+    async with asyncio.timeout(30):
+        while True:
+            answer = await client.get("/fleet/figures", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})
+            figures = FleetFigures.from_wire(answer.content)
+            if eval(is_met, {"figures": figures, "target": {one.name: one for one in figures.targets}}):
+                return figures
+            await asyncio.sleep(0.05)
+
+
+async def test_only_the_admin_token_opens_the_page(fleet: MemoryFleet) -> None:
+    session = await fleet.open_session("echo", 5)
+    async with browser(fleet) as client:
+        for path in ("/fleet", "/fleet/events", "/fleet/figures"):
+            answer = await client.get(path)
+            assert answer.status_code == 401, path
+            assert "echo" not in answer.text
+        for token in ("", "wrong", session.token):
+            assert (await enter(client, token)).status_code == 401
+            header = {"Authorization": f"Bearer {token or 'x'}"}
+            assert (await client.get("/fleet/figures", headers=header)).status_code == 401
+        assert (await enter(client, Origin="http://page.example")).status_code == 401
+        assert (await client.get("/fleet")).status_code == 401
+        entered = await enter(client, Origin=fleet.gateway_url)
+        assert entered.status_code == 200
+        assert "HttpOnly" in entered.headers["set-cookie"]
+        assert "SameSite=strict" in entered.headers["set-cookie"]
+        page = await client.get("/fleet")
+        assert page.status_code == 200
+        assert 'data-target="echo"' in page.text
+        assert ADMIN_TOKEN not in page.text
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "unsafe" not in page.headers["content-security-policy"]
+        # The cookie is for looking: it opens nothing else.
+        assert (await client.get("/sessions")).status_code == 401
+
+
+async def test_the_figures_are_those_of_the_fleet(fleet: MemoryFleet) -> None:
+    session = await fleet.open_session("echo", 3)
+    async with browser(fleet) as client:
+        known = await figures_when(client, "figures.workers and figures.workers[0].slots and len(figures.services) == 2")
+        assert {service.service for service in known.services} == {"metadata", "gateway"}
+        headers = {"Authorization": f"Bearer {session.token}"}
+        for number, (target, status) in enumerate((("echo", 200), ("echo", 200), ("lame", 500), ("echo", 429))):
+            body = {"question": f"question {number}", "target": target}
+            assert (await client.post("/invoke", json=body, headers=headers)).status_code == status
+        spent = await figures_when(
+            client, "figures.budgets[0].is_spent and target['lame'].faults and target['echo'].service"
+        )
+        (budget,) = spent.budgets
+        assert (budget.used, budget.max_calls) == (3, 3)
+        targets = {target.name: target for target in spent.targets}
+        assert (targets["echo"].workers, targets["echo"].queued) == (1, 0)
+        assert targets["lame"].faults.keys() == {"provider_error"}
+        assert targets["echo"].wait is not None
+
+
+async def test_a_stream_tells_a_page_that_shows_something_else_and_ends_with_the_gateway(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(memory_fleet(tmp_path, CONFIG))
+        async with browser(fleet) as client:
+            assert (await enter(client)).status_code == 200
+            async with client.stream("GET", "/fleet/events?seen=something-else") as response:
+                lines = response.aiter_lines()
+                async with asyncio.timeout(30):
+                    assert "event: changed" in [await anext(lines) for _ in range(3)]
+                    await stack.aclose()
+                    # The stream ends when the gateway does: this would wait for the gateway's grace otherwise.
+                    async for _ in lines:
+                        pass
