@@ -90,6 +90,7 @@ RUN_BY = {
     "quintain info": "tests/acceptance/test_commands.py",
     "quintain doctor": "tests/acceptance/test_doctor.py",
     "quintain status": "tests/acceptance/test_status.py",
+    "quintain top": "tests/acceptance/test_status.py",
     "quintain target pause": "tests/acceptance/test_target_and_drain.py",
     "quintain target resume": "tests/acceptance/test_target_and_drain.py",
     "quintain drain": "tests/acceptance/test_target_and_drain.py",

@@ -31,6 +31,7 @@ COMMANDS: CommandTable = {
     "invoke": ("quintain_cli.commands.invoke:invoke", "Call a target and print its answer."),
     "info": ("quintain_cli.commands.invoke:info", "Show the session, its counters and the targets it may call."),
     "status": ("quintain_cli.commands.status:status", "List the running services and the targets that they serve."),
+    "top": ("quintain_cli.commands.top:top", "Watch targets, workers and budgets of the running fleet until Ctrl-C."),
     "doctor": ("quintain_cli.commands.doctor:doctor", "Check the broker, its exchanges and queues, and the ledger."),
     "drain": ("quintain_cli.commands.drain:drain", "Ask a worker to drain and exit, as SIGTERM does."),
     "snippet": (

@@ -71,6 +71,7 @@ HELP = {
     ("schema", "config"): "a configuration",
     ("schema", "asyncapi"): "AsyncAPI",
     ("status",): "List the running services",
+    ("top",): "Watch targets, workers and budgets",
     ("target",): "Pause and resume targets",
     ("target", "pause"): "Pause a target for all workers",
     ("target", "resume"): "one that its provider requested",

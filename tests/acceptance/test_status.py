@@ -46,6 +46,11 @@ def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: Comm
     assert services[1]["slots"] == 3
     assert services[1]["heartbeatAgeMs"] < 15_000
     assert ADMIN_TOKEN not in str(told)
+    watched = shell.run("top", "--json", "--wait", "1").json
+    assert [one["name"] for one in watched["targets"]] == ["echo"]
+    assert [one["condition"] for one in watched["workers"]] == ["live"]
+    assert ADMIN_TOKEN not in str(watched)
+    assert "echo" in shell.run("top", "--once").stdout
     # A worker that is gone leaves a target that is known, and served by nobody.
     worker.kill()
     gone = shell.run("status", "--wait", "0.5", code=1)

@@ -70,6 +70,7 @@ def test_up_greets_with_a_line_that_works_as_printed_and_stops_when_told(configu
     for host, status in (("proxy.example", 200), ("host.docker.internal", 200), ("page.example", 421)):
         assert status_for_host(facts["gateway"], host) == status
     assert facts["gateway"].startswith("http://127.0.0.1:")
+    assert facts["fleet"] == f"{facts['gateway']}/fleet"
     assert facts["broker"] == "memory://"
     assert facts["targets"] == "parrot, sage"
     answer = run_as_printed(facts["try"])

@@ -69,13 +69,19 @@ class ViewPage:
         ]
 
 
+def watch_problems(one: ViewPage) -> None:
+    """Note what goes wrong in the page: errors, dialogs, and what its policy refuses."""
+    page = one.page
+    page.on("pageerror", lambda error: one.problems.append(str(error)))
+    page.on("dialog", lambda dialog: one.problems.append(f"dialog: {dialog.message}"))
+    page.on("console", lambda line: one.problems.append(line.text) if "Content Security Policy" in line.text else None)
+
+
 def visit(context: BrowserContext, address: str) -> ViewPage:
     """Open the address that the command printed, in a new page of this context, and wait until it shows the runs."""
     page = context.new_page()
     one = ViewPage(address.split("/#", maxsplit=1)[0], page)
-    page.on("pageerror", lambda error: one.problems.append(str(error)))
-    page.on("dialog", lambda dialog: one.problems.append(f"dialog: {dialog.message}"))
-    page.on("console", lambda line: one.problems.append(line.text) if "Content Security Policy" in line.text else None)
+    watch_problems(one)
     page.goto(address)
     page.get_by_role("heading", name="Runs").wait_for()
     return one

@@ -67,6 +67,7 @@ async def _run_up(
 def _print_started(running_fleet: Fleet, config: Config, opened: SessionOpened, *, as_json: bool) -> None:
     details = {
         "gatewayUrl": running_fleet.gateway_url,
+        "fleetUrl": f"{running_fleet.gateway_url}/fleet",
         "brokerUrl": without_password(running_fleet.broker_url),
         "targets": list(config.targets),
         "sessionId": opened.session_id,
@@ -79,9 +80,9 @@ def _print_started(running_fleet: Fleet, config: Config, opened: SessionOpened, 
         f"curl -s {running_fleet.gateway_url}/invoke -H 'Authorization: Bearer {opened.token}' "
         '-d \'{"question": "Hello?"}\''
     )
-    stdout_console().print(
-        f"gateway  {running_fleet.gateway_url}\nbroker   {details['brokerUrl']}", soft_wrap=True, markup=False
-    )
+    addresses = {"gateway": details["gatewayUrl"], "fleet": details["fleetUrl"], "broker": details["brokerUrl"]}
+    lines = "\n".join(f"{name:8} {address}" for name, address in addresses.items())
+    stdout_console().print(lines, soft_wrap=True, markup=False)
     stdout_console().print(
         f"targets  {', '.join(config.targets)}\ntry      {curl_command}", soft_wrap=True, markup=False
     )

@@ -1,0 +1,120 @@
+"""The Fleet page of a gateway over RabbitMQ in a browser: it shows by itself what happens in the fleet."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from urllib.request import Request, urlopen
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from quintain.contracts.session import SessionOpened
+from support.browser import ViewPage, watch_problems
+from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
+
+TARGETS = ("echo", "slow")
+CONFIG = """
+targets:
+  echo: {provider: mock}
+  slow: {provider: mock, delay_ms: 60000}
+"""
+
+#: Of the whole test: it waits for many things one after the other.
+pytestmark = pytest.mark.timeout(600)
+
+#: What happens is seen as soon as it is known; a machine with much to do may take long.
+SEEN_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def fleet(broker_url: str) -> Iterator[ProcessFleet]:
+    with process_fleet(broker_url, CONFIG, targets=TARGETS) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def worker(fleet: ProcessFleet) -> Process:
+    return fleet.start_services("metadata", "worker")[1]
+
+
+@pytest.fixture(scope="module")
+def origin(fleet: ProcessFleet, worker: Process) -> str:
+    gateway = fleet.start("serve", "gateway", "--port", "0")
+    gateway.wait_for_output("ready  gateway")
+    found = re.search(r"http://127\.0\.0\.1:\d+", gateway.read_output())
+    assert found is not None
+    return found[0]
+
+
+def ask(origin: str, token: str, question: str) -> None:
+    """One call through the gateway."""
+    body = json.dumps({"question": question}).encode()
+    with urlopen(Request(f"{origin}/invoke", body, {"Authorization": f"Bearer {token}"}), timeout=60) as answer:
+        assert answer.status == 200
+
+
+def enter(page: Page) -> None:
+    """Give the token, once the page's script runs."""
+    page.wait_for_load_state()
+    page.locator("#token").fill(ADMIN_TOKEN)
+    page.get_by_role("button", name="Show").click()
+    page.get_by_role("heading", name="Fleet", exact=True).wait_for(timeout=SEEN_MS)
+    page.locator("#targets").wait_for(timeout=SEEN_MS)
+
+
+def test_the_page_shows_a_budget_spent_a_target_paused_and_a_worker_killed(
+    fleet: ProcessFleet, worker: Process, origin: str, browser: Browser
+) -> None:
+    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+        page = context.new_page()
+        one = ViewPage(origin, page)
+        watch_problems(one)
+        answer = page.goto(f"{origin}/fleet")
+        assert answer is not None
+        assert answer.status == 401
+        assert "echo" not in page.content()
+        page.wait_for_load_state()
+        page.locator("#token").fill("not the token")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("#enter-message")).to_contain_text("does not know this token", timeout=SEEN_MS)
+        enter(page)
+
+        echo, slow = page.locator("[data-target=echo]"), page.locator("[data-target=slow]")
+        expect(echo).to_contain_text("ready", timeout=SEEN_MS)
+        expect(page.locator("#workers")).to_contain_text("live", timeout=SEEN_MS)
+
+        hostile = "<img src=x onerror=alert(1)>"
+        words = ("session", "open", "--default-target", "echo", "--max-calls", "2", "--label", hostile, "--json")
+        session = SessionOpened.from_wire(fleet.quintain(*words))
+        budget = page.locator(f"[data-session='{session.session_id}']")
+        expect(budget).to_contain_text("0 %", timeout=SEEN_MS)
+        expect(budget).to_contain_text(hostile)
+        ask(origin, session.token, "one")
+        expect(budget).to_contain_text("50 %", timeout=SEEN_MS)
+        ask(origin, session.token, "two")
+        expect(budget).to_contain_text("spent", timeout=SEEN_MS)
+        # Calls ended, so that there are times.
+        expect(echo).to_contain_text(" ms / ", timeout=SEEN_MS)
+
+        fleet.quintain("target", "pause", "slow", "--for", "3600")
+        expect(slow).to_contain_text("paused until", timeout=SEEN_MS)
+        fleet.quintain("target", "resume", "slow")
+        expect(slow).to_contain_text("ready", timeout=SEEN_MS)
+
+        page.locator("#q").fill("slo")
+        page.get_by_role("button", name="Filter").click()
+        expect(page.locator("[data-target]")).to_have_count(1)
+        page.goto(f"{origin}/fleet")
+
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert one.serious_faults() == [], scheme
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+        worker.kill()
+        expect(page.locator("#workers")).to_contain_text("does not answer", timeout=SEEN_MS)
+        expect(echo).to_contain_text("no worker", timeout=SEEN_MS)
+        assert one.problems == []
