@@ -54,8 +54,9 @@ _COMMON_WORDS: Final = (
     f"(trial.case_no << {TEXT_ROW_BITS}) AND (trial.case_no << {TEXT_ROW_BITS} | {(1 << TEXT_ROW_BITS) - 1}))"
 )
 
-#: As the text index cuts texts: letters and digits.
-_WORD = re.compile(r"[^\W_]+")
+#: As the text index cuts texts: letters and digits. FTS5 takes these letters of two scripts for no letters: it makes a
+#: phrase of a word with one of them, and an index without positions cannot look for phrases.
+_WORD = re.compile(r"[^\W_\u19b0-\u19c9\u1cf2\u1cf3]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

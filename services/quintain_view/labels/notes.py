@@ -66,7 +66,7 @@ def append_note(folder: Path, note: Note) -> None:
     noted = note.model_copy(update={"noted_at": datetime.now(UTC).isoformat(timespec="seconds")})
     path = folder / FILE_NAME
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(descriptor, noted.to_wire() + b"\n")
             os.fsync(descriptor)

@@ -153,5 +153,6 @@ def test_the_latest_note_of_a_trial_counts_and_a_torn_line_is_passed_over(tmp_pa
         append_note(tmp_path, Note(case_id="1", column="bot", repeat=1, passed=passed, text=HOSTILE))
     with (tmp_path / "notes.jsonl").open("a") as file:
         file.write('{"caseId": "2", "col')
+    assert (tmp_path / "notes.jsonl").stat().st_mode & 0o777 == 0o600
     notes = read_notes(tmp_path)
     assert {key: (note.passed, note.text) for key, note in notes.items()} == {NoteKey("1", "bot", 1): (None, HOSTILE)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from urllib.parse import unquote_plus
+from urllib.parse import quote_plus, unquote_plus
 
 import pytest
 
@@ -107,6 +107,16 @@ def test_common_and_rare_words_find_the_same(folder: Path, monkeypatch: pytest.M
     rare = {query: found(folder, query) for query in ("q=answer", "q=answer&show=failed", "q=lake&sort=score")}
     monkeypatch.setattr("quintain_view.index.reader.COMMON_TEXTS", 1)
     assert {query: found(folder, query) for query in rare} == rare
+
+
+@pytest.mark.parametrize(
+    "words",
+    ['"', "AND", "NOT", "answer AND", "col:", "lake*", '"lake', "NEAR(a b)", "^x", "(", "a\u19b0b", "a\u1cf2b", "\0"],
+)
+def test_words_with_the_syntax_of_the_index_are_words(folder: Path, words: str) -> None:
+    """None of them is an error, and none has a meaning of its own."""
+    page = found(folder, f"q={quote_plus(words)}")
+    assert page == found(folder, f"q={quote_plus(words.lower())}")
 
 
 def test_a_newer_row_takes_the_place_of_an_older_one(folder: Path) -> None:
