@@ -68,6 +68,8 @@ def test_what_a_fleet_says_is_what_the_document_says(document: dict[str, object]
     # Everything that is said between evaluators, workers and the metadata service.
     asked = {"invoke", *OPERATIONS, "register", "heartbeat", "admit"}
     spoken = {name_of(document, one) for one in heard}
+    assert "fleet.changed" in spoken
+    spoken -= {"fleet.changed", "target.changed", "worker.changed", "session.changed"}
     assert spoken == {
         *(f"{name}.ask" for name in (*asked, "settle")),
         *(f"{name}.result" for name in asked),
@@ -109,7 +111,7 @@ def test_the_check_sees_what_is_wrong(document: dict[str, object]) -> None:
 
 OPERATIONS = (
     *("info", "open", "amend", "close", "reserve", "release", "cancel"),
-    *("list", "show", "targets", "pause", "resume", "workers", "drain"),
+    *("list", "show", "targets", "pause", "resume", "workers", "drain", "fleet"),
 )
 
 
@@ -134,6 +136,7 @@ def exchange_all_messages(fleet: ProcessFleet, tap: WireTap) -> None:
     administer("drain", workerId="stranger")
     result_body(admin.call(worker, key="heartbeat", exchange="quintain.ledger", kind="heartbeat"))
     administer("workers")
+    administer("fleet")
     admin.close()
 
     evaluator = RawAmqpClient(fleet.broker_url, str(opened["token"]))
@@ -166,6 +169,8 @@ def name_of(document: dict[str, object], one: TappedMessage) -> str:
     """Which message of the document this is: of an answer by what was asked."""
     if one.exchange == "quintain.cancel":
         return "calls_taken_back"
+    if one.exchange == "quintain.events":
+        return f"{one.amqp_type}.changed"
     if one.exchange == "quintain.reply":
         return f"{one.request_type}.result" if one.amqp_type == "result" else one.amqp_type
     return f"{one.amqp_type}.ask"

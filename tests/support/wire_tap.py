@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pika
 
 from quintain.routes import ROUTES
-from quintain.topology import CANCEL, INVOKE, LEDGER, METADATA, METADATA_TOPOLOGY, REPLY
+from quintain.topology import CANCEL, EVENTS, INVOKE, LEDGER, METADATA, METADATA_TOPOLOGY, REPLY
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class WireTap:
         for target in targets:  # and no wildcard: what nothing else takes is to stay unrouted
             self._channel.queue_bind(self._queue, INVOKE.name, target)
         self._channel.queue_bind(self._queue, CANCEL.name)
+        self._channel.queue_bind(self._queue, EVENTS.name, "#")
         for route in ROUTES:
             if route.exchange in {METADATA, LEDGER}:
                 self._channel.queue_bind(self._queue, route.exchange.name, route.key)

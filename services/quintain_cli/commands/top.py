@@ -14,7 +14,7 @@ from rich.live import Live
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.errors import NoAnswer, Unauthorized
-from quintain.monitor.figures import FleetFigures
+from quintain.monitor.fleet_figures import FleetFigures
 from quintain.monitor.watch import FleetWatch
 from quintain.rpc.client import RpcClient
 from quintain.settings import Settings, environment, read_settings

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from quintain.monitor.figures import BudgetFigures, FleetFigures, TargetCondition, TargetFigures, WorkerFigures
+from quintain.monitor.fleet_figures import BudgetFigures, FleetFigures, TargetCondition, TargetFigures, WorkerFigures
 from quintain.monitor.words import NOTHING, amount, ends_in, errors, share, time_of_day, times
 from quintain_cli.console import escape_for_terminal
 

@@ -16,7 +16,7 @@ from quintain.contracts.admin import RegisteredWorker
 from quintain.contracts.discovery import RegisteredTarget, ServiceCard
 from quintain.contracts.fleet import FleetChanged, FleetSession, FleetState
 from quintain.contracts.ledger import DrainState
-from quintain.monitor.figures import (
+from quintain.monitor.fleet_figures import (
     BudgetFigures,
     FleetFigures,
     ServiceFigures,
@@ -118,7 +118,8 @@ class FleetModel:
         self._forget(at)
         served = self._served(at)
         targets = [self._target(name, served, at) for name in sorted(self._targets)]
-        workers = [self._worker(worker, at) for worker in self._workers.values()]
+        cards = self._worker_cards()
+        workers = [self._worker(worker, cards.get(worker.worker_id), at) for worker in self._workers.values()]
         workers += [_lost_worker(worker) for worker, _ in self._lost.values()]
         return FleetFigures(
             targets=targets,
@@ -129,7 +130,7 @@ class FleetModel:
             calls_per_minute=round(sum(target.calls_per_minute for target in targets), 1),
             running=sum(target.running for target in targets),
             queued=sum(target.queued or 0 for target in targets),
-            problems=[*problems, *self._problems(targets, at)],
+            problems=[*problems, *self._problems(targets, workers, at)],
         )
 
     def _note_usage(self, sessions: Iterable[FleetSession], at: float) -> None:
@@ -196,12 +197,12 @@ class FleetModel:
             }
         )
 
-    def _worker(self, worker: RegisteredWorker, at: float) -> WorkerFigures:
-        cards = [
-            seen for seen in self._cards.values() if seen.card.service == "worker" and seen.card.id == worker.worker_id
-        ]
-        # Of several processes with one id, the one that answered last: a restarted one has a new card.
-        seen = max(cards, key=lambda one: one.seen_at, default=None)
+    def _worker_cards(self) -> dict[str, _SeenCard]:
+        """The cards of workers by id: of several processes with one id, a restarted one, the newest."""
+        cards = sorted(self._cards.values(), key=lambda seen: seen.seen_at)
+        return {seen.card.id: seen for seen in cards if seen.card.service == "worker"}
+
+    def _worker(self, worker: RegisteredWorker, seen: _SeenCard | None, at: float) -> WorkerFigures:
         condition = WorkerCondition.DRAINING if worker.drain in _DRAINING else WorkerCondition.LIVE
         if seen is not None and self._is_silent(seen, at):
             condition = WorkerCondition.SILENT
@@ -245,14 +246,14 @@ class FleetModel:
         ]
         return sorted(services, key=lambda service: (service.service, service.id))
 
-    def _problems(self, targets: Iterable[TargetFigures], at: float) -> Iterable[str]:
+    def _problems(self, targets: Iterable[TargetFigures], workers: Iterable[WorkerFigures], at: float) -> Iterable[str]:
         if at - max(self._event_at, self._began_at) >= EVENTS_SECONDS:
             yield "No events arrive: is a metadata service running, and of this release?"
         unserved = [target.name for target in targets if target.condition is TargetCondition.UNSERVED]
         if unserved:
             shown = ", ".join(unserved[:MAX_NAMED]) + (", …" if len(unserved) > MAX_NAMED else "")
             yield f"No worker that answers serves {shown}"
-        silent = sum(1 for worker in self._workers.values() if self._worker(worker, at).condition == "silent")
+        silent = sum(worker.condition is WorkerCondition.SILENT for worker in workers)
         if silent:
             yield f"{silent} worker{'' if silent == 1 else 's'} with a lease did not answer"
 

@@ -15,7 +15,7 @@ from quintain.client.admin import Admin
 from quintain.contracts.discovery import Discover
 from quintain.contracts.fleet import FleetChanged
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized, Unroutable
-from quintain.monitor.figures import FleetFigures
+from quintain.monitor.fleet_figures import FleetFigures
 from quintain.monitor.model import FleetModel
 from quintain.routes import DISCOVER
 from quintain.rpc.client import RpcClient, parse_reply

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quintain.contracts.fleet import BUCKET_BASE, CallCounts
-from quintain.monitor.figures import Percentiles
+from quintain.monitor.fleet_figures import Percentiles
 
 #: For how long calls are counted, and how long a slice of that time is, in seconds.
 WINDOW_SECONDS, SLICE_SECONDS = 300.0, 10.0
@@ -38,15 +38,18 @@ class CallSums:
         self.output_tokens += counts.output_tokens
         self.cost_usd += counts.cost_usd
 
-    def add(self, other: CallSums) -> None:
-        """Add the counts of another time."""
-        self.ended += other.ended
-        self.faults.update(other.faults)
-        self.wait.update(other.wait)
-        self.service.update(other.service)
-        self.input_tokens += other.input_tokens
-        self.output_tokens += other.output_tokens
-        self.cost_usd += other.cost_usd
+    def remove(self, other: CallSums) -> None:
+        """Take the counts of an earlier time away, which were added before."""
+        self.ended -= other.ended
+        for name in ("faults", "wait", "service"):
+            counter: Counter[str | int] = getattr(self, name)
+            counter.subtract(getattr(other, name))
+            for key in [key for key, count in counter.items() if not count]:
+                del counter[key]
+        self.input_tokens -= other.input_tokens
+        self.output_tokens -= other.output_tokens
+        # Sums of floats do not come back to 0 by themselves.
+        self.cost_usd = max(0.0, self.cost_usd - other.cost_usd) if self.ended else 0.0
 
 
 class CallWindow:
@@ -54,28 +57,31 @@ class CallWindow:
 
     def __init__(self) -> None:
         self._slices: deque[tuple[float, CallSums]] = deque()
+        self._sums = CallSums()
 
     def add(self, counts: CallCounts, at: float) -> None:
         """Add what an event says that arrived at this time."""
         if not self._slices or at - self._slices[-1][0] >= SLICE_SECONDS:
             self._slices.append((at, CallSums()))
         self._slices[-1][1].add_counts(counts)
+        self._sums.add_counts(counts)
 
     def sums(self, at: float) -> CallSums:
-        """Return the sums of the window, and forget what is older."""
+        """Return the sums of the window, and forget what is older. They change with the next event."""
         while self._slices and at - self._slices[0][0] > WINDOW_SECONDS:
-            self._slices.popleft()
-        sums = CallSums()
-        for _, part in self._slices:
-            sums.add(part)
-        return sums
+            self._sums.remove(self._slices.popleft()[1])
+        return self._sums
 
     def per_minute(self, at: float, watched_seconds: float) -> float:
         """Return the ended attempts per minute, of the last minute or of the time since it is watched."""
         seconds = min(RATE_SECONDS, watched_seconds)
         if seconds < MIN_RATE_SECONDS:
             return 0.0
-        ended = sum(sums.ended for began_at, sums in self._slices if at - began_at <= seconds + SLICE_SECONDS)
+        ended = 0
+        for began_at, sums in reversed(self._slices):
+            if at - began_at > seconds + SLICE_SECONDS:
+                break
+            ended += sums.ended
         return round(ended * 60 / seconds, 1)
 
 

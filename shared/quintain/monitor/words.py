@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from quintain.monitor.figures import BudgetFigures, Percentiles
+from quintain.monitor.fleet_figures import BudgetFigures, Percentiles
 
 #: What stands for a value that is not known or not there.
 NOTHING = "-"

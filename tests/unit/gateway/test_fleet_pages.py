@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from quintain.monitor.figures import FleetFigures
+from quintain.monitor.fleet_figures import FleetFigures
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, lame: {provider: mock, fail_rate: 1, max_tries: 1}}\n"

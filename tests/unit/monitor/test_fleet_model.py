@@ -9,7 +9,7 @@ from quintain.contracts.discovery import RegisteredTarget, ServedTarget, Service
 from quintain.contracts.fleet import BUCKET_BASE, CallCounts, FleetChanged, FleetSession, FleetState
 from quintain.contracts.ledger import DrainState
 from quintain.contracts.session import SessionState
-from quintain.monitor.figures import BudgetFigures, TargetCondition, TargetFigures, WorkerCondition, WorkerFigures
+from quintain.monitor.fleet_figures import BudgetFigures, TargetCondition, TargetFigures, WorkerCondition, WorkerFigures
 from quintain.monitor.model import EVENTS_SECONDS, GONE_SECONDS, SILENT_SECONDS, FleetModel
 from quintain.monitor.windows import SLICE_SECONDS, WINDOW_SECONDS
 from quintain.monitor.words import amount, duration, errors

@@ -8,7 +8,7 @@ from functools import cache
 
 import jinja2
 
-from quintain.monitor.figures import FleetFigures, TargetCondition, TargetFigures
+from quintain.monitor.fleet_figures import FleetFigures, TargetCondition, TargetFigures
 from quintain.monitor.words import amount, ends_in, errors, share, time_of_day, times
 from quintain.web.pages import template_environment, to_html
 

@@ -13,7 +13,7 @@ from quintain.bus.base import Bus
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.errors import BusError, Unauthorized
-from quintain.monitor.figures import FleetFigures
+from quintain.monitor.fleet_figures import FleetFigures
 from quintain.monitor.watch import FleetWatch
 from quintain.rpc.client import RpcClient
 from quintain.web.pages import is_same_text

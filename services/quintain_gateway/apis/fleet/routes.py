@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from quintain.contracts.message import Message
 from quintain.errors import Unauthorized
-from quintain.monitor.figures import FleetFigures
+from quintain.monitor.fleet_figures import FleetFigures
 from quintain.web.pages import HEADERS, STATIC_TYPES, entered_token, static_file
 from quintain_gateway.apis.fleet.page import ROOT, SHOWN, FleetFilter, render_enter, render_fleet
 from quintain_gateway.apis.fleet.pages import FleetPages
