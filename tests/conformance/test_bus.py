@@ -513,3 +513,19 @@ async def test_a_declaration_that_is_cancelled_ends_and_costs_no_connection(boun
             assert declaring.cancelled()
     await bound_queue.bus.declare(bound_queue.topology)
     assert bound_queue.bus.reconnects == 0
+
+
+async def test_waiting_messages_are_counted_up_to_a_queue_that_is_not_there(bound_queue: BoundQueue) -> None:
+    queue = bound_queue.queue
+    for body in (b"1", b"2"):
+        await bound_queue.publish(body)
+    async with asyncio.timeout(30):
+        # A quorum queue counts a message a moment after its confirm.
+        while (counts := await bound_queue.bus.count_messages([queue, Queue("t.nowhere", "classic")])) != {
+            queue.name: 2
+        }:
+            if isinstance(bound_queue.bus, SocketpairBus):
+                assert counts == {}, "this transport cannot tell"
+                return
+            await asyncio.sleep(0.05)
+    assert await bound_queue.bus.count_messages([]) == {}
