@@ -82,7 +82,9 @@ async def test_the_figures_are_those_of_the_fleet(fleet: MemoryFleet) -> None:
             body = {"question": f"question {number}", "target": target}
             assert (await client.post("/invoke", json=body, headers=headers)).status_code == status
         spent = await figures_when(
-            client, "figures.budgets[0].is_spent and target['lame'].faults and target['echo'].service"
+            client,
+            "figures.budgets[0].is_spent and target['lame'].faults"
+            " and target['echo'].service and target['echo'].workers and target['echo'].queued is not None",
         )
         (budget,) = spent.budgets
         assert (budget.used, budget.max_calls) == (3, 3)
