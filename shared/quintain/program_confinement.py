@@ -48,7 +48,7 @@ _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 class Sandbox(BaseModel):
     """A sandbox of bubblewrap, with its limits."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     kind: Literal["bwrap"] = "bwrap"
     """The program that makes the sandbox."""

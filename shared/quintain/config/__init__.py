@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from quintain.config.fingerprint import target_fingerprints
 from quintain.config.loader import Config, find_config, load_config
+from quintain.config.nested_models import MockUsage, TargetChildSession
 from quintain.config.targets import (
     AnthropicTarget,
     CommandTarget,
     MockTarget,
-    MockUsage,
     OpenAITarget,
     PythonTarget,
-    TargetChildSession,
     TargetConfig,
     TargetTarget,
     card_of,

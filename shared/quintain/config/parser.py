@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from quintain.config.targets import NESTED_MODELS, TARGET_MODELS, UNRESOLVED_CONTEXT_KEY, TargetConfig
+from quintain.config.nested_models import NESTED_MODELS
+from quintain.config.targets import TARGET_MODELS, UNRESOLVED_CONTEXT_KEY, TargetConfig
 from quintain.config.tree import format_path
 from quintain.contracts.strings import TARGET_NAME_PATTERN
 

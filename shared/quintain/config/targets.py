@@ -10,8 +10,6 @@ from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     PrivateAttr,
@@ -25,6 +23,14 @@ from pydantic import (
     model_validator,
 )
 
+from quintain.config.nested_models import (
+    MockUsage,
+    Positive,
+    StrictModel,
+    TargetChildSession,
+    TargetPrice,
+    TargetSettings,
+)
 from quintain.config.references import holds_reference, without_references
 from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import InvokeSettings, Unsupported
@@ -40,37 +46,13 @@ UNRESOLVED_CONTEXT_KEY = "unresolved"
 
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
 
-Positive = Annotated[int, Field(gt=0)]
-Amount = Annotated[FiniteFloat, Field(ge=0)]
-
 
 def _is_unresolved(value: object, info: ValidationInfo) -> bool:
     """Return whether a value contains a reference whose variable is not substituted yet."""
     return bool(info.context and info.context.get(UNRESOLVED_CONTEXT_KEY)) and holds_reference(value)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class TargetPrice(_Strict):
-    """The price of a target's tokens, in US dollars per million."""
-
-    input_per_million: Amount
-    """Of a million tokens of questions."""
-    output_per_million: Amount
-    """Of a million tokens of answers."""
-    cached_input_per_million: Amount | None = None
-    """Of a million tokens that the provider had cached. If absent, as other input."""
-
-
-class TargetSettings(InvokeSettings):
-    """The settings of a target's calls, used where a request sets none; the keys are in snake_case."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, alias_generator=str)
-
-
-class _Target(_Strict):
+class _Target(StrictModel):
     """Fields of every target."""
 
     #: What requests may bring to targets of this provider.
@@ -251,15 +233,6 @@ class PythonTarget(_Target):
         return name
 
 
-class MockUsage(_Strict):
-    """The token counts that a mock target reports per call."""
-
-    input: Annotated[int, Field(ge=0)] = 0
-    """Tokens of the question."""
-    output: Annotated[int, Field(ge=0)] = 0
-    """Tokens of the answer."""
-
-
 class MockTarget(_Target):
     """A target that needs no provider: it answers a fixed text, or echoes."""
 
@@ -274,15 +247,6 @@ class MockTarget(_Target):
     """The fraction of calls that fail."""
     token_usage: MockUsage | None = None
     """The tokens that it reports."""
-
-
-class TargetChildSession(_Strict):
-    """The child session of an agent under test."""
-
-    targets: Annotated[list[TargetName], Field(min_length=1)]
-    """The targets that the agent may call, the default one first."""
-    max_calls: Positive = 10
-    """How many calls it may make for one call of its own."""
 
 
 class TargetTarget(_Target):
@@ -311,14 +275,6 @@ TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "openai": OpenAITarget,
     "python": PythonTarget,
     "target": TargetTarget,
-}
-
-#: The models of nested maps in a target, by their key.
-NESTED_MODELS: dict[str, type[BaseModel]] = {
-    "child_session": TargetChildSession,
-    "price": TargetPrice,
-    "settings": TargetSettings,
-    "token_usage": MockUsage,
 }
 
 

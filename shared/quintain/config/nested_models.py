@@ -1,0 +1,65 @@
+"""The models of the nested maps in a target of the configuration file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from quintain.contracts.invoke import InvokeSettings
+from quintain.contracts.strings import TargetName
+from quintain.program_confinement import Sandbox
+
+Positive = Annotated[int, Field(gt=0)]
+Amount = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class StrictModel(BaseModel):
+    """A frozen model without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TargetPrice(StrictModel):
+    """The price of a target's tokens, in US dollars per million."""
+
+    input_per_million: Amount
+    """Of a million tokens of questions."""
+    output_per_million: Amount
+    """Of a million tokens of answers."""
+    cached_input_per_million: Amount | None = None
+    """Of a million tokens that the provider had cached. If absent, as other input."""
+
+
+class TargetSettings(InvokeSettings):
+    """The settings of a target's calls, used where a request sets none; the keys are in snake_case."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, alias_generator=str)
+
+
+class MockUsage(StrictModel):
+    """The token counts that a mock target reports per call."""
+
+    input: Annotated[int, Field(ge=0)] = 0
+    """Tokens of the question."""
+    output: Annotated[int, Field(ge=0)] = 0
+    """Tokens of the answer."""
+
+
+class TargetChildSession(StrictModel):
+    """The child session of an agent under test."""
+
+    targets: Annotated[list[TargetName], Field(min_length=1)]
+    """The targets that the agent may call, the default one first."""
+    max_calls: Positive = 10
+    """How many calls it may make for one call of its own."""
+
+
+#: The models of nested maps in a target, by their key.
+NESTED_MODELS: dict[str, type[BaseModel]] = {
+    "child_session": TargetChildSession,
+    "price": TargetPrice,
+    "sandbox": Sandbox,
+    "settings": TargetSettings,
+    "token_usage": MockUsage,
+}
