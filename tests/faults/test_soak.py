@@ -152,20 +152,15 @@ class Soak:
         self.kept = {"metadata": metadata, "worker": worker}
         self.killable = dict(zip(others, ("metadata", "worker", "worker"), strict=True))
 
-    async def count(self, listed: str, column: str = "pid") -> int:
-        """How many queues, channels or connections the broker has of which this column is not 0."""
-        output = await asyncio.to_thread(self.admin.rabbitmqctl, listed, column, "--formatter", "json")
-        return sum(row[column] != 0 for row in json.loads(output[output.index("[") :]))
-
     async def footprint(self) -> Footprint:
         """What is held now."""
         pids = {name: process.pid for name, process in self.kept.items()}
         return Footprint(
             descriptors={name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in pids.items()},
             threads={name: len(list(Path(f"/proc/{pid}/task").iterdir())) for name, pid in pids.items()},
-            queues=await self.count("list_queues", "consumers"),
-            channels=await self.count("list_channels"),
-            connections=await self.count("list_connections"),
+            queues=sum(queue["consumers"] != 0 for queue in await asyncio.to_thread(self.admin.list_queues)),
+            channels=len(await asyncio.to_thread(self.admin.list_channels)),
+            connections=len(await asyncio.to_thread(self.admin.list_connections)),
             client_tasks=len(asyncio.all_tasks()),
         )
 

@@ -52,12 +52,17 @@ class BrokerAdmin:
         raise ServerUnavailable(f"{expressions.strip()} failed: {output}")
 
     def list_queues(self) -> list[dict[str, object]]:
-        """Return the ``name``, ``arguments`` and ``messages`` of each queue of the default virtual host."""
-        return self._rows('rabbit_amqqueue:info_all(<<"/">>, [name, arguments, messages])')
+        """Return the ``name``, ``arguments``, ``messages`` and ``consumers`` of each queue of the default virtual
+        host."""
+        return self._rows('rabbit_amqqueue:info_all(<<"/">>, [name, arguments, messages, consumers])')
 
     def list_connections(self) -> list[dict[str, object]]:
         """Return the ``pid`` and the ``client_properties`` of each connection."""
         return self._rows("rabbit_networking:connection_info_all([pid, client_properties])")
+
+    def list_channels(self) -> list[dict[str, object]]:
+        """Return the ``pid`` of each channel."""
+        return self._rows("rabbit_channel:info_all([pid])")
 
     def _rows(self, expression: str) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = json.loads(self.evaluate(_PRINT_ROWS.replace("ROWS", expression)))
