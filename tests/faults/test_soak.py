@@ -234,7 +234,7 @@ async def test_nothing_is_lost_and_nothing_grows(
 
     callers = int(report.rate * (LONGEST_WAIT_SECONDS + 5))
     load = dataclasses.replace(MEASURED, in_flight=callers, seconds=0, rate=report.rate)
-    after = await FaultScenario(stopped_fleet, (), load=load).run(f"soak, {report.kills} kills", strike)
+    after = await FaultScenario(stopped_fleet, (), load=load).run(f"soak, {'random' if kills else 'no'} kills", strike)
     report.ending = after.report()
     report.after = await soak.settled_footprint(report.before)
     await invariants.check(stopped_fleet, after, faults=frozenset({"worker_lost"}))
@@ -242,3 +242,5 @@ async def test_nothing_is_lost_and_nothing_grows(
         assert max(report.growth().values()) <= MEMORY_GROWTH, report.memory_kib
     assert report.after.queues <= report.before.queues
     assert report.after.channels <= report.before.channels
+    before, after_soak = report.before.descriptors, report.after.descriptors
+    assert all(after_soak[name] <= before[name] for name in before), f"{before} became {after_soak}"
