@@ -113,12 +113,13 @@ async def group_slots(ledger_driver: ClockedLedgerDriver) -> dict[str, int]:
     )
 
 
-async def other_slots(ledger_driver: ClockedLedgerDriver, worker: str) -> dict[str, int] | None:
-    heartbeat = Heartbeat(worker_id=worker, incarnation=worker)
+async def other_slots(ledger_driver: ClockedLedgerDriver, *workers: str) -> list[dict[str, int] | None]:
+    """What the answers to heartbeats of these workers, which are read together, say."""
+    heartbeats = [Heartbeat(worker_id=worker, incarnation=worker) for worker in workers]
     renewed = await ledger_driver.ledger.transact(
-        lambda moment: leases.renew_lease(ledger_driver.with_clock(moment).now, heartbeat)
+        lambda moment: leases.renew_leases(ledger_driver.with_clock(moment).now, heartbeats, LEASE_MS)
     )
-    return renewed.other_slots
+    return [answer.other_slots for answer in renewed]
 
 
 async def test_a_target_takes_groups_while_all_of_its_live_workers_read_them(
@@ -139,14 +140,14 @@ async def test_a_worker_learns_the_free_slots_that_others_have_for_its_targets(
 ) -> None:
     session = await ledger_driver.open_session(max_calls=20)
     await register_slots(ledger_driver, "w1", 8)
-    assert await other_slots(ledger_driver, "w1") is None
+    assert await other_slots(ledger_driver, "w1") == [None]
     await register_slots(ledger_driver, "w2", 4)
-    assert (await other_slots(ledger_driver, "w1"), await other_slots(ledger_driver, "w2")) == ({"a": 4}, {"a": 8})
+    assert await other_slots(ledger_driver, "w1", "w2") == [{"a": 4}, {"a": 8}]
     await ledger_driver.admit_granted(session, "one", by="w2")
-    assert await other_slots(ledger_driver, "w1") == {"a": 3}
+    assert await other_slots(ledger_driver, "w1") == [{"a": 3}]
     for number in range(7):
         await ledger_driver.admit_granted(session, f"n{number}")
     # The target's own limit has room for two more.
-    assert await other_slots(ledger_driver, "w1") == {"a": 2}
+    assert await other_slots(ledger_driver, "w1") == [{"a": 2}]
     await register_slots(ledger_driver, "w2", 4, drain="draining")
-    assert await other_slots(ledger_driver, "w1") is None
+    assert await other_slots(ledger_driver, "w1") == [None]

@@ -149,6 +149,7 @@ def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> Sq
     for target, duration_ms in sorted(pause for each in heartbeats for pause in (each.pauses or {}).items()):
         yield from extend_pause(now, target, duration_ms)
     known, drains, cancelled = set[str](), dict[str, DrainState](), dict[str, list[CallKey]]()
+    other_slots: dict[str, dict[str, int]] = {}
     # Sorted, so that two services lock the rows of the same workers in one order.
     for page in _pages(sorted(heartbeats, key=lambda each: each.incarnation)):
         incarnations = [each.incarnation for each in page]
@@ -156,10 +157,8 @@ def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> Sq
         known.update(row[0] for row in (yield from execute(f"SELECT column1 FROM {wanted}", *incarnations)))
         drains |= yield from _extend_leases(now + lease_ms, page)
         cancelled |= yield from _cancelled_calls(incarnations)
+        other_slots |= yield from free_slots_of_others(now, incarnations)
     paused = (yield from paused_targets(now)) or None
-    other_slots: dict[str, dict[str, int]] = {}
-    for each in heartbeats:
-        other_slots[each.incarnation] = yield from free_slots_of_others(now, each.incarnation)
     return [
         LeaseRenewed(
             now=now,
@@ -167,7 +166,7 @@ def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> Sq
             paused=paused,
             taken_back=cancelled.get(each.incarnation),
             drain=drains[each.incarnation] is DrainState.REQUESTED or None,
-            other_slots=other_slots[each.incarnation] or None,
+            other_slots=other_slots.get(each.incarnation),
         )
         for each in heartbeats
     ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from quintain.contracts.ledger import DrainState, Register
 from quintain.routes import GROUP_PROTOCOL_VERSION, PROTOCOL_VERSION
-from quintain_metadata.ledger.base import SqlProgram, execute
+from quintain_metadata.ledger.base import SqlProgram, execute, values_table
 
 #: How long the pause between two runs of one worker may be, in milliseconds: Kubernetes waits for 5 minutes at most.
 RESTART_MS = 5 * 60_000
@@ -50,25 +50,34 @@ def group_slots(now: int) -> SqlProgram[dict[str, int]]:
     return {row[0]: row[1] for row in rows}
 
 
-def free_slots_of_others(now: int, incarnation: str) -> SqlProgram[dict[str, int]]:
-    """Return the free slots of a worker's targets in other live workers, where there are any.
+def free_slots_of_others(now: int, incarnations: Sequence[str]) -> SqlProgram[dict[str, dict[str, int]]]:
+    """Return, for each of these workers, the free slots of its targets in other live workers, where there are any.
 
     They are no more than the target's own limit has room for.
     """
     rows = yield from execute(
-        "SELECT other.target, sum(CASE WHEN other.group_slots > coalesce(running, 0)"
-        " THEN other.group_slots - coalesce(running, 0) ELSE 0 END),"
-        " max(max_concurrency) - (SELECT coalesce(sum(running), 0) FROM running_calls"
-        " JOIN worker USING (incarnation) WHERE target = other.target AND lease_until > ?)"
-        " FROM served_target AS own JOIN served_target AS other ON other.target = own.target"
-        " JOIN worker ON worker.incarnation = other.incarnation JOIN target ON target.name = other.target"
-        " LEFT JOIN running_calls ON running_calls.incarnation = other.incarnation"
-        " AND running_calls.target = other.target"
-        " WHERE own.incarnation = ? AND other.incarnation <> ? AND lease_until > ? AND paused_until <= ?"
-        " AND worker.drain < ? GROUP BY other.target",
-        *(now, incarnation, incarnation, now, now, DRAINING_RANK),
+        "WITH own AS (SELECT incarnation, target FROM"
+        f" {values_table(incarnations)} AS wanted JOIN served_target ON served_target.incarnation = wanted.column1),"
+        " free AS (SELECT served_target.target, served_target.incarnation, CASE WHEN group_slots > coalesce(running, 0)"
+        " THEN group_slots - coalesce(running, 0) ELSE 0 END AS slots FROM served_target"
+        " JOIN worker USING (incarnation) JOIN target ON target.name = served_target.target"
+        " LEFT JOIN running_calls ON running_calls.incarnation = served_target.incarnation"
+        " AND running_calls.target = served_target.target WHERE served_target.target IN (SELECT target FROM own)"
+        " AND lease_until > ? AND paused_until <= ? AND worker.drain < ?),"
+        " room AS (SELECT target.name AS target, max_concurrency - (SELECT coalesce(sum(running), 0) FROM running_calls"
+        " JOIN worker USING (incarnation) WHERE running_calls.target = target.name AND lease_until > ?) AS slots"
+        " FROM target WHERE target.name IN (SELECT target FROM own)),"
+        " total AS (SELECT target, sum(slots) AS slots FROM free GROUP BY target)"
+        " SELECT own.incarnation, own.target, total.slots - coalesce(free.slots, 0), room.slots FROM own"
+        " JOIN total ON total.target = own.target JOIN room ON room.target = own.target"
+        " LEFT JOIN free ON free.target = own.target AND free.incarnation = own.incarnation",
+        *(*incarnations, now, now, DRAINING_RANK, now),
     )
-    return {target: free for target, slots, room in rows if (free := min(int(slots or 0), int(room))) > 0}
+    slots: dict[str, dict[str, int]] = {}
+    for incarnation, target, others, room in rows:
+        if (count := min(int(others), int(room))) > 0:
+            slots.setdefault(incarnation, {})[target] = count
+    return slots
 
 
 def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint]]]:
