@@ -1,4 +1,4 @@
-"""A cluster of three RabbitMQ nodes that loses them, under load: whoever was connected to one goes to another."""
+"""RabbitMQ nodes that are killed: one of three, while whoever was connected to it goes to another, and the only one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from support.servers.rabbitmq_node import ClusterUnderTest, Node, private_cluste
 
 #: Long enough, and so many, that calls are left when a node is back, on a machine that is busy too.
 BOT_SECONDS = 1.5
+SECONDS_BETWEEN_CRASHES = 5.0
 QUESTIONS = [f"q{number}" for number in range(3 * LONG_CALLS)]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterUnderTest]:
-    """Three nodes of this machine's rabbitmq-server, which may be killed; whatever broker the other tests take."""
+@pytest.fixture(scope="module", params=[3], ids=[""])
+def cluster(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
+    """Nodes of this machine's rabbitmq-server, which may be killed; whatever broker the other tests take."""
     env = environment()
     if env.get("QUINTAIN_TEST_BROKER") != "server" and RABBITMQ.packages.find(env) is None:
         pytest.skip("no rabbitmq-server here to make a cluster of: QUINTAIN_TEST_BROKER=server installs one")
-    with private_cluster(RABBITMQ.packages.find_or_install(env, print), env) as cluster:
+    server = RABBITMQ.packages.find_or_install(env, print)
+    with private_cluster(server, env, size=request.param) as cluster:
         for node in cluster.nodes:
             node.admin.evaluate("application:set_env(rabbit, quorum_tick_interval, 500)")
         yield cluster
@@ -36,14 +38,14 @@ def cluster() -> Iterator[ClusterUnderTest]:
 
 @pytest.fixture
 async def fleet(cluster: ClusterUnderTest, load: Load | None) -> AsyncIterator[ProcessFleet]:
-    """One metadata service and two workers, each connected to any of the nodes. Evaluators know two of them."""
+    """One metadata service and two workers, each connected to any of the nodes. Evaluators know the last two."""
     config = config_with_limit(load.limit if load else MAX_CONCURRENCY)
     with process_fleet(cluster.nodes[0].url, config, targets=["bot"]) as fleet:
         (fleet.folder / "bot.py").write_text(BOT)
         fleet.broker_url = cluster.url
         fleet.extra_env["TEST_BOT_SECONDS"] = str(BOT_SECONDS)
         await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker")
-        fleet.broker_url = ",".join(node.url for node in cluster.nodes[1:])
+        fleet.broker_url = ",".join(node.url for node in cluster.nodes[-2:])
         yield fleet
 
 
@@ -85,5 +87,26 @@ async def test_each_node_is_killed_and_calls_go_on(
                 await wait_for_progress(scenario)
 
     after = await scenario.run("each of three nodes in turn killed -9", strike)
+    assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cluster", [1], ids=[""], indirect=True)
+async def test_two_copies_of_every_call_are_told_nothing_false_while_the_broker_crashes_again_and_again(
+    cluster: ClusterUnderTest, fleet: ProcessFleet, invariants: InvariantChecker
+) -> None:
+    crashes, calls = 5, 1000
+
+    async def strike(_: ProcessFleet) -> None:
+        for _ in range(crashes):
+            async with node_down(cluster.nodes[0]):
+                await asyncio.sleep(1)
+            await asyncio.sleep(SECONDS_BETWEEN_CRASHES)
+
+    # The broker gives the two copies of a call to two workers in turn.
+    questions = [f"q{number}" for number in range(calls)]
+    scenario = FaultScenario(fleet, questions, duplicates=2, deadline_seconds=600)
+    after = await scenario.run(f"broker killed -9 {crashes} ×, two copies", strike)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)

@@ -71,7 +71,8 @@ def free_slots_of_others(now: int, incarnations: Sequence[str]) -> SqlProgram[di
         " SELECT own.incarnation, own.target, total.slots - coalesce(free.slots, 0), room.slots FROM own"
         " JOIN total ON total.target = own.target JOIN room ON room.target = own.target"
         " LEFT JOIN free ON free.target = own.target AND free.incarnation = own.incarnation",
-        *(*incarnations, now, now, DRAINING_RANK, now),
+        *incarnations,
+        *(now, now, DRAINING_RANK, now),
     )
     slots: dict[str, dict[str, int]] = {}
     for incarnation, target, others, room in rows:
