@@ -110,6 +110,10 @@ PROTOCOL_VERSION, GROUP_PROTOCOL_VERSION = 1, 2
 #: The headers of one call. In a group they stand in the head of its item; all others are the message's.
 CALL_HEADERS = frozenset({REQUEST_ID_HEADER, DEADLINE_HEADER, PUBLISHED_AT_HEADER, PROTOCOL_HEADER, TRACEPARENT_HEADER})
 
+#: Headers that RabbitMQ adds to a message that it delivers again, and that are not part of it: how often it delivered
+#: it before.
+DELIVERY_COUNT_HEADERS = ("x-delivery-count", "x-acquired-count")
+
 #: All routes.
 ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,

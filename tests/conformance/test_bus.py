@@ -14,6 +14,7 @@ from conformance.transports import Transport
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.bus.socketpair import SocketpairBus
 from quintain.errors import QueueFull, Unroutable
+from quintain.rpc.group_delivery import earlier_deliveries
 from quintain.topology import Binding, Exchange, Queue, Topology
 
 pytestmark = pytest.mark.every_broker
@@ -236,10 +237,11 @@ async def test_what_was_not_settled_when_the_connection_went_comes_again(bound_q
     first = await inbox.next()
     await bound_queue.transport.drop_connection(bound_queue.bus)
     again = await inbox.next()
-    assert (again.body, again.redelivered) == (b"x", True)
+    assert (again.body, again.redelivered, earlier_deliveries(again)) == (b"x", True, 1)
     await first.ack()  # of a lost connection: it does nothing, and above all it does not settle the new delivery
-    await again.requeue()
+    await bound_queue.transport.drop_connection(bound_queue.bus)
     third = await inbox.next()
+    assert earlier_deliveries(third) == 2
     await third.ack()
 
 

@@ -38,7 +38,7 @@ class _Waiting:
 
 
 class CallSlots:
-    """Grants slots in the order of arrival.
+    """Grants slots in the order of arrival; calls that were delivered before come first.
 
     Example::
 
@@ -69,7 +69,11 @@ class CallSlots:
     async def wait(self, delivery: Delivery, *, timeout_seconds: float | None) -> SlotDecision:
         """Wait until a slot is released, at most ``timeout_seconds``."""
         waiting = _Waiting(delivery)
-        self._waiting.append(waiting)
+        if delivery.redelivered:
+            # Its worker may have died: it was charged then, and its caller has waited longest.
+            self._waiting.appendleft(waiting)
+        else:
+            self._waiting.append(waiting)
         timer = (
             None
             if timeout_seconds is None

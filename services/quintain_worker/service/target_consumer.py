@@ -12,7 +12,7 @@ from quintain.bus.base import Consumer, Delivery
 from quintain.contracts.discovery import ServedTarget
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.routes import DEADLINE_HEADER
-from quintain.rpc.group_delivery import handle_each, is_group, refuse_group, split_group_or_fault
+from quintain.rpc.group_delivery import earlier_deliveries, handle_each, is_group, refuse_group, split_group_or_fault
 from quintain.rpc.server import integer_header
 from quintain.topology import target_queue
 from quintain_worker.delivery.context import WorkerContext
@@ -94,7 +94,11 @@ class TargetConsumer:
         """
         released, self._call_slots.released_count = self._call_slots.released_count, 0
         soon = math.ceil(released * MOMENT_SECONDS / self._context.timings.heartbeat_seconds)
-        waiting = [call for call in self._call_slots.waiting_deliveries[soon:] if not is_returned(call)]
+        waiting = [
+            call
+            for call in self._call_slots.waiting_deliveries[soon:]
+            if not is_returned(call) and not call.redelivered
+        ]
         return waiting[-free_slots:] if free_slots else []
 
     async def return_waiting(self, calls: Sequence[Delivery]) -> None:
@@ -161,8 +165,9 @@ class TargetConsumer:
         calls = split_group_or_fault(delivery)
         if isinstance(calls, Fault):
             await refuse_group(self._context.bus, delivery, calls)
-        elif delivery.redelivered:
-            # One of its calls may end every worker that runs it: from here on each is delivered by itself.
+        elif earlier_deliveries(delivery) > 1:
+            # One of its calls may end every worker that runs it: from here on each is delivered by itself. Not at the
+            # first time, because copies go to the end of the queue, and calls of a dead worker wait long enough.
             await asyncio.gather(*(self._context.requeue_copy(call, self._name) for call in calls))
         else:
             await handle_each(partial(self._handle_call, slots), calls)

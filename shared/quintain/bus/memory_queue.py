@@ -182,7 +182,10 @@ class MemoryDelivery:
 
     @property
     def headers(self) -> Mapping[str, object]:
-        return self._message.headers
+        count = self._message.return_count
+        # As a quorum queue of RabbitMQ says it.
+        counted = {"x-delivery-count": count} if count and self._queue.spec.kind == "quorum" else {}
+        return {**self._message.headers, **counted}
 
     @property
     def expiration_ms(self) -> int | None:

@@ -24,6 +24,7 @@ from quintain.contracts.dlq import (
 )
 from quintain.dlq.lock import exclusive_lock, read_queue
 from quintain.errors import BusError
+from quintain.routes import DELIVERY_COUNT_HEADERS
 from quintain.topology import MINUTE_MS, POISON, POISON_QUEUE, POISON_TOPOLOGY
 
 #: Time limit of one pass, in seconds: shorter than the lock's expiry.
@@ -31,9 +32,6 @@ PASS_TIMEOUT_SECONDS = 50.0
 
 #: The type of the message that marks the end of a pass: all messages before it were there when the pass began.
 END_MARKER_TYPE = "quintain.poison.end"
-
-#: Headers that RabbitMQ adds to a delivery, and that are not part of the message.
-_DELIVERY_HEADERS = ("x-delivery-count", "x-acquired-count")
 
 #: Highest valid copy number; a higher one was not written by this module.
 _MAX_COPY_NUMBER = 2**62
@@ -157,7 +155,7 @@ def to_poison_message(delivery: Delivery) -> PoisonMessage:
         routing_key=delivery.routing_key,
         type=delivery.type,
         size_bytes=len(delivery.body),
-        headers={key: value for key, value in headers.items() if key not in _DELIVERY_HEADERS},
+        headers={key: value for key, value in headers.items() if key not in DELIVERY_COUNT_HEADERS},
     )
 
 

@@ -14,6 +14,7 @@ from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, decode_group
 from quintain.errors import BadRequest, Fault
 from quintain.routes import (
     CALL_HEADERS,
+    DELIVERY_COUNT_HEADERS,
     GROUP_PROTOCOL_VERSION,
     INVOKE,
     PROTOCOL_HEADER,
@@ -123,6 +124,14 @@ class GroupedDelivery:
         if not self._is_settled:
             self._is_settled = True
             await self._settlement.settle_one(settlement)
+
+
+def earlier_deliveries(delivery: Delivery) -> int:
+    """Return how often a message was delivered before; of one whose queue does not count that, 2 for any number."""
+    if not delivery.redelivered:
+        return 0
+    counts = (delivery.headers.get(name) for name in DELIVERY_COUNT_HEADERS)
+    return max((count for count in counts if isinstance(count, int)), default=2)
 
 
 def is_group(delivery: Delivery) -> bool:

@@ -207,16 +207,28 @@ async def test_a_worker_that_stops_puts_back_the_calls_that_wait_for_a_slot(
     assert returned.envelope.type == INVOKE_GROUP_TYPE
 
 
-async def test_a_redelivered_group_is_taken_apart(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
+async def test_a_group_of_a_lost_connection_keeps_its_place_once_and_is_then_taken_apart(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
     provider = GatedProvider()
     provider.open.clear()
     async with running_worker(ledger, provider, max_concurrency=1) as (_, bus):
         await send_group(evaluator, [call_item(str(n)) for n in range(3)])
         await next_item(provider.requests)
-        bus.drop_connection()
+        await send_group(evaluator, [call_item("after")])
         queue = ledger.memory.queue(target_queue("a").name)
-        async with asyncio.timeout(5):
-            while [message.envelope.correlation_id for message in queue.ready] != ["c-1", "c-2"]:
-                await asyncio.sleep(0.01)
+
+        async def wait_for_ready(*correlation_ids: str) -> None:
+            async with asyncio.timeout(5):
+                while [message.envelope.correlation_id for message in queue.ready] != [*correlation_ids]:
+                    await asyncio.sleep(0.01)
+
+        bus.drop_connection()
+        assert len(queue.ready) == 2
+        await wait_for_ready("the group")
+        bus.drop_connection()
+        assert len(queue.ready) == 2
+        # The worker has the other group, and of the first one what was published for it is behind that.
+        await wait_for_ready("c-0", "c-1", "c-2")
         provider.open.set()
-        assert len(await next_replies(evaluator, 3)) == 3
+        assert len(await next_replies(evaluator, 4)) == 4
