@@ -19,7 +19,6 @@ from support.servers.rabbitmq_node import ClusterUnderTest, Node, private_cluste
 
 #: Long enough, and so many, that calls are left when a node is back, on a machine that is busy too.
 BOT_SECONDS = 1.5
-SECONDS_BETWEEN_CRASHES = 5.0
 QUESTIONS = [f"q{number}" for number in range(3 * LONG_CALLS)]
 
 
@@ -98,15 +97,16 @@ async def test_two_copies_of_every_call_are_told_nothing_false_while_the_broker_
 ) -> None:
     crashes, calls = 5, 1000
 
-    async def strike(_: ProcessFleet) -> None:
-        for _ in range(crashes):
-            async with node_down(cluster.nodes[0]):
-                await asyncio.sleep(1)
-            await asyncio.sleep(SECONDS_BETWEEN_CRASHES)
-
     # The broker gives the two copies of a call to two workers in turn.
     questions = [f"q{number}" for number in range(calls)]
     scenario = FaultScenario(fleet, questions, duplicates=2, deadline_seconds=600)
+
+    async def strike(_: ProcessFleet) -> None:
+        for _crash in range(crashes):
+            async with node_down(cluster.nodes[0]):
+                pass
+            await wait_for_progress(scenario)
+
     after = await scenario.run(f"broker killed -9 {crashes} ×, two copies", strike)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)

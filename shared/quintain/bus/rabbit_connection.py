@@ -16,6 +16,7 @@ from typing import Final
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
+from aio_pika.connection import make_url
 from aiormq import exceptions as amqp
 from pamqp import common, decode
 
@@ -215,11 +216,7 @@ class RabbitConnection:
         failures = 0
         for node_url in round_robin(self._node_urls):
             try:
-                connection = await aio_pika.connect(
-                    node_url,
-                    timeout=CONNECT_TIMEOUT_SECONDS,
-                    client_properties={"connection_name": f"quintain {self._purpose}"},
-                )
+                connection = await connect(node_url, f"quintain {self._purpose}")
             except (amqp.AMQPError, OSError, TimeoutError, RuntimeError, ValueError) as error:
                 if is_current_task_cancelled():
                     raise asyncio.CancelledError from None
@@ -244,6 +241,21 @@ class RabbitConnection:
             self._outage_log.restored(self)
             await wait_closed(connection)
             self._outage_log.lost(self)
+
+
+async def connect(node_url: str, name: str) -> AbstractConnection:
+    """Open a connection that the broker lists under this name. Raises what aio-pika raises.
+
+    A connection that failed is closed: one that is not schedules its end when it is deleted, and a process whose loop
+    has ended by then prints a warning.
+    """
+    connection = aio_pika.Connection(make_url(node_url), client_properties={"connection_name": name})
+    try:
+        await connection.connect(timeout=CONNECT_TIMEOUT_SECONDS)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
 
 
 def connection_error(error: BaseException, address: str) -> BusError:
