@@ -59,11 +59,14 @@ def stopped_fleet(stopped_fleet: ProcessFleet, load: Load | None) -> ProcessFlee
 def start_with_crash(
     fleet: ProcessFleet, service: str, fault: CrashPoint | Mapping[str, str], load: Load | None
 ) -> Process:
-    """A service that dies at a step: under load not at the third time, but when the target's limit is full."""
+    """A service that dies at a step: under load not at the third time, but when the target's limit is full.
+
+    What is counted are messages, and one carries several calls: a worker among eight would not come to many of them.
+    """
     if not isinstance(fault, CrashPoint):
-        return fleet.start_with_faults(service, extra={DIES_IN_CALL: str(load.in_flight // 2)} if load else fault)
+        return fleet.start_with_faults(service, extra={DIES_IN_CALL: str(load.in_flight // 8)} if load else fault)
     if load:
-        fault = dataclasses.replace(fault, nth=load.in_flight * 2 if service == "metadata" else load.in_flight // 2)
+        fault = dataclasses.replace(fault, nth=load.in_flight * 2 if service == "metadata" else load.in_flight // 8)
     return fleet.start_with_faults(service, crash_point=fault)
 
 
