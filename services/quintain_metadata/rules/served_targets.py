@@ -50,27 +50,34 @@ def group_slots(now: int) -> SqlProgram[dict[str, int]]:
     return {row[0]: row[1] for row in rows}
 
 
+#: The workers that serve each target, and the free slots of one of them; parameters: now, now, `DRAINING_RANK`.
+_FREE_SLOTS = (
+    "CASE WHEN lease_until > ? AND paused_until <= ? AND drain < ? AND group_slots > coalesce(running, 0)"
+    " THEN group_slots - coalesce(running, 0) ELSE 0 END"
+)
+_SERVING_WORKERS = (
+    "served_target JOIN worker ON worker.incarnation = served_target.incarnation"
+    " JOIN target ON target.name = served_target.target LEFT JOIN running_calls"
+    " ON running_calls.target = served_target.target AND running_calls.incarnation = served_target.incarnation"
+)
+
+
 def free_slots_of_others(now: int, incarnations: Sequence[str]) -> SqlProgram[dict[str, dict[str, int]]]:
     """Return, for each of these workers, the free slots of its targets in other live workers, where there are any.
 
     They are no more than the target's own limit has room for.
     """
     rows = yield from execute(
-        "WITH own AS (SELECT incarnation, target FROM"
-        f" {values_table(incarnations)} AS wanted JOIN served_target ON served_target.incarnation = wanted.column1),"
-        " free AS (SELECT served_target.target, served_target.incarnation, CASE WHEN group_slots > coalesce(running, 0)"
-        " THEN group_slots - coalesce(running, 0) ELSE 0 END AS slots FROM served_target"
-        " JOIN worker USING (incarnation) JOIN target ON target.name = served_target.target"
-        " LEFT JOIN running_calls ON running_calls.incarnation = served_target.incarnation"
-        " AND running_calls.target = served_target.target WHERE served_target.target IN (SELECT target FROM own)"
-        " AND lease_until > ? AND paused_until <= ? AND worker.drain < ?),"
-        " room AS (SELECT target.name AS target, max_concurrency - (SELECT coalesce(sum(running), 0) FROM running_calls"
-        " JOIN worker USING (incarnation) WHERE running_calls.target = target.name AND lease_until > ?) AS slots"
-        " FROM target WHERE target.name IN (SELECT target FROM own)),"
-        " total AS (SELECT target, sum(slots) AS slots FROM free GROUP BY target)"
-        " SELECT own.incarnation, own.target, total.slots - coalesce(free.slots, 0), room.slots FROM own"
-        " JOIN total ON total.target = own.target JOIN room ON room.target = own.target"
-        " LEFT JOIN free ON free.target = own.target AND free.incarnation = own.incarnation",
+        f"WITH own AS (SELECT served_target.incarnation, served_target.target, {_FREE_SLOTS} AS slots"
+        f" FROM {_SERVING_WORKERS} WHERE served_target.incarnation IN"
+        f" (SELECT column1 FROM {values_table(incarnations)} AS wanted)),"
+        f" total AS (SELECT served_target.target, sum({_FREE_SLOTS}) AS slots, max(max_concurrency)"
+        " - (SELECT coalesce(sum(running), 0) FROM running_calls JOIN worker USING (incarnation)"
+        f" WHERE target = served_target.target AND lease_until > ?) AS room FROM {_SERVING_WORKERS}"
+        " WHERE served_target.target IN (SELECT target FROM own) GROUP BY served_target.target)"
+        " SELECT incarnation, own.target, total.slots - own.slots, room"
+        " FROM own JOIN total ON total.target = own.target",
+        *(now, now, DRAINING_RANK),
         *incarnations,
         *(now, now, DRAINING_RANK, now),
     )
