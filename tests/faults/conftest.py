@@ -1,4 +1,4 @@
-"""The short form and the long one, the fixtures of every siege, and the table of all faults at the end.
+"""The short form and the long one, the fixtures of every scenario, and the table of all faults at the end.
 
 ``QUINTAIN_TEST_FAULTS=long`` (`make faults`) runs everything at full length but what is marked ``very_long``, and
 ``all`` that too; otherwise fewer calls are sent. What is marked and left out is deselected, and counted.
@@ -21,7 +21,7 @@ _DESELECTED = pytest.StashKey[int]()
 
 LONG_CALLS, SHORT_CALLS = 120, 40
 
-#: How long one siege may take, where other programs have the cores too: at full length, load alone goes on for 60 s.
+#: How long one scenario may take, where other programs have the cores too: at full length, load alone goes on for 60 s.
 SCENARIO_SECONDS = 600 if is_long() else 300
 
 
@@ -48,7 +48,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def questions() -> list[str]:
-    """What a siege asks; each is its own request id."""
+    """What a scenario asks; each question is its own request id."""
     return [f"q{number}" for number in range(LONG_CALLS if is_long() else SHORT_CALLS)]
 
 

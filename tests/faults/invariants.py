@@ -1,4 +1,4 @@
-"""What must hold after every fault, call by call: the callers' word, the books, the provider's count, and what is
+"""What must hold after every fault, call by call: what callers were told, the ledger, the provider's count, and what is
 left at the broker."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPORTS = pytest.StashKey[list[ScenarioReport]]()
 
 @dataclass
 class InvariantChecker:
-    """Holds every siege's aftermath against the rules, and keeps a line of the table of each."""
+    """Checks the result of every scenario, and keeps its line of the table."""
 
     admin: BrokerAdmin
     reports: list[ScenarioReport] = field(default_factory=list)
@@ -130,19 +130,19 @@ PROTOCOL_QUEUE_PREFIXES = ("quintain.metadata", "quintain.ledger.", "quintain.po
 
 def assert_counters_agree(result: ScenarioResult) -> None:
     """The session's counters are those of its calls."""
-    states = Counter(book.state for book in result.ledger_calls.values())
+    states = Counter(call.state for call in result.ledger_calls.values())
     info = result.info
     counted = (info.reserved, info.running, info.committed, info.in_doubt, info.refunded)
     names = (CallState.RESERVED, CallState.RUNNING, CallState.COMMITTED, CallState.IN_DOUBT, CallState.REFUNDED)
     assert counted == tuple(states[name] for name in names), f"{info} beside {states}"
-    charged = sum(book.charged for book in result.ledger_calls.values())
-    assert info.call_count == charged <= result.max_calls, f"{info.call_count} charged, {charged} by the books"
+    charged = sum(call.charged for call in result.ledger_calls.values())
+    assert info.call_count == charged <= result.max_calls, f"{info.call_count} charged, {charged} in the ledger"
 
 
 def assert_call_consistent(
     request_id: str, outcomes: list[CallOutcome], call: LedgerCall | None, provider_calls: int, tries: int
 ) -> None:
-    """One call: its caller, its book and its provider tell one story."""
+    """What its caller was told, its row in the ledger and the provider's count of one call agree."""
     description = f"{request_id}: told {outcomes}, {call}, the provider was asked {provider_calls} times"
     if call is None:
         assert provider_calls == 0, description

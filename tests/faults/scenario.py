@@ -1,4 +1,4 @@
-"""A fleet under load, and something that breaks: the same siege for every fault."""
+"""A fleet under load, and something that breaks: the same scenario for every fault."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ScenarioReport:
 
 @dataclasses.dataclass(frozen=True)
 class ScenarioResult:
-    """Everything that is known when the dust has settled: what the callers were told, the books, the provider's count.
+    """Everything that is known at the end: what the callers were told, the ledger's calls, the provider's count.
 
     ``outcomes`` has each caller's word on each request id it asked; ``reply_texts`` every reply that reached a
     caller, also those it no longer waited for; ``repeated_outcomes`` what the same question was told once all was over.
@@ -124,7 +124,7 @@ class ScenarioResult:
             charged=self.info.call_count,
             refunded=self.info.refunded,
             in_doubt=self.info.in_doubt,
-            attempts=sum(book.granted_attempts for book in self.ledger_calls.values()),
+            attempts=sum(call.granted_attempts for call in self.ledger_calls.values()),
             provider=self.provider_calls.total(),
             lost=len(self.outcomes) - len(answered),
             overspent=max(0, self.info.call_count - self.max_calls),
@@ -184,7 +184,7 @@ class FaultScenario:
     times: CallTimes = dataclasses.field(default_factory=CallTimes)
 
     async def run(self, fault: str, inject_fault: FaultInjection) -> ScenarioResult:
-        """Send all calls, strike, wait for every answer, ask everything that was charged again, and look around."""
+        """Send all calls, inject the fault, wait for every answer, and ask everything that was charged again."""
         max_calls = LOAD_MAX_CALLS if self.load else self.max_calls or len(self.questions)
         session = await asyncio.to_thread(self.fleet.open_session, self.target, max_calls)
         before = asyncio.all_tasks()
@@ -197,7 +197,7 @@ class FaultScenario:
             assert evaluator_client.rpc_client.in_flight == 0, "a future is left over"
             reply_texts = {request_id: list(texts) for request_id, texts in evaluator_client.reply_texts.items()}
         await assert_no_task_left(asyncio.all_tasks() - before)
-        books = await read_calls(self.fleet.ledger_url, session.session_id)
+        ledger_calls = await read_calls(self.fleet.ledger_url, session.session_id)
         return ScenarioResult(
             fault=f"{fault}, under load" if self.load else fault,
             max_calls=max_calls,
@@ -206,7 +206,7 @@ class FaultScenario:
             reply_texts=reply_texts,
             repeated_outcomes=repeated_outcomes,
             info=info,
-            ledger_calls=books,
+            ledger_calls=ledger_calls,
             provider_calls=self.provider_count() if self.provider_counter is None else self.provider_counter(),
             times=self.times,
         )
@@ -275,7 +275,7 @@ class FaultScenario:
 
 
 async def no_fault(_: ProcessFleet) -> None:
-    """No strike at all."""
+    """Inject nothing."""
 
 
 async def send_until_accepted(client: Client, request: InvokeRequest, *, deadline_seconds: float) -> CallOutcome:

@@ -37,11 +37,11 @@ async def test_the_broker_restarts(
     questions: list[str],
     invariants: InvariantChecker,
 ) -> None:
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         await asyncio.to_thread(broker_admin.stop_app)
         await asyncio.to_thread(broker_admin.start_app)
 
-    after = await FaultScenario(fleet, questions, load=load).run("broker restarted", strike)
+    after = await FaultScenario(fleet, questions, load=load).run("broker restarted", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 
@@ -51,7 +51,7 @@ async def test_two_copies_of_every_call_are_told_nothing_false_while_the_broker_
 ) -> None:
     restarts, calls = (5, 1000) if is_long() else (1, 60)
 
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         for _ in range(restarts):
             await asyncio.to_thread(broker_admin.stop_app)
             await asyncio.to_thread(broker_admin.start_app)
@@ -60,7 +60,7 @@ async def test_two_copies_of_every_call_are_told_nothing_false_while_the_broker_
     # The broker gives the two copies of a call to two workers in turn.
     questions = [f"q{number}" for number in range(calls)]
     after = await FaultScenario(fleet, questions, duplicates=2).run(
-        f"broker restarted {restarts} ×, two copies", strike
+        f"broker restarted {restarts} ×, two copies", inject_fault
     )
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
@@ -72,7 +72,7 @@ async def test_the_broker_raises_an_alarm(
 ) -> None:
     raising, ending = ALARMS[alarm]
 
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         await asyncio.to_thread(broker_admin.rabbitmqctl, *raising)
         try:
             await wait_for_alarm(broker_admin, alarm)
@@ -80,7 +80,7 @@ async def test_the_broker_raises_an_alarm(
         finally:
             await asyncio.to_thread(broker_admin.rabbitmqctl, *ending)
 
-    after = await FaultScenario(fleet, questions).run(f"{alarm} alarm", strike)
+    after = await FaultScenario(fleet, questions).run(f"{alarm} alarm", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 
@@ -110,12 +110,12 @@ async def test_every_connection_is_cut_again_and_again(
 ) -> None:
     async with fleet_behind_a_proxy(breakable_broker.url) as (fleet, proxy):
 
-        async def strike(_: ProcessFleet) -> None:
+        async def inject_fault(_: ProcessFleet) -> None:
             for _ in range(3):
                 proxy.drop_connections()
                 await asyncio.sleep(1)
 
-        after = await FaultScenario(fleet, questions).run("connections cut", strike)
+        after = await FaultScenario(fleet, questions).run("connections cut", inject_fault)
         assert set(after.provider_calls.values()) == {1}
         await invariants.check(fleet, after)
 
@@ -126,10 +126,10 @@ async def test_every_connection_ends_without_a_fin(
 ) -> None:
     async with fleet_behind_a_proxy(breakable_broker.url, f"?heartbeat={HEARTBEAT_SECONDS}") as (fleet, proxy):
 
-        async def strike(_: ProcessFleet) -> None:
+        async def inject_fault(_: ProcessFleet) -> None:
             proxy.blackhole()
 
-        after = await FaultScenario(fleet, questions).run("connections lost without FIN", strike)
+        after = await FaultScenario(fleet, questions).run("connections lost without FIN", inject_fault)
         await invariants.check(fleet, after)
 
 
@@ -139,12 +139,12 @@ async def test_every_connection_stalls_and_goes_on(
 ) -> None:
     async with fleet_behind_a_proxy(breakable_broker.url, f"?heartbeat={HEARTBEAT_SECONDS}") as (fleet, proxy):
 
-        async def strike(_: ProcessFleet) -> None:
+        async def inject_fault(_: ProcessFleet) -> None:
             proxy.stall()
             await asyncio.sleep(12)
             proxy.resume()
 
-        after = await FaultScenario(fleet, questions).run("network stalled 12 s", strike)
+        after = await FaultScenario(fleet, questions).run("network stalled 12 s", inject_fault)
         await invariants.check(fleet, after)
 
 
@@ -161,11 +161,11 @@ def delete_queues(url: str, *names: str) -> None:
 async def test_the_targets_queue_is_deleted_while_calls_wait_in_it(
     fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         await asyncio.to_thread(delete_queues, fleet.broker_url, "quintain.target.bot")
 
     scenario = FaultScenario(fleet, questions, names_target=True, deadline_seconds=12, may_expire=True)
-    after = await scenario.run("target's queue deleted", strike)
+    after = await scenario.run("target's queue deleted", inject_fault)
     expired = [request_id for request_id, (said,) in after.outcomes.items() if said.is_fault]
     assert expired, "nothing waited in the queue"
     # What was lost in the queue was admitted by nobody, and costs nothing.
@@ -186,14 +186,14 @@ async def test_the_targets_queue_is_deleted_while_calls_wait_in_it(
 async def test_the_metadata_services_queues_are_deleted(
     queues: tuple[str, ...], fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         for _ in range(3):
             await asyncio.to_thread(delete_queues, fleet.broker_url, *queues)
             await asyncio.sleep(0.5)
 
     # Each call names its target: what waits in the queue of those that name none is lost with it.
     after = await FaultScenario(fleet, questions, names_target=True).run(
-        f"metadata's queues deleted ({len(queues)})", strike
+        f"metadata's queues deleted ({len(queues)})", inject_fault
     )
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
@@ -203,13 +203,13 @@ async def test_the_metadata_services_queues_are_deleted(
 async def test_the_settles_queue_is_deleted(
     fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         for _ in range(10):
             await asyncio.to_thread(delete_queues, fleet.broker_url, "quintain.ledger.settle")
             await asyncio.sleep(0.1)
 
     # A settle that was in the queue is gone; its call is in doubt when its deadline passes, and charged as it was.
-    after = await FaultScenario(fleet, questions, deadline_seconds=30).run("settles' queue deleted", strike)
+    after = await FaultScenario(fleet, questions, deadline_seconds=30).run("settles' queue deleted", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     assert after.info.call_count == len(questions)
     await invariants.check(fleet, after)
@@ -219,12 +219,12 @@ async def test_the_settles_queue_is_deleted(
 async def test_the_callers_reply_queue_is_deleted(
     fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         names = [str(queue["name"]) for queue in await asyncio.to_thread(broker_admin.list_queues)]
         replies = [name for name in names if name.startswith("quintain.reply.guest.")]
         assert replies
         await asyncio.to_thread(delete_queues, fleet.broker_url, *replies)
 
-    after = await FaultScenario(fleet, questions).run("reply queue deleted", strike)
+    after = await FaultScenario(fleet, questions).run("reply queue deleted", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)

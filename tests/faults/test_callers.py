@@ -123,9 +123,9 @@ async def test_half_of_the_calls_are_taken_back_under_load(
     # What ran may have been answered before its worker heard of it; all else that was taken back ends as that.
     assert 0 < taken_back - MAX_CONCURRENCY <= len(cancelled) <= taken_back <= len(back)
     for question in cancelled:
-        book, asked = after.ledger_calls[question], after.provider_calls[question]
+        call, asked = after.ledger_calls[question], after.provider_calls[question]
         # What was taken back before its provider was asked is free; what was aborted there may have been billed.
-        assert book.charged or asked == 0, (question, book, asked)
-        assert book.granted_attempts >= 1 or not book.charged, (question, book)
-        assert book.state is not CallState.COMMITTED, (question, book)
+        assert call.charged or asked == 0, (question, call, asked)
+        assert call.granted_attempts >= 1 or not call.charged, (question, call)
+        assert call.state is not CallState.COMMITTED, (question, call)
     await invariants.check(fleet, after, faults=frozenset({"cancelled"}))

@@ -79,13 +79,13 @@ async def test_each_node_is_killed_and_calls_go_on(
 ) -> None:
     scenario = FaultScenario(fleet, QUESTIONS, deadline_seconds=240, load=load)
 
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         # Between them the three have each connection, each reply queue, and the lead of every other queue.
         for node in cluster.nodes:
             async with node_down(node):
                 await wait_for_progress(scenario)
 
-    after = await scenario.run("each of three nodes in turn killed -9", strike)
+    after = await scenario.run("each of three nodes in turn killed -9", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 
@@ -101,12 +101,12 @@ async def test_two_copies_of_every_call_are_told_nothing_false_while_the_broker_
     questions = [f"q{number}" for number in range(calls)]
     scenario = FaultScenario(fleet, questions, duplicates=2, deadline_seconds=600)
 
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         for _crash in range(crashes):
             async with node_down(cluster.nodes[0]):
                 pass
             await wait_for_progress(scenario)
 
-    after = await scenario.run(f"broker killed -9 {crashes} ×, two copies", strike)
+    after = await scenario.run(f"broker killed -9 {crashes} ×, two copies", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)

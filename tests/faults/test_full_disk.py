@@ -53,7 +53,7 @@ async def test_the_ledgers_disk_is_full_and_then_it_is_not(
     metadata = fleet.processes[0]
     ledger = fleet.folder / "state" / "ledger.sqlite3"
 
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         with full_disk(metadata.pid, ledger, ledger.with_name("ledger.sqlite3-wal")):
             async with connect_admin(fleet.broker_url, ADMIN_TOKEN) as admin:
                 with pytest.raises(quintain.BudgetUnavailable, match="out of reach"):
@@ -61,7 +61,7 @@ async def test_the_ledgers_disk_is_full_and_then_it_is_not(
                         await admin.open(OpenSession(default_target="bot", max_calls=1))
             await asyncio.sleep(FULL_SECONDS)
 
-    after = await FaultScenario(fleet, questions).run(f"the ledger's disk full {FULL_SECONDS:.0f} s", strike)
+    after = await FaultScenario(fleet, questions).run(f"the ledger's disk full {FULL_SECONDS:.0f} s", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
     assert "cannot be written" in metadata.read_output()

@@ -48,11 +48,13 @@ async def test_the_calls_of_a_killed_worker_are_answered_while_load_goes_on(
         fleet.extra_env["QUINTAIN_LEDGER_URL"] = request.getfixturevalue("fresh_postgres_url")
     await asyncio.to_thread(fleet.start_services, *["metadata"] * services, *["worker"] * 3)
 
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         await asyncio.to_thread(fleet.processes[-1].kill)
 
     # Named targets, as those of a client that knows its session's default: calls go in groups where slots allow it.
     scenario = FaultScenario(fleet, (), names_target=True, load=load)
-    after = await scenario.run(f"worker killed -9, {store} ×{services}, {load.limit} of {load.in_flight} run", strike)
+    after = await scenario.run(
+        f"worker killed -9, {store} ×{services}, {load.limit} of {load.in_flight} run", inject_fault
+    )
     await invariants.check(fleet, after)
     assert max(after.takeover_seconds()) <= LOAD_LEASE_SECONDS + TAKEOVER_SECONDS

@@ -59,12 +59,12 @@ async def test_postgresql_goes_and_comes_back(
     questions: list[str],
     invariants: InvariantChecker,
 ) -> None:
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         async with postgres_down(admin, how):
             await asyncio.sleep(AWAY_SECONDS)
 
     scenario = FaultScenario(fleet, questions, load=load)
-    after = await scenario.run(f"PostgreSQL {how} {AWAY_SECONDS:.0f} s", strike)
+    after = await scenario.run(f"PostgreSQL {how} {AWAY_SECONDS:.0f} s", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
     # No service was restarted for it, and each said once that it was out of reach.
@@ -75,7 +75,7 @@ async def test_postgresql_goes_and_comes_back(
 async def test_postgresql_has_no_connection_left(
     fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         async with contextlib.AsyncExitStack() as stack:
             operator = await asyncpg.connect(fleet.ledger_url)
             stack.push_async_callback(operator.close)
@@ -86,7 +86,7 @@ async def test_postgresql_has_no_connection_left(
                     await open_all_connections(fleet.ledger_url, stack)
             await asyncio.sleep(AWAY_SECONDS)
 
-    after = await FaultScenario(fleet, questions).run("PostgreSQL without a connection", strike)
+    after = await FaultScenario(fleet, questions).run("PostgreSQL without a connection", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 
@@ -113,11 +113,11 @@ async def test_postgresql_is_away_for_longer_than_anybody_waits(
     # More than the workers hold at a time: what still waits in the queue is answered when the ledger is back.
     assert len(questions) > 3 * MAX_CONCURRENCY
 
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         async with postgres_down(admin, "stop"):
             await asyncio.sleep(LONG_AWAY_SECONDS)
 
-    after = await FaultScenario(fleet, questions).run(f"PostgreSQL stopped {LONG_AWAY_SECONDS:.0f} s", strike)
+    after = await FaultScenario(fleet, questions).run(f"PostgreSQL stopped {LONG_AWAY_SECONDS:.0f} s", inject_fault)
     gave_up = [request_id for request_id, call in after.ledger_calls.items() if "void" in call.attempts]
     assert gave_up, "no worker gave up a call"
     # Their clients have asked again, and all of them are answered.

@@ -78,10 +78,10 @@ async def test_nothing_breaks(fleet: ProcessFleet, questions: list[str], invaria
 
 @pytest.mark.long
 async def test_a_worker_is_killed(fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         await asyncio.to_thread(fleet.processes[1].kill)
 
-    after = await FaultScenario(fleet, questions).run("worker killed -9", strike)
+    after = await FaultScenario(fleet, questions).run("worker killed -9", inject_fault)
     await invariants.check(fleet, after)
 
 
@@ -99,11 +99,11 @@ async def test_a_worker_is_killed_at_a_step(
     dying = start_with_crash(stopped_fleet, "worker", WORKER_STEPS[step], load)
     await asyncio.to_thread(dying.wait_for_output, "ready  worker")
 
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         await asyncio.to_thread(dying.wait_killed)
 
     scenario = FaultScenario(stopped_fleet, questions, dying=[dying], load=load)
-    after = await scenario.run(f"worker killed -9 {step}", strike)
+    after = await scenario.run(f"worker killed -9 {step}", inject_fault)
     await invariants.check(stopped_fleet, after)
     if load:
         assert max(after.takeover_seconds(), default=0) <= LOAD_LEASE_SECONDS + TAKEOVER_SECONDS
@@ -119,13 +119,13 @@ async def test_workers_are_killed_at_every_step_in_one_scenario(
     for process in dying:
         await asyncio.to_thread(process.wait_for_output, "ready  worker")
 
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         for process in dying:
             await asyncio.to_thread(process.wait_killed)
 
     more = [*questions, *(f"more {question}" for question in questions)]
     scenario = FaultScenario(stopped_fleet, more, dying=dying, load=load)
-    after = await scenario.run("workers killed -9 at every step", strike)
+    after = await scenario.run("workers killed -9 at every step", inject_fault)
     await invariants.check(stopped_fleet, after)
 
 
@@ -143,12 +143,12 @@ async def test_the_metadata_service_is_killed_at_a_step(
     await asyncio.to_thread(dying.wait_for_output, "ready  metadata")
     await asyncio.to_thread(stopped_fleet.start_services, "worker", "worker")
 
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         await asyncio.to_thread(dying.wait_killed)
         await asyncio.to_thread(fleet.start_services, "metadata")
 
     scenario = FaultScenario(stopped_fleet, questions, dying=[dying], load=load)
-    after = await scenario.run(f"metadata killed -9: {step}", strike)
+    after = await scenario.run(f"metadata killed -9: {step}", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(stopped_fleet, after)
 
@@ -161,7 +161,7 @@ async def test_the_metadata_service_is_killed_at_every_step_one_after_another(
     await asyncio.to_thread(dying[0].wait_for_output, "ready  metadata")
     await asyncio.to_thread(stopped_fleet.start_services, "worker", "worker")
 
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         for step in list(METADATA_STEPS.values())[1:]:
             await asyncio.to_thread(dying[-1].wait_killed)
             dying.append(start_with_crash(fleet, "metadata", step, load))
@@ -169,7 +169,7 @@ async def test_the_metadata_service_is_killed_at_every_step_one_after_another(
         await asyncio.to_thread(fleet.start_services, "metadata")
 
     scenario = FaultScenario(stopped_fleet, questions, dying=dying[:], load=load)
-    after = await scenario.run("metadata killed -9 at every step", strike)
+    after = await scenario.run("metadata killed -9 at every step", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(stopped_fleet, after)
 
@@ -177,10 +177,10 @@ async def test_the_metadata_service_is_killed_at_every_step_one_after_another(
 async def test_a_worker_is_asked_to_stop(
     fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         assert await asyncio.to_thread(fleet.processes[1].stop) == 0
 
-    after = await FaultScenario(fleet, questions).run("worker SIGTERM", strike)
+    after = await FaultScenario(fleet, questions).run("worker SIGTERM", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 
@@ -189,12 +189,12 @@ async def test_a_worker_is_asked_to_stop(
 async def test_both_workers_are_replaced_one_after_the_other(
     fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         for old in fleet.processes[1:3]:
             await asyncio.to_thread(fleet.start_services, "worker")
             assert await asyncio.to_thread(old.stop) == 0
 
-    after = await FaultScenario(fleet, questions).run("both workers replaced", strike)
+    after = await FaultScenario(fleet, questions).run("both workers replaced", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 
@@ -203,11 +203,11 @@ async def test_both_workers_are_replaced_one_after_the_other(
 async def test_the_metadata_service_is_asked_to_stop_and_another_comes(
     fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         assert await asyncio.to_thread(fleet.processes[0].stop) == 0
         await asyncio.to_thread(fleet.start_services, "metadata")
 
-    after = await FaultScenario(fleet, questions).run("metadata SIGTERM", strike)
+    after = await FaultScenario(fleet, questions).run("metadata SIGTERM", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
 
@@ -221,13 +221,13 @@ async def test_a_worker_freezes_past_its_lease_and_wakes_up(
     del stopped_fleet.extra_env[TEST_LEASE_VARIABLE]
     stopped_fleet.start_services("metadata", "worker", "worker")
 
-    async def strike(fleet: ProcessFleet) -> None:
+    async def inject_fault(fleet: ProcessFleet) -> None:
         frozen = fleet.processes[1].pid
         os.kill(frozen, signal.SIGSTOP)
         await asyncio.sleep(DEFAULT_TIMINGS.lease_seconds + 5)
         os.kill(frozen, signal.SIGCONT)
 
-    after = await FaultScenario(stopped_fleet, questions).run("worker frozen 20 s", strike)
+    after = await FaultScenario(stopped_fleet, questions).run("worker frozen 20 s", inject_fault)
     # What it held when it froze it answers too, late, and in words of its own: its caller has the first answer, drops
     # the second, and is told the first for ever after.
     assert all(said == after.repeated_outcomes[question] for question, (said,) in after.outcomes.items())

@@ -115,11 +115,11 @@ def behavior_of(question: str) -> str:
 
 def is_as_expected(result: ScenarioResult, question: str) -> bool:
     """Whether one call cost what its provider's manner is worth, and no more."""
-    manner, book, (said,) = BEHAVIORS[behavior_of(question)], result.ledger_calls[question], result.outcomes[question]
+    manner, call, (said,) = BEHAVIORS[behavior_of(question)], result.ledger_calls[question], result.outcomes[question]
     return (
         result.provider_calls[question] == manner.expected_requests
-        and (book.state, book.fault) == (manner.state, manner.fault)
-        and book.granted_attempts == 1
+        and (call.state, call.fault) == (manner.state, manner.fault)
+        and call.granted_attempts == 1
         and (said.text == manner.fault if said.is_fault else manner.fault is None)
     )
 

@@ -78,7 +78,7 @@ async def test_clients_race_for_a_sessions_last_calls(
         max_calls=last,
         session=session,
         outcomes=said,
-        # A call refused for want of budget may be asked again, and is another story then: only answers must agree.
+        # A call refused for want of budget may be asked again, and may be granted then: only answers must agree.
         reply_texts={
             question: [word for word in words if word != "budget_exhausted"] for question, words in heard.items()
         },

@@ -224,7 +224,7 @@ async def test_nothing_is_lost_and_nothing_grows(
     report.rate = SHARE * report.capacity
     report.before = await soak.footprint()
 
-    async def strike(_: ProcessFleet) -> None:
+    async def inject_fault(_: ProcessFleet) -> None:
         ends_at = time.monotonic() + SOAK_SECONDS
         async with soak.sampling():
             while (left := ends_at - time.monotonic()) > 0:
@@ -234,7 +234,9 @@ async def test_nothing_is_lost_and_nothing_grows(
 
     callers = int(report.rate * (LONGEST_WAIT_SECONDS + 5))
     load = dataclasses.replace(MEASURED, in_flight=callers, seconds=0, rate=report.rate)
-    after = await FaultScenario(stopped_fleet, (), load=load).run(f"soak, {'random' if kills else 'no'} kills", strike)
+    after = await FaultScenario(stopped_fleet, (), load=load).run(
+        f"soak, {'random' if kills else 'no'} kills", inject_fault
+    )
     report.ending = after.report()
     report.after = await soak.settled_footprint(report.before)
     await invariants.check(stopped_fleet, after, faults=frozenset({"worker_lost"}))

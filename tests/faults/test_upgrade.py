@@ -62,7 +62,7 @@ async def test_a_ledger_of_the_previous_release_goes_on_under_this_one(
         # Six are left, and of ten that want one four are refused.
         answers = await asyncio.gather(*(told(f"new {number}") for number in range(10)))
         assert answers.count(quintain.BudgetExhausted.code) == 4
-        # An answer may be here before its settle is in the books; one call of old runs for ever.
+        # An answer may be here before its settle is in the ledger; one call of old runs for ever.
         async with asyncio.timeout(10):
             while (info := await target.get_info()).running > 1:
                 await asyncio.sleep(0.05)
