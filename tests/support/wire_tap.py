@@ -32,6 +32,8 @@ class WireTap:
         self._connection = pika.BlockingConnection(pika.URLParameters(broker_url))
         self._channel = self._connection.channel()
         self._queue = f"tap-{secrets.token_hex(8)}"
+        #: Correlation id → what was asked, also before the last look.
+        self._request_types: dict[str, str] = {}
         for exchange in METADATA_TOPOLOGY.exchanges:
             self._channel.exchange_declare(exchange.name, exchange.kind, durable=True, arguments=exchange.arguments)
         self._channel.queue_declare(self._queue, exclusive=True)
@@ -56,7 +58,6 @@ class WireTap:
     def drain(self) -> list[TappedMessage]:
         """What has come so far."""
         messages: list[TappedMessage] = []
-        request_types: dict[str, str] = {}
         while True:
             method, properties, body = self._channel.basic_get(self._queue, auto_ack=True)
             if method is None or properties is None:
@@ -69,11 +70,11 @@ class WireTap:
             headers = {**application_headers, **{name: value for name, value in amqp_headers.items() if value}}
             message = TappedMessage(method.exchange, method.routing_key, properties.type, headers, body, "")
             if properties.reply_to:
-                request_types[properties.correlation_id] = properties.type
+                self._request_types[properties.correlation_id] = properties.type
             messages.append(message)
         # A copy of an answer may overtake that of its question.
         return [
-            replace(one, request_type=request_types.get(str(one.headers.get("correlation_id")), "")) for one in messages
+            replace(one, request_type=self._request_types.get(str(one.headers.get("correlation_id")), "")) for one in messages
         ]
 
     def close(self) -> None:
