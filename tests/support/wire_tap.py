@@ -73,9 +73,10 @@ class WireTap:
                 self._request_types[properties.correlation_id] = properties.type
             messages.append(message)
         # A copy of an answer may overtake that of its question.
-        return [
-            replace(one, request_type=self._request_types.get(str(one.headers.get("correlation_id")), "")) for one in messages
-        ]
+        return [replace(one, request_type=self._request_type_of(one)) for one in messages]
+
+    def _request_type_of(self, one: TappedMessage) -> str:
+        return self._request_types.get(str(one.headers.get("correlation_id")), "")
 
     def close(self) -> None:
         """Listen no more; the queue goes with the connection."""
