@@ -172,36 +172,6 @@ async def test_a_program_past_its_timeout_ends_with_its_children(
     assert await all_gone(mark) == []
 
 
-#: Starts processes that leave the group: with a session of their own, and as a daemon does, without the environment.
-LEAVES = "setsid sleep 600 & (setsid sh -c 'sleep 600 & sleep 600' &) ; QUINTAIN_LEFT=1 setsid sleep 600 & sleep 0.2; "
-
-
-@pytest.mark.parametrize("ending", ["echo done", "exit 3", "sleep 600"], ids=["ends", "fails", "hangs"])
-async def test_processes_that_leave_the_group_end_with_their_program(
-    run: Run, tmp_path: Path, mark: dict[str, str], ending: str
-) -> None:
-    with contextlib.suppress(ProviderFailure, GraderError):
-        await run(["/bin/sh", "-c", LEAVES + ending], tmp_path, {"PATH": os.defpath, **mark}, 2)
-    # Not a wait: they have gone before the program's end is told.
-    assert marked(mark) == []
-
-
-async def test_a_program_that_kills_its_supervisor_ends_with_its_processes(
-    run: Run, tmp_path: Path, mark: dict[str, str]
-) -> None:
-    with pytest.raises((ProviderFailure, GraderError)):
-        await run(["/bin/sh", "-c", LEAVES + "kill -9 $PPID; sleep 600"], tmp_path, {"PATH": os.defpath, **mark}, 30)
-    assert await all_gone(mark) == []
-
-
-async def test_a_program_that_kills_the_process_server_is_followed_by_others(
-    run: Run, tmp_path: Path, mark: dict[str, str]
-) -> None:
-    kill = "kill -9 $(cut -d ' ' -f 4 /proc/$PPID/stat); echo killed"
-    assert (await run(["/bin/sh", "-c", kill], tmp_path, {"PATH": os.defpath, **mark}, 30)).strip() == "killed"
-    assert (await run(["/bin/echo", "next"], tmp_path, mark, 30)).strip() == "next"
-
-
 async def test_a_program_that_prints_without_end_is_stopped_though_it_overlooks_a_closed_pipe(
     run: Run, tmp_path: Path, mark: dict[str, str]
 ) -> None:

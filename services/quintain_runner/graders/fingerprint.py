@@ -41,8 +41,6 @@ _KEYS_LEFT_OUT = frozenset(
         "prompt",
         "weight",
         "reduce",
-        "run_as",
-        "sandbox",
     }
 )
 

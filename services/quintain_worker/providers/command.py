@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,8 +12,7 @@ from quintain.config import CommandTarget
 from quintain.config.targets import PLACEHOLDERS
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
-from quintain.process import run_program
-from quintain.program import (
+from quintain.process import (
     CannotStart,
     Finished,
     Program,
@@ -21,8 +20,8 @@ from quintain.program import (
     ProgramNotFound,
     ProgramTimedOut,
     TooMuchOutput,
+    run_program,
 )
-from quintain.program_confinement import Confinement
 from quintain.program_environment import program_environment
 from quintain_worker.providers.conversation import text_messages
 from quintain_worker.providers.factory import ProviderContext
@@ -54,22 +53,14 @@ class _CallFiles:
         # File names are fixed: no part of a path comes from the request.
         return self.folder / f"{name}.txt"
 
-    def write(self, confinement: Confinement) -> None:
-        confinement.share(self.folder)
+    def write(self) -> None:
         self.path("prompt_file").write_text(self.prompt, encoding="utf-8", errors="surrogatepass")
         self.path("system_prompt_file").write_text(self.system_prompt, encoding="utf-8", errors="surrogatepass")
-        for name in ("prompt_file", "system_prompt_file"):
-            confinement.share(self.path(name))
 
     def fill_placeholders(self, argument: str, names: tuple[str, ...]) -> str:
         for name in names:
             argument = argument.replace(f"{{{name}}}", str(self.path(name)))
         return argument
-
-
-def command_confinement(target: CommandTarget, folder: Path) -> Confinement:
-    """What the program of a target may do: in a sandbox it reads the configuration's folder, and has no network."""
-    return Confinement(run_as=target.run_as, sandbox=target.sandbox, read=(folder, folder / (target.cwd or ".")))
 
 
 class CommandProvider:
@@ -83,7 +74,6 @@ class CommandProvider:
         self._name, self._target = name, target
         self._cwd = context.folder / (target.cwd or ".")
         self._env = program_environment(context.env, env_from=target.env_from, own=target.env)
-        self._confinement = command_confinement(target, context.folder)
         command_line = "\n".join(target.command)
         self._placeholders = tuple(name for name in PLACEHOLDERS if f"{{{name}}}" in command_line)
 
@@ -99,7 +89,7 @@ class CommandProvider:
         with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:
             files = _CallFiles(Path(folder), prompt, system_prompt)
             # Not in a thread: cancelled, it would go on writing into a folder that is being deleted.
-            files.write(self._confinement)
+            files.write()
             finished = await self._run(files, timeout_seconds)
             if finished.exit_code != 0:
                 quoted = finished.stderr.decode(errors="replace").strip()[-_MAX_QUOTED_LENGTH:]
@@ -119,7 +109,6 @@ class CommandProvider:
             argv=[files.fill_placeholders(argument, self._placeholders) for argument in self._target.command],
             cwd=self._cwd,
             env=self._env,
-            confinement=replace(self._confinement, write=(files.folder,)),
         )
         stdin = b"" if "prompt_file" in self._placeholders else files.prompt.encode(errors="surrogatepass")
         try:
