@@ -81,8 +81,8 @@ QUEUE_POLICIES: Final = (
 #: The permissions of each role.
 ROLES: Final[Mapping[str, Permissions]] = {
     "metadata": Permissions(
-        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|cancel|dead|poison|host|run|discovery|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
-        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger\.(admit|heartbeat|settle)|probe|reply|cancel|dead|poison|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
+        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|cancel|dead|poison|host|run|discovery|events|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
+        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger\.(admit|heartbeat|settle)|probe|reply|cancel|dead|poison|events|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
         r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|dead|poison|discovery|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
     ),
     "worker": Permissions(
@@ -91,9 +91,9 @@ ROLES: Final[Mapping[str, Permissions]] = {
         r"^quintain\.(reply|cancel|run|discovery|(target|cancel|run|discovery|reply\.worker)\..+)$",
     ),
     "gateway": Permissions(
-        r"^quintain\.((discovery|reply\.gateway)\..+)$",
-        r"^quintain\.(invoke|metadata|reply|(discovery|reply\.gateway)\..+)$",
-        r"^quintain\.(reply|discovery|(discovery|reply\.gateway)\..+)$",
+        r"^quintain\.((discovery|events|reply\.gateway)\..+)$",
+        r"^quintain\.(invoke|metadata|reply|discovery|(discovery|events|reply\.gateway)\..+)$",
+        r"^quintain\.(reply|discovery|events|(discovery|events|reply\.gateway)\..+)$",
     ),
     "host": Permissions(
         r"^quintain\.((host|lease|discovery|reply\.host)\..+)$",
@@ -111,9 +111,9 @@ ROLES: Final[Mapping[str, Permissions]] = {
         r"^quintain\.(reply(\.evaluator\..+)?)$",
     ),
     "operator": Permissions(
-        r"^quintain\.(poison(\.turn)?|reply\.operator\..+)$",
-        r"^quintain\.(invoke|metadata|discovery|poison(\.turn)?|reply\.operator\..+)$",
-        r"^quintain\.(reply|poison(\.turn)?|reply\.operator\..+)$",
+        r"^quintain\.(poison(\.turn)?|(events|reply\.operator)\..+)$",
+        r"^quintain\.(invoke|metadata|discovery|poison(\.turn)?|(events|reply\.operator)\..+)$",
+        r"^quintain\.(reply|events|poison(\.turn)?|(events|reply\.operator)\..+)$",
     ),
 }
 

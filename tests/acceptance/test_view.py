@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import signal
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -42,6 +43,10 @@ def test_the_pages_open_with_the_token_and_only_with_it(shell: CommandLine) -> N
     assert ask(origin, "POST", "/enter", {"token": "other"}, Origin=origin)[0] == 401
     assert ask(origin, "POST", "/enter", {"token": token}, Origin="http://evil.example")[0] == 403
     assert ask(origin, "POST", "/run/one/notes", {}, Cookie=f"{name}={value}")[0] == 403
+    # A page does not wait until every row is indexed.
+    deadline = time.monotonic() + 30
+    while 'class="matrix"' not in ask(origin, "GET", "/run/one", Cookie=f"{name}={value}")[2]:
+        assert time.monotonic() < deadline
     for path, part in {"/": "one", "/run/one": "matrix", "/run/one/case?id=2": "answer"}.items():
         status, headers, text = ask(origin, "GET", path, Cookie=f"{name}={value}")
         assert (status, part in text) == (200, True), path

@@ -21,6 +21,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyTooLarge, TargetUnavailable, TimedOut
 from quintain_cli.fleet.metadata_process import run_metadata_process
 from quintain_host.processes import SlotProcesses
+from quintain_host.supervisor import ProcessSupervisor
 from quintain_runner.graders.process import GraderCommand, run_grader
 from quintain_runner.graders.process_pool import GraderProcessPool
 from quintain_runner.graders.verdict_parser import GraderError
@@ -52,12 +53,14 @@ async def warm_grader(argv: list[str], folder: Path, env: dict[str, str], timeou
 
 
 async def slot_process(argv: list[str], _: Path, env: dict[str, str], timeout_seconds: float) -> str:
-    children = SlotProcesses(argv, 1, env)
+    broker = MemoryBroker()
+    children = SlotProcesses(argv, 1, env, ProcessSupervisor(broker.connect()))
     children.start()
     try:
         await asyncio.sleep(timeout_seconds)
     finally:
         await children.stop(0)
+        broker.close()
     return ""
 
 
@@ -157,7 +160,7 @@ async def cancel_while_it_starts(run: Run, folder: Path, mark: dict[str, str], *
 
         await asyncio.gather(*(cancel(call, moments.randrange(30)) for call in calls))
         ended = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended
 
 
 async def test_a_program_past_its_timeout_ends_with_its_children(

@@ -9,6 +9,7 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker
+from quintain.contracts.limits import MAX_RUN_ITEM_BYTES
 from quintain.contracts.remote_target import RemoteFailure, RunItem, RunOutput, WireEvent
 from quintain.topology import run_topology
 from quintain_host import event_sender
@@ -168,8 +169,8 @@ async def test_who_waits_for_room_is_let_go_when_the_run_stops(
 
 
 async def test_an_event_that_no_broker_takes_is_refused_where_it_is_said(run: EventSender) -> None:
-    with pytest.raises(ValueError, match="Event has 4,000,001 characters, and 4,000,000 is the most"):
-        run.send("emit", event=event("x" * 4_000_001))
+    with pytest.raises(ValueError, match=f"{MAX_RUN_ITEM_BYTES:,}"):
+        run.send("emit", event=event("x" * MAX_RUN_ITEM_BYTES))
 
 
 async def test_large_events_travel_apart(run: EventSender, controller: Controller) -> None:

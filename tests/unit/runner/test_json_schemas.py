@@ -41,7 +41,9 @@ def test_they_are_schemas() -> None:
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("examples/*/eval.yaml")), ids=lambda path: path.parent.name)
 def test_every_example_is_what_the_schema_allows(path: Path) -> None:
     assert allows(EVALUATION, path.read_text())
-    assert allows(CONFIG, path.with_name("quintain.yaml").read_text())
+    configurations = [file for file in path.parent.glob("*.yaml") if file != path]
+    assert configurations
+    assert all(allows(CONFIG, file.read_text()) for file in configurations)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/run.md", "docs/graders.md"])
