@@ -176,7 +176,7 @@ def decoded(value: Any) -> Any:
         {"$type": {"$type": 5}},
         2**200,
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_value_arrives_as_what_it_was(value: Any) -> None:
     assert decoded(value) == value
