@@ -18,7 +18,6 @@ from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.remote_target import (
     BareLeaseRequest,
     LeaseOpened,
-    LeaseRequest,
     LeaseResult,
     ProcessStatus,
     TargetDescriptor,
@@ -96,8 +95,9 @@ class RemoteLease:
         the host provably did not receive the request; and `ValueError` for a request that is too large for the broker.
         """
         request = route.request_type(lease_id=self.lease_id, request_id=secrets.token_hex(8), **fields)
-        require_size(len(request.to_wire()), MAX_BODY_BYTES, f"A {route.name} request")
-        task = self._loop.create_task(self._call_until_answered(route, request))
+        body = request.to_wire()
+        require_size(len(body), MAX_BODY_BYTES, f"A {route.name} request")
+        task = self._loop.create_task(self._call_until_answered(route, body))
         try:
             futures: set[asyncio.Future[Any]] = {task, self.ended_future}
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -133,11 +133,14 @@ class RemoteLease:
         already_ended = self.ended
         await self.stop_renewing()
         if not already_ended:
-            request = BareLeaseRequest(lease_id=self.lease_id, request_id=secrets.token_hex(8))
             with contextlib.suppress(BusError):
                 await self._rpc_client.publish(
-                    self._rpc_request(TEARDOWN, request, self.timings.host_heartbeat_seconds), secrets.token_urlsafe(16)
+                    self._rpc_request(TEARDOWN, self._bare_request(), self.timings.host_heartbeat_seconds),
+                    secrets.token_urlsafe(16),
                 )
+
+    def _bare_request(self) -> bytes:
+        return BareLeaseRequest(lease_id=self.lease_id, request_id=secrets.token_hex(8)).to_wire()
 
     def _end(self, reason: str) -> None:
         if not self.ended_future.done():
@@ -149,11 +152,11 @@ class RemoteLease:
         self._log_tail = status.log_tail
         self._end(f"its process {status.ended}")
 
-    async def _call_until_answered(self, route: Route[Any, LeaseResult], request: LeaseRequest) -> LeaseResult:
+    async def _call_until_answered(self, route: Route[Any, LeaseResult], body: bytes) -> LeaseResult:
         sent_before = False
         while True:
             try:
-                return await self._call_once(route, request, self.timings.host_repeat_seconds)
+                return await self._call_once(route, body, self.timings.host_repeat_seconds)
             except Unroutable as unroutable:
                 self._end(REASON_ENDED_BY_HOST)
                 maybe_delivered = sent_before or unroutable.maybe_delivered_before
@@ -167,21 +170,17 @@ class RemoteLease:
                 log.debug("%s was not answered and is sent again: %s", route.name, error.message)
                 await asyncio.sleep(0.1)
 
-    async def _call_once(
-        self, route: Route[Any, LeaseResult], request: LeaseRequest, timeout_seconds: float
-    ) -> LeaseResult:
-        result = parse_reply(
-            await self._rpc_client.call(self._rpc_request(route, request, timeout_seconds)), LeaseResult
-        )
+    async def _call_once(self, route: Route[Any, LeaseResult], body: bytes, timeout_seconds: float) -> LeaseResult:
+        result = parse_reply(await self._rpc_client.call(self._rpc_request(route, body, timeout_seconds)), LeaseResult)
         self.record_host_activity()
         return result
 
-    def _rpc_request(self, route: Route[Any, LeaseResult], request: LeaseRequest, timeout_seconds: float) -> RpcRequest:
+    def _rpc_request(self, route: Route[Any, LeaseResult], body: bytes, timeout_seconds: float) -> RpcRequest:
         return RpcRequest(
             exchange=HOST,
             key=self.key,
             type=route.key,
-            body=request.to_wire(),
+            body=body,
             headers={},
             deadline_seconds=timeout_seconds,
         )
@@ -196,9 +195,8 @@ class RemoteLease:
     async def _renew_periodically(self) -> None:
         while not self.ended_future.done():
             await asyncio.sleep(self.timings.host_heartbeat_seconds)
-            request = BareLeaseRequest(lease_id=self.lease_id, request_id=secrets.token_hex(8))
             try:
-                await self._call_once(RENEW, request, self.timings.host_heartbeat_seconds)
+                await self._call_once(RENEW, self._bare_request(), self.timings.host_heartbeat_seconds)
             except Unroutable:
                 self._end(REASON_ENDED_BY_HOST)
             except QuintainError as error:
