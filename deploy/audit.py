@@ -9,25 +9,18 @@ Where the database cannot be reached it says so, and the exit code is 0.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: The server that pip-audit asks.
-SERVER = ("pypi.org", 443)
-
-PROBE_SECONDS, AUDIT_SECONDS = 3.0, 60.0
+#: How long a look-up may take, in seconds.
+AUDIT_SECONDS = 60.0
 
 
 def main(arguments: list[str]) -> int:
     """Print what was found, and return the exit code."""
-    try:
-        socket.create_connection(SERVER, PROBE_SECONDS).close()
-    except OSError as error:
-        return _not_asked(f"{SERVER[0]} cannot be reached ({error})")
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(ROOT / "requirements.lock"), "--disable-pip"]
     try:
         ended = subprocess.run(  # noqa: S603 -- fixed words
