@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain_gateway.apis.fleet.pages import FleetPages
+    from quintain_gateway.apis.fleet.access import FleetAccess
     from quintain_gateway.apis.health import MetadataHealthCheck
     from quintain_gateway.http.endpoint import FleetGateway
     from quintain_gateway.http.limits import GatewayLimits
@@ -22,7 +22,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain_gateway.apis.fleet.pages": ("FleetPages",),
+            "quintain_gateway.apis.fleet.access": ("FleetAccess",),
             "quintain_gateway.apis.health": ("MetadataHealthCheck",),
             "quintain_gateway.http.endpoint": ("FleetGateway",),
             "quintain_gateway.http.limits": ("GatewayLimits",),
@@ -35,8 +35,8 @@ else:
 
 __all__ = [
     "BindAddress",
+    "FleetAccess",
     "FleetGateway",
-    "FleetPages",
     "GatewayLimits",
     "GatewayMetrics",
     "MetadataHealthCheck",

@@ -150,12 +150,12 @@ async def run_gateway(
     try:
         fleet_gateway = quintain_gateway.FleetGateway(rpc_client, Clock(), limits, metrics)
         try:
-            pages = quintain_gateway.FleetPages(bus)
-            app = quintain_gateway.build_app(fleet_gateway, pages, address.host_names())
+            access = quintain_gateway.FleetAccess(bus)
+            app = quintain_gateway.build_app(fleet_gateway, access, address.host_names())
             check = quintain_gateway.MetadataHealthCheck(rpc_client).check
             async with (
                 quintain_gateway.serve_app(app, address, limits, metrics) as url,
-                pages.running(),
+                access.running(),
                 announce(bus, card),
                 contextlib.nullcontext() if ops_endpoints is None else ops_endpoints.report_ready(bus, check, card),
             ):

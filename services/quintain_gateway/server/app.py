@@ -11,7 +11,7 @@ from quintain_gateway.apis.anthropic import routes as anthropic
 from quintain_gateway.apis.completions import routes as completions
 from quintain_gateway.apis.embeddings import routes as embeddings
 from quintain_gateway.apis.fleet import routes as fleet
-from quintain_gateway.apis.fleet.pages import FleetPages
+from quintain_gateway.apis.fleet.access import FleetAccess
 from quintain_gateway.apis.openai import routes as openai
 from quintain_gateway.apis.responses import routes as responses
 from quintain_gateway.apis.unmatched import UnmatchedEndpoints, error_response_of
@@ -35,17 +35,17 @@ OPERATIONS = (
 )
 
 
-def build_app(gateway: FleetGateway, pages: FleetPages, host_names: frozenset[str] | None = None) -> ASGIApp:
+def build_app(gateway: FleetGateway, access: FleetAccess, host_names: frozenset[str] | None = None) -> ASGIApp:
     """Return the ASGI application of a gateway: its router inside the access log.
 
     ``host_names`` are the names that a request may have as its ``Host``; None for any.
     """
-    router = build_router(gateway, pages)
+    router = build_router(gateway, access)
     app = router if host_names is None else HostCheck(router, host_names, error_response_of)
     return AccessLog(app, gateway.limits, gateway.metrics, error_response_of)
 
 
-def build_router(gateway: FleetGateway, pages: FleetPages) -> Router:
+def build_router(gateway: FleetGateway, access: FleetAccess) -> Router:
     """Return the router with the routes of all APIs.
 
     AgentV's route comes last because it matches every path. The router does not redirect, because the target of a
@@ -63,7 +63,7 @@ def build_router(gateway: FleetGateway, pages: FleetPages) -> Router:
     endpoint_groups = (
         health.GatewayHealthEndpoints(gateway),
         admin.SessionEndpoints(gateway),
-        fleet.FleetEndpoints(pages),
+        fleet.FleetEndpoints(access),
         *model_endpoints,
         OpenApiEndpoints(OPERATIONS),
         UnmatchedEndpoints(gateway),

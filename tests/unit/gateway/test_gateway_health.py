@@ -19,7 +19,7 @@ from quintain.observability.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
 from quintain_cli.fleet import bootstrap
-from quintain_gateway.apis.fleet.pages import FleetPages
+from quintain_gateway.apis.fleet.access import FleetAccess
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
@@ -55,7 +55,7 @@ async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIter
     bus = memory.connect()
     caller, limits, meter = RpcClient(bus), GatewayLimits(), GatewayMetrics()
     await caller.start()
-    app = build_app(FleetGateway(caller, clock or Clock(), limits, meter), FleetPages(bus))
+    app = build_app(FleetGateway(caller, clock or Clock(), limits, meter), FleetAccess(bus))
     async with serve_app(app, BindAddress(), limits, meter) as url:
         yield url, caller
     await caller.close()

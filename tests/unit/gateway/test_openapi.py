@@ -14,7 +14,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
 from quintain.rpc.client import RpcClient
 from quintain_gateway.apis.agentv.routes import OPERATIONS as AGENTV_OPERATIONS
-from quintain_gateway.apis.fleet.pages import FleetPages
+from quintain_gateway.apis.fleet.access import FleetAccess
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.http.openapi import build_document
@@ -53,7 +53,7 @@ headers = {{ Authorization = "Bearer {admin}" }}
 def test_every_route_is_described_and_nothing_else() -> None:
     limits, memory = GatewayLimits(), MemoryBroker()
     router = build_router(
-        FleetGateway(RpcClient(memory.connect()), Clock(), limits, GatewayMetrics()), FleetPages(memory.connect())
+        FleetGateway(RpcClient(memory.connect()), Clock(), limits, GatewayMetrics()), FleetAccess(memory.connect())
     )
     paths = {route.path for route in router.routes if isinstance(route, Route)}
     agentvs = {operation.path for operation in AGENTV_OPERATIONS}

@@ -54,7 +54,7 @@ def render_enter() -> str:
         _environment(),
         "enter.html",
         title="Fleet",
-        how="the command quintain up printed, or with the admin token",
+        how="This page is for holders of the admin token.",
         wrong="The metadata service does not know this token as the administrator's.",
         asks=True,
     )

@@ -16,8 +16,8 @@ from quintain.contracts.message import Message
 from quintain.errors import Unauthorized
 from quintain.monitor.fleet_figures import FleetFigures
 from quintain.web.pages import HEADERS, STATIC_TYPES, entered_token, static_file
+from quintain_gateway.apis.fleet.access import FleetAccess
 from quintain_gateway.apis.fleet.page import ROOT, SHOWN, FleetFilter, render_enter, render_fleet
-from quintain_gateway.apis.fleet.pages import FleetPages
 from quintain_gateway.http.endpoint import Api, bearer_token, method_route
 from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, NotFound, fault_response
 from quintain_gateway.http.openapi import ADMIN_TOKEN, Operation, fault_responses
@@ -84,8 +84,8 @@ OPERATIONS = (
 class FleetEndpoints:
     """The endpoints of the Fleet page."""
 
-    def __init__(self, pages: FleetPages) -> None:
-        self._pages = pages
+    def __init__(self, access: FleetAccess) -> None:
+        self._access = access
         self._page_seconds = 0.0
         self.routes: list[Route] = [
             method_route(ROOT, {"GET": self.page}, API.to_endpoint),
@@ -98,7 +98,7 @@ class FleetEndpoints:
     async def page(self, request: Request) -> Response:
         """``GET /fleet``: the page, or the one that asks for the token."""
         try:
-            figures = await self._pages.figures(_cookie_of(request))
+            figures = await self._access.figures(_cookie_of(request))
         except Unauthorized:
             return HTMLResponse(render_enter(), 401)
         query = request.query_params
@@ -113,7 +113,7 @@ class FleetEndpoints:
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
             raise Unauthorized
-        cookie = await self._pages.enter(await entered_token(request))
+        cookie = await self._access.enter(await entered_token(request))
         response = JSONResponse({})
         response.set_cookie(
             _cookie_name(request),
@@ -128,14 +128,14 @@ class FleetEndpoints:
     async def events(self, request: Request) -> Response:
         """``GET /fleet/events``: an event each time that the figures are others than those that the page shows."""
         cookie = _cookie_of(request)
-        await self._pages.figures(cookie)
+        await self._access.figures(cookie)
 
         async def stream() -> AsyncIterator[str]:
             last, quiet, next_at = request.query_params.get("seen"), 0, 0.0
             yield "retry: 1000\n\n"
-            while not self._pages.is_closing:
+            while not self._access.is_closing:
                 try:
-                    version = _version(await self._pages.figures(cookie))
+                    version = _version(await self._access.figures(cookie))
                 except Unauthorized:
                     # The page is loaded again, and asks for the token.
                     yield "event: changed\ndata: \n\n"
@@ -154,7 +154,7 @@ class FleetEndpoints:
 
     async def figures(self, request: Request) -> Response:
         """``GET /fleet/figures``: the figures as JSON, with the admin token."""
-        figures = await self._pages.figures_for(bearer_token(request))
+        figures = await self._access.figures_for(bearer_token(request))
         return Response(figures.to_wire(), media_type=JSON_MEDIA_TYPE)
 
     async def static(self, request: Request) -> Response:

@@ -28,7 +28,7 @@ FIRST_STATE_SECONDS = 5.0
 COOKIE_SECONDS, MAX_COOKIES = 12 * 3600.0, 100
 
 
-class FleetPages:
+class FleetAccess:
     """Checks who may look at the fleet, and gives its figures.
 
     A token is the administrator's if the metadata service says so. It is kept in memory while its cookies are valid:
