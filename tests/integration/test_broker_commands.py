@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import typer
 
-from quintain.broker_policies import QUEUE_POLICIES, ROLES, user_permissions
 from quintain.bus.connect import connect_bus
 from quintain.errors import ConfigError
 from quintain.topology import METADATA_TOPOLOGY, host_topology, reply_topology, target_topology
 from quintain_cli.commands.broker import add_user, apply, list_users, remove_user
+from quintain_cli.fleet.broker_policies import QUEUE_POLICIES, ROLES, user_permissions
 from support.broker_users import DEFINITIONS, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 

@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import typer
 
-from quintain.broker_policies import QUEUE_POLICIES, user_permissions
 from quintain.errors import BusError, ConfigError
 from quintain.settings import environment, read_settings
 from quintain_cli.console import exit_with_error, print_json, print_stderr, stdout_console
 from quintain_cli.fleet.broker_management import Management, open_management
+from quintain_cli.fleet.broker_policies import QUEUE_POLICIES, ROLES, user_permissions
 
 ManagementOption = Annotated[
     str | None,
@@ -59,7 +59,7 @@ def apply(
 
 def add_user(
     name: NameArgument,
-    role: Annotated[str, typer.Option(help="What it is: evaluator, worker, host, gateway, controller, operator, …")],
+    role: Annotated[str, typer.Option(help=f"What it is: {', '.join(ROLES)}.")],
     only: Annotated[
         list[str] | None, typer.Option(metavar="TARGET", help="A worker's or host's only target; repeatable.")
     ] = None,
