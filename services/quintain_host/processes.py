@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from quintain.contracts.token import mask_tokens
@@ -68,19 +68,13 @@ def slot_environment(env: Mapping[str, str], env_from: Iterable[str], own: Mappi
 class SlotProcesses:
     """Runs ``count`` child processes of one command and restarts those that exit. ``env`` is their environment.
 
-    ``write_log`` gets what they write to their standard error; by default it goes to this process's own.
+    What they write to their standard error goes to this process's own, too.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        count: int,
-        env: Mapping[str, str],
-        supervisor: ProcessSupervisor,
-        write_log: Callable[[bytes], object] = lambda data: sys.stderr.buffer.write(data) and sys.stderr.flush(),
+        self, command: Sequence[str], count: int, env: Mapping[str, str], supervisor: ProcessSupervisor
     ) -> None:
-        self._command, self._count, self._env = list(command), count, env
-        self._supervisor, self._write_log = supervisor, write_log
+        self._command, self._count, self._env, self._supervisor = list(command), count, env, supervisor
         self._processes: set[Process] = set()
         self._stopping = asyncio.Event()
         self._supervisor_tasks: list[asyncio.Task[None]] = []
@@ -175,7 +169,7 @@ class SlotProcesses:
             argv=[*self._command, *options, PROCESS_ID_OPTION, supervision.process_id],
             env=self._env,
         )
-        log_output, ended = _LogOutput(self._write_log), "was stopped"
+        log_output, ended = _LogOutput(LOG_TAIL_BYTES), "was stopped"
         try:
             async with read_pipe(log_output) as stderr_end:
                 try:
@@ -203,14 +197,11 @@ class SlotProcesses:
 class _LogOutput(OutputTail):
     """Passes a child's standard error on, and keeps its end."""
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        super().__init__(LOG_TAIL_BYTES)
-        self._write = write
-
     def data_received(self, data: bytes) -> None:
         """Implements `asyncio.Protocol.data_received`."""
         super().data_received(data)
-        self._write(data)
+        sys.stderr.buffer.write(data)
+        sys.stderr.flush()
 
     @property
     def text(self) -> str:
