@@ -69,7 +69,7 @@ class AccessCheck:
             render(
                 "enter.html",
                 title="quintain view",
-                how="the command quintain view printed",
+                how="This page opens with the address that the command quintain view printed, with the token in it.",
                 wrong=_REFUSED,
                 asks=False,
             ),

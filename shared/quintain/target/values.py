@@ -97,7 +97,7 @@ def _from_json(fields: dict[str, Any], get_tag: Callable[[TagPath], Tag]) -> obj
         if name in _COLLECTIONS:
             return _COLLECTIONS[name](value)
         if name == "dict":
-            return {key: item for key, item in value}  # noqa: C416 -- each must be a pair
+            return dict(value)
         if name == "tag":
             return get_tag([str(part) for part in value])
     raise ValueError(f"A value of type {str(name)[:100]!r} cannot be read here: install the same release on both sides")
