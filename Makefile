@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check audit test faults soak browser docs screenshots bench bench-check bench-peers bench-view clients lock dist clean
+.PHONY: help setup demo check audit test faults soak browser docs screenshots pythons bench bench-check bench-peers bench-view clients lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -37,6 +37,8 @@ else
 endif
 clients: $(ready) ## run other people's tools against a gateway; each is installed in ~/.cache/quintain/clients
 	QUINTAIN_TEST_CLIENTS=$(or $(QUINTAIN_TEST_CLIENTS),all) $(bin)/pytest tests/clients $(ARGS)
+pythons: $(ready) ## install the wheel in each Python from 3.11 to 3.14 on the PATH, and use it
+	$(bin)/pytest tests/pythons $(ARGS)
 faults: $(ready) ## inject faults into real processes, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
 soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)

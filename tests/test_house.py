@@ -61,6 +61,7 @@ RUN_BY = {
     "make docs": ".ci/run",
     "make faults": "Makefile",
     "make soak": "Makefile",
+    "make pythons": "Makefile",
     "make clients": "Makefile",
     "make browser": "Makefile",
     "make screenshots": "Makefile",

@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import typer
@@ -17,7 +17,7 @@ from rich.console import Console
 from quintain import logs, telemetry
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.token import mask_tokens
+from quintain.contracts.token import SessionToken, mask_tokens
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
 from quintain.settings import environment, read_log_settings, read_trace_settings
 
@@ -75,14 +75,30 @@ EXIT_OK, EXIT_ERRORS, EXIT_USAGE, EXIT_BELOW_THRESHOLD, EXIT_BUDGET_SPENT = 0, 1
 #: Of a command that SIGINT (Ctrl-C) ended: 128 and the signal's number.
 EXIT_INTERRUPTED = 130
 
-#: What to do about an error, by its type.
-ERROR_HINTS: tuple[tuple[type[QuintainError], str], ...] = (
-    (
-        Unauthorized,
-        "next   the token was refused: QUINTAIN_SESSION_TOKEN, or for sessions QUINTAIN_ADMIN_TOKEN, is another one's",
-    ),
-    (BudgetExhausted, "next   quintain info shows what is left; an administrator can raise the limit"),
-)
+
+def _hints(error: QuintainError) -> list[str]:
+    """What to do about an error, in lines."""
+    if isinstance(error, Unauthorized):
+        return [f"next   {_refused_token(environment())}"]
+    if isinstance(error, BudgetExhausted):
+        return ["next   quintain info shows what is left; an administrator can raise the limit"]
+    return []
+
+
+def _refused_token(env: Mapping[str, str]) -> str:
+    """Say which tokens are set, without their secrets, and when each is refused."""
+    names = [f"QUINTAIN_{kind}_TOKEN{end}" for kind in ("SESSION", "ADMIN") for end in ("", "_FILE")]
+    set_names = [name for name in names if env.get(name)]
+    try:
+        session = f" (session {SessionToken.parse(env.get('QUINTAIN_SESSION_TOKEN')).id})"
+    except Unauthorized:
+        session = " (not a session's token)"
+    told = [name + session * (name == "QUINTAIN_SESSION_TOKEN") for name in set_names]
+    return (
+        f"the token was refused; set here: {', '.join(told) or 'none, so that of the state folder was sent'}. A "
+        "session's token is refused once the session is closed or expired, and by another fleet; for sessions, targets "
+        "and pauses QUINTAIN_ADMIN_TOKEN must be that of the metadata service"
+    )
 
 
 def stdout_console() -> Console:
@@ -149,9 +165,8 @@ def exit_with_error(error: QuintainError, *, as_json: bool) -> NoReturn:
         print_json(error_fields)
     else:
         print_stderr(f"error  {escape_for_terminal(error.message)}")
-        for error_type, hint in ERROR_HINTS:
-            if isinstance(error, error_type):
-                print_stderr(hint)
+        for line in _hints(error):
+            print_stderr(line)
     raise typer.Exit(exit_code(error))
 
 

@@ -70,12 +70,17 @@ def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[CommandRes
     )
 
 
-def test_the_readme_shows_this_very_output(undisturbed: tuple[CommandResult, Path]) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (block,) = re.findall(
-        r"^```sh\nquintain run eval\.yaml\n```\n\n```(?:text)?\n(.*?)^```$", readme[:5000], re.DOTALL | re.MULTILINE
-    )
-    assert block.splitlines() == [line.rstrip() for line in undisturbed[0].stdout.splitlines()]
+def test_the_pages_show_this_very_output(undisturbed: tuple[CommandResult, Path]) -> None:
+    def shown(page: str) -> list[str]:
+        text = (Path(__file__).parents[2] / page).read_text()
+        (block,) = re.findall(r"^```text\n(12 cases\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        return block.splitlines()
+
+    printed = [line.rstrip() for line in undisturbed[0].stdout.splitlines()]
+    assert shown("docs/run.md") == printed
+    # The README has the first table and the last line.
+    *table, last = shown("README.md")
+    assert (table, last) == (printed[: printed.index("by grader")], printed[-1])
 
 
 def test_where_nobody_watches_a_terminal_the_progress_is_plain_lines(undisturbed: tuple[CommandResult, Path]) -> None:

@@ -13,19 +13,7 @@ import pytest
 
 from support.command_line import CommandLine
 from support.results_folder import errored_row, graded_row, write_results
-
-
-def ask(address: str, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of one request to the server of this address."""
-    place = urlsplit(address)
-    connection = http.client.HTTPConnection(place.netloc, timeout=30)
-    try:
-        content = None if body is None else json.dumps(body)
-        connection.request(method, path, content, {name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read().decode()
-    finally:
-        connection.close()
+from support.view_client import ask, enter_cookie
 
 
 def test_the_pages_open_with_the_token_and_only_with_it(shell: CommandLine) -> None:
@@ -74,16 +62,6 @@ def test_a_change_before_the_stream_was_open_is_told(shell: CommandLine) -> None
         assert next(line for line in lines if line.startswith(b"event:")) == b"event: changed\n"
         connection.close()
     assert command.stop(signal.SIGINT).code == 0
-
-
-def enter_cookie(origin: str, token: str) -> tuple[str, str]:
-    """The name and the value of the cookie for a token."""
-    status, headers, _ = ask(origin, "POST", "/enter", {"token": token}, Origin=origin)
-    assert status == 200
-    cookie, *attributes = headers["set-cookie"].split("; ")
-    assert {"HttpOnly", "SameSite=strict"} <= set(attributes)
-    name, _, value = cookie.partition("=")
-    return name, value
 
 
 @pytest.mark.parametrize("words", [("eval.yaml",), ("--port", "70000"), ("--unknown",)])

@@ -1,41 +1,33 @@
-"""The wheel, installed in an environment of its own, outside the checkout."""
+"""The wheel, installed in an environment of its own, outside the checkout; `make pythons` has it in other Pythons."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import re
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
-from support.command_line import clean_environment
+from support.installed_wheel import InstalledWheel, build_wheel, first_commands, run
+from support.view_client import open_page
 
-REPOSITORY = Path(__file__).parents[2]
 
-
-def test_the_wheel_gives_a_command_that_works_in_an_empty_folder(tmp_path: Path) -> None:
-    def run(*command: str | Path, folder: Path = tmp_path) -> str:
-        done = subprocess.run(
-            [str(word) for word in command],
-            cwd=folder, env=clean_environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, ".", folder=REPOSITORY)
-    (wheel,) = tmp_path.glob("*.whl")
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+def test_the_first_commands_of_the_readme_lead_to_a_graded_table_and_an_opened_page(tmp_path: Path) -> None:
+    wheel = InstalledWheel.create(sys.executable, build_wheel(tmp_path), tmp_path / "venv", with_dependencies=False)
     # The pinned dependencies are those of this environment; its editable checkout is not on this path.
-    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    quintain = tmp_path / "venv" / "bin" / "quintain"
-    imported = run(python, "-c", "import quintain, quintain_cli; print(quintain.__file__, quintain_cli.__file__)")
-    assert all(Path(path).is_relative_to(tmp_path) for path in imported.split())
+    (wheel.packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    imported = run([wheel.python, "-c", "import quintain, quintain_cli; print(quintain.__path__[0])"], tmp_path)
+    assert Path(imported.strip()).is_relative_to(tmp_path)
     folder = tmp_path / "empty"
     folder.mkdir()
-    run(quintain, "init", folder=folder)
-    run(quintain, "check", "eval.yaml", folder=folder)
-    totals = json.loads(run(quintain, "run", "eval.yaml", "--json", folder=folder))["totals"]
-    assert (totals["graded"], totals["errors"]) == (5, 0)
+    *commands, view = first_commands()
+    assert len(commands) == 2
+    printed = [wheel.quintain(*words[1:], folder=folder) for words in commands]
+    assert re.search(r"^│ model +│ +\d/5 │", printed[-1], re.MULTILINE)
+    rows = [json.loads(line) for line in (folder / "runs" / "eval" / "results.jsonl").read_text().splitlines()]
+    assert len([row for row in rows if isinstance(row["score"], float)]) == 5
+    with wheel.opened_page(view[1:], folder) as address:
+        deadline = time.monotonic() + 60
+        while 'class="matrix"' not in open_page(address, "/run/eval"):  # until the rows are indexed
+            assert time.monotonic() < deadline

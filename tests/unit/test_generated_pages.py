@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from generate import environment, lifecycle, site
+from quintain.settings import environment as environment_variables
 from quintain_metadata.rules.lifecycle import CallState
+from support.snapshots import RECORD_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 RECORDED = REPOSITORY / "tests" / "unit" / "snapshots" / "recorded"
@@ -107,6 +109,14 @@ def test_the_picture_of_a_call_has_every_state_and_every_event_that_moves_it() -
     assert set(lifecycle.PLACES) == set(CallState)
     labels = re.findall(r">([^<>\n]+)</(?:text|tspan)>", lifecycle.picture())
     assert len(labels) == len(CallState) + sum(len(events) for events in lifecycle.edges().values())
+
+
+def test_the_page_of_concepts_shows_that_picture() -> None:
+    kept = REPOSITORY / "docs" / "pictures" / "call.svg"
+    if environment_variables().get(RECORD_VARIABLE):
+        kept.write_text(lifecycle.picture())
+    assert kept.read_text() == lifecycle.picture()
+    assert "](pictures/call.svg)" in (REPOSITORY / "docs" / "concepts.md").read_text()
 
 
 def navigation(entries: list[Any]) -> Iterator[str]:

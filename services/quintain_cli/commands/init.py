@@ -76,6 +76,9 @@ def read_other_tool(source: Path) -> CarriedEvaluation:
         raise ConfigError(f"{source}: {document.duplicate_keys[0]}")
     if "prompts" in keys:
         carried = read_promptfoo(document, source.parent)
+        if not carried.prompts:
+            reasons = "; ".join(note.reason for note in carried.left_out if note.place.startswith("prompts"))
+            raise ConfigError(f"{source}: none of its prompts can be carried over: {reasons}")
     elif {"tests", "evalcases"} & keys:
         carried = read_agentv(document, source.parent)
     else:

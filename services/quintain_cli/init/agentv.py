@@ -5,15 +5,16 @@ What has no counterpart is noted with its line, never dropped in silence. Source
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from quintain.config.yaml_file import Place, YamlDocument, read_yaml_document
 from quintain_cli.init.carried import CarriedEvaluation, JsonDict, mapping
 
-_KNOWN = ("$schema", "name", "description", "execution", "tests", "evalcases", "assertions", "target")
+_KNOWN = ("$schema", "name", "description", "execution", "tests", "evalcases", "assertions", "target", "input")
 _KNOWN_OF_TEST = (
     "id", "input", "input_messages", "expected_output", "expected_messages", "criteria", "expected_outcome",
     "assertions", "rubrics", "conversation_id", "metadata",
@@ -29,7 +30,8 @@ _PROVIDERS: Mapping[str, tuple[str, str | None]] = {
     "openrouter": ("openai", "https://openrouter.ai/api/v1"),
     "gemini": ("openai", "https://generativelanguage.googleapis.com/v1beta/openai/"),
 }
-_SETTINGS = {"model": "model", "api_key": "api_key", "base_url": "base_url", "temperature": "temperature",
+_SETTINGS = {"model": "model", "api_key": "api_key", "base_url": "base_url", "endpoint": "base_url",
+             "temperature": "temperature",
              "max_output_tokens": "max_tokens", "judge_target": "judge_target", "grader_target": "judge_target",
              "workers": "max_concurrency"}  # fmt: skip
 _PLACEHOLDERS = {"{PROMPT_FILE}": "{prompt_file}", "{OUTPUT_FILE}": "{output_file}"}
@@ -39,21 +41,33 @@ def read_agentv(document: YamlDocument, folder: Path) -> CarriedEvaluation:
     """Read an evaluation of AgentV; targets are looked for from ``folder`` upwards. Raises `ConfigError` for theirs."""
     body = mapping(document.value)
     key = "tests" if "tests" in body else "evalcases"
-    carried = CarriedEvaluation(document=document)
+    carried = CarriedEvaluation(document=document, folder=folder)
     carried.leave_out_unknown(body, (), _KNOWN)
     execution = mapping(body.get("execution"))
     carried.leave_out_unknown(execution, ("execution",), ("target", "targets"))
     wanted = execution.get("targets") or execution.get("target") or body.get("target")
     _add_targets(carried, folder, [wanted] if isinstance(wanted, str) else wanted)
     shared = _assertions(carried, body.get("assertions"), ("assertions",), suite=True)
-    if not isinstance(body.get(key), list):
-        carried.leave_out((key,), "tests in a file of their own")
-    for index, test in enumerate(body[key] if isinstance(body.get(key), list) else []):
+    before = _messages(carried, body["input"], ("input",)) if "input" in body else []
+    if before is None:
+        carried.leave_out(("input",), "an input of all tests that is not all text, and so each of them")
+    for test, place in _tests(carried, body[key], (key,)):
         if isinstance(test, dict):
-            _add_test(carried, test, (key, index), shared)
+            _add_test(carried, test, place, shared, before)
         else:
-            carried.leave_out((key, index), "a test in a file of its own")
+            carried.leave_out(place, "a test that is no mapping")
     return carried
+
+
+def _tests(carried: CarriedEvaluation, listed: object, place: Place) -> Iterator[tuple[object, Place]]:
+    """Yield each test with its place; a text names a file of tests."""
+    if isinstance(listed, str):
+        yield from ((test, place) for test in carried.read_tests(listed.removeprefix("file://"), place))
+    for index, test in enumerate(listed if isinstance(listed, list) else []):
+        if isinstance(test, str):
+            yield from _tests(carried, test, (*place, index))
+        else:
+            yield test, (*place, index)
 
 
 def _add_targets(carried: CarriedEvaluation, folder: Path, wanted: list[str] | None) -> None:
@@ -61,18 +75,20 @@ def _add_targets(carried: CarriedEvaluation, folder: Path, wanted: list[str] | N
     candidates = [above / name for above in (folder, *folder.resolve().parents) for name in _TARGET_FILES]
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
-        carried.leave_out(("execution",), "no targets.yaml beside or above this file; the target mock stands in")
+        carried.leave_out(("execution",), "no targets.yaml beside or above this file")
         return
     document = read_yaml_document(path)
     listed = mapping(document.value).get("targets")
-    own = CarriedEvaluation(document=document)
+    own = CarriedEvaluation(document=document, folder=path.parent)
     for index, target in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(target, dict) and isinstance(target.get("name"), str):
             _add_target(own, target, ("targets", index))
+    for target in own.targets.values():
+        if "judge_target" in target and target["judge_target"] not in own.targets:
+            own.leave_out(("targets",), f"the judge {target.pop('judge_target')}, which could not be carried")
     carried.targets = own.targets
     carried.left_out += own.left_out
-    evaluated = [name for name in wanted or ["default"] if name in own.targets]
-    carried.evaluated = evaluated or None
+    carried.evaluated = [name for name in wanted or ["default"] if name in own.targets]
 
 
 def _add_target(own: CarriedEvaluation, target: JsonDict, place: Place) -> None:
@@ -110,49 +126,49 @@ def _add_local_target(own: CarriedEvaluation, target: JsonDict, place: Place) ->
     own.add_target(name, {"provider": "command", "command": [_PLACEHOLDERS.get(word, word) for word in words], **kept})
 
 
-def _add_test(carried: CarriedEvaluation, test: JsonDict, place: Place, shared: list[JsonDict]) -> None:
+def _add_test(
+    carried: CarriedEvaluation, test: JsonDict, place: Place, shared: list[JsonDict], before: list[JsonDict] | None
+) -> None:
+    """Add a test. ``shared`` and ``before``: the assertions and the input's messages of all tests."""
     carried.leave_out_unknown(test, place, _KNOWN_OF_TEST)
     asked = test.get("input", test.get("input_messages"))
-    expected = _text(test.get("expected_output", test.get("expected_messages")))
+    expected = _text(carried, test.get("expected_output", test.get("expected_messages")), (*place, "expected_output"))
+    if expected is None and {"expected_output", "expected_messages"} & test.keys():
+        carried.leave_out((*place, "expected_output"), "an expected output that is no text")
     criteria = test.get("criteria", test.get("expected_outcome"))
-    assertions = [*shared, *_assertions(carried, test.get("assertions"), (*place, "assertions"))]
+    own = _assertions(carried, test.get("assertions"), (*place, "assertions"), criteria=criteria)
+    assertions = [*own, *shared]
     for rubric in test["rubrics"] if isinstance(test.get("rubrics"), list) else []:
         text = rubric if isinstance(rubric, str) else mapping(rubric).get("outcome", mapping(rubric).get("description"))
         assertions.append({"type": "judge", "value": text})
     if not assertions and criteria:
         # As AgentV does: without assertions a model judges by the criteria.
         assertions = [{"type": "judge", "value": criteria}]
-    case: JsonDict = {"id": test.get("id")}
-    if isinstance(asked, str):
-        case["question"] = asked
-    else:
-        messages = _messages(carried, asked, place)
-        if not messages:
-            carried.leave_out(place, "a test without a text to ask")
-            return
-        case["messages"] = messages
+    case: JsonDict = {**mapping(test.get("metadata")), "id": test.get("id")}
+    messages = _messages(carried, asked, (*place, "input"))
+    if messages is None or before is None:
+        carried.leave_out(place, "a test whose input is not all text")
+        return
+    case |= {"question": asked} if isinstance(asked, str) and not before else {"messages": [*before, *messages]}
     case |= {} if expected is None else {"expected": expected}
     case |= {} if criteria is None else {"criteria": criteria}
-    case |= mapping(test.get("metadata"))
     carried.add_case({**case, **({"assertions": assertions} if assertions else {})})
 
 
-def _assertions(carried: CarriedEvaluation, listed: object, place: Place, *, suite: bool = False) -> list[JsonDict]:
+def _assertions(
+    carried: CarriedEvaluation, listed: object, place: Place, *, suite: bool = False, criteria: object = None
+) -> list[JsonDict]:
     """Convert assertions. A program that grades every test (``suite``) becomes a grader of its own."""
-    found = []
+    found: list[JsonDict] = []
     for index, one in enumerate(listed if isinstance(listed, list) else []):
         where = (*place, index)
         if suite and isinstance(one, dict) and one.get("type") == "code-grader":
             carried.graders.append(_program(one, len(carried.graders) + 1))
-            continue
-        if isinstance(one, str):
+        elif isinstance(one, str):
             # A text is a criterion, which a model judges.
             found.append({"type": "judge", "value": one})
-            continue
-        any_case = isinstance(one, dict) and "contains" in str(one.get("type")) and not one.get("case_sensitive")
-        assertion = carried.assertion(one, where, any_case=any_case)
-        if assertion is not None:
-            found.append(assertion)
+        else:
+            found += carried.assertions(one, where, criteria=criteria)
     return found
 
 
@@ -166,22 +182,43 @@ def _program(one: JsonDict, number: int) -> JsonDict:
     }
 
 
-def _messages(carried: CarriedEvaluation, asked: object, place: Place) -> list[JsonDict]:
+def _messages(carried: CarriedEvaluation, asked: object, place: Place) -> list[JsonDict] | None:
+    """Return the messages of an input; None, with a note, if one of them has no text."""
+    if isinstance(asked, str | dict):
+        text = asked if isinstance(asked, str) else json.dumps(asked, ensure_ascii=False, indent=2, default=str)
+        return [{"role": "user", "content": text}]
     messages = []
     for index, message in enumerate(asked if isinstance(asked, list) else []):
-        content = _text([message]) if isinstance(message, dict) else None
+        content = _text(carried, [message], (*place, index)) if isinstance(message, dict) else None
         if content is None:
-            carried.leave_out((*place, "input", index), "a message whose content is in a file")
-        else:
-            messages.append({"role": message["role"], "content": content})
-    return messages
+            return None
+        carried.leave_out_unknown(message, (*place, index), ("role", "content"))
+        messages.append({"role": message["role"], "content": content})
+    return messages or None
 
 
-def _text(value: object) -> str | None:
-    """Return the text of an output or of the last message; None if it has none, or if it is in a file."""
+def _text(carried: CarriedEvaluation, value: object, place: Place) -> str | None:
+    """Return the text of an output or of the last message, with the files that it names; None if it has none."""
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
         if isinstance(value, list):
-            parts = [part.get("value", part.get("text")) if part.get("type") == "text" else None for part in value]
-            return None if None in parts else "\n".join(str(part) for part in parts)
-    return value if isinstance(value, str) else None
+            parts = [_part(carried, part, place) for part in value]
+            return None if None in parts else "\n\n".join(str(part) for part in parts)
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+def _part(carried: CarriedEvaluation, part: object, place: Place) -> str | None:
+    """Return a part of a message as text; a file as AgentV writes it into the prompt."""
+    if isinstance(part, str):
+        return part
+    kind, value = (mapping(part).get(key) for key in ("type", "value"))
+    if kind == "file" and isinstance(value, str):
+        text = carried.read_text(value, place)
+        return None if text is None else f'<file path="{value}">\n{text.strip()}\n</file>'
+    text = value if isinstance(value, str) else mapping(part).get("text")
+    if kind != "text" or not isinstance(text, str):
+        carried.leave_out(place, f"a part of a message of type {kind}")
+        return None
+    return text

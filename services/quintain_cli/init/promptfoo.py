@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quintain.config.yaml_file import Place, YamlDocument, read_yaml_document
+from quintain.config.yaml_file import Place, YamlDocument
 from quintain_cli.init.carried import CarriedEvaluation, JsonDict, mapping
 
 _KNOWN = ("description", "prompts", "providers", "targets", "tests", "defaultTest", "evaluateOptions")
@@ -55,11 +55,11 @@ _KINDS = frozenset({"chat", "messages", "responses", "completion"})
 
 def read_promptfoo(document: YamlDocument, folder: Path) -> CarriedEvaluation:
     """Read a promptfoo configuration; files that it names are in ``folder``. Raises `ConfigError` for one of them."""
-    carried = CarriedEvaluation(document=document)
+    carried = CarriedEvaluation(document=document, folder=folder)
     body = mapping(document.value)
     carried.leave_out_unknown(body, (), _KNOWN)
     for index, prompt in enumerate(_as_list(body.get("prompts"))):
-        _add_prompt(carried, prompt, ("prompts", index), folder)
+        _add_prompt(carried, prompt, ("prompts", index))
     key = "providers" if "providers" in body else "targets"
     for index, provider in enumerate(_as_list(body.get(key))):
         _add_provider(carried, provider, (key, index))
@@ -68,19 +68,27 @@ def read_promptfoo(document: YamlDocument, folder: Path) -> CarriedEvaluation:
         carried.leave_out(("defaultTest",), "a default test in a file of its own")
     shared = mapping(default)
     carried.leave_out_unknown(shared, ("defaultTest",), _KNOWN_OF_TEST)
-    for test, place in _tests(carried, body.get("tests"), folder):
+    # As promptfoo does: without tests the prompts are asked as they are.
+    for test, place in _tests(carried, body.get("tests", {})):
         _add_test(carried, test, place, shared)
     options = mapping(body.get("evaluateOptions"))
     carried.leave_out_unknown(options, ("evaluateOptions",), ("repeat",))
     carried.repeats = options.get("repeat")
+    _fill_missing_variables(carried)
     return carried
+
+
+def _fill_missing_variables(carried: CarriedEvaluation) -> None:
+    """Give each case an empty text for every variable that a prompt has and the case lacks, as promptfoo does."""
+    names = set(re.findall(r"\{\{ ([A-Za-z_][A-Za-z0-9_]*) \}\}", json.dumps(carried.prompts)))
+    carried.cases = [{**dict.fromkeys(sorted(names - case.keys()), ""), **case} for case in carried.cases]
 
 
 def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _add_prompt(carried: CarriedEvaluation, prompt: object, place: Place, folder: Path) -> None:
+def _add_prompt(carried: CarriedEvaluation, prompt: object, place: Place) -> None:
     label = None
     if isinstance(prompt, dict):
         carried.leave_out_unknown(prompt, place, ("id", "raw", "label"))
@@ -88,11 +96,14 @@ def _add_prompt(carried: CarriedEvaluation, prompt: object, place: Place, folder
     if not isinstance(prompt, str):
         carried.leave_out(place, "a prompt that is no text")
         return
-    text: str | None = prompt
+    texts: list[str | None] = [prompt]
     if prompt.startswith(_FILE) or prompt.endswith((".txt", ".json", ".md")):
-        text = _read(carried, prompt.removeprefix(_FILE), place, folder)
-    for part in (text or "").split("\n---\n"):
-        _add_template(carried, part.strip(), label, place)
+        name = prompt.removeprefix(_FILE)
+        names = sorted(str(path.relative_to(carried.folder)) for path in carried.folder.glob(name)) or [name]
+        texts = [carried.read_text(one, place) for one in names]
+    for text in texts:
+        for part in (text or "").split("\n---\n"):
+            _add_template(carried, part.strip(), label, place)
 
 
 def _add_template(carried: CarriedEvaluation, text: str, label: str | None, place: Place) -> None:
@@ -126,18 +137,6 @@ def _messages(text: str) -> list[JsonDict] | None:
 
 def _field(name: str) -> str:
     return f"var_{name}" if name.partition(".")[0] in _RESERVED else name
-
-
-def _read(carried: CarriedEvaluation, name: str, place: Place, folder: Path) -> str | None:
-    """Return the text of a file that the configuration names; None, with a note, if it cannot be carried."""
-    if name.endswith((".py", ".js", ".ts", ".mjs", ".cjs")) or ":" in name:
-        carried.leave_out(place, "a program that makes the text")
-        return None
-    try:
-        return (folder / name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        carried.leave_out(place, f"{name} cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}")
-        return None
 
 
 def _add_provider(carried: CarriedEvaluation, provider: object, place: Place) -> None:
@@ -183,32 +182,26 @@ def _target(identifier: str, config: JsonDict) -> JsonDict | None:
     return target
 
 
-def _tests(carried: CarriedEvaluation, tests: object, folder: Path) -> Iterator[tuple[JsonDict, Place]]:
+def _tests(carried: CarriedEvaluation, tests: object) -> Iterator[tuple[JsonDict, Place]]:
     """Yield each test with its place: of the configuration itself, or of files that it names."""
     for index, test in enumerate(_as_list(tests)):
         place: Place = ("tests", index) if isinstance(tests, list) else ("tests",)
-        if isinstance(test, dict):
-            yield test, place
-        elif isinstance(test, str):
-            yield from ((one, place) for one in _tests_of_file(carried, test.removeprefix(_FILE), place, folder))
-        else:
-            carried.leave_out(place, "a test that is no mapping")
+        found = _tests_of_file(carried, test.removeprefix(_FILE), place) if isinstance(test, str) else [test]
+        for one in found:
+            if isinstance(one, dict):
+                yield one, place
+            else:
+                carried.leave_out(place, "a test that is no mapping")
 
 
-def _tests_of_file(carried: CarriedEvaluation, name: str, place: Place, folder: Path) -> Iterator[JsonDict]:
+def _tests_of_file(carried: CarriedEvaluation, name: str, place: Place) -> list[object]:
     if not name.endswith((".csv", ".yaml", ".yml", ".json", ".jsonl")):
         carried.leave_out(place, "tests that a program makes, or of an unknown format")
-        return
-    text = _read(carried, name, place, folder)
-    if text is None:
-        return
-    if name.endswith(".csv"):
-        yield from (_test_of_csv(carried, row, place) for row in csv.DictReader(text.splitlines()))
-    elif name.endswith(".jsonl"):
-        yield from (json.loads(line) for line in text.splitlines() if line.strip())
-    else:
-        document: YamlDocument = read_yaml_document(folder / name)
-        yield from (test for test in _as_list(document.value) if isinstance(test, dict))
+        return []
+    if not name.endswith(".csv"):
+        return carried.read_tests(name, place)
+    text = carried.read_text(name, place)
+    return [_test_of_csv(carried, row, place) for row in csv.DictReader((text or "").splitlines(keepends=True))]
 
 
 def _test_of_csv(carried: CarriedEvaluation, row: Mapping[str, str], place: Place) -> JsonDict:
@@ -234,16 +227,53 @@ def _add_test(carried: CarriedEvaluation, test: JsonDict, place: Place, default:
         for where, source in ((("defaultTest",), default), (place, test))
         for index, one in enumerate(_as_list(source.get("assert")))
     ]
-    assertions = [assertion for one, where in asserted if (assertion := carried.assertion(one, where)) is not None]
-    given = {**mapping(default.get("vars")), **mapping(test.get("vars"))}
-    variables: dict[str, list[object]] = {}
-    for name, value in given.items():
-        if isinstance(value, str) and value.startswith(_FILE):
-            carried.leave_out((*place, "vars", name), "a variable whose value is in a file")
-        else:
-            variables[_field(str(name))] = value if isinstance(value, list) else [value]
+    given = {
+        name: value
+        for where, source in ((("defaultTest",), default), (place, test))
+        for name, value in _variables(carried, source.get("vars"), (*where, "vars")).items()
+    }
     # As promptfoo does, a list of values is a test for each of them.
-    for values in itertools.product(*variables.values()):
-        fields: JsonDict = {**mapping(test.get("metadata")), **dict(zip(variables, values, strict=True))}
+    first = True
+    for values in itertools.product(*(value if isinstance(value, list) else [value] for value in given.values())):
+        variables = dict(zip(given, values, strict=True))
+        rendered = {name: _rendered(value, variables) for name, value in variables.items()}
+        noted = len(carried.left_out)
+        assertions = [
+            assertion for one, where in asserted for assertion in carried.assertions(_rendered(one, rendered), where)
+        ]
+        if not first:
+            del carried.left_out[noted:]  # of the first of them
+        first = False
+        fields = {**mapping(test.get("metadata")), **{_field(name): value for name, value in rendered.items()}}
         identifier = {"id": test["description"]} if test.get("description") else {}
         carried.add_case({**identifier, **fields, **({"assertions": assertions} if assertions else {})})
+
+
+def _variables(carried: CarriedEvaluation, listed: object, place: Place) -> JsonDict:
+    """Return the variables of a test, those of files with the files' texts."""
+    if listed is not None and not isinstance(listed, dict):
+        carried.leave_out(place, "variables in files of their own")
+    found: JsonDict = {}
+    for name, value in mapping(listed).items():
+        text = value
+        if isinstance(value, str) and value.startswith(_FILE):
+            text = carried.read_text(value.removeprefix(_FILE), (*place, name))
+        found[str(name)] = text
+    return found
+
+
+def _rendered(value: Any, variables: JsonDict) -> Any:
+    """Replace ``{{ name }}`` in all texts of a value; a name without a variable stays as it is."""
+    if isinstance(value, dict):
+        return {key: _rendered(one, variables) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_rendered(one, variables) for one in value]
+    if not isinstance(value, str):
+        return value
+    return _VARIABLE.sub(lambda found: _text(variables[found[1]]) if found[1] in variables else found[0], value)
+
+
+def _text(value: object) -> str:
+    return (
+        value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    )

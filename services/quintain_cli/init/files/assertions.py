@@ -1,7 +1,7 @@
 """Checks the assertions of each case: its field ``assertions``, a list of {type, value, negate?, any_case?}.
 
 `quintain init --from` wrote this file. An assertion of type ``judge`` asks the judge's target whether the answer
-meets its value; all others are checked here.
+meets its value; ``not-carried`` stands for one that this file cannot check; all others are checked here.
 """
 
 import json
@@ -10,22 +10,16 @@ from collections.abc import Callable
 
 import quintain
 
-CHECKS: dict[str, Callable[[str, object], bool]] = {
-    "equals": lambda answer, value: answer.strip() == str(value).strip(),
-    "contains": lambda answer, value: str(value) in answer,
-    "contains-any": lambda answer, values: any(str(value) in answer for value in values),
-    "contains-all": lambda answer, values: all(str(value) in answer for value in values),
-    "starts-with": lambda answer, value: answer.startswith(str(value)),
-    "ends-with": lambda answer, value: answer.endswith(str(value)),
-    "regex": lambda answer, value: re.search(str(value), answer) is not None,
-    "is-json": lambda answer, _: is_json(answer),
-}
-
 
 @quintain.grader
 def assertions(case, output, session):
     """Pass an answer that meets all assertions of its case."""
-    checks = [check(assertion, case, output, session) for assertion in case.metadata.get("assertions") or []]
+    listed = case.metadata.get("assertions") or []
+    carried = [assertion for assertion in listed if assertion["type"] != "not-carried"]
+    if listed and not carried:
+        kinds = ", ".join(assertion["value"] for assertion in listed)
+        raise ValueError(f"no assertion of this case could be carried over ({kinds}): write a grader for it")
+    checks = [check(assertion, case, output, session) for assertion in carried]
     score = sum(one["pass"] for one in checks) / len(checks) if checks else 1.0
     return {"pass": all(one["pass"] for one in checks), "score": score, "checks": checks}
 
@@ -58,6 +52,13 @@ def lower(value):
     return [str(one).lower() for one in value] if isinstance(value, list) else str(value).lower()
 
 
+def equals(answer, value):
+    """Compare an answer with a text, or as JSON with anything else."""
+    if isinstance(value, str):
+        return answer.strip() == value.strip()
+    return is_json(answer) and json.loads(answer) == value
+
+
 def is_json(text):
     """Tell whether a text is JSON."""
     try:
@@ -65,3 +66,15 @@ def is_json(text):
     except ValueError:
         return False
     return True
+
+
+CHECKS: dict[str, Callable[[str, object], bool]] = {
+    "equals": equals,
+    "contains": lambda answer, value: str(value) in answer,
+    "contains-any": lambda answer, values: any(str(value) in answer for value in values),
+    "contains-all": lambda answer, values: all(str(value) in answer for value in values),
+    "starts-with": lambda answer, value: answer.startswith(str(value)),
+    "ends-with": lambda answer, value: answer.endswith(str(value)),
+    "regex": lambda answer, value: re.search(str(value), answer) is not None,
+    "is-json": lambda answer, _: is_json(answer),
+}
