@@ -10,9 +10,13 @@ from support.command_line import CommandLine
 FILES = {"bot.py", "cases.jsonl", "eval.yaml", "judge.py", "quintain.yaml"}
 
 
-def test_the_demo_ends_with_a_graded_table_within_a_minute(shell: CommandLine) -> None:
+def test_the_demo_runs_again_and_takes_nothing_away_that_it_did_not_make(shell: CommandLine) -> None:
+    folder = shell.folder / "quintain-demo"
+    theirs = folder / "results" / "of-another-run.jsonl"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("months of work\n")
     began = time.monotonic()
-    shown = shell.run("demo")
+    shown = shell.run("demo", env={"QUINTAIN_CONFIG": "of-another-evaluation.yaml"})
     assert time.monotonic() - began < 60
     lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.stdout.splitlines() if "│" in line]
     assert [line[:4] for line in lines[:3]] == [
@@ -21,23 +25,14 @@ def test_the_demo_ends_with_a_graded_table_within_a_minute(shell: CommandLine) -
         ["all", "19/24", "-", "0.812"],
     ]
     assert shown.stdout.splitlines()[-1].startswith("exit 0: ")
-    folder = shell.folder / "quintain-demo"
     assert {path.name for path in folder.iterdir()} >= FILES
     assert len((folder / "demo-results" / "results.jsonl").read_text().splitlines()) == 24
 
-
-def test_the_demo_runs_again_and_takes_nothing_away_that_it_did_not_make(shell: CommandLine) -> None:
-    folder = shell.folder / "mine"
-    theirs = folder / "results" / "of-another-run.jsonl"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("months of work\n")
-    first = shell.run("demo", "--folder", "mine", "--json", env={"QUINTAIN_CONFIG": "of-another-evaluation.yaml"})
     (row, *others) = (folder / "cases.jsonl").read_text().splitlines()
     (folder / "cases.jsonl").write_text("\n".join([json.dumps({**json.loads(row), "id": "mine"}), *others]) + "\n")
-    again = shell.run("demo", "--folder", "mine", "--json")
-    assert first.json == again.json
-    assert first.stderr == ""
-    totals = first.json["totals"]
+    again = shell.run("demo", "--folder", "quintain-demo", "--json")
+    assert again.stderr == ""
+    totals = again.json["totals"]
     assert isinstance(totals, dict)
     assert (totals["cases"], totals["graded"], totals["errors"], totals["calls"]) == (12, 24, 0, 48)
     ids = {json.loads(line)["caseId"] for line in (folder / "demo-results" / "results.jsonl").read_text().splitlines()}

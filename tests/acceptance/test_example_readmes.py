@@ -1,6 +1,7 @@
 """The commands of the examples' README files, run as they are written; and the workflow of the regression gate.
 
-Addresses, keys and tokens are replaced by those of the test, and nothing else is. A block of a service is started.
+Addresses, keys and tokens are replaced by those of the test, and nothing else is. A block of a service is started. The
+lines of ``capitals`` are run by ``test_run.py``.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ import pytest
 import yaml
 
 from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
+from support.pages import SHELL_BLOCK, shell_blocks
 from support.running_gateway import ADMIN_TOKEN, run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 class Example:
@@ -32,7 +32,7 @@ class Example:
         shutil.copytree(EXAMPLES / name, self.folder, dirs_exist_ok=True)
         programs = f"{Path(sys.executable).parent}:{shell.env.get('PATH', '')}"
         self.shell = shell.with_environment({"PATH": programs})
-        self.blocks = [block.splitlines() for block in _BLOCK.findall((EXAMPLES / name / "README.md").read_text())]
+        self.blocks = shell_blocks(EXAMPLES / name / "README.md")
 
     def run(self, line: str, *, replaced: Mapping[str, str] | None = None, code: int = 0) -> CommandResult | None:
         """Run one line; ``export`` sets variables of the lines after it. ``replaced``: texts for others in the line."""
@@ -71,15 +71,8 @@ def test_each_folder_has_a_short_readme_that_the_list_names() -> None:
     linked = set(re.findall(r"\]\(([\w-]+)/\)", (EXAMPLES / "README.md").read_text()))
     assert folders == linked
     for folder in folders:
-        text = re.sub(_BLOCK, "", (EXAMPLES / folder / "README.md").read_text())
+        text = re.sub(SHELL_BLOCK, "", (EXAMPLES / folder / "README.md").read_text())
         assert len(text.splitlines()) <= 20, folder
-
-
-def test_capitals(shell: CommandLine) -> None:
-    example = Example("capitals", shell)
-    for line in example.blocks[0]:
-        example.run(line)
-    assert len(example.rows()) == 24
 
 
 def test_the_ci_gate_passes_until_answers_are_worse(shell: CommandLine) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from support.command_line import CommandLine, CommandResult, RunningCommand, command_line, quintain_command
-from support.evaluations import copy_capitals, rows_by_trial, rows_of, totals_of, write_files
+from support.evaluations import CAPITALS, copy_capitals, rows_by_trial, rows_of, totals_of, write_files
+from support.pages import shell_blocks
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 #: Answers late, and writes down what it was asked.
@@ -44,10 +45,12 @@ def capitals(shell: CommandLine) -> CommandLine:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CommandResult, Path]]:
-    """The example run once, in memory, with nothing in its way: how it ended, and its results."""
+    """The example run once, in memory, by the lines of its README: how the run ended, and its results."""
     with command_line(tmp_path_factory.mktemp("undisturbed")) as shell:
         copy_capitals(shell.folder)
-        yield shell.run("run", "eval.yaml"), shell.folder / "runs" / "eval"
+        (lines,) = shell_blocks(CAPITALS / "README.md")
+        ended = {line: shell.run(*shlex.split(line)[1:]) for line in lines}
+        yield ended["quintain run eval.yaml"], shell.folder / "runs" / "eval"
 
 
 def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[CommandResult, Path]) -> None:

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(900)
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 
-#: The processor time of the install and the first commands, with a warm cache of packages: a user waits longer on a busy
-#: machine, but no test may depend on that.
+#: The processor time of the install and the first commands, with a warm cache of packages. How long a user waits
+#: depends on the machine's other work too.
 FIRST_SECONDS = 120.0
 
 IMPORT_ALL = """

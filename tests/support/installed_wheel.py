@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command_line import clean_environment
+from support.pages import shell_blocks
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -30,11 +30,8 @@ def build_wheel(folder: Path) -> Path:
 
 def first_commands() -> list[list[str]]:
     """The commands of the README's first screen, after the one that installs."""
-    head = (REPOSITORY / "README.md").read_text().partition("\n## ")[0]
-    blocks = re.findall(r"^```sh\n(.*?)^```$", head, re.DOTALL | re.MULTILINE)
-    install = next(number for number, block in enumerate(blocks) if block.startswith("pip install"))
-    (block,) = blocks[install + 1 :]
-    return [shlex.split(line) for line in block.splitlines()]
+    blocks = shell_blocks(REPOSITORY / "README.md")
+    return [shlex.split(line) for line in blocks[blocks.index(["pip install quintain"]) + 1]]
 
 
 def run(command: Sequence[str | Path], folder: Path, *, seconds: float = 600) -> str:
