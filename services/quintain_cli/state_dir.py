@@ -41,11 +41,20 @@ def require_admin_token(settings: Settings) -> str:
 
 
 def read_or_create_secret(path: Path) -> str:
-    """Return the secret in a file that only this user can read; create both if there is no file."""
-    if path.exists():
-        return path.read_text().strip()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    secret = secrets.token_urlsafe(32)
-    path.touch(mode=0o600)
-    path.write_text(f"{secret}\n")
+    """Return the secret in a file that only this user can read; create both if there is no file.
+
+    Raises `ConfigError` where that cannot be done.
+    """
+    try:
+        if path.exists():
+            return path.read_text().strip()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        secret = secrets.token_urlsafe(32)
+        path.touch(mode=0o600)
+        path.write_text(f"{secret}\n")
+    except OSError as error:
+        raise ConfigError(
+            f"The state folder {path.parent} cannot be used ({error.strerror}): set QUINTAIN_STATE_DIR to a folder "
+            "that this user may write"
+        ) from None
     return secret

@@ -38,3 +38,8 @@ def test_the_demo_runs_again_and_takes_nothing_away_that_it_did_not_make(shell: 
     ids = {json.loads(line)["caseId"] for line in (folder / "demo-results" / "results.jsonl").read_text().splitlines()}
     assert "mine" in ids
     assert theirs.read_text() == "months of work\n"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(shell: CommandLine) -> None:
+    (shell.folder / "file").touch()
+    assert shell.run("demo", "--folder", "file/new", "--json", code=2).json["code"] == "config_error"

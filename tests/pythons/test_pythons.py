@@ -31,21 +31,18 @@ FIRST_SECONDS = 120.0
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys, warnings
 warnings.simplefilter("error")
-left_out = set(json.load(sys.stdin))
+of_extras = set(json.load(sys.stdin))
 for name in [one.name for one in pkgutil.iter_modules() if one.name.startswith("quintain")]:
     for module in pkgutil.walk_packages([importlib.import_module(name).__path__[0]], f"{name}."):
-        if module.name not in left_out and not module.name.startswith("quintain_cli.init.files"):
+        try:
             importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name.partition(".")[0] not in of_extras:
+                raise
 """
 
-#: Modules that import a package of an extra.
-OF_EXTRAS = (
-    "quintain.superred",
-    "quintain.telemetry.export",
-    "quintain_metadata.ledger.postgres",
-    "quintain_metadata.ledger.postgres_connection",
-    "quintain_metadata.ledger.postgres_errors",
-)
+#: What extras bring.
+OF_EXTRAS = ("anthropic", "asyncpg", "openai", "opentelemetry", "pydantic_ai", "superred")
 
 
 def find_python(version: str) -> Path | None:

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli.console import print_stderr
+from quintain.errors import ConfigError
+from quintain_cli.console import exit_with_error, print_stderr
 from quintain_cli.run.execution import run_and_report
 from quintain_cli.run.options import RunOptions
 
@@ -27,7 +28,11 @@ def demo(
 
     A dozen cases are answered by three targets and graded by two graders, all in this process.
     """
-    copy_example(folder)
+    try:
+        copy_example(folder)
+    except OSError as error:
+        refused = ConfigError(f"{folder}: cannot be written ({error.strerror}): give another --folder")
+        exit_with_error(refused, as_json=as_json)
     # The demo deletes the results of an earlier demo; only the demo writes to this folder.
     results = folder / "demo-results"
     shutil.rmtree(results, ignore_errors=True)

@@ -1,12 +1,15 @@
-"""A body of anybody's for a person or a program: text, or bytes that are counted and bounded; no secrets."""
+"""What commands print: bodies of anybody's as text, or as bytes that are counted and bounded; errors; no secrets."""
 
 from __future__ import annotations
 
 import base64
 
 import pytest
+import typer
 
 from quintain.contracts.token import SessionToken
+from quintain.errors import Unauthorized
+from quintain_cli import console
 from quintain_cli.console import MAX_DUMPED_BYTES, body_to_json, body_to_text, hex_dump
 
 
@@ -53,3 +56,20 @@ def test_a_dump_is_bounded_and_says_what_it_leaves_out(size: int, rows: int, say
     assert sum(line.count(" ff") for line in lines) == min(size, MAX_DUMPED_BYTES)
     assert [line for line in lines if not line[:8].isalnum()] == ([says] if says else [])
     assert len(lines) == rows + bool(says)
+
+
+def test_a_refused_token_is_told_with_the_variables_that_are_set_and_without_their_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("QUINTAIN_SESSION_TOKEN", "QUINTAIN_SESSION_TOKEN_FILE", "QUINTAIN_ADMIN_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    token = SessionToken.mint()
+    monkeypatch.setenv("QUINTAIN_SESSION_TOKEN", token.text)
+    monkeypatch.setenv("QUINTAIN_ADMIN_TOKEN", "a secret of 16 characters")
+    with pytest.raises(typer.Exit):
+        console.exit_with_error(Unauthorized(), as_json=False)
+    told = capsys.readouterr().err
+    assert all(part in told for part in ("QUINTAIN_SESSION_TOKEN", token.id, "QUINTAIN_ADMIN_TOKEN"))
+    assert token.text not in told
+    assert "a secret" not in told
+    assert "_FILE" not in told
