@@ -66,7 +66,7 @@ RUN_BY = {
     "make browser": "Makefile",
     "make screenshots": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
-    "pip install": "tests/acceptance/test_wheel.py",
+    "pip install": "tests/support/installed_wheel.py",
     "quintain init": "tests/acceptance/test_init.py",
     "quintain check": "tests/acceptance/test_check.py",
     "quintain run": "tests/acceptance/test_run.py",
