@@ -63,7 +63,9 @@ def init(
     for name, text in files.items():
         typer.echo(f"--- {folder / name}\n{escape_for_terminal(text)}" if dry_run else f"wrote    {folder / name}")
     for note in left_out:
-        print_stderr(escape_for_terminal(f"left out {source}, line {note.line}: {note.place}: {note.reason}"))
+        print_stderr(
+            escape_for_terminal(f"left out {note.file or source}, line {note.line}: {note.place}: {note.reason}")
+        )
     if not dry_run:
         typer.echo(f"next     {_next_command(folder)}")
 

@@ -5,6 +5,7 @@ What has no counterpart is noted with its line, never dropped in silence. Source
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Iterator, Mapping
@@ -86,9 +87,13 @@ def _add_targets(carried: CarriedEvaluation, folder: Path, wanted: list[str] | N
     for target in own.targets.values():
         if "judge_target" in target and target["judge_target"] not in own.targets:
             own.leave_out(("targets",), f"the judge {target.pop('judge_target')}, which could not be carried")
-    carried.targets = own.targets
-    carried.left_out += own.left_out
     carried.evaluated = [name for name in wanted or ["default"] if name in own.targets]
+    # A target that nobody asks would still need its variables, and stop the run without them.
+    used = {*carried.evaluated, *(own.targets[name].get("judge_target") for name in carried.evaluated)}
+    for name in [name for name in own.targets if name not in used]:
+        own.leave_out(("targets",), f"the target {name}, which this evaluation does not use")
+    carried.targets = {name: target for name, target in own.targets.items() if name in used}
+    carried.left_out += [dataclasses.replace(note, file=path.name) for note in own.left_out]
 
 
 def _add_target(own: CarriedEvaluation, target: JsonDict, place: Place) -> None:

@@ -41,11 +41,15 @@ _ANY_CASE = re.compile(r"^i(contains.*)$")
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A part of the other tool's file that was not carried: its line (from 1, 0 if unknown), its place, and why."""
+    """A part of the other tool's file that was not carried: its line (from 1, 0 if unknown), its place, and why.
+
+    ``file`` is the name of a second file that it is in; empty for the evaluation's own.
+    """
 
     line: int
     place: str
     reason: str
+    file: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

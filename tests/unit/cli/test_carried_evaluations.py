@@ -154,7 +154,18 @@ def test_agentvs_files_inputs_and_criteria_are_carried(read: Read) -> None:
     # AgentV compares case, too.
     assert first["assertions"][-1] == {"type": "contains", "value": "Yes"}
     assert json.loads(project_files(carried, "")["cases.jsonl"].splitlines()[0])["day"] == "2026-01-02"
-    assert places(carried) == ["targets", "tests[1].input[0]", "tests[1]"]
+    assert sorted(places(carried)) == ["targets", "tests[1]", "tests[1].input[0]"]
+    assert [note.file for note in carried.left_out if note.place == "targets"] == ["targets.yaml"]
+
+
+def test_a_target_that_agentvs_evaluation_does_not_use_needs_no_variables(read: Read) -> None:
+    carried = read(
+        "tests: [{id: a, input: b}]\n",
+        targets_dot_yaml="targets: [{name: default, provider: mock, judge_target: judge}, "
+        "{name: judge, provider: mock}, {name: other, provider: openai, model: '${{ UNSET }}'}]\n",
+    )
+    assert list(carried.targets) == ["default", "judge"]
+    assert [note.reason for note in carried.left_out] == ["the target other, which this evaluation does not use"]
 
 
 @pytest.fixture
