@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import time
 from collections import Counter
@@ -282,7 +281,7 @@ async def test_what_one_service_frees_another_grants_without_a_sweep(services: l
         while granted.empty():  # until it listens
             call, _ = await services[0].transact(lambda moment: calls.settle(moment, settle_request(session, first)))
             assert call is not None
-            await here.on_settled([dataclasses.replace(call, state=CallState.RUNNING)])
+            await here.on_settled([call._replace(state=CallState.RUNNING)])
             await asyncio.sleep(0.05)
     assert granted.get_nowait() == second.attempt_id
     await asyncio.gather(*fills)

@@ -5,10 +5,9 @@ Replies are kept for a day, compressed when they are long.
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.ledger import AttemptOutcome, Settle
@@ -48,8 +47,7 @@ def resolved_target(session_id: str, request_id: str) -> SqlProgram[str | None]:
     return None if row is None else row[0]
 
 
-@dataclass(frozen=True, slots=True)
-class CallRow:
+class CallRow(NamedTuple):
     """A row of the table ``call``. Times are milliseconds since the epoch.
 
     ``cancelled_at`` is when its caller cancelled it; ``joined_until`` is until when another delivery is known to wait
@@ -76,9 +74,9 @@ class CallRow:
         return self.cancelled_at is not None
 
 
-_CALL_FIELDS = [field.name for field in dataclasses.fields(CallRow)]
-_CALL_COLUMNS = ", ".join(_CALL_FIELDS)
-_STATE_INDEX = _CALL_FIELDS.index("state")
+_CALL_COLUMNS = ", ".join(CallRow._fields)
+_STATE_INDEX = CallRow._fields.index("state")
+_STATES: Final[dict[str, CallState]] = {state.value: state for state in CallState}
 
 LOAD_CALL_SQL = f"SELECT {_CALL_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?"
 
@@ -127,8 +125,8 @@ def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
 def call_from_row(row: Row) -> CallRow:
     """Return the call of a row of `LOAD_CALL_SQL`."""
     columns = list(row)
-    columns[_STATE_INDEX] = CallState(columns[_STATE_INDEX])
-    return CallRow(*columns)
+    columns[_STATE_INDEX] = _STATES[columns[_STATE_INDEX]]
+    return CallRow._make(columns)
 
 
 def load_calls(session_id: str, request_ids: Sequence[str]) -> SqlProgram[dict[str, CallRow]]:

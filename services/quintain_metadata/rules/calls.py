@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -210,7 +209,7 @@ def _start_attempt(
         request.request_id,
     )
     yield from execute(call_repository.START_ATTEMPT_SQL, *call_repository.attempt_parameters(moment, started))
-    return (yield from _grant_admission(session, dataclasses.replace(started, call_count=call_count)))
+    return (yield from _grant_admission(session, started._replace(call_count=call_count)))
 
 
 def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | None, Transition]]:
