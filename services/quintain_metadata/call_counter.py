@@ -45,7 +45,7 @@ class CallCounter:
     def count_settle(self, target: str, item: Settle) -> None:
         """Count how an attempt ended, with the times, tokens and cost that its worker reported."""
         counts = self._targets[target]
-        counts.outcomes[item.outcome.value] += 1
+        counts.outcomes[str(item.outcome)] += 1
         if item.fault is not None:
             counts.faults[item.fault.code] += 1
         if item.reply is not None:

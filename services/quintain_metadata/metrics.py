@@ -34,6 +34,7 @@ class MetadataMetrics(ServiceMetrics):
         self._batches = self.histogram(
             "batch_size", "Admits or settles in one batch", "kind", buckets=BATCH_SIZE_BUCKETS
         )
+        self._batches_by_kind = {kind: self._batches.labels(kind) for kind in ("admit", "settle")}
         self._ledger_seconds = self.histogram(
             "ledger_seconds",
             "Seconds of a ledger operation, or of several submitted together, with the commit",
@@ -50,12 +51,12 @@ class MetadataMetrics(ServiceMetrics):
 
     def count_settles(self, outcomes: Iterable[AttemptOutcome]) -> None:
         """Count settles by their outcomes."""
-        for outcome, count in Counter(outcomes).items():
-            self._settles.labels(outcome.value).inc(count)
+        for outcome, count in Counter(map(str, outcomes)).items():
+            self._settles.labels(outcome).inc(count)
 
     def observe_batch(self, kind: str, size: int) -> None:
         """Observe the size of one batch; ``kind`` is admit or settle."""
-        self._batches.labels(kind).observe(size)
+        self._batches_by_kind[kind].observe(size)
 
     def observe_ledger_operation(self, seconds: float, *, is_reachable: bool) -> None:
         """Record whether the ledger was reachable, and the seconds of what was submitted together if it was."""

@@ -34,19 +34,23 @@ async def read_calls(ledger_url: str, session_id: str) -> dict[str, LedgerCall]:
     """Every call of the session, by request id."""
     async with open_snapshot(ledger_url) as snapshot:
         attempts = await snapshot.read(
-            execute("SELECT request_id, state FROM attempt WHERE session_id = ?", session_id)
+            execute("SELECT request_id, id, state FROM attempt WHERE session_id = ?", session_id)
         )
         calls = await snapshot.read(
-            execute("SELECT request_id, state, fault FROM call WHERE session_id = ?", session_id)
+            execute("SELECT request_id, state, fault, attempt_id FROM call WHERE session_id = ?", session_id)
         )
-    attempt_states: dict[str, list[str]] = defaultdict(list)
-    for request_id, state in attempts:
-        attempt_states[request_id].append(state)
+    attempt_states: dict[str, dict[str, str]] = defaultdict(dict)
+    for request_id, attempt_id, state in attempts:
+        attempt_states[request_id][attempt_id] = state
+    for request_id, _, _, attempt_id in calls:
+        if attempt_id is not None:
+            # The attempt that holds a call needs no row.
+            attempt_states[request_id].setdefault(attempt_id, "running")
     return {
         request_id: LedgerCall(
             state=CallState(state),
-            attempts=tuple(attempt_states[request_id]),
+            attempts=tuple(attempt_states[request_id].values()),
             fault=None if fault is None else str(FaultCode.from_wire(fault).code),
         )
-        for request_id, state, fault in calls
+        for request_id, state, fault, _ in calls
     }

@@ -96,6 +96,17 @@ class CapacityCheck:
     statement: Statement
 
 
+class RunningCallsChanged(NamedTuple):
+    """The number of a target's running calls at a worker changes by ``change``.
+
+    A store with a single writer counts it in ``running_calls``. On PostgreSQL triggers count, and this does nothing.
+    """
+
+    target: str
+    incarnation: str
+    change: int
+
+
 class StatementForEach(NamedTuple):
     """One SQL statement, run for each of these parameters in turn; its rows are those of all runs."""
 
@@ -103,7 +114,7 @@ class StatementForEach(NamedTuple):
     parameters: Sequence[tuple[SqlValue, ...]]
 
 
-Step = Statement | AdvisoryLock | CapacityCheck
+Step = Statement | AdvisoryLock | CapacityCheck | RunningCallsChanged
 
 SqlProgram = Generator[Step, list[Row], Returned]
 

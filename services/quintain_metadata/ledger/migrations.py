@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+#: How long replies are stored, in milliseconds.
+REPLY_RETENTION_MS: Final = 24 * 60 * 60_000
+
 #: Migration N brings the schema from version N - 1 to N. Never edit one that was released: add another.
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
@@ -50,7 +53,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX call_by_state ON call (session_id, state)",
         "CREATE INDEX call_running ON call (target) WHERE state = 'running'",
         "CREATE INDEX call_unfinished ON call (deadline) WHERE state IN ('reserved', 'running')",
-        # The state of each attempt: running, proven (unbilled), unproven, or void (never to run).
+        # The state of each attempt: running, proven (unbilled), unproven, or void (never to run). Since migration 14
+        # one that holds its call, or held it last, has a row only where it is proven or void.
         """CREATE TABLE attempt (
             id text PRIMARY KEY,
             session_id text NOT NULL,
@@ -146,6 +150,19 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # How many calls of the target the worker runs at a time; null where it reads no groups of calls.
         "ALTER TABLE served_target ADD COLUMN group_slots integer",
     ),
+    (),
+    (
+        # What `running_calls` counts needs no index; and committed calls, nearly all of them, no entry by their state.
+        "DROP INDEX call_running",
+        "DROP INDEX call_by_state",
+        "CREATE INDEX call_by_state ON call (session_id, state) WHERE state <> 'committed'",
+    ),
+)
+
+#: Adds the last parameter to the number of running calls of a target at a worker.
+COUNT_RUNNING_CALLS_SQL: Final = (
+    "INSERT INTO running_calls (target, incarnation, running) VALUES (?, ?, ?)"
+    " ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + excluded.running"
 )
 
 _COUNT_STARTED = "ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + 1"
@@ -167,6 +184,23 @@ SQLITE_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
             INSERT INTO running_calls SELECT new.target, new.incarnation, 1 WHERE new.state = 'running'
                 {_COUNT_STARTED};
         END""",
+    ),
+    14: (
+        # No other release writes to the file: the ledger counts by itself (`RunningCallsChanged`).
+        "DROP TRIGGER call_started",
+        "DROP TRIGGER call_changed",
+        # In the order in which replies are written, which is that in which they expire; read by the call's last change.
+        """CREATE TABLE reply_by_expiry (
+            session_id text NOT NULL,
+            request_id text NOT NULL,
+            body bytea NOT NULL,
+            expires_at bigint NOT NULL,
+            PRIMARY KEY (expires_at, session_id, request_id)
+        ) WITHOUT ROWID""",
+        f"""INSERT INTO reply_by_expiry SELECT session_id, request_id, body, call.updated_at + {REPLY_RETENTION_MS}
+            FROM reply JOIN call USING (session_id, request_id) ORDER BY 4, 1, 2""",
+        "DROP TABLE reply",
+        "ALTER TABLE reply_by_expiry RENAME TO reply",
     ),
 }
 
@@ -192,6 +226,20 @@ POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
             WHEN ((old.state = 'running' OR new.state = 'running') AND
                 (old.state, old.target, old.incarnation) IS DISTINCT FROM (new.state, new.target, new.incarnation))
             EXECUTE FUNCTION count_running_calls()""",
+    ),
+    14: (
+        # A service of an older release takes an attempt without a row for one that was not granted, and gives each that
+        # it grants a row itself: this one comes last, at the commit.
+        """CREATE FUNCTION insert_attempt() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at) VALUES (new.attempt_id,
+                new.session_id, new.request_id, new.attempts, new.incarnation, 'running', new.updated_at)
+                ON CONFLICT DO NOTHING;
+            RETURN NULL;
+        END $$""",
+        """CREATE CONSTRAINT TRIGGER attempt_granted AFTER INSERT OR UPDATE OF attempt_id ON call
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (new.attempt_id IS NOT NULL)
+            EXECUTE FUNCTION insert_attempt()""",
     ),
 }
 

@@ -10,7 +10,16 @@ from typing import Final, TypeAlias
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from quintain_metadata.ledger.base import AdvisoryLock, CapacityCheck, Returned, Row, SqlProgram, Statement, Step
+from quintain_metadata.ledger.base import (
+    AdvisoryLock,
+    CapacityCheck,
+    Returned,
+    Row,
+    RunningCallsChanged,
+    SqlProgram,
+    Statement,
+    Step,
+)
 
 Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"  # in quotes: the class is not generic at run time
 
@@ -71,6 +80,8 @@ class PostgresTransaction:
             case CapacityCheck():
                 await self.lock(step.lock.keys)
                 return await self.run(step.statement)
+            case RunningCallsChanged():
+                return []
 
 
 @functools.lru_cache(maxsize=256)

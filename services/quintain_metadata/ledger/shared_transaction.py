@@ -19,9 +19,9 @@ from quintain_metadata.ledger.base import (
     LockOrder,
     Phase,
     Row,
+    RunningCallsChanged,
     SqlProgram,
     Statement,
-    Step,
 )
 
 
@@ -43,7 +43,11 @@ class OperationsFailed(Exception):
         self.numbers = numbers
 
 
-def order_of(step: Step) -> LockOrder:
+#: A step that takes a lock or runs a statement.
+_Work = Statement | AdvisoryLock | CapacityCheck
+
+
+def order_of(step: _Work) -> LockOrder:
     """Return the place of a step among those of all operations of its transaction."""
     match step:
         case Statement():
@@ -58,7 +62,7 @@ def order_of(step: Step) -> LockOrder:
 class _RunningOperation:
     number: int
     program: SqlProgram[Any]
-    step: Step
+    step: _Work
     has_written: bool = False
     keys: set[str] = field(default_factory=set)
 
@@ -159,7 +163,10 @@ class SharedTransaction:
     def _advance(self, operation: _RunningOperation, rows: list[Row] | None) -> None:
         """Send an operation the rows of its step, and note its next step or its end."""
         try:
-            operation.step = next(operation.program) if rows is None else operation.program.send(rows)
+            step = next(operation.program) if rows is None else operation.program.send(rows)
+            while isinstance(step, RunningCallsChanged):
+                step = operation.program.send([])
+            operation.step = step
         except StopIteration as stop:
             self._end(operation, stop.value)
         except Exception as error:  # a fault or a defect: the outcome of this operation, and of no other

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain_metadata.ledger.base import AdvisoryLock, CapacityCheck, Row, SqlProgram, Statement, fetch_one
+from quintain_metadata.ledger.base import CapacityCheck, Row, SqlProgram, Statement, fetch_one
 from quintain_metadata.ledger.url import POSTGRES_SCHEMES, redacted_url, sqlite_path
 
 Returned = TypeVar("Returned")
@@ -34,7 +34,7 @@ class Snapshot:
             step = next(program)
             while True:
                 statement = step.statement if isinstance(step, CapacityCheck) else step
-                step = program.send([] if isinstance(statement, AdvisoryLock) else await self._query(statement))
+                step = program.send(await self._query(statement) if isinstance(statement, Statement) else [])
         except StopIteration as stop:
             result: Returned = stop.value
             return result

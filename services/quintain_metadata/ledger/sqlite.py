@@ -30,12 +30,14 @@ from quintain_metadata.ledger.base import (
     Operation,
     Returned,
     Row,
+    RunningCallsChanged,
     SqlProgram,
     Statement,
     StatementForEach,
     Step,
     unwrap,
 )
+from quintain_metadata.ledger.migrations import COUNT_RUNNING_CALLS_SQL
 from quintain_metadata.ledger.sqlite_file import lock_file, open_connection
 
 #: The largest group of operations in one commit: every caller in a group waits for all of it.
@@ -308,6 +310,8 @@ class SqliteLedger:
                 return list(self._cursor.executemany(sql, all_parameters))
             case CapacityCheck():
                 return self._run_step(step.statement)
+            case RunningCallsChanged():
+                return list(self._cursor.execute(COUNT_RUNNING_CALLS_SQL, step))
             case AdvisoryLock():
                 return []  # There is only one writer.
 

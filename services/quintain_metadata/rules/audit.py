@@ -8,6 +8,7 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.base import Row, SqlProgram, execute
+from quintain_metadata.rules.attempts import HOLDER_WITHOUT_ROW
 from quintain_metadata.rules.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.rules.sessions import FAMILY_CTE
 
@@ -51,8 +52,8 @@ AUDIT_RULES = (
     AuditRule(
         "a running call is held by one of its own attempts",
         "SELECT call.session_id, call.request_id FROM call LEFT JOIN attempt ON attempt.id = call.attempt_id"
-        " AND attempt.session_id = call.session_id AND attempt.request_id = call.request_id"
-        f" WHERE call.state = '{CallState.RUNNING}' AND attempt.id IS NULL",
+        f" WHERE call.state = '{CallState.RUNNING}' AND (call.attempt_id IS NULL OR attempt.state IN ('proven', 'void')"
+        " OR attempt.session_id <> call.session_id OR attempt.request_id <> call.request_id)",
     ),
     AuditRule(
         "the number of a target's running calls at a worker is that of its running calls there",
@@ -64,10 +65,12 @@ AUDIT_RULES = (
     ),
     AuditRule(
         "a call's attempt count equals the number of its attempts",
-        "SELECT call.session_id, call.request_id, call.attempts, count(attempt.id) FROM call"
-        " LEFT JOIN attempt ON attempt.session_id = call.session_id AND attempt.request_id = call.request_id"
-        " AND attempt.state <> 'void' GROUP BY call.session_id, call.request_id, call.attempts"
-        " HAVING call.attempts <> count(attempt.id)",
+        f"WITH held AS (SELECT session_id, request_id, attempts, CASE WHEN {HOLDER_WITHOUT_ROW} THEN 1 ELSE 0 END"
+        " AS holders FROM call)"
+        " SELECT held.session_id, held.request_id, held.attempts, held.holders + count(attempt.id)"
+        " FROM held LEFT JOIN attempt ON attempt.session_id = held.session_id AND attempt.request_id = held.request_id"
+        " AND attempt.state <> 'void' GROUP BY held.session_id, held.request_id, held.attempts, held.holders"
+        " HAVING held.attempts <> held.holders + count(attempt.id)",
     ),
     AuditRule(
         "a call in doubt has a fault that says that it was charged",
@@ -76,9 +79,9 @@ AUDIT_RULES = (
     ),
     AuditRule(
         "every attempt of a refunded call is proven unbilled",
-        "SELECT DISTINCT call.session_id, call.request_id FROM call JOIN attempt"
-        " ON attempt.session_id = call.session_id AND attempt.request_id = call.request_id"
-        f" WHERE call.state = '{CallState.REFUNDED}' AND attempt.state NOT IN ('proven', 'void')",
+        f"SELECT session_id, request_id FROM call WHERE state = '{CallState.REFUNDED}' AND ({HOLDER_WITHOUT_ROW}"
+        " OR EXISTS (SELECT 1 FROM attempt WHERE attempt.session_id = call.session_id"
+        " AND attempt.request_id = call.request_id AND attempt.state NOT IN ('proven', 'void')))",
     ),
 )
 

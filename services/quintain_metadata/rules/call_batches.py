@@ -16,8 +16,18 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.token import SessionToken
 from quintain.errors import BudgetExhausted, Fault
-from quintain_metadata.ledger.base import BatchProgram, BatchSteps, Moment, Row, SqlProgram, SqlValue, StatementForEach
-from quintain_metadata.rules import call_repository, calls, session_repository, sessions, targets
+from quintain_metadata.ledger.base import (
+    BatchProgram,
+    BatchSteps,
+    Moment,
+    Row,
+    RunningCallsChanged,
+    SqlProgram,
+    SqlValue,
+    Statement,
+    StatementForEach,
+)
+from quintain_metadata.rules import attempts, call_repository, calls, replies, session_repository, sessions, targets
 from quintain_metadata.rules.call_repository import CallRow
 from quintain_metadata.rules.calls import DeferReason, Deferred
 from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, Transition, transition
@@ -30,6 +40,11 @@ _Settled = tuple[CallRow | None, Transition]
 
 #: The capacity of a target that is not registered, and so has no limit.
 _UNLIMITED = 10**9
+
+
+_START_NEW = transition(CallState.NONE, LifecycleEvent.ADMITTED)
+_START_RESERVED = transition(CallState.RESERVED, LifecycleEvent.ADMITTED)
+_ANSWERED = transition(CallState.RUNNING, LifecycleEvent.ANSWERED)
 
 
 def _run_admits(moment: Moment, admits: Sequence[AdmitOperation]) -> BatchProgram[Admission | Deferred]:
@@ -76,8 +91,9 @@ class _AdmitBatch:
         keys = [(self._sessions[each.token].id, each.request_id) for each in requests if each.token in self._sessions]
         self._calls = yield from _read_calls(keys)
         attempt_ids = Counter(each.attempt_id for each in requests)
-        known = yield from _read_attempts(attempt_ids)
-        self._known_attempts = {attempt_id for attempt_id, count in attempt_ids.items() if count > 1}.union(known)
+        rows = yield from attempts.rows_of_attempts(list(attempt_ids))
+        self._known_attempts = {attempt_id for attempt_id, count in attempt_ids.items() if count > 1}
+        self._known_attempts.update(row[0] for row in rows)
         for incarnation in dict.fromkeys(each.incarnation for each in admits):
             if (yield from call_repository.is_lease_valid(self._moment, incarnation)):
                 self._incarnations.add(incarnation)
@@ -100,7 +116,7 @@ class _AdmitBatch:
             return None
         if admit.after_others or self._capacities[request.target] <= 0:
             return Deferred(*key, request.target, DeferReason.TARGET, deadline)
-        change = transition(CallState.NONE if call is None else call.state, LifecycleEvent.ADMITTED)
+        change = _START_NEW if call is None else _START_RESERVED
         call_count = self._charged.charge(session) if change.used else self._charged.used(session)
         self._capacities[request.target] -= 1
         started = self._started[key] = CallRow(
@@ -123,10 +139,7 @@ class _AdmitBatch:
         yield from _for_each(
             call_repository.START_CALL_SQL, [call_repository.start_parameters(self._moment, call) for call in started]
         )
-        yield from _for_each(
-            call_repository.START_ATTEMPT_SQL,
-            [call_repository.attempt_parameters(self._moment, call) for call in started],
-        )
+        yield from _count_running(started, +1)
         yield from self._charged.write()
 
 
@@ -139,7 +152,10 @@ def _is_valid(request: Admit, session: SessionRow, call: CallRow | None) -> bool
 
 
 def _run_settles(moment: Moment, settles: Sequence[SettleOperation]) -> BatchProgram[_Settled]:
-    """Apply the results of running calls. Settles of different calls do not depend on each other."""
+    """Apply the results of the attempts that hold their calls. Settles of different calls do not depend on each other.
+
+    Such an attempt was granted, and it needs no row to count as unproven.
+    """
     settlements = [each.settlement for each in settles]
     keys = [(each.session_id, each.request_id) for each in settlements]
     found = yield from _read_calls(keys)
@@ -151,27 +167,15 @@ def _run_settles(moment: Moment, settles: Sequence[SettleOperation]) -> BatchPro
         and key in found
         and found[key].state is CallState.RUNNING
         and settlement.outcome is AttemptOutcome.RESULT
+        and found[key].attempt_id == settlement.attempt_id
     ]
-    # The attempt that holds a running call was granted; another one may be unknown, or void.
-    others = [each[0].attempt_id for each in results if not _is_holder(*each)]
-    states = yield from _read_attempts(others)
-    plain = [each for each in results if states.get(each[0].attempt_id, "void") != "void" or _is_holder(*each)]
-    change = transition(CallState.RUNNING, LifecycleEvent.ANSWERED)
-    yield from _write_results(moment, plain, change)
-    applied = {(call.session_id, call.request_id): (call, change) for _, call in plain}
+    yield from _write_results(moment, results, _ANSWERED)
+    applied = {call[:2]: (call, _ANSWERED) for _, call in results}
     return [applied.get(key) for key in keys]
-
-
-def _is_holder(settlement: Settle, call: CallRow) -> bool:
-    return call.attempt_id == settlement.attempt_id
 
 
 def _write_results(moment: Moment, results: Sequence[tuple[Settle, CallRow]], change: Transition) -> BatchSteps[None]:
     """Write results of running calls, with their replies and token usages, as `calls.settle` does."""
-    yield from _for_each(
-        call_repository.RECORD_OUTCOME_SQL,
-        [("unproven", moment.now, settlement.attempt_id) for settlement, _ in results],
-    )
     yield from _for_each(
         call_repository.TRANSITION_SQL,
         [
@@ -179,9 +183,10 @@ def _write_results(moment: Moment, results: Sequence[tuple[Settle, CallRow]], ch
             for settlement, call in results
         ],
     )
+    yield from _count_running([call for _, call in results], -1)
     usages: defaultdict[str, list[TokenUsage]] = defaultdict(list)
     session_rows: dict[str, SessionRow] = {}
-    replies = list[tuple[SqlValue, ...] | None]()
+    stored = list[tuple[SqlValue, ...] | None]()
     for settlement, call in results:
         session = session_rows.get(call.session_id)
         if session is None:
@@ -189,23 +194,30 @@ def _write_results(moment: Moment, results: Sequence[tuple[Settle, CallRow]], ch
             assert session is not None
             session_rows[call.session_id] = session
         if settlement.reply is not None and session.store_replies:
-            replies.append(call_repository.reply_parameters(moment, call, settlement.reply))
+            stored.append(replies.reply_parameters(moment, call, settlement.reply))
         if settlement.token_usage is not None:
             usages[call.session_id].append(settlement.token_usage)
-    yield from _for_each(call_repository.STORE_REPLY_SQL, [reply for reply in replies if reply is not None])
+    yield from _for_each(replies.STORE_REPLY_SQL, [reply for reply in stored if reply is not None])
     for session_id, of_session in usages.items():
         yield from session_repository.add_tokens(session_rows[session_id], *of_session)
 
 
+def _count_running(calls: Iterable[CallRow], change: int) -> BatchSteps[None]:
+    """Change the numbers of running calls by ``change`` for each of these calls."""
+    counts = Counter((call.target, call.incarnation) for call in calls)
+    for (target, incarnation), count in counts.items():
+        assert incarnation is not None, "a running call is held by an attempt"
+        yield RunningCallsChanged(target, incarnation, change * count)
+
+
 def _read_calls(keys: Iterable[CallKey]) -> BatchSteps[dict[CallKey, CallRow]]:
-    rows = yield from _for_each(call_repository.LOAD_CALL_SQL, list(keys))
-    return {(call.session_id, call.request_id): call for call in map(call_repository.call_from_row, rows)}
-
-
-def _read_attempts(attempt_ids: Iterable[str]) -> BatchSteps[dict[str, str]]:
-    """Return the state of each attempt that the ledger has."""
-    rows = yield from _for_each("SELECT id, state FROM attempt WHERE id = ?", [(each,) for each in attempt_ids])
-    return {row[0]: row[1] for row in rows}
+    """Return those of these calls that the ledger has."""
+    wanted = list(keys)
+    if not wanted:
+        return {}
+    sql, parameters = call_repository.load_calls_statement(wanted)
+    rows = yield Statement(sql, parameters)
+    return {call[:2]: call for call in map(call_repository.call_from_row, rows)}
 
 
 def _for_each(sql: str, parameters: Sequence[tuple[SqlValue, ...]]) -> BatchSteps[list[Row]]:

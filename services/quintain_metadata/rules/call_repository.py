@@ -1,22 +1,19 @@
-"""Reads and writes the rows of calls, attempts and stored replies.
-
-Replies are kept for a day, compressed when they are long.
-"""
+"""Reads and writes the rows of calls."""
 
 from __future__ import annotations
 
-import zlib
+import itertools
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from quintain.contracts.invoke import FaultReply, Result, TokenUsage
-from quintain.contracts.ledger import AttemptOutcome, Settle
+from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata.ledger.base import (
     LockOrder,
     Moment,
     Phase,
     Row,
+    RunningCallsChanged,
     SqlProgram,
     SqlValue,
     acquire_lock,
@@ -27,6 +24,8 @@ from quintain_metadata.ledger.base import (
 from quintain_metadata.rules import session_repository
 from quintain_metadata.rules.lifecycle import MAX_ATTEMPTS, CallState, LifecycleEvent, Transition, transition
 from quintain_metadata.rules.session_repository import SessionRow
+
+Item = TypeVar("Item")
 
 
 def is_any_running(session_id: str, request_ids: Sequence[str]) -> SqlProgram[bool]:
@@ -93,13 +92,6 @@ START_CALL_SQL = (
 #: The same, only if the call is new or still in the state of the last parameter; then it returns a row.
 START_CALL_IN_STATE_SQL = f"{START_CALL_SQL} WHERE call.state = ? RETURNING 1"
 
-#: Its parameters are `attempt_parameters`.
-START_ATTEMPT_SQL = (
-    "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
-    " VALUES (?, ?, ?, ?, ?, 'running', ?)"
-)
-
-RECORD_OUTCOME_SQL = "UPDATE attempt SET state = ?, at = ? WHERE id = ?"
 
 #: Applies a transition to a call that is still in its state; its parameters are `transition_parameters`.
 TRANSITION_SQL = (
@@ -110,10 +102,29 @@ TRANSITION_SQL = (
 
 _CHECKED_TRANSITION_SQL = f"{TRANSITION_SQL} RETURNING 1"
 
-STORE_REPLY_SQL = (
-    "INSERT INTO reply (session_id, request_id, body, expires_at) VALUES (?, ?, ?, ?)"
-    " ON CONFLICT (session_id, request_id) DO NOTHING"
-)
+
+#: Lists of keys are filled up to one of these lengths, or a multiple of the last, so that few statements differ.
+_LIST_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def filled_up(items: list[Item]) -> list[Item]:
+    """Return a list with its last item repeated up to one of few lengths, so that few statements differ."""
+    length = next((each for each in _LIST_LENGTHS if each >= len(items)), None)
+    missing = -len(items) % _LIST_LENGTHS[-1] if length is None else length - len(items)
+    return items + items[-1:] * missing
+
+
+def load_calls_statement(keys: list[tuple[str, str]]) -> tuple[str, tuple[SqlValue, ...]]:
+    """Return a statement that reads the calls of these session ids and request ids, and its parameters.
+
+    A call may come more than once.
+    """
+    filled = filled_up(keys)
+    sql = (
+        f"SELECT {_CALL_COLUMNS} FROM (VALUES {', '.join(['(?, ?)'] * len(filled))}) AS wanted"
+        " JOIN call ON call.session_id = wanted.column1 AND call.request_id = wanted.column2"
+    )
+    return sql, tuple(itertools.chain.from_iterable(filled))
 
 
 def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
@@ -181,6 +192,9 @@ def apply_transition(
         *transition_parameters(moment, call, change, fault, token_usage),
         order=running_calls_order(call.target, call.incarnation),
     )
+    if updated_rows and call.state is CallState.RUNNING and change.to is not CallState.RUNNING:
+        assert call.incarnation is not None, "a running call is held by an attempt"
+        yield RunningCallsChanged(call.target, call.incarnation, -1)
     if updated_rows and change.used < 0:
         yield from session_repository.refund(session, -change.used)
 
@@ -192,19 +206,13 @@ def transition_parameters(
     key = (call.session_id, call.request_id, call.state)
     if token_usage is None:
         return change.to, fault, moment.now, None, None, None, *key
-    counts = (token_usage.input, token_usage.output, token_usage.cached or 0)
-    return change.to, fault, moment.now, *map(session_repository.clamp_token_count, counts), *key
+    return change.to, fault, moment.now, *session_repository.clamp_token_counts(token_usage), *key
 
 
 def start_parameters(moment: Moment, call: CallRow) -> tuple[SqlValue, ...]:
     """Return the parameters of `START_CALL_SQL` for a call as it is when it runs."""
     key = (call.session_id, call.request_id, call.body_sha256, call.target, call.state, call.attempts)
     return *key, call.attempt_id, call.incarnation, call.deadline, call.call_count, moment.now, moment.now
-
-
-def attempt_parameters(moment: Moment, call: CallRow) -> tuple[SqlValue, ...]:
-    """Return the parameters of `START_ATTEMPT_SQL` for the attempt that a running call has just begun."""
-    return call.attempt_id, call.session_id, call.request_id, call.attempts, call.incarnation, moment.now
 
 
 def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
@@ -228,83 +236,3 @@ def is_lease_valid(moment: Moment, incarnation: str | None) -> SqlProgram[bool]:
     """Whether this worker is registered and its lease has not lapsed."""
     row = yield from fetch_one("SELECT lease_until FROM worker WHERE incarnation = ?", incarnation)
     return row is not None and row[0] > moment.lease_expiry_cutoff
-
-
-def record_attempt_outcome(moment: Moment, settlement: Settle) -> SqlProgram[None]:
-    """Record the outcome of a granted attempt; one that was never sent becomes void and is not counted."""
-    state = {AttemptOutcome.NEVER_SENT: "void", AttemptOutcome.REFUND: "proven"}.get(settlement.outcome, "unproven")
-    yield from execute(RECORD_OUTCOME_SQL, state, moment.now, settlement.attempt_id)
-    if settlement.outcome is AttemptOutcome.NEVER_SENT:
-        yield from execute(
-            "UPDATE call SET attempts = attempts - 1 WHERE session_id = ? AND request_id = ?",
-            settlement.session_id,
-            settlement.request_id,
-        )
-
-
-def mark_attempt_void(moment: Moment, settlement: Settle) -> SqlProgram[None]:
-    """Mark an attempt void that ended before its grant, so that a later grant has no effect."""
-    yield from execute(
-        "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
-        " VALUES (?, ?, ?, 0, '', 'void', ?) ON CONFLICT (id) DO NOTHING",
-        *(settlement.attempt_id, settlement.session_id, settlement.request_id, moment.now),
-    )
-
-
-def read_attempt_and_lease(moment: Moment, attempt_id: str, incarnation: str) -> SqlProgram[tuple[bool, bool]]:
-    """Return whether this attempt was granted before, or marked void, and whether its worker's lease is valid."""
-    row = yield from fetch_one(
-        "SELECT (SELECT count(*) FROM attempt WHERE id = ?), (SELECT lease_until FROM worker WHERE incarnation = ?)",
-        attempt_id,
-        incarnation,
-    )
-    assert row is not None
-    return row[0] > 0, row[1] is not None and row[1] > moment.lease_expiry_cutoff
-
-
-def has_other_unproven_attempts(session_id: str, request_id: str, attempt_id: str) -> SqlProgram[bool]:
-    """Whether another attempt of the same call may have been billed."""
-    other = yield from fetch_one(
-        "SELECT 1 FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ? AND state NOT IN ('proven', 'void')",
-        *(session_id, request_id, attempt_id),
-    )
-    return other is not None
-
-
-#: How long replies are stored, in milliseconds, and the largest one after compression, in bytes; larger ones are not
-#: stored.
-REPLY_RETENTION_MS = 24 * 60 * 60_000
-MAX_STORED_REPLY_BYTES = 1024 * 1024
-
-#: Shorter replies are stored uncompressed, because compressing takes longer than writing them. Uncompressed JSON begins
-#: with a brace, and zlib output never does.
-COMPRESSION_MIN_BYTES = 2048
-
-
-def load_reply(call: CallRow) -> SqlProgram[Result | None]:
-    """Return the stored reply of a committed call, marked as replayed; None where it is no longer stored."""
-    row = yield from fetch_one(
-        "SELECT body FROM reply WHERE session_id = ? AND request_id = ?", call.session_id, call.request_id
-    )
-    if row is None:
-        return None
-    body = bytes(row[0])
-    wire = body if body.startswith(b"{") else zlib.decompress(body)
-    return Result.from_wire(wire).model_copy(update={"replayed": True})
-
-
-def store_reply(moment: Moment, call: CallRow, reply: Result) -> SqlProgram[None]:
-    """Store the reply of a call for `REPLY_RETENTION_MS`, unless it is too large."""
-    parameters = reply_parameters(moment, call, reply)
-    if parameters is not None:
-        yield from execute(STORE_REPLY_SQL, *parameters)
-
-
-def reply_parameters(moment: Moment, call: CallRow, reply: Result) -> tuple[SqlValue, ...] | None:
-    """Return the parameters of `STORE_REPLY_SQL`, or None for a reply that is too large."""
-    body = reply.to_wire()
-    if len(body) >= COMPRESSION_MIN_BYTES:
-        body = zlib.compress(body, level=1)
-    if len(body) > MAX_STORED_REPLY_BYTES:
-        return None
-    return call.session_id, call.request_id, body, moment.now + REPLY_RETENTION_MS

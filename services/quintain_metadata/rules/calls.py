@@ -9,16 +9,22 @@ from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.token import SessionToken
 from quintain.errors import Cancelled, Expired, Fault, ForbiddenTarget, ProviderFailed, ReplyExpired, RequestConflict
-from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
-from quintain_metadata.rules import call_repository, reservations, session_repository, sessions, targets
+from quintain_metadata.ledger.base import Moment, RunningCallsChanged, SqlProgram, execute
+from quintain_metadata.rules import (
+    attempts,
+    call_repository,
+    replies,
+    reservations,
+    session_repository,
+    sessions,
+    targets,
+)
 from quintain_metadata.rules.call_repository import (
     CallRow,
     apply_transition,
     is_holder_alive,
-    load_reply,
     lock_call,
     mark_in_doubt,
-    store_reply,
 )
 from quintain_metadata.rules.lifecycle import (
     COUNTED_STATES,
@@ -180,7 +186,7 @@ def _start_attempt(
     deadline = call.deadline if call is not None and is_running else effective_deadline(moment, request, session)
     if deadline <= moment.now:
         raise Expired("The deadline passed before a worker was free")
-    is_ended, is_valid = yield from call_repository.read_attempt_and_lease(moment, request.attempt_id, incarnation)
+    is_ended, is_valid = yield from attempts.read_attempt_and_lease(moment, request.attempt_id, incarnation)
     if is_ended:
         raise Cancelled("Its worker gave up this attempt before it was granted")
     if not is_valid:
@@ -188,6 +194,8 @@ def _start_attempt(
     if (requester.after_others and not is_running) or (yield from targets.lock_and_check_full(moment, request.target)):
         waiting_key = (session.id, request.request_id, request.target)
         return Deferred(*waiting_key, DeferReason.TARGET, deadline, is_takeover=is_running)
+    if call is not None:
+        yield from attempts.record_replaced_attempt(moment, call)
     number = (0 if call is None else call.attempts) + change.attempts
     key = (session.id, request.request_id, request.body_sha256, request.target)
     started = CallRow(*key, change.to, number, request.attempt_id, incarnation, deadline, call_count=0, fault=None)
@@ -200,6 +208,9 @@ def _start_attempt(
     if not inserted:
         # The call was reserved after it was read: decide again by its new state.
         return (yield from admit(moment, request, incarnation, after_others=requester.after_others))
+    if call is not None and is_running and call.incarnation is not None:
+        yield RunningCallsChanged(call.target, call.incarnation, -1)
+    yield RunningCallsChanged(request.target, incarnation, +1)
     # The call first, the session's counter last: all calls of a session wait for that row.
     call_count = (yield from session_repository.charge(session)) if change.used else session.used
     yield from execute(
@@ -208,7 +219,6 @@ def _start_attempt(
         session.id,
         request.request_id,
     )
-    yield from execute(call_repository.START_ATTEMPT_SQL, *call_repository.attempt_parameters(moment, started))
     return (yield from _grant_admission(session, started._replace(call_count=call_count)))
 
 
@@ -218,16 +228,16 @@ def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | Non
     A result of any attempt commits the call, even if another attempt has taken over.
     """
     call = yield from lock_call(settlement.session_id, settlement.request_id)
-    attempt_row = yield from fetch_one("SELECT state FROM attempt WHERE id = ?", settlement.attempt_id)
-    if call is None or attempt_row is None or attempt_row[0] == "void":
+    state = yield from attempts.attempt_state(call, settlement.attempt_id)
+    if call is None or state is None or state == "void":
         change = Transition(CallState.NONE, effect=TransitionEffect.NOTED)
         if settlement.outcome is AttemptOutcome.NEVER_SENT:
-            yield from call_repository.mark_attempt_void(moment, settlement)
+            yield from attempts.mark_attempt_void(moment, settlement)
             # With a fault the caller was refused; without one the call returned to its queue.
             change = change if settlement.fault is None else (yield from reservations.release_if_reserved(moment, call))
         return call, change
     event = yield from _settle_event(settlement, call)
-    yield from call_repository.record_attempt_outcome(moment, settlement)
+    yield from attempts.record_attempt_outcome(moment, call, settlement)
     change = transition(call.state, event)
     if change.effect is TransitionEffect.NOTED:
         return call, change
@@ -237,7 +247,7 @@ def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | Non
         moment, session, call, change, _stored_fault(settlement, change), settlement.token_usage
     )
     if settlement.outcome is AttemptOutcome.RESULT and settlement.reply is not None and session.store_replies:
-        yield from store_reply(moment, call, settlement.reply)
+        yield from replies.store_reply(moment, call, settlement.reply)
     if settlement.token_usage is not None:
         yield from session_repository.add_tokens(session, settlement.token_usage)
     return call, change
@@ -252,7 +262,7 @@ def _grant_admission(session: SessionRow, call: CallRow) -> SqlProgram[Admission
     assert call.attempt_id is not None, "a running call is held by an attempt"
     attempt_key = (call.session_id, call.request_id, call.attempt_id)
     # A first attempt has no others.
-    unproven = call.attempts > 1 and (yield from call_repository.has_other_unproven_attempts(*attempt_key))
+    unproven = call.attempts > 1 and (yield from attempts.has_other_unproven_attempts(*attempt_key))
     return granted(session, call, call.attempt_id, unproven=unproven)
 
 
@@ -276,7 +286,7 @@ def granted(session: SessionRow, call: CallRow, attempt_id: str, *, unproven: bo
 def _replay_admission(session: SessionRow, call: CallRow, attempt_id: str) -> SqlProgram[Admission]:
     if call.fault is not None:
         return Admission(attempt_id=attempt_id, fault=FaultReply.from_wire(call.fault))
-    stored_reply = yield from load_reply(call)
+    stored_reply = yield from replies.load_reply(call)
     if stored_reply is None:
         raise ReplyExpired
     return Admission(
@@ -312,7 +322,7 @@ def _settle_event(settlement: Settle, call: CallRow) -> SqlProgram[LifecycleEven
         case AttemptOutcome.IN_DOUBT:
             return LifecycleEvent.DOUBTED if is_current else LifecycleEvent.STALE
         case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
-            has_others = yield from call_repository.has_other_unproven_attempts(
+            has_others = yield from attempts.has_other_unproven_attempts(
                 settlement.session_id, settlement.request_id, settlement.attempt_id
             )
             return refund_event(current=is_current, others_unproven=has_others)

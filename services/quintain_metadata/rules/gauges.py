@@ -13,6 +13,7 @@ from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
 from quintain_metadata.rules import targets
 from quintain_metadata.rules.lifecycle import CallState
+from quintain_metadata.rules.sessions import IS_NOT_COMMITTED
 
 #: A session that has charged this percentage of its limit counts as nearly spent.
 NEAR_LIMIT_PERCENT = 90
@@ -33,7 +34,7 @@ def read_gauges(moment: Moment) -> SqlProgram[LedgerGauges]:
     state_rows = yield from execute("SELECT state, count(*) FROM session GROUP BY state")
     in_doubt_row = yield from fetch_one(
         "SELECT count(*) FROM session JOIN call ON call.session_id = session.id AND call.state = ?"
-        " WHERE session.state = ?",
+        f" WHERE session.state = ? AND {IS_NOT_COMMITTED}",
         *(CallState.IN_DOUBT, SessionState.OPEN),
     )
     near_limit_row = yield from fetch_one(

@@ -18,7 +18,7 @@ from quintain_metadata.rules.served_targets import (
     record_served_targets,
 )
 from quintain_metadata.rules.session_repository import SessionRow
-from quintain_metadata.rules.sessions import FAMILY_CTE
+from quintain_metadata.rules.sessions import FAMILY_CTE, IS_NOT_COMMITTED
 from quintain_metadata.rules.targets import extend_pause, paused_targets
 
 #: The rank of each drain state in the ledger: a late message never lowers it.
@@ -35,7 +35,7 @@ def drain_from_rank(rank: int) -> DrainState:
 def list_workers(now: int) -> SqlProgram[WorkerList]:
     """Return all workers with a valid lease, and those that were asked to drain, sorted by id."""
     running_rows = yield from execute(
-        "SELECT incarnation, count(*) FROM call WHERE state = 'running' GROUP BY incarnation"
+        "SELECT incarnation, CAST(sum(running) AS bigint) FROM running_calls GROUP BY incarnation"
     )
     running_by_incarnation = {row[0]: row[1] for row in running_rows}
     rows = yield from execute(
@@ -251,7 +251,7 @@ def end_lost_calls(moment: Moment, session: SessionRow) -> SqlProgram[None]:
     """
     lost = yield from execute(
         f"{FAMILY_CTE} SELECT call.session_id, call.request_id FROM call JOIN family ON call.session_id = family.id"
-        " LEFT JOIN worker USING (incarnation) WHERE call.state = 'running'"
+        f" LEFT JOIN worker USING (incarnation) WHERE call.state = 'running' AND {IS_NOT_COMMITTED}"
         " AND (worker.lease_until IS NULL OR worker.lease_until <= ?) ORDER BY 1, 2 LIMIT ?",
         *(session.id, moment.lease_expiry_cutoff, MAX_SWEPT_CALLS),
     )

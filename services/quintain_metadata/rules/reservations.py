@@ -95,7 +95,10 @@ def release_all(moment: Moment, session: SessionRow) -> SqlProgram[int]:
     for (session_id,) in family:
         yield from lock_reservations(session_id)
     for (session_id,) in family:
-        rows = yield from execute("SELECT request_id FROM call WHERE session_id = ? AND state = 'reserved'", session_id)
+        rows = yield from execute(
+            f"SELECT request_id FROM call WHERE session_id = ? AND state = 'reserved' AND {sessions.IS_NOT_COMMITTED}",
+            session_id,
+        )
         for (request_id,) in rows:
             yield from release_if_reserved(moment, (yield from load_call(session_id, request_id)))
         released_count += len(rows)

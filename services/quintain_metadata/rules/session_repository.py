@@ -132,17 +132,16 @@ class ChargedInMemory:
 
     def charge(self, session: SessionRow) -> int:
         """Add a call, and return the session's own counter. Raises `BudgetExhausted`, and adds nothing then."""
-        payers = list[str]()
+        charged = dict[str, int]()
         for payer in session.lineage:
-            used = self.used(payer) + 1
+            calls = charged[payer.id] = self._charged.get(payer.id, 0) + 1
+            used = payer.used + calls
             if used > payer.max_calls:
                 raise budget_exhausted(payer)
-            payers.append(payer.id)
             if used <= payer.reserved:
                 break  # paid for by the ancestors already
-        for payer_id in payers:
-            self._charged[payer_id] = self._charged.get(payer_id, 0) + 1
-        return self.used(session)
+        self._charged |= charged
+        return session.used + charged[session.id]
 
     def write(self) -> SqlProgram[None]:
         """Add what was charged here to the counters in the ledger, whose constraint keeps each within its limit."""
@@ -184,17 +183,28 @@ def release_reserved(session_id: str) -> SqlProgram[None]:
 
 def add_tokens(session: SessionRow, *usages: TokenUsage) -> SqlProgram[None]:
     """Add the token usages of calls to the session and all its ancestors."""
-    counts = [(each.input, each.output, each.cached or 0, each.reasoning or 0) for each in usages]
+    counts = [
+        (*clamp_token_counts(each), 0 if each.reasoning is None else clamp_token_count(each.reasoning))
+        for each in usages
+    ]
+    sums = [sum(kind) for kind in zip(*counts, strict=True)]
     for payer in session.lineage:
         yield from execute(
             "UPDATE session SET tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
             " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
-            *(sum(map(clamp_token_count, kind)) for kind in zip(*counts, strict=True)),
-            payer.id,
+            *(*sums, payer.id),
             order=payer.counters_order,
         )
 
 
 def clamp_token_count(tokens: int) -> int:
     """Limit a provider's token count to a plausible range, so that a wrong one does not fail the settle."""
-    return min(max(0, tokens), MAX_TOKENS_PER_CALL)
+    return tokens if 0 <= tokens <= MAX_TOKENS_PER_CALL else min(max(0, tokens), MAX_TOKENS_PER_CALL)
+
+
+def clamp_token_counts(usage: TokenUsage) -> tuple[int, int, int]:
+    """Return the tokens of a call's input, its output and of its input from a cache, each limited."""
+    counts = (usage.input, usage.output, usage.cached or 0)
+    if min(counts) >= 0 and max(counts) <= MAX_TOKENS_PER_CALL:
+        return counts
+    return clamp_token_count(counts[0]), clamp_token_count(counts[1]), clamp_token_count(counts[2])

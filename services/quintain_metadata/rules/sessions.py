@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
@@ -19,7 +20,7 @@ from quintain.contracts.session import (
 )
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
-from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
+from quintain_metadata.ledger.base import SqlProgram, execute
 from quintain_metadata.rules.lifecycle import CallState
 from quintain_metadata.rules.served_targets import (
     current_fingerprints,
@@ -37,6 +38,9 @@ MAX_SAFE_INTEGER = 2**53 - 1
 
 #: The longest lifetime of a session that has one, in seconds: a hundred years.
 MAX_LIFETIME_SECONDS = 100 * 366 * 24 * 3600
+
+#: The condition of the index of a session's calls by state, which has no entries of committed calls.
+IS_NOT_COMMITTED = "call.state <> 'committed'"
 
 #: Begins a query over a session (its one parameter) and all its descendants.
 FAMILY_CTE = (
@@ -204,17 +208,7 @@ def info_by_id(now: int, session_id: str) -> SqlProgram[Info]:
 
 def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     """Return a session's counters, with the calls of its descendants included."""
-    counts = yield from execute(
-        f"{FAMILY_CTE} SELECT state, count(*) FROM call JOIN family ON session_id = family.id GROUP BY state",
-        session.id,
-    )
-    by_state = {row[0]: row[1] for row in counts}
-    unused = yield from fetch_one(
-        f"{FAMILY_CTE} SELECT CAST(coalesce(sum(reserved - used), 0) AS bigint) FROM session JOIN family USING (id)"
-        " WHERE reserved > used AND id <> ?",
-        *(session.id, session.id),
-    )
-    assert unused is not None
+    counts = yield from _count_calls(session.id)
     served = yield from live_served_targets(now)
     targets = yield from current_fingerprints(served)
     different_since = yield from differences(now, served)
@@ -225,16 +219,16 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         session_id=session.id,
         target_name=session.default_target,
         max_calls=session.max_calls,
-        call_count=session.used,
+        call_count=counts.used,
         available_targets=available,
         allowed_targets=None if session.allowed_targets is None else json.loads(session.allowed_targets),
         target_fingerprints=fingerprints or None,
         different_since={name: since for name, since in different_since.items() if session.allows(name)} or None,
-        reserved=by_state.get(CallState.RESERVED, 0) + unused[0],
-        running=by_state.get(CallState.RUNNING, 0),
-        committed=by_state.get(CallState.COMMITTED, 0),
-        refunded=by_state.get(CallState.REFUNDED, 0),
-        in_doubt=by_state.get(CallState.IN_DOUBT, 0),
+        reserved=counts.reserved,
+        running=counts.running,
+        committed=counts.committed,
+        refunded=counts.refunded,
+        in_doubt=counts.in_doubt,
         token_usage=TokenUsage(
             input=session.tokens_input,
             output=session.tokens_output,
@@ -249,6 +243,45 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         max_body_bytes=session.max_body_bytes,
         group_slots=slots or None,
         now=now,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _CallCounts:
+    """The calls of a session and its descendants, by state; ``used`` is the session's counter.
+
+    ``reserved`` includes what descendants reserved and have not used.
+    """
+
+    used: int
+    reserved: int
+    running: int
+    refunded: int
+    in_doubt: int
+
+    @property
+    def committed(self) -> int:
+        """The charged calls that are in no other state: counting them would read a row of each."""
+        return self.used - self.reserved - self.running - self.in_doubt
+
+
+def _count_calls(session_id: str) -> SqlProgram[_CallCounts]:
+    """Count by one statement, so that the counter and the calls are those of one moment."""
+    rows = yield from execute(
+        f"{FAMILY_CTE} SELECT call.state, count(*) FROM call JOIN family ON call.session_id = family.id"
+        f" WHERE {IS_NOT_COMMITTED} GROUP BY call.state"
+        " UNION ALL SELECT 'unused', coalesce(sum(session.reserved - session.used), 0) FROM session JOIN family"
+        " USING (id) WHERE session.reserved > session.used AND id <> ?"
+        " UNION ALL SELECT 'used', used FROM session WHERE id = ?",
+        *(session_id, session_id, session_id),
+    )
+    found = {row[0]: int(row[1]) for row in rows}
+    return _CallCounts(
+        used=found["used"],
+        reserved=found.get(CallState.RESERVED, 0) + found["unused"],
+        running=found.get(CallState.RUNNING, 0),
+        refunded=found.get(CallState.REFUNDED, 0),
+        in_doubt=found.get(CallState.IN_DOUBT, 0),
     )
 
 

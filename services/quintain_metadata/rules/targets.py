@@ -71,7 +71,7 @@ def paused_targets(now: int) -> SqlProgram[dict[str, int]]:
 
 def list_targets(now: int) -> SqlProgram[TargetList]:
     """Return every registered target with its limit, running calls and pause, sorted by name."""
-    running_rows = yield from execute("SELECT target, count(*) FROM call WHERE state = 'running' GROUP BY target")
+    running_rows = yield from execute("SELECT target, CAST(sum(running) AS bigint) FROM running_calls GROUP BY target")
     running_by_target = {row[0]: row[1] for row in running_rows}
     served = yield from live_served_targets(now)
     different_since = yield from differences(now, served)

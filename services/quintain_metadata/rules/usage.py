@@ -5,6 +5,7 @@ from __future__ import annotations
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
 from quintain_metadata.ledger.base import SqlProgram, execute
+from quintain_metadata.rules.attempts import HOLDER_WITHOUT_ROW
 from quintain_metadata.rules.lifecycle import CallState
 from quintain_metadata.rules.sessions import FAMILY_CTE
 
@@ -14,8 +15,8 @@ _CHARGED_STATES = ", ".join(f"'{state}'" for state in (CallState.RUNNING, CallSt
 #: The number of calls with two attempts of which none is proven unbilled, and none void. Few calls have two attempts.
 _MADE_TWICE = (
     "CAST(coalesce(sum(CASE WHEN attempts >= 2 AND (SELECT count(*) FROM attempt WHERE attempt.session_id ="
-    " call.session_id AND attempt.request_id = call.request_id AND attempt.state NOT IN ('proven', 'void')) >= 2"
-    " THEN 1 ELSE 0 END), 0) AS bigint)"
+    " call.session_id AND attempt.request_id = call.request_id AND attempt.state NOT IN ('proven', 'void'))"
+    f" + CASE WHEN {HOLDER_WITHOUT_ROW} THEN 1 ELSE 0 END >= 2 THEN 1 ELSE 0 END), 0) AS bigint)"
 )
 
 

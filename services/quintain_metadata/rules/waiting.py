@@ -5,7 +5,7 @@ An admit that is not found here would be decided as before, so that its service 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quintain.contracts.session import SessionState
@@ -71,19 +71,24 @@ def read_ready(moment: Moment, waited_for: WaitedFor) -> SqlProgram[Ready]:
     return ready
 
 
-def read_capacity(moment: Moment, target: str, attempt_ids: Sequence[str]) -> SqlProgram[tuple[int | None, set[str]]]:
+def read_capacity(
+    moment: Moment, target: str, attempts: Mapping[str, CallKey]
+) -> SqlProgram[tuple[int | None, set[str]]]:
     """Return the target's free capacity (None: no limit), and which attempts are ended: granted before, or void.
 
-    ``attempt_ids`` are those that wait, in their order; of them, as many as have room are looked up.
+    ``attempts`` are those that wait, in their order, with their calls; as many as have room are looked up.
     """
     capacity = yield from targets.free_capacity(moment, target)
-    first_ids = attempt_ids[:capacity]
+    first_ids = list(attempts)[:capacity]
     if not first_ids:
         return capacity, set()
+    table, parameters = _table([attempts[attempt_id] for attempt_id in first_ids])
     rows = yield from execute(
-        f"SELECT id FROM {values_table(first_ids)} AS wanted JOIN attempt ON attempt.id = wanted.column1", *first_ids
+        f"SELECT id FROM {values_table(first_ids)} AS wanted JOIN attempt ON attempt.id = wanted.column1"
+        f" UNION SELECT call.attempt_id FROM {table} AS wanted JOIN call ON {_IS_WANTED}",
+        *(*first_ids, *parameters),
     )
-    return capacity, {row[0] for row in rows}
+    return capacity, {row[0] for row in rows}.intersection(first_ids)
 
 
 def _pages(calls: Sequence[CallKey]) -> Iterator[list[CallKey]]:

@@ -71,9 +71,10 @@ class AdmissionQueue:
         """
         self._metrics.observe_batch("admit", len(batch.items))
         now = asyncio.get_running_loop().time()
-        is_renewed = [self._renew(admit, send_answer, now) for admit in batch.items]
-        renewed_ids = [admit.attempt_id for admit, renewed in zip(batch.items, is_renewed, strict=True) if renewed]
-        admits = [admit for admit, renewed in zip(batch.items, is_renewed, strict=True) if not renewed]
+        renewed_ids, admits = list[str](), batch.items
+        if self._waiting:
+            renewed_ids = [admit.attempt_id for admit in batch.items if self._renew(admit, send_answer, now)]
+            admits = [admit for admit in batch.items if admit.attempt_id not in renewed_ids]
         awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
         decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets)
         answers: list[Admission] = []
@@ -152,10 +153,10 @@ class AdmissionQueue:
     async def _fill_once(self, target: str) -> bool:
         """Decide the first admits that wait for this target; returns whether more of them may be granted."""
         first = self._waiting.first_at(target, MAX_DECISIONS)
-        attempt_ids = [waiting.admit.attempt_id for waiting in first]
+        attempts = {waiting.admit.attempt_id: waiting.call_key for waiting in first}
         if not first:
             return False
-        found = await self._read(partial(read_capacity, target=target, attempt_ids=attempt_ids))
+        found = await self._read(partial(read_capacity, target=target, attempts=attempts))
         if found is None:
             return False
         capacity, ended_ids = found

@@ -29,8 +29,7 @@ from quintain.telemetry.semconv import process_span
 from quintain.timings import Timings
 from quintain.topology import DEAD, DEAD_QUEUE, POISON
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
-from quintain_metadata.rules import call_repository, sessions
-from quintain_metadata.rules.call_repository import load_reply
+from quintain_metadata.rules import call_repository, replies, sessions
 from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
 from quintain_metadata.service.routing import forwarded_headers
 
@@ -158,5 +157,5 @@ def stored_answer(call: call_repository.CallRow) -> SqlProgram[Message]:
     """Return the stored reply or fault of a call that has ended."""
     if call.fault is not None:
         return FaultReply.from_wire(call.fault)
-    stored_reply: Result | None = yield from load_reply(call)
+    stored_reply: Result | None = yield from replies.load_reply(call)
     return FaultReply.from_fault(ReplyExpired()) if stored_reply is None else stored_reply

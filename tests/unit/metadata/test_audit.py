@@ -53,9 +53,10 @@ async def test_a_ledger_as_the_service_writes_it_has_no_findings(tmp_path: Path)
     [
         ("UPDATE session SET used = used + 1 WHERE parent_id IS NULL", "counter"),
         ("UPDATE call SET state = 'released' WHERE request_id = 'r1'", "counter"),
-        ("UPDATE call SET attempt_id = 'nobody' WHERE request_id = 'r3'", "held by one of its own attempts"),
+        ("UPDATE call SET attempt_id = 'r2' WHERE request_id = 'r3'", "held by one of its own attempts"),
         ("UPDATE call SET attempts = 2 WHERE request_id = 'r1'", "attempt count"),
-        ("UPDATE call SET state = 'inDoubt' WHERE request_id = 'r3'", "says that it was charged"),
+        ("UPDATE call SET state = 'inDoubt' WHERE request_id = 'r1'", "says that it was charged"),
+        ("UPDATE running_calls SET running = 2", "number of a target's running calls"),
         ("UPDATE attempt SET state = 'unproven' WHERE id = 'r2'", "proven unbilled"),
     ],
 )

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
-from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Register, Settle, TargetCard
+from quintain.contracts.ledger import Admit, AttemptOutcome, Register, Settle, TargetCard
 from quintain.contracts.session import AmendSession, OpenSession, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, ProviderFailed
 from quintain_metadata.ledger.base import Moment, Operation, SqlProgram
 from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.rules import call_repository, cancellation, leases, reservations, sessions
+from quintain_metadata.rules import cancellation, leases, replies, reservations, sessions
 from quintain_metadata.rules.call_batches import AdmitOperation, SettleOperation
 from quintain_metadata.rules.calls import Deferred
 from support.ledger_operations import assert_ledger_consistent, is_granted
@@ -198,14 +198,17 @@ async def test_a_defect_of_the_batch_leaves_its_operations_to_themselves(
     def broken(*_: object) -> Any:
         raise RuntimeError("a defect")
 
+    settle = SettleOperation(settle_request(TOKENS["wide"].id, "r", "a", AttemptOutcome.RESULT, "yes"))
     async with opened_ledger() as ledger:
+        await ledger.transact_each([AdmitOperation(admit_request(TOKENS["wide"], "r", "a"), "w1")])
         with monkeypatch.context() as patched:
-            patched.setattr(call_repository, "attempt_parameters", broken)
-            outcomes = await ledger.transact_each([AdmitOperation(admit_request(TOKENS["wide"], "r", "a"), "w1")])
+            # After the first write of the batch.
+            patched.setattr(replies, "reply_parameters", broken)
+            outcomes = await ledger.transact_each([settle])
         assert isinstance(outcomes[0], RuntimeError)
         assert "run by itself" in caplog.text
-        outcomes = await ledger.transact_each([AdmitOperation(admit_request(TOKENS["wide"], "r", "a"), "w1")])
-        assert isinstance(outcomes[0], Admission)
+        (_, change) = (await ledger.transact_each([settle]))[0]
+        assert change.to == "committed"
         await assert_ledger_consistent(ledger)
 
 

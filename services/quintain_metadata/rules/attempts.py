@@ -1,0 +1,103 @@
+"""Reads and writes the rows of attempts.
+
+The attempt that holds a call, or held it last, needs no row: the call names it, and without a row it may have been
+billed. A row has an attempt that another one followed, one that was proven unbilled, and one that must never run.
+"""
+
+from __future__ import annotations
+
+from quintain.contracts.ledger import AttemptOutcome, Settle
+from quintain_metadata.ledger.base import Moment, Row, SqlProgram, Statement, execute, fetch_one, values_table
+from quintain_metadata.rules.call_repository import CallRow, filled_up
+
+_INSERT_ATTEMPT_SQL = (
+    "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (id)"
+)
+
+
+#: Parameters: the time and the attempt.
+RECORD_UNPROVEN_SQL = "UPDATE attempt SET state = 'unproven', at = ? WHERE id = ?"
+
+
+#: Whether the attempt that holds a call, or held it last, has no row: it may have been billed then.
+HOLDER_WITHOUT_ROW = (
+    "(call.attempt_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM attempt AS holder WHERE holder.id = call.attempt_id"
+    " AND holder.session_id = call.session_id AND holder.request_id = call.request_id))"
+)
+
+
+def attempt_state(call: CallRow | None, attempt_id: str) -> SqlProgram[str | None]:
+    """Return the state of an attempt; None where it was neither granted nor marked void."""
+    row = yield from fetch_one("SELECT state FROM attempt WHERE id = ?", attempt_id)
+    if row is not None:
+        return str(row[0])
+    return "running" if call is not None and call.attempt_id == attempt_id else None
+
+
+def record_replaced_attempt(moment: Moment, call: CallRow) -> SqlProgram[None]:
+    """Give the attempt that held this call a row, before another attempt holds it."""
+    if call.attempt_id is not None:
+        yield from _insert_attempt(moment, call, call.attempt_id, "running", "DO NOTHING")
+
+
+def record_attempt_outcome(moment: Moment, call: CallRow, settlement: Settle) -> SqlProgram[None]:
+    """Record the outcome of a granted attempt; one that was never sent becomes void and is not counted.
+
+    The attempt that holds its call gets a row only where it was proven that nothing was billed.
+    """
+    state = {AttemptOutcome.NEVER_SENT: "void", AttemptOutcome.REFUND: "proven"}.get(settlement.outcome)
+    if state is None:
+        yield from execute(RECORD_UNPROVEN_SQL, moment.now, settlement.attempt_id)
+    else:
+        update = "DO UPDATE SET state = excluded.state, at = excluded.at"
+        yield from _insert_attempt(moment, call, settlement.attempt_id, state, update)
+    if settlement.outcome is AttemptOutcome.NEVER_SENT:
+        yield from execute(
+            "UPDATE call SET attempts = attempts - 1 WHERE session_id = ? AND request_id = ?",
+            settlement.session_id,
+            settlement.request_id,
+        )
+
+
+def _insert_attempt(moment: Moment, call: CallRow, attempt_id: str, state: str, if_present: str) -> SqlProgram[None]:
+    key = (attempt_id, call.session_id, call.request_id)
+    yield from execute(
+        f"{_INSERT_ATTEMPT_SQL} {if_present}", *key, call.attempts, call.incarnation or "", state, moment.now
+    )
+
+
+def mark_attempt_void(moment: Moment, settlement: Settle) -> SqlProgram[None]:
+    """Mark an attempt void that ended before its grant, so that a later grant has no effect."""
+    key = (settlement.attempt_id, settlement.session_id, settlement.request_id)
+    yield from execute(f"{_INSERT_ATTEMPT_SQL} DO NOTHING", *key, 0, "", "void", moment.now)
+
+
+def read_attempt_and_lease(moment: Moment, attempt_id: str, incarnation: str) -> SqlProgram[tuple[bool, bool]]:
+    """Return whether this attempt was granted before, or marked void, and whether its worker's lease is valid.
+
+    An attempt that holds its call need not have a row: only one that does not hold it is asked for.
+    """
+    row = yield from fetch_one(
+        "SELECT (SELECT count(*) FROM attempt WHERE id = ?), (SELECT lease_until FROM worker WHERE incarnation = ?)",
+        attempt_id,
+        incarnation,
+    )
+    assert row is not None
+    return row[0] > 0, row[1] is not None and row[1] > moment.lease_expiry_cutoff
+
+
+def has_other_unproven_attempts(session_id: str, request_id: str, attempt_id: str) -> SqlProgram[bool]:
+    """Whether another attempt may have been billed than the one that holds the call: each of them has a row."""
+    other = yield from fetch_one(
+        "SELECT 1 FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ? AND state NOT IN ('proven', 'void')",
+        *(session_id, request_id, attempt_id),
+    )
+    return other is not None
+
+
+def rows_of_attempts(attempt_ids: list[str]) -> SqlProgram[list[Row]]:
+    """Return a row with the id of each of these attempts that has a row."""
+    filled = filled_up(attempt_ids)
+    sql = f"SELECT id FROM {values_table(filled)} AS wanted JOIN attempt ON attempt.id = wanted.column1"
+    return (yield Statement(sql, tuple(filled)))
