@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
-from quintain.contracts.ledger import CallKey
+from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters, result
+from quintain.contracts.ledger import Admission, CallKey
 from quintain.contracts.session import SessionOpened
 from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION
+from quintain_metadata.ledger.migrations import MIGRATIONS, REPLY_RETENTION_MS, SCHEMA_VERSION
 from quintain_metadata.rules.calls import Deferred
 from quintain_metadata.rules.cancellation import CancelResult
 from support.old_ledger import Store, insert_session, old_postgres, old_sqlite
@@ -70,6 +70,22 @@ async def test_the_calls_of_an_older_ledger_are_cancelled_and_its_targets_paused
     assert renewed.paused == {"a": until}
     assert (await desk.admit_fault(session, "released")).code == "cancelled"
     assert await desk.audit_findings() == ()
+
+
+async def test_a_reply_that_an_older_release_stored_is_told_again(old_store: Store) -> None:
+    session = insert_session(old_store)
+    old_store.run("UPDATE call SET fault = NULL WHERE request_id = 'committed'")
+    body = old_store.bytes_of(result("kept").to_wire())
+    old_store.run(
+        "INSERT INTO reply (session_id, request_id, body, expires_at)"
+        f" VALUES ('{session.session_id}', 'committed', {body}, {REPLY_RETENTION_MS})"
+    )
+    ledger = await open_ledger(old_store.url)
+    admission = await ClockedLedgerDriver(ledger).admit(session, "committed")
+    assert isinstance(admission, Admission)
+    assert admission.replay is not None
+    assert admission.replay.raw_text == "kept"
+    await ledger.close()
 
 
 async def test_a_ledger_is_upgraded_once(old_store: Store) -> None:

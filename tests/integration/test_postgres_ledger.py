@@ -24,6 +24,7 @@ from quintain_metadata.ledger.postgres import MAX_TRIES
 from quintain_metadata.ledger.postgres_connection import number_placeholders
 from quintain_metadata.ledger.url import redacted_url
 from quintain_metadata.rules import calls, leases, targets
+from quintain_metadata.rules.call_repository import START_CALL_SQL
 from quintain_metadata.rules.calls import Deferred
 from quintain_metadata.rules.lifecycle import CallState
 from quintain_metadata.service.admission import AdmissionQueue
@@ -288,6 +289,32 @@ async def test_what_one_service_frees_another_grants_without_a_sweep(services: l
 
 
 # Starting: several at once, an older release, a database that is not ours to change.
+
+
+async def test_a_service_of_the_release_before_the_attempts_needed_no_rows_goes_on_beside_this_one(
+    ledger: Ledger, fresh_postgres_url: str
+) -> None:
+    session = await open_session(ledger, 10)
+    assert is_granted(await admit(ledger, session, "of this release", "a1"))
+    # It takes an attempt without a row for one that was not granted.
+    states = "SELECT string_agg(state, ',') FROM attempt WHERE id = 'a1'"
+    assert await asyncio.to_thread(run_sql, fresh_postgres_url, states) == "running"
+
+    def grant_as_before(moment: Moment) -> SqlProgram[None]:
+        key = (session.session_id, "of the release before")
+        columns = (*key, "of the release before", "a", "running", 1, "a2", WORKER, moment.now + 60_000, 2)
+        yield from execute(START_CALL_SQL, *columns, moment.now, moment.now)
+        yield from execute("UPDATE session SET used = used + 1 WHERE id = ?", session.session_id)
+        yield from execute(
+            "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
+            " VALUES (?, ?, ?, ?, ?, 'running', ?)",
+            *("a2", *key, 1, WORKER, moment.now),
+        )
+
+    await ledger.transact(grant_as_before)
+    await settle(ledger, session, "of the release before", "a2", AttemptOutcome.RESULT)
+    assert (await info(ledger, session)).committed == 1
+    await assert_ledger_consistent(ledger)
 
 
 async def test_many_services_that_start_at_once_migrate_once(fresh_postgres_url: str) -> None:
