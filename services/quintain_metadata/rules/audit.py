@@ -8,6 +8,7 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.base import Row, SqlProgram, execute
+from quintain_metadata.ledger.migrations import REPLY_RETENTION_MS
 from quintain_metadata.rules.attempts import HOLDER_WITHOUT_ROW
 from quintain_metadata.rules.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.rules.sessions import FAMILY_CTE
@@ -82,6 +83,12 @@ AUDIT_RULES = (
         f"SELECT session_id, request_id FROM call WHERE state = '{CallState.REFUNDED}' AND ({HOLDER_WITHOUT_ROW}"
         " OR EXISTS (SELECT 1 FROM attempt WHERE attempt.session_id = call.session_id"
         " AND attempt.request_id = call.request_id AND attempt.state NOT IN ('proven', 'void')))",
+    ),
+    AuditRule(
+        "a stored reply is found by the last change of its call",
+        "SELECT reply.session_id, reply.request_id FROM reply LEFT JOIN call ON call.session_id = reply.session_id"
+        f" AND call.request_id = reply.request_id AND call.updated_at + {REPLY_RETENTION_MS} = reply.expires_at"
+        " WHERE call.session_id IS NULL",
     ),
 )
 

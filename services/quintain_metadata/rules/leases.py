@@ -250,12 +250,12 @@ def end_lost_calls(moment: Moment, session: SessionRow) -> SqlProgram[None]:
     No attempt can take them over. At most `MAX_SWEPT_CALLS`: the sweep ends the others at their deadlines.
     """
     lost = yield from execute(
-        f"{FAMILY_CTE} SELECT call.session_id, call.request_id FROM call JOIN family ON call.session_id = family.id"
-        f" LEFT JOIN worker USING (incarnation) WHERE call.state = 'running' AND {IS_NOT_COMMITTED}"
-        " AND (worker.lease_until IS NULL OR worker.lease_until <= ?) ORDER BY 1, 2 LIMIT ?",
+        f"{FAMILY_CTE} SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
+        f" WHERE call.session_id IN (SELECT id FROM family) AND call.state = 'running' AND {IS_NOT_COMMITTED}"
+        " AND (worker.lease_until IS NULL OR worker.lease_until <= ?) LIMIT ?",
         *(session.id, moment.lease_expiry_cutoff, MAX_SWEPT_CALLS),
     )
-    for session_id, request_id in lost:
+    for session_id, request_id in sorted(lost):
         call = yield from call_repository.lock_call(session_id, request_id)
         is_running = call is not None and call.state is CallState.RUNNING
         if call is not None and is_running and not (yield from call_repository.is_holder_alive(moment, call)):

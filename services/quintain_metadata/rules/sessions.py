@@ -268,8 +268,8 @@ class _CallCounts:
 def _count_calls(session_id: str) -> SqlProgram[_CallCounts]:
     """Count by one statement, so that the counter and the calls are those of one moment."""
     rows = yield from execute(
-        f"{FAMILY_CTE} SELECT call.state, count(*) FROM call JOIN family ON call.session_id = family.id"
-        f" WHERE {IS_NOT_COMMITTED} GROUP BY call.state"
+        f"{FAMILY_CTE} SELECT call.state, count(*) FROM call WHERE call.session_id IN (SELECT id FROM family)"
+        f" AND {IS_NOT_COMMITTED} GROUP BY call.state"
         " UNION ALL SELECT 'unused', coalesce(sum(session.reserved - session.used), 0) FROM session JOIN family"
         " USING (id) WHERE session.reserved > session.used AND id <> ?"
         " UNION ALL SELECT 'used', used FROM session WHERE id = ?",

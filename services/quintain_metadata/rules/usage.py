@@ -25,8 +25,8 @@ def usage_per_target(session_id: str) -> SqlProgram[dict[str, TargetUsage]]:
     sums = ", ".join(f"CAST(coalesce(sum(tokens_{kind}), 0) AS bigint)" for kind in ("input", "output", "cached"))
     rows = yield from execute(
         f"{FAMILY_CTE} SELECT target, count(*), count(tokens_input), {_MADE_TWICE}, {sums}"
-        " FROM call JOIN family ON session_id = family.id"
-        f" WHERE state IN ({_CHARGED_STATES}) GROUP BY target ORDER BY target",
+        " FROM call WHERE session_id IN (SELECT id FROM family)"
+        f" AND state IN ({_CHARGED_STATES}) GROUP BY target ORDER BY target",
         session_id,
     )
     return {target: _target_usage(*counts) for target, *counts in rows}
