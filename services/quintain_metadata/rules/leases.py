@@ -255,7 +255,7 @@ def end_lost_calls(moment: Moment, session: SessionRow) -> SqlProgram[None]:
         " AND (worker.lease_until IS NULL OR worker.lease_until <= ?) LIMIT ?",
         *(session.id, moment.lease_expiry_cutoff, MAX_SWEPT_CALLS),
     )
-    for session_id, request_id in sorted(lost):
+    for session_id, request_id in sorted((row[0], row[1]) for row in lost):
         call = yield from call_repository.lock_call(session_id, request_id)
         is_running = call is not None and call.state is CallState.RUNNING
         if call is not None and is_running and not (yield from call_repository.is_holder_alive(moment, call)):
