@@ -182,7 +182,7 @@ async def full_ledger(options: Options, calls: int = 1_000_000, sessions: int = 
 
 
 def fill_ledger(file: Path, calls: int, sessions: int) -> None:
-    """Copy the one session of a ledger, and give the copies committed calls with an attempt each."""
+    """Copy the one session of a ledger, and give the copies committed calls."""
     with contextlib.closing(sqlite3.connect(file)) as ledger, ledger:
         columns = [row[1] for row in ledger.execute("PRAGMA table_info(session)")]
         copied = ", ".join({"id": "'s' || n", "token_sha256": "randomblob(32)"}.get(name, name) for name in columns)
@@ -196,11 +196,6 @@ def fill_ledger(file: Path, calls: int, sessions: int) -> None:
             " attempt_id, incarnation, deadline, call_count, created_at, updated_at)"
             " SELECT 's' || (n % ?), 'r' || n, hex(randomblob(32)), 'bench1', 'committed', 1, 'a' || n, 'w', 0, 1, 0, 0"
             " FROM numbers",
-            (sessions,),
-        )
-        ledger.execute(
-            f"{count.format(calls)} INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
-            " SELECT 'a' || n, 's' || (n % ?), 'r' || n, 1, 'w', 'unproven', 0 FROM numbers",
             (sessions,),
         )
 

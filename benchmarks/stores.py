@@ -37,7 +37,8 @@ from quintain.contracts.token import SessionToken
 from quintain.settings import environment
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, unwrap
 from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.rules import calls, leases, sessions
+from quintain_metadata.rules import leases, sessions
+from quintain_metadata.rules.call_batches import SettleOperation
 from quintain_metadata.service.admission import AdmissionQueue
 from servers import POSTGRES, fresh_database, running_server
 
@@ -106,7 +107,7 @@ class Store:
             )
             for admit in admits
         ]
-        outcomes = await self.ledger.transact_each([partial(calls.settle, settlement=settle) for settle in settles])
+        outcomes = await self.ledger.transact_each([SettleOperation(settle) for settle in settles])
         await self.queue.on_settled([call for call, _ in map(unwrap, outcomes) if call is not None])
 
     async def calls_per_second(self, options: argparse.Namespace) -> float:
