@@ -43,6 +43,9 @@ EMITS = 20_000
 #: Rounds of burning, and after how many of them a CPU-bound target sends: a chatty one, and one that thinks for longer.
 BURNS, STEPS = 40, (1, 10)
 
+#: The side of a row that has ratios: to the bare loop with one call in flight.
+RATIO = "hosted : raw, 1 in flight"
+
 #: What a run is given: where its emits go, and its events.
 Ends = tuple[Callable[[Any], None], Callable[[Any], Any]]
 
@@ -61,10 +64,9 @@ class CountingController:
         if self.emitted == 1:
             self.first = self.last
 
-    @property
-    def rate(self) -> float:
-        """Emits per second, as they came in here."""
-        return (self.emitted - 1) / (self.last - self.first)
+    def as_round(self) -> Round:
+        """The emits, as they came in here."""
+        return Round(self.emitted - 1, self.last - self.first, 0, 0)
 
 
 async def answer(event: Any) -> Any:
@@ -118,50 +120,47 @@ async def burn_rate(create: Callable[[], Any], step: int) -> float:
     return 2 * BURNS / elapsed
 
 
-async def measure_sends(url: str, seconds: float, rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
-    """Round trips, one at a time and many at once: raw, hosted and in process in turn; the median of each."""
+async def measure_events(url: str, seconds: float, rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
+    """Round trips and emits, in turn: raw, hosted and in process; the median of each, and ratios."""
     hosted, here = remote.create(), Bench()
-    rows: list[dict[str, Any]] = []
+    measured: dict[tuple[str, str], list[Round]] = {}
     async with raw_rpc_client(url) as raw:
         call = partial(raw, b"a request")
         await measure(call, 10, 1)
         await run_once(hosted, "send", 1.0)
-        for in_flight in (1, 64):
-            triples = [
-                (
-                    await measure(call, in_flight, seconds),
-                    (await run_once(hosted, "send", seconds, in_flight))[0],
-                    (await run_once(here, "send", seconds / 4, in_flight))[0],
-                )
-                for _ in range(rounds)
-            ]
-            for column, who in enumerate(("raw", "hosted", "in process")):
-                middle = sorted((each[column] for each in triples), key=lambda one: one.p50_ms)[rounds // 2]
-                rows.append({"what": f"sends, {in_flight} in flight", "who": who, **fields(middle)})
-            slower = statistics.median(mine.p50_ms / peer.p50_ms for peer, mine, _ in triples)
-            faster = statistics.median(mine.rate / peer.rate for peer, mine, _ in triples)
-            rows.append(
-                {"what": f"sends, {in_flight} in flight", "who": "hosted : raw", "rate": faster, "p50Ms": slower}
-            )
+        for _ in range(rounds):
+            for in_flight in (1, 64):
+                what = f"sends, {in_flight} in flight"
+                sides = {
+                    "raw": await measure(call, in_flight, seconds),
+                    "hosted": (await run_once(hosted, "send", seconds, in_flight))[0],
+                    "in process": (await run_once(here, "send", seconds / 4, in_flight))[0],
+                }
+                for who, one in sides.items():
+                    measured.setdefault((what, who), []).append(one)
+            for who, target in (("hosted", hosted), ("in process", here)):
+                measured.setdefault(("emits", who), []).append((await run_once(target, "emit", EMITS))[1].as_round())
     await hosted.teardown()
-    return rows
+    rows = [{"what": what, "who": who, **fields(middle(each))} for (what, who), each in measured.items()]
+    one_raw = measured["sends, 1 in flight", "raw"]
+    for what in ("sends, 1 in flight", "sends, 64 in flight", "emits"):
+        pairs = list(zip(measured[what, "hosted"], one_raw, strict=True))
+        row = {"what": what, "who": RATIO, "rate": statistics.median(mine.rate / peer.rate for mine, peer in pairs)}
+        if what == "sends, 1 in flight":
+            row["p50Ms"] = statistics.median(mine.p50_ms / peer.p50_ms for mine, peer in pairs)
+        rows.append(row)
+    return sorted(rows, key=lambda row: str(row["what"]))
+
+
+def middle(each: list[Round]) -> Round:
+    """The round with the median rate."""
+    return sorted(each, key=lambda one: one.rate)[len(each) // 2]
 
 
 def fields(one: Round) -> dict[str, float]:
     """A round as a row holds it."""
-    return {"rate": round(one.rate, 1), "p50Ms": one.p50_ms, "p99Ms": one.p99_ms}
-
-
-async def measure_emits(rounds: int, remote: RemoteFactory) -> list[dict[str, Any]]:
-    """Emits per second, as they come in."""
-    hosted, here = remote.create(), Bench()
-    far = [(await run_once(hosted, "emit", EMITS))[1].rate for _ in range(rounds)]
-    near = [(await run_once(here, "emit", EMITS))[1].rate for _ in range(rounds)]
-    await hosted.teardown()
-    return [
-        {"what": "emits", "who": "hosted", "rate": round(statistics.median(far), 1)},
-        {"what": "emits", "who": "in process", "rate": round(statistics.median(near), 1)},
-    ]
+    times = {"p50Ms": one.p50_ms, "p99Ms": one.p99_ms} if one.p50_ms else {}
+    return {"rate": round(one.rate, 1), **times}
 
 
 async def bare_burn_rate(pool: ProcessPoolExecutor) -> float:
@@ -221,8 +220,7 @@ def hosted_factory(url: str, slots: int) -> Iterator[RemoteFactory]:
 async def compare(url: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Everything that is measured."""
     with process([str(HERE / "raw_rpc.py"), url], "ready"), hosted_factory(url, 1) as remote:
-        rows = await measure_sends(url, seconds, rounds, remote)
-        rows += await measure_emits(rounds, remote)
+        rows = await measure_events(url, seconds, rounds, remote)
     with hosted_factory(url, 2) as remote:
         rows += await measure_burns(rounds, remote)
     return rows

@@ -22,10 +22,13 @@ from quintain.topology import RUN
 
 log = logging.getLogger(__name__)
 
-#: Limits of one message, in items and in characters, and the number of publishes that run at the same time.
-MAX_ITEMS_PER_MESSAGE = 128
+#: Limits of one message, in items and in characters. A target that emits without a pause holds its interpreter's lock,
+#: and each message needs it several times: few large messages are sent much sooner than many small ones.
+MAX_ITEMS_PER_MESSAGE = 1024
 MAX_CHARACTERS_PER_MESSAGE = 1_000_000
-MAX_CONCURRENT_SENDS = 4
+
+#: The number of publishes that run at the same time; what is added meanwhile goes into the next message.
+MAX_CONCURRENT_SENDS = 2
 
 #: Limits of what the controller has not acknowledged yet, in items and in characters. At either limit
 #: `EventSender.send` blocks, so that a fast target cannot fill the memory of the host or of the controller.
@@ -79,7 +82,8 @@ class EventSender:
             self._room_available.wait_for(self._has_room)
             if self._is_stopped:
                 raise RuntimeError(RUN_OVER_MESSAGE)
-            number = self._outbox.put(RunItem(seq=self._outbox.last_number + 1, what=kind, event=event, log=line))
+            number = self._outbox.last_number + 1
+            self._outbox.put(RunItem.unchecked(seq=number, what=kind, event=event, log=line, failure=None))
             self._characters += size
             if on_numbered is not None:
                 on_numbered(number)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Returned = TypeVar("Returned")
@@ -29,6 +30,8 @@ class InstanceThread:
         self.loop = asyncio.new_event_loop()
         self._submit_lock = threading.Lock()
         self._is_closed = False
+        self._ended: Future[None] = Future()
+        self._ended.set_running_or_notify_cancel()  # nobody may cancel it
         self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
@@ -74,22 +77,27 @@ class InstanceThread:
             if not self._is_closed:
                 self._is_closed = True
                 self.loop.call_soon_threadsafe(self.loop.stop)
-        ends_at = asyncio.get_running_loop().time() + JOIN_SECONDS
-        while self._thread.is_alive() and asyncio.get_running_loop().time() < ends_at:  # noqa: ASYNC110 -- the end of a thread sets no asyncio event
-            await asyncio.sleep(0.005)
-        return not self._thread.is_alive()
+        ended = asyncio.wrap_future(self._ended)
+        await asyncio.wait([ended], timeout=JOIN_SECONDS)
+        return not ended.cancel()
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
         finally:
-            pending = asyncio.all_tasks(self.loop)
-            for task in pending:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
+            try:
+                self._close_loop()
+            finally:
+                self._ended.set_result(None)
+
+    def _close_loop(self) -> None:
+        pending = asyncio.all_tasks(self.loop)
+        for task in pending:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
 
 
 class _SubmittedCoroutine:

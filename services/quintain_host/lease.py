@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.bus.base import Bus, Delivery
 from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.remote_target import (
     RUN_INPUT_TYPE,
@@ -34,7 +33,8 @@ from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.remote.silence import SilenceMeter
 from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
-from quintain.rpc.server import AckBatcher, delete_queues, log_defect, send_reply
+from quintain.rpc.private_queue import PrivateQueue
+from quintain.rpc.server import AckBatcher, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
 from quintain.target.serialization import require_size
@@ -42,7 +42,6 @@ from quintain.telemetry.semconv import lease_request_span
 from quintain.telemetry.spans import Span, span_in_trace
 from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.timings import Timings
-from quintain.topology import lease_topology
 from quintain_host.counters import HostCounters
 from quintain_host.event_sender import EventSender
 from quintain_host.instance_thread import InstanceThread
@@ -53,41 +52,39 @@ log = logging.getLogger(__name__)
 #: How many answers are kept for repeated requests. A controller sends one request after another.
 MAX_STORED_ANSWERS = 32
 
-PREFETCH = 128
 #: How many run messages are acknowledged together. A run message that is redelivered has no second effect.
 ACK_BATCH_SIZE = 16
 
 
 class HostedLease:
-    """One instance on its own thread, leased to one controller."""
+    """One instance on its own thread, leased to one controller; ``queue`` is the one of its requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one lease with all its collaborators
         self,
         bus: Bus,
+        queue: PrivateQueue,
         target: Any,
         instance_thread: InstanceThread,
         codec: Codec,
+        *,
         counters: HostCounters,
         timings: Timings,
     ) -> None:
         self._bus, self._target, self._instance_thread, self._codec = bus, target, instance_thread, codec
         self._counters, self._timings = counters, timings
-        self.lease_id = secrets.token_urlsafe(24)
-        self._topology = lease_topology(self.lease_id)
-        self.key = self._topology.bindings[0].key
+        self._queue, self.key = queue, queue.key
+        self.lease_id = queue.key.rpartition("/")[2]
         self._answers: OrderedDict[str, asyncio.Task[LeaseResult]] = OrderedDict()
         self._request_lock = asyncio.Lock()
         self._run: HostedRun | None = None
         self._teardown_task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._silence = SilenceMeter(timings.host_heartbeat_seconds / 2)
-        self._consumer: Consumer | None = None
         self._ack_batcher = AckBatcher(ACK_BATCH_SIZE)
 
     async def open(self) -> None:
-        """Declare the lease's queue and start consuming the controller's requests."""
-        await self._bus.declare(self._topology)
-        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_message, prefetch=PREFETCH)
+        """Answer the controller's requests from now on."""
+        await self._queue.open(self._on_message)
 
     async def wait_closed(self) -> None:
         """Wait until the instance was torn down, or no message came for `Timings.host_lost_seconds`."""
@@ -132,9 +129,7 @@ class HostedLease:
 
     async def close_queue(self) -> None:
         """Stop consuming requests. Raises nothing but a cancellation."""
-        if self._consumer is not None:
-            await self._consumer.drain(1.0)
-            await delete_queues(self._bus, self._topology)
+        await self._queue.close(handler_seconds=1.0)
 
     async def _stop_run(self) -> None:
         if self._run is not None:
@@ -165,9 +160,10 @@ class HostedLease:
         except Exception as error:
             # The controller must get an answer even after a defect.
             answer = log_defect(error, f"answering {delivery.type}")
-        await self._reply(delivery, answer)
         if delivery.type == TEARDOWN.key:
+            # The slot is free from now on; the reply is on its way meanwhile.
             self._ended.set()
+        await self._reply(delivery, answer)
 
     def _span_for(self, delivery: Delivery) -> AbstractContextManager[Span]:
         """Open a span in the controller's trace; heartbeats get none."""

@@ -30,6 +30,9 @@ current_run: contextvars.ContextVar[HostedRun | None] = contextvars.ContextVar("
 #: A `send_event` that waits for its response: the event loop, the future on that loop, and the event that was sent.
 PendingResponse = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Any]
 
+#: What a `send_event` returns, or the exception that it raises.
+ResponseOutcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
+
 
 class HostedRun:
     """One run, from its start until the controller has acknowledged its end."""
@@ -95,14 +98,20 @@ class HostedRun:
 
     def on_message(self, message: RunInput) -> None:
         """Deliver the responses in a message of the controller, and apply its acknowledgement."""
+        outcomes: dict[asyncio.AbstractEventLoop, list[ResponseOutcome]] = {}
         for answered in message.answers:
             pending = self._pending_responses.pop(answered.seq, None)
             if pending is not None:
-                self._deliver_response(pending, answered.response)
+                loop, future, event = pending
+                outcomes.setdefault(loop, []).append((future, *self._read_response(answered.response, event)))
+        for loop, for_loop in outcomes.items():
+            # The loop may belong to a thread of the target, and may be closed.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_set_responses, for_loop)
         self._event_sender.acknowledge(message.heard, resend=message.again)
 
-    def _deliver_response(self, pending: PendingResponse, wire_response: WireResponse) -> None:
-        loop, future, event = pending
+    def _read_response(self, wire_response: WireResponse, event: Any) -> tuple[Any, BaseException | None]:
+        """Return the response, or the exception that `send_event` raises."""
         response: Any = None
         error: BaseException | None = None
         try:
@@ -113,9 +122,7 @@ class HostedRun:
         except Exception as decode_error:
             # A response that cannot be decoded is raised in the target, by the `send_event` that waits for it.
             error = decode_error
-        # The loop may belong to a thread of the target, and may be closed.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_set_response, future, response, error)
+        return response, error
 
     def cancel(self) -> None:
         """Cancel the run, because its controller no longer waits for it."""
@@ -156,13 +163,14 @@ class HostedRun:
         await self._target.run(self.emit, self.send_event)
 
 
-def _set_response(future: asyncio.Future[Any], response: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(response)
-    else:
-        future.set_exception(error)
+def _set_responses(outcomes: list[ResponseOutcome]) -> None:
+    for future, response, error in outcomes:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(response)
+        else:
+            future.set_exception(error)
 
 
 #: A log record's text is cut to this length, in characters.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -23,13 +24,14 @@ from quintain.contracts.remote_target import (
 )
 from quintain.errors import BadRequest, BusError, Fault, QueueFull, Unroutable
 from quintain.routes import DESCRIBE_HOST
+from quintain.rpc.private_queue import PrivateQueue
 from quintain.rpc.server import delivery_context, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
 from quintain.target.type_registry import types_of_target
 from quintain.telemetry.semconv import lease_request_span
 from quintain.timings import Timings
-from quintain.topology import REPLY, host_topology
+from quintain.topology import REPLY, host_topology, lease_topology
 from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, HostCounters
 from quintain_host.factory import InstanceFactory, require_target
 from quintain_host.instance_thread import InstanceThread
@@ -37,6 +39,9 @@ from quintain_host.lease import HostedLease
 from quintain_host.supervisor import Supervision
 
 log = logging.getLogger(__name__)
+
+#: How many messages of a controller are handled at once.
+LEASE_PREFETCH = 128
 
 #: How long the factory may take by default, in seconds.
 BOOT_SECONDS = 600.0
@@ -73,6 +78,8 @@ class LeaseSlot:
         self._is_busy = False
         self.is_draining = False
         self._request_consumer: Consumer | None = None
+        #: The queue of the next lease, declared while the slot waits or serves: the controller need not wait for that.
+        self._next_queue: PrivateQueue | None = None
         self._closing_tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -93,6 +100,7 @@ class LeaseSlot:
         An error in one lease is logged and does not end the slot.
         """
         while not self.is_draining:
+            self._prepare_queue()
             try:
                 async with self._next_request() as request:
                     self._is_busy = True
@@ -104,6 +112,12 @@ class LeaseSlot:
                 await asyncio.sleep(self._timings.host_pause_seconds)
             finally:
                 self._is_busy = False
+
+    def _prepare_queue(self) -> PrivateQueue:
+        if self._next_queue is None:
+            self._next_queue = PrivateQueue(self._bus, lease_topology(secrets.token_urlsafe(24)), LEASE_PREFETCH)
+        self._next_queue.prepare()
+        return self._next_queue
 
     @contextlib.asynccontextmanager
     async def _next_request(self) -> AsyncIterator[Delivery]:
@@ -186,6 +200,8 @@ class LeaseSlot:
         self._counters.count(LEASE_GIVEN)
         if self.is_draining:
             lease.end_if_unused()
+        else:
+            self._prepare_queue()
         try:
             await lease.wait_closed()
         finally:
@@ -207,7 +223,9 @@ class LeaseSlot:
             task.add_done_callback(self._closing_tasks.discard)
 
     async def wait_closed(self) -> None:
-        """Wait until the queues of ended leases are deleted."""
+        """Wait until the queues of ended leases are deleted, and that of the next one."""
+        if self._next_queue is not None:
+            await self._next_queue.close()
         await asyncio.gather(*self._closing_tasks, return_exceptions=True)
 
     async def _create_lease(self) -> tuple[HostedLease | None, LeaseOpened]:
@@ -217,7 +235,10 @@ class LeaseSlot:
             require_target(target, self._name)
             codec = Codec(types_of_target(type(target)))
             descriptor = await instance_thread.call(lambda: codec.describe(target))
-            lease = HostedLease(self._bus, target, instance_thread, codec, self._counters, self._timings)
+            queue, self._next_queue = self._prepare_queue(), None
+            lease = HostedLease(
+                *(self._bus, queue, target, instance_thread, codec), counters=self._counters, timings=self._timings
+            )
             await lease.open()
         except Exception as error:
             # The factory's exception is sent to the controller with its class and message, and logged here.

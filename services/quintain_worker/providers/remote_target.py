@@ -32,7 +32,7 @@ from quintain.errors import (
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease
 from quintain.remote.lease_request import acquire_lease
-from quintain.remote.run_channel import RunOutputQueue
+from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import QUERY, RESET, SET_CONFIG
@@ -113,7 +113,7 @@ class RemoteTargetProvider(HostedProvider):
 
     def __init__(self, name: str, target: TargetTarget, bus: Bus, timings: Timings) -> None:
         self._name, self._target, self._bus, self._timings = name, target, bus, timings
-        self._rpc_client = RpcClient(bus)
+        self._rpc_client, self._output_queues = RpcClient(bus), RunOutputQueues(bus)
         self._start_lock = asyncio.Lock()
         self._is_started = False
         self._hosts = HostWatch(self._rpc_client, target.host or name, timings)
@@ -157,7 +157,7 @@ class RemoteTargetProvider(HostedProvider):
         remote_lease = await self._lease(
             TargetTimeouts(slot_seconds=min(timeout_seconds, LEASE_SECONDS), boot_seconds=timeout_seconds)
         )
-        call = _LeasedCall(self._name, self._target, remote_lease)
+        call = _LeasedCall(self._name, self._target, remote_lease, self._output_queues)
         try:
             async with asyncio.timeout_at(ends_at):
                 config = {} if agent_session is None else await agent_session.open(remote_lease.descriptor, ends_at)
@@ -175,6 +175,7 @@ class RemoteTargetProvider(HostedProvider):
     async def close(self) -> None:
         """Stop asking the hosts, and close the RPC client."""
         await self._hosts.stop()
+        await self._output_queues.close()
         await self._rpc_client.close()
 
     def _question(self, request: InvokeRequest) -> str:
@@ -229,9 +230,12 @@ class _SessionRemoteTargetProvider:
 class _LeasedCall:
     """One call on one lease, from the instance's configuration to its release."""
 
-    def __init__(self, name: str, target: TargetTarget, remote_lease: RemoteLease) -> None:
+    def __init__(
+        self, name: str, target: TargetTarget, remote_lease: RemoteLease, output_queues: RunOutputQueues
+    ) -> None:
         self._name, self._target, self._lease = name, target, remote_lease
-        self._output_queue = RunOutputQueue(remote_lease.bus)
+        self._output_queues, self._output_queue = output_queues, output_queues.take()
+        self._output_queue.prepare()
         #: The billing if the call ended now.
         self.billing = Billing.UNBILLED
 
@@ -299,7 +303,7 @@ class _LeasedCall:
             log.info("%s: the target was not reset: %s", self._name, class_name_of(error))
         finally:
             await self._lease.release()
-            await self._output_queue.close()
+            await self._output_queues.give_back(self._output_queue)
 
 
 def class_name_of(error: Exception) -> str:

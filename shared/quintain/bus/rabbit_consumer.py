@@ -50,6 +50,7 @@ class RabbitConsumer:
         self._cancelled = False
         self._loss_reported = False
         self._attach_failures = 0
+        self._has_tried = False
         self._channel: AbstractChannel | None = None
         self._acks: ChannelAcks | None = None
         self._consumer_tag: str | None = None
@@ -139,7 +140,10 @@ class RabbitConsumer:
     async def _consume_once(self) -> None:
         """Attach once, and return when the channel or the consumer has ended."""
         await self._close_channel()
-        await self._redeclare()
+        # The first time the queue has just been declared; later it may have been lost.
+        if self._has_tried:
+            await self._redeclare()
+        self._has_tried = True
         self._channel = channel = await self._connection.open_channel()
         consume_ended = self._consume_ended = asyncio.Event()
         with translate_errors(f"consuming {self._queue.name}"):

@@ -10,6 +10,7 @@ from quintain.remote.child_session import ChildSessionPolicy, ChildSessions
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.lease import RemoteLease
 from quintain.remote.lease_pool import LeasePool
+from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.target import RemoteTarget
 from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.settings import environment, read_settings
@@ -62,6 +63,7 @@ class RemoteFactory:
         settings = read_settings(environment())
         parent = None if child_session is None else child_session.token or settings.require_session_token()
         self._connection = connection or open_connection_thread(url or settings.require_broker_url())
+        self._output_queues = RunOutputQueues(self._connection.bus)
         self._sessions: ChildSessions | None = None
         if child_session is not None and parent is not None:
             self._sessions = ChildSessions(self._connection.rpc_client, parent, child_session)
@@ -149,13 +151,16 @@ class RemoteFactory:
         return frozenset(self._tags_by_name[name] for name in names)
 
     def _wrap(self, lease: RemoteLease) -> RemoteTarget:
-        return self._target_class(self._connection, lease, self._codec, self._pool.release, self._timeouts)
+        return self._target_class(
+            self._connection, lease, self._codec, self._output_queues, self._pool.release, self._timeouts
+        )
 
     def close(self) -> None:
         """Release all leases, and close the connection unless it was passed in."""
         self._pool.close()
         if self._sessions is not None:
             self._connection.run_blocking(self._sessions.close_all())
+        self._connection.run_blocking(self._output_queues.close())
         if self._owns_connection:
             self._connection.close()
 

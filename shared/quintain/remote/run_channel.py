@@ -11,11 +11,12 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from quintain.bus.base import Bus, Consumer, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.remote_target import RUN_INPUT_TYPE, EventReply, RunInput, RunItem, RunOutput, WireResponse
 from quintain.errors import BadRequest, BusError
 from quintain.remote.lease import RemoteLease
-from quintain.rpc.server import AckBatcher, delete_queues
+from quintain.rpc.private_queue import PrivateQueue
+from quintain.rpc.server import AckBatcher
 from quintain.target.ordering import Inbox
 from quintain.topology import HOST, run_topology
 
@@ -26,10 +27,11 @@ PREFETCH = 64
 ACK_BATCH = 16
 
 #: Maximum number of concurrent publishes to the host; input that arrives meanwhile is sent in one message.
-MAX_CONCURRENT_SENDS = 4
+MAX_CONCURRENT_SENDS = 2
 
-#: Acknowledgements are sent with responses, or, without responses, after so many items or so many seconds.
-ACKNOWLEDGE_ITEMS = 64
+#: Acknowledgements are sent with responses, or, without responses, after so many items or so many seconds. A host keeps
+#: ten times as many.
+ACKNOWLEDGE_ITEMS = 1024
 ACKNOWLEDGE_SECONDS = 0.25
 
 
@@ -38,42 +40,37 @@ MAX_CHARACTERS_PER_MESSAGE = 1_000_000
 
 
 class RunOutputQueue:
-    """The queue for the output of a lease's runs, one run after another."""
+    """The queue for the output of runs, one run after another."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._topology = run_topology(secrets.token_urlsafe(24))
-        self.key = self._topology.bindings[0].key
-        self._consumer: Consumer | None = None
-        self._preparation: asyncio.Task[None] | None = None
+        self._queue = PrivateQueue(bus, run_topology(secrets.token_urlsafe(24)), PREFETCH)
+        self.key = self._queue.key
         self._channel: RunChannel | None = None
         self._ack_batcher = AckBatcher(ACK_BATCH)
 
     async def open(self, channel: RunChannel) -> None:
         """Pass the output of this run to its channel from now on; the queue is declared unless `prepare` did that."""
         self._channel = channel
-        self.prepare()
-        if self._preparation is not None:
-            await asyncio.shield(self._preparation)
+        await self._queue.open(self._on_run_output)
 
     def prepare(self) -> None:
         """Begin to declare and to consume the queue, unless that has been done: a run need not wait for it then."""
-        if self._preparation is None or (self._preparation.done() and self._consumer is None):
-            self._preparation = asyncio.get_running_loop().create_task(self._declare())
+        self._queue.prepare()
 
-    async def _declare(self) -> None:
-        await self._bus.declare(self._topology)
-        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_run_output, prefetch=PREFETCH)
+    async def release(self) -> None:
+        """Acknowledge and drop what still comes of the last run."""
+        self._channel = None
+        await self._ack_batcher.flush()
 
     async def close(self) -> None:
         """Stop consuming and delete the queue."""
-        if self._preparation is not None:
-            await asyncio.gather(self._preparation, return_exceptions=True)
-        if self._consumer is not None:
-            await self._consumer.drain(0)
-            await delete_queues(self._bus, self._topology)
+        await self._queue.close()
 
     async def _on_run_output(self, delivery: Delivery) -> None:
+        if self._channel is None:
+            # At once: the queue may be idle from now on, and a broker waits for an acknowledgement 30 minutes at most.
+            await delivery.ack()
+            return
         try:
             output = RunOutput.from_wire(delivery.body)
         except BadRequest as error:
@@ -81,9 +78,42 @@ class RunOutputQueue:
             await delivery.dead_letter()
             return
         # Output of an earlier run, sent again by the host, is dropped.
-        if self._channel is not None and self._channel.run_id == output.run_id:
+        if self._channel.run_id == output.run_id:
             self._channel.on_output(output)
         await self._ack_batcher.add(delivery)
+
+
+class RunOutputQueues:
+    """The queues for the output of one driver's runs: one that a target has returned serves the next target.
+
+    Only `take` may be called on another thread than that of the connection's loop.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._idle: list[RunOutputQueue] = []
+        self._is_closed = False
+
+    def take(self) -> RunOutputQueue:
+        """Return a queue for one target at a time, which need not be declared yet."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return RunOutputQueue(self._bus)
+
+    async def give_back(self, queue: RunOutputQueue) -> None:
+        """Keep a queue for the next target."""
+        await queue.release()
+        if self._is_closed:
+            await queue.close()
+        else:
+            self._idle.append(queue)
+
+    async def close(self) -> None:
+        """Delete the queues, also those that are still to be returned."""
+        self._is_closed = True
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(queue.close() for queue in idle))
 
 
 class RunChannel:
@@ -114,9 +144,19 @@ class RunChannel:
             self._ack_due = True
             await self._send_input()
 
-    def respond(self, sequence_number: int, response: WireResponse) -> None:
-        """Send a response, together with everything else that is waiting to be sent."""
-        self._replies.append(EventReply(seq=sequence_number, response=response))
+    def respond(self, responses: list[tuple[int, WireResponse]]) -> None:
+        """Send responses to the items of these numbers, together with everything else that is waiting to be sent."""
+        self._replies += [EventReply.unchecked(seq=number, response=response) for number, response in responses]
+        self._schedule_send()
+
+    @property
+    def is_acknowledgement_due(self) -> bool:
+        """Whether many items were processed since the last acknowledgement; may be read on any thread."""
+        return self.last_processed - self._acknowledged >= ACKNOWLEDGE_ITEMS
+
+    def send_acknowledgement(self) -> None:
+        """Acknowledge what was processed."""
+        self._ack_due = True
         self._schedule_send()
 
     def on_output(self, output: RunOutput) -> None:
@@ -130,9 +170,6 @@ class RunChannel:
         if not output.items and self._inbox.is_missing(output.said):
             # The heartbeat's number is higher than that of the last item received: items were lost.
             self._resend_requested = True
-        if self.last_processed - self._acknowledged >= ACKNOWLEDGE_ITEMS:
-            self._ack_due = True
-            self._schedule_send()
 
     def _schedule_send(self) -> None:
         """Send once after the current iteration of the loop, so that everything it produces goes into one message."""

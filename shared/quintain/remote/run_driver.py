@@ -25,6 +25,9 @@ from quintain.routes import CANCEL_RUN, START_RUN
 from quintain.target.codec import Codec, write_response
 from quintain.target.serialization import require_item_size
 
+#: How long items are processed before other tasks of the application's loop run, in seconds.
+MAX_HOLD_SECONDS = 0.01
+
 
 def forward_log_line(line: LogLine) -> None:
     """Write a log record of the hosted target to this process's log."""
@@ -54,6 +57,8 @@ class RunDriver:
         self._context = contextvars.copy_context()
         self._items: deque[RunItem] = deque()
         self._draining = self._end_received = False
+        #: Responses that are handed to the connection's loop together.
+        self._responses: list[tuple[int, WireResponse]] = []
         self._send_tasks: set[asyncio.Task[None]] = set()
         self._channel: RunChannel | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -131,8 +136,11 @@ class RunDriver:
             self._process_items()
 
     def _process_items(self) -> None:
-        self._draining = False
+        self._draining = is_sending = False
+        began = self._loop.time()
         while self._items and not self._ended.done():
+            if (is_sending and self._items[0].what != "send") or self._loop.time() - began > MAX_HOLD_SECONDS:
+                break
             item = self._items.popleft()
             try:
                 is_sending = self._process_item(item)
@@ -142,11 +150,13 @@ class RunDriver:
                 return
             assert self._channel is not None, "a running run has a channel"
             self._channel.last_processed = item.seq
-            if is_sending:
-                # The task runs until its first await, which records the event, before the next item is processed.
-                self._draining = True
-                self._loop.call_soon(self._process_items)
-                return
+        if (is_sending or self._items) and not self._ended.done():
+            # The tasks of events run until their first await, which records them, before another item is processed; and
+            # other tasks of the application run.
+            self._draining = True
+            self._loop.call_soon(self._process_items)
+        if self._channel is not None and self._channel.is_acknowledgement_due:
+            self._executor.call_soon(self._channel.send_acknowledgement)
 
     def _process_item(self, item: RunItem) -> bool:
         """Process one item; returns True if it is an event whose response is being awaited."""
@@ -186,7 +196,15 @@ class RunDriver:
                 raise
             # Whatever the handler raises is raised in the target, and comes back from there as the same object.
             response = WireResponse(failure=self._lease.exceptions.to_failure(error))
-        self._executor.call_soon(self._channel.respond, item.seq, response)
+        self._responses.append((item.seq, response))
+        if len(self._responses) == 1:
+            # Those of the other tasks that are ready now go with it.
+            self._loop.call_soon(self._hand_over_responses)
+
+    def _hand_over_responses(self) -> None:
+        responses, self._responses = self._responses, []
+        assert self._channel is not None, "a running run has a channel"
+        self._executor.call_soon(self._channel.respond, responses)
 
     async def _wait_response(self, event: Any) -> Any:
         limit = asyncio.timeout(self._timeouts.event_seconds)

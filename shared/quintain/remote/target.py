@@ -16,7 +16,7 @@ from quintain.errors import ConfigError, HostLost
 from quintain.remote.child_session import ChildSession, ChildSessions
 from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import RemoteLease
-from quintain.remote.run_channel import RunOutputQueue
+from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN
@@ -32,14 +32,16 @@ class RemoteTarget:
         connection: ConnectionThread,
         lease: RemoteLease,
         codec: Codec,
+        output_queues: RunOutputQueues,
         on_released: Callable[[RemoteLease], None],
         timeouts: TargetTimeouts,
     ) -> None:
         self._timeouts = timeouts
         self._connection, self._lease, self._codec, self._on_released = connection, lease, codec, on_released
         self._descriptor: TargetDescriptor | None = lease.descriptor
-        self._output_queue = RunOutputQueue(lease.bus)
+        self._output_queues, self._output_queue = output_queues, output_queues.take()
         connection.call_soon(self._output_queue.prepare)
+        self._is_released = False
         self._session: ChildSession | None = None
         self._driver: RunDriver | None = None
 
@@ -143,16 +145,19 @@ class RemoteTarget:
                 with contextlib.suppress(HostLost):
                     await self._connection.run(self._lease.call(TEARDOWN))
         finally:
+            # First of all: the next lease is requested now.
+            self._on_released(self._lease)
             with contextlib.suppress(HostLost):
                 await self._connection.run(self._release())
-            self._on_released(self._lease)
 
     async def _release(self) -> None:
         """Release everything on the connection's loop."""
+        await self._lease.stop_renewing()
+        if not self._is_released:
+            self._is_released = True
+            await self._output_queues.give_back(self._output_queue)
         if self._session is not None:
             await self._session.close()
-        await self._output_queue.close()
-        await self._lease.stop_renewing()
 
     def _get_descriptor(self) -> TargetDescriptor:
         if self._descriptor is None:

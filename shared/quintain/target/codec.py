@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from quintain.contracts import remote_target as wire
@@ -259,18 +260,29 @@ def _text_attribute(owner: Any, name: str) -> str | None:
 
 def _write_extra(owner: Any) -> dict[str, str] | None:
     """Encode fields without a wire field of their own, and text fields whose value is not a string."""
-    own = {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
-    further = {
-        name: value
-        for name, value in own.items()
-        if name not in _WIRE_FIELDS or (name in _TEXT_FIELDS and value is not None and not isinstance(value, str))
-    }
-    return {name: encode_value(value) for name, value in further.items()} or None
+    further = {}
+    for name in _fields_without_wire_type(type(owner)):
+        value = getattr(owner, name)
+        if name not in _TEXT_FIELDS or not (value is None or isinstance(value, str)):
+            further[name] = encode_value(value)
+    return further or None
+
+
+@lru_cache(maxsize=256)
+def _fields_without_wire_type(cls: Any) -> tuple[str, ...]:
+    """Return the fields of a class that are sent as values of their own: always, or where they are no text."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return tuple(name for name in names if name not in _WIRE_FIELDS or name in _TEXT_FIELDS)
 
 
 def _constructor_fields(cls: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(cls) if field.init}
+    names = _constructor_names(cls)
     return {name: value for name, value in fields.items() if name in names}
+
+
+@lru_cache(maxsize=256)
+def _constructor_names(cls: Any) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(cls) if field.init)
 
 
 def domain_tags(domain: Any) -> list[Any]:

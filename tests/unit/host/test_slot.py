@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quintain.bus.base import Bus
+from quintain.bus.base import Bus, Consumer, Envelope, Handler
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.remote_target import (
     REMOTE_TARGET_VERSION,
@@ -29,7 +29,7 @@ from quintain.routes import DESCRIBE, DESCRIBE_HOST, LEASE, QUERY, RENEW, SET_CO
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import HOST
+from quintain.topology import HOST, Exchange, Queue, Topology
 from quintain_host.host import Host
 from support.quick import timings
 from support.target_placements import scripted_target_class
@@ -105,6 +105,56 @@ async def test_a_busy_slot_takes_no_second_lease_until_the_first_is_over(host_cl
     assert (await second).lease_id != first.lease_id
     assert host_client.instances[0].torn_down
     assert not host_client.instances[1].torn_down
+
+
+class NotingBus:
+    """A bus whose operations are noted."""
+
+    def __init__(self, bus: Bus, noted: list[str]) -> None:
+        self._bus, self._noted = bus, noted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def publish(self, exchange: Exchange, key: str, envelope: Envelope, **more: Any) -> None:
+        self._noted.append(f"publish {envelope.type}")
+        await self._bus.publish(exchange, key, envelope, **more)
+
+    async def declare(self, topology: Topology, **more: Any) -> None:
+        self._noted.append("declare")
+        await self._bus.declare(topology, **more)
+
+    async def consume(self, queue: Queue, handler: Handler, **more: Any) -> Consumer:
+        consumer = await self._bus.consume(queue, handler, **more)
+        self._noted.append("consume requests" if queue.name == "quintain.host.bot" else "consume")
+        return consumer
+
+
+async def test_between_two_leases_a_slot_does_nothing_that_can_be_done_in_advance(host_client: HostClient) -> None:
+    noted: list[str] = []
+
+    class Noting(Bot):
+        def __init__(self) -> None:
+            super().__init__(do_nothing)
+            noted.append("create")
+
+        async def teardown(self) -> None:
+            noted.append("tear down")
+
+    host_client.bus = NotingBus(host_client.bus, noted)
+    host_client.factory = Noting
+    await host_client.serve()
+    first = await host_client.lease()
+    second = asyncio.create_task(host_client.lease())
+    # The queues of the supervisor, of this lease and of the next one.
+    await wait_until(lambda: noted.count("consume") == 3)
+    noted.clear()
+    await host_client.call_lease(first, TEARDOWN)
+    await second
+    until = noted.index("publish result", noted.index("create")) + 1
+    assert sorted(noted[:until]) == sorted(
+        ["tear down", "publish result", "consume requests", "publish lease_offer", "create", "publish result"]
+    )
 
 
 async def test_a_free_slot_says_which_factory_it_runs_and_a_busy_one_says_nothing(host_client: HostClient) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from quintain.bus.base import Bus, Delivery
+from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.remote_target import RunInput, RunItem, RunOutput, WireResponse
-from quintain.remote.run_channel import RunChannel
+from quintain.errors import Unroutable
+from quintain.remote.run_channel import RunChannel, RunOutputQueues
 from quintain.timings import DEFAULT_TIMINGS
-from quintain.topology import lease_topology
+from quintain.topology import RUN, lease_topology
 
 TOPOLOGY = lease_topology("lease")
 
@@ -71,11 +72,11 @@ async def run_channel(bus: Bus) -> AsyncIterator[RunChannel]:
 
 
 async def test_a_response_that_could_not_be_sent_goes_later(bus: Bus, run_channel: RunChannel) -> None:
-    run_channel.respond(1, WireResponse(kind="EventResponse"))  # the lease's queue is not there
+    run_channel.respond([(1, WireResponse(kind="EventResponse"))])  # the lease's queue is not there
     await asyncio.sleep(0.05)
     host = Host()
     await host.listen(bus)
-    run_channel.respond(2, WireResponse(kind="EventResponse"))
+    run_channel.respond([(2, WireResponse(kind="EventResponse"))])
     await host.until_answered(2)
     assert sorted(host.answer_numbers) == [1, 2]
 
@@ -84,7 +85,7 @@ async def test_responses_that_are_ready_together_travel_together(bus: Bus, run_c
     host = Host()
     await host.listen(bus)
     for number in range(20):
-        run_channel.respond(number, WireResponse(kind="EventResponse"))
+        run_channel.respond([(number, WireResponse(kind="EventResponse"))])
     await host.until_answered(20)
     assert len(host.messages) == 1
 
@@ -111,3 +112,39 @@ async def test_only_what_was_dealt_with_is_acknowledged(bus: Bus, run_channel: R
         while not host.messages:
             await asyncio.sleep(0.01)
     assert host.messages[-1].heard == 1
+
+
+async def test_a_queue_that_was_given_back_serves_the_next_target_and_drops_what_came_too_late(bus: Bus) -> None:
+    outputs: list[RunOutput] = []
+
+    async def publish(run_id: str, said: int) -> None:
+        body = RunOutput(run_id=run_id, said=said).to_wire()
+        await bus.publish(RUN, first.key, Envelope(body=body, type="run_says"))
+
+    async def wait_for(said: int) -> None:
+        async with asyncio.timeout(10):
+            while [output.said for output in outputs][-1:] != [said]:
+                await asyncio.sleep(0.005)
+
+    def channel(run_id: str) -> Any:
+        return SimpleNamespace(run_id=run_id, on_output=outputs.append)
+
+    queues = RunOutputQueues(bus)
+    first = queues.take()
+    await first.open(channel("one"))
+    await publish("one", 1)
+    await wait_for(1)
+    await queues.give_back(first)
+    await publish("one", 2)
+    second, third = queues.take(), queues.take()
+    assert second is first
+    assert third is not first
+    await second.open(channel("two"))
+    await publish("two", 3)
+    await wait_for(3)
+    assert [output.said for output in outputs] == [1, 3]
+    await queues.give_back(third)
+    await queues.close()
+    await queues.give_back(second)
+    with pytest.raises(Unroutable):
+        await publish("two", 4)
