@@ -1,6 +1,6 @@
 """A hosted target beside the same target in process, and beside a raw aio-pika ping-pong, in the same run.
 
-    make bench                            # a table, and benchmarks/results/targets.json
+    make bench-peers                      # a table, and benchmarks/results/targets.json
     python benchmarks/targets.py --seconds 10
     LITELLM_LOCAL_MODEL_COST_MAP=True .venv/superred/bin/python benchmarks/targets.py    # beside superred's own channel
 

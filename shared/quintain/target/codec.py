@@ -260,8 +260,9 @@ def _text_attribute(owner: Any, name: str) -> str | None:
 
 def _write_extra(owner: Any) -> dict[str, str] | None:
     """Encode fields without a wire field of their own, and text fields whose value is not a string."""
+    owner_class: Any = type(owner)
     further = {}
-    for name in _fields_without_wire_type(type(owner)):
+    for name in _fields_without_wire_type(owner_class):
         value = getattr(owner, name)
         if name not in _TEXT_FIELDS or not (value is None or isinstance(value, str)):
             further[name] = encode_value(value)
