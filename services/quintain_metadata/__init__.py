@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from quintain_metadata.contents.factory import open_content_store
     from quintain_metadata.ledger.base import Ledger
     from quintain_metadata.ledger.factory import open_ledger
     from quintain_metadata.ledger.migrations import SCHEMA_VERSION
@@ -19,6 +20,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "quintain_metadata.contents.factory": ("open_content_store",),
             "quintain_metadata.ledger.base": ("Ledger",),
             "quintain_metadata.ledger.factory": ("open_ledger",),
             "quintain_metadata.ledger.migrations": ("SCHEMA_VERSION",),
@@ -41,6 +43,7 @@ __all__ = [
     "MetadataMetrics",
     "StartupStatus",
     "export_page",
+    "open_content_store",
     "open_ledger",
     "open_snapshot",
     "redacted_url",

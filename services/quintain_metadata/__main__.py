@@ -20,6 +20,7 @@ from quintain.bus.socketpair import SocketpairBus
 from quintain.errors import QuintainError
 from quintain.runtime.gc import reduce_gc_frequency
 from quintain.settings import Settings, environment, read_log_settings, read_settings, read_trace_settings
+from quintain_metadata.contents.factory import open_content_store
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.service.service import running_metadata
 from quintain_metadata.service.subprocess_status import StartupStatus
@@ -46,11 +47,19 @@ async def _serve(settings: Settings) -> None:
     bus = await SocketpairBus.from_socket(socket.socket(fileno=sys.stdin.fileno()))
     try:
         ledger = await open_ledger(settings.ledger_url or "", dedicated_process=True)
+        content_store = open_content_store(settings.contents, ledger)
     except QuintainError as error:
         _write_status(StartupStatus.from_error(error))
         return
     try:
-        metadata = running_metadata(bus, ledger, settings.admin_token, timings=settings.timings, start_window_seconds=0)
+        metadata = running_metadata(
+            bus,
+            ledger,
+            settings.admin_token,
+            content_store=content_store,
+            timings=settings.timings,
+            start_window_seconds=0,
+        )
         async with metadata:
             reduce_gc_frequency()
             _write_status(StartupStatus())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quintain.contracts import admin, discovery, fleet, ledger, remote_target
+from quintain.contracts import admin, contents, discovery, fleet, ledger, remote_target
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
@@ -48,6 +48,7 @@ CLOSE_CHILDREN = Route(
 RESERVE = Route("reserve", METADATA, "reserve", session_messages.ReserveCalls, session_messages.CallsReserved)
 RELEASE = Route("release", METADATA, "release", session_messages.ReleaseCalls, session_messages.CallsReleased)
 CANCEL = Route("cancel", METADATA, "cancel", session_messages.CancelCalls, session_messages.CallsCancelled)
+PUT_CONTENT = Route("put_content", METADATA, "put_content", contents.PutContent, contents.ContentStatus)
 LIST = Route("list", METADATA, "list", session_messages.ListSessions, session_messages.SessionList)
 SHOW = Route("show", METADATA, "show", session_messages.ShowSession, session_messages.Info)
 TARGETS = Route("targets", METADATA, "targets", discovery.ListTargets, discovery.TargetList)
@@ -63,6 +64,7 @@ DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discover
 REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed)
 HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed)
 ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitReply)
+GET_CONTENT = Route("get_content", LEDGER, "get_content", contents.GetContent, contents.ContentPiece)
 #: Published by a metadata service, read by any: it has no reply.
 HEARTBEAT_PROBE = Route("heartbeat_probe", PROBE, "probe", ledger.HeartbeatProbe, Message)
 SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
@@ -104,8 +106,9 @@ CHUNK_TYPE = "chunk"
 PROGRESS_TYPE = "progress"
 
 #: The protocol version of a request that is sent alone, and that of a group; any other one is refused with
-#: ``bad_request``.
+#: ``bad_request``. A request whose body is stored has 2 too: a worker that cannot read it must not take it for a body.
 PROTOCOL_VERSION, GROUP_PROTOCOL_VERSION = 1, 2
+CONTENT_PROTOCOL_VERSION = 2
 
 #: The headers of one call. In a group they stand in the head of its item; all others are the message's.
 CALL_HEADERS = frozenset({REQUEST_ID_HEADER, DEADLINE_HEADER, PUBLISHED_AT_HEADER, PROTOCOL_HEADER, TRACEPARENT_HEADER})
@@ -117,9 +120,9 @@ DELIVERY_COUNT_HEADERS = ("x-delivery-count", "x-acquired-count")
 #: All routes.
 ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,
-    *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL),
+    *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL, PUT_CONTENT),
     *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET),
     DISCOVER,
-    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE),
+    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, GET_CONTENT),
     *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW, WATCH_PROCESS),
 )

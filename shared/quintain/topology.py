@@ -209,7 +209,7 @@ def run_topology(run_id: str) -> Topology:
 
 #: The operations authorized by a token: those of sessions, then those of administrators.
 OPERATION_KEYS = (
-    *("info", "open", "amend", "close", "close_children", "reserve", "release", "cancel"),
+    *("info", "open", "amend", "close", "close_children", "reserve", "release", "cancel", "put_content"),
     *("list", "show", "targets", "pause", "resume", "workers", "drain", "fleet"),
 )
 
@@ -222,7 +222,7 @@ METADATA_TOPOLOGY = Topology(
         Binding(DEAD, DEAD_QUEUE),
         Binding(POISON, POISON_QUEUE),
         *(Binding(METADATA, METADATA_QUEUE, key) for key in OPERATION_KEYS),
-        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "admit")),
+        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "admit", "get_content")),
         Binding(LEDGER, HEARTBEAT_QUEUE, "heartbeat"),
         Binding(PROBE, HEARTBEAT_QUEUE, "probe"),
         Binding(LEDGER, SETTLE_QUEUE, "settle"),

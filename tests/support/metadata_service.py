@@ -17,6 +17,8 @@ from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import INVOKE, METADATA, Exchange, Queue
+from quintain_metadata.contents.base import ContentStore
+from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.service.service import MetadataService
 from support.ledger_driver import LedgerDriver, memory_ledger_driver
 
@@ -103,14 +105,27 @@ async def next_delivery(queue: asyncio.Queue[Delivery]) -> Delivery:
 
 @contextlib.asynccontextmanager
 async def run_metadata_service(
-    timings: Timings = DEFAULT_TIMINGS, *, start_window_seconds: float | None = 0
+    timings: Timings = DEFAULT_TIMINGS,
+    *,
+    start_window_seconds: float | None = 0,
+    ledger: Ledger | None = None,
+    content_store: ContentStore | None = None,
 ) -> AsyncIterator[RunningMetadataService]:
-    """A running metadata service, stopped at the end; by default one that has run for a while."""
+    """A running metadata service, stopped at the end; by default one that has run for a while, on a ledger of its own.
+
+    A ledger that is given stays open.
+    """
     memory = MemoryBroker()
     bus, client_bus = memory.connect(), memory.connect()
-    async with memory_ledger_driver() as driver:
+    drivers = memory_ledger_driver() if ledger is None else contextlib.nullcontext(LedgerDriver(ledger))
+    async with drivers as driver:
         service = MetadataService(
-            bus, driver.ledger, digest(ADMIN_TOKEN), timings=timings, start_window_seconds=start_window_seconds
+            bus,
+            driver.ledger,
+            digest(ADMIN_TOKEN),
+            content_store=content_store,
+            timings=timings,
+            start_window_seconds=start_window_seconds,
         )
         await service.start()
         rpc_client = RpcClient(client_bus)

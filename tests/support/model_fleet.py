@@ -70,16 +70,21 @@ class ModelFleet:
 
 @contextlib.asynccontextmanager
 async def model_fleet(
-    folder: Path, *, broker_url: str = "memory://", limits: GatewayLimits | None = None, more: tuple[str, ...] = ()
+    folder: Path,
+    *,
+    broker_url: str = "memory://",
+    limits: GatewayLimits | None = None,
+    more: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
 ) -> AsyncIterator[ModelFleet]:
-    """The fleet; ``more`` are the names of targets that other workers will bring."""
+    """The fleet; ``more`` are the names of targets that other workers will bring, ``env`` is its environment."""
     async with model_server() as provider:
         config = TARGETS.replace("{url}", provider.url)
         names = [*yaml.safe_load(config)["targets"], *more]
         over_rabbit = not broker_url.startswith("memory")
         if over_rabbit:
             await asyncio.to_thread(delete_protocol_queues, broker_url, names)
-        async with memory_fleet(folder, config, broker_url=broker_url, limits=limits) as fleet:
+        async with memory_fleet(folder, config, env, broker_url=broker_url, limits=limits) as fleet:
             yield ModelFleet(fleet, provider, folder)
         if over_rabbit:
             await asyncio.to_thread(delete_protocol_queues, broker_url, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from quintain_cli.fleet import bootstrap
 from quintain_cli.fleet.ops_options import OpsHost, OpsOptions, OpsPort, connect_when_available, open_ops_endpoints
 from quintain_cli.signals import handle_stop_signals
 from quintain_cli.state_dir import ledger_url
-from quintain_metadata import MetadataMetrics, redacted_url, running_metadata
+from quintain_metadata import MetadataMetrics, open_content_store, redacted_url, running_metadata
 from quintain_worker import WorkerMetrics
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when the service is ready.")]
@@ -27,7 +28,7 @@ def serve_metadata(
 ) -> None:
     """Run the metadata service: sessions, budgets and the ledger.
 
-    Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN.
+    Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL, QUINTAIN_ADMIN_TOKEN and QUINTAIN_CONTENT_STORE.
     """
     set_up_logging(verbose=verbose)
     run_command(_run_metadata(OpsOptions(ops_port, ops_host), as_json=as_json), as_json=as_json, service="metadata")
@@ -66,8 +67,16 @@ async def _run_metadata(ops_options: OpsOptions, *, as_json: bool) -> None:
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         # Before the broker is waited for, so that errors in the ledger's settings are reported at once.
         bootstrap.open_ledger_or_wait(url, on_waiting=endpoints.set_not_ready) as ledger,
+        contextlib.nullcontext(open_content_store(settings.contents, ledger)) as content_store,
         connect_when_available(settings, "metadata", endpoints.set_not_ready) as bus,
-        running_metadata(bus, ledger, settings.admin_token, metrics, timings=settings.timings) as service,
+        running_metadata(
+            bus,
+            ledger,
+            settings.admin_token,
+            metrics,
+            content_store=content_store,
+            timings=settings.timings,
+        ) as service,
         endpoints.report_ready(bus, service.check, service.card),
     ):
         print_ready("metadata", {"ledger": redacted_url(url)}, as_json=as_json)

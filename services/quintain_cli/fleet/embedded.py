@@ -14,12 +14,12 @@ from quintain.config import Config
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.token import digest
 from quintain.secret_files import without_variables
-from quintain.settings import MEMORY_URL
+from quintain.settings import MEMORY_URL, read_content_settings
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_cli.fleet import bootstrap
 from quintain_cli.fleet.metadata_process import run_metadata_process
 from quintain_gateway import BindAddress, GatewayLimits
-from quintain_metadata import running_metadata
+from quintain_metadata import open_content_store, running_metadata
 from quintain_worker import Worker
 
 
@@ -80,6 +80,7 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
                 await open_named_bus("metadata"),
                 ledger,
                 plan.admin_token,
+                content_store=open_content_store(read_content_settings(plan.env), ledger),
                 timings=plan.timings,
                 start_window_seconds=0,
             )

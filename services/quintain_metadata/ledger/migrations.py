@@ -150,7 +150,25 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # How many calls of the target the worker runs at a time; null where it reads no groups of calls.
         "ALTER TABLE served_target ADD COLUMN group_slots integer",
     ),
-    (),
+    (
+        # The bodies of requests that are larger than a message. Their bytes are in a folder, or in content_piece.
+        """CREATE TABLE content (
+            id text PRIMARY KEY,
+            session_id text NOT NULL REFERENCES session (id),
+            request_id text NOT NULL,
+            sha256 text NOT NULL,
+            size bigint NOT NULL,
+            complete integer NOT NULL,
+            expires_at bigint NOT NULL,
+            UNIQUE (session_id, request_id, sha256)
+        )""",
+        """CREATE TABLE content_piece (
+            content_id text NOT NULL REFERENCES content (id) ON DELETE CASCADE,
+            number integer NOT NULL,
+            data bytea NOT NULL,
+            PRIMARY KEY (content_id, number)
+        )""",
+    ),
     (
         # What `running_calls` counts needs no index; and committed calls, nearly all of them, no entry by their state.
         "DROP INDEX call_running",
@@ -227,6 +245,8 @@ POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
                 (old.state, old.target, old.incarnation) IS DISTINCT FROM (new.state, new.target, new.incarnation))
             EXECUTE FUNCTION count_running_calls()""",
     ),
+    # Bodies of requests are mostly base64 of compressed data, which cannot be compressed further.
+    13: ("ALTER TABLE content_piece ALTER COLUMN data SET STORAGE EXTERNAL",),
     14: (
         # A service of an older release takes an attempt without a row for one that was not granted, and gives each that
         # it grants a row itself: this one comes last, at the commit.

@@ -72,6 +72,15 @@ def require_body_allowed(session: SessionRow, size: int) -> None:
         raise PayloadTooLarge(f"The body has {size} bytes; the limit of this session is {max_bytes}")
 
 
+def require_body_storable(max_body_bytes: int | None, largest: int) -> None:
+    """Raise `BadRequest` for a session's limit that is more than this fleet can take."""
+    if max_body_bytes is not None and max_body_bytes > largest:
+        raise BadRequest(
+            f"maxBodyBytes: at most {largest} in this fleet; more needs a content store (QUINTAIN_CONTENT_STORE of the "
+            "metadata service)"
+        )
+
+
 def open_session(
     now: int, request: OpenSession, token: SessionToken, parent: SessionRow | None
 ) -> SqlProgram[SessionOpened]:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.contracts.contents import INVOKE_CONTENT_TYPE
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
 from quintain.contracts.strings import is_target_name, shorten
@@ -192,8 +193,11 @@ def _target_in_body(delivery: Delivery) -> tuple[str | None, str]:
     """Return the target that the body names, if any, and the field that names it.
 
     A large body is not parsed, because that would hold up all other operations: its target is its routing key, and its
-    worker checks the body. Raises `BadRequest`, and `PayloadTooLarge` for a large body without a routing key.
+    worker checks the body. So it is with a body that is stored. Raises `BadRequest`, and `PayloadTooLarge` for a large
+    body without a routing key.
     """
+    if delivery.type == INVOKE_CONTENT_TYPE:
+        return None, "target"
     if len(delivery.body) > DEFAULT_REQUEST_BYTES:
         if not delivery.routing_key:
             raise PayloadTooLarge(

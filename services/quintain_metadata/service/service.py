@@ -6,33 +6,25 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from quintain import logs
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.ledger import (
     Admission,
     AdmitBatch,
     AdmitReply,
-    AttemptOutcome,
     Register,
-    Settle,
-    SettleBatch,
 )
 from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH
 from quintain.contracts.message import Message
 from quintain.contracts.token import digest
 from quintain.discovery.announce import ServiceIdentity, announce
 from quintain.errors import BudgetUnavailable, BusError, Fault
-from quintain.routes import ADMIT, HEARTBEAT, REGISTER
+from quintain.routes import ADMIT, GET_CONTENT, HEARTBEAT, REGISTER
 from quintain.rpc.group_delivery import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
-from quintain.telemetry.semconv import ledger_settle_span
-from quintain.telemetry.spans import error_type_of, record_finished_span
-from quintain.telemetry.trace_context import valid_traceparent
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (
     ADMIT_QUEUE,
@@ -45,22 +37,22 @@ from quintain.topology import (
     Queue,
     target_topology,
 )
+from quintain_metadata.contents.base import ContentStore
 from quintain_metadata.instrumentation import InstrumentedLedger
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.rules import leases, targets
-from quintain_metadata.rules.call_batches import SettleOperation
-from quintain_metadata.rules.call_repository import CallRow
 from quintain_metadata.rules.gauges import read_gauges
-from quintain_metadata.rules.lifecycle import Transition
 from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
+from quintain_metadata.service.contents import ContentOperations
 from quintain_metadata.service.dead_letters import DeadLetterConsumer
 from quintain_metadata.service.fleet_events import FleetEvents
 from quintain_metadata.service.handlers import MetadataRequestHandler
 from quintain_metadata.service.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer
 from quintain_metadata.service.own_admits import OwnAdmitQueue
 from quintain_metadata.service.routing import Router
+from quintain_metadata.service.settles import SettleConsumer
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +84,14 @@ class _AdmitReplySender:
 class MetadataService:
     """Consumes the queues of sessions and operations, admits, settles, unrouted requests and dead letters."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- a composition root
         self,
         bus: Bus,
         ledger: Ledger,
         admin_sha256: bytes | None,
         metrics: MetadataMetrics | None = None,
         *,
+        content_store: ContentStore | None = None,
         timings: Timings = DEFAULT_TIMINGS,
         start_window_seconds: float | None = None,
     ) -> None:
@@ -107,7 +100,10 @@ class MetadataService:
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
         canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
-        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
+        self._contents = ContentOperations(bus, self._ledger, content_store)
+        self._request_handler = MetadataRequestHandler(
+            bus, self._ledger, canceller, self._contents, admin_sha256, timings
+        )
         self._own_admits = OwnAdmitQueue(bus)
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
         self._events = FleetEvents(bus, self._ledger, self._metrics.call_counter, self._identity.id)
@@ -129,7 +125,7 @@ class MetadataService:
         handlers: dict[Queue, Handler] = {
             METADATA_QUEUE: self._request_handler,
             ADMIT_QUEUE: self._on_ledger_request,
-            SETTLE_QUEUE: self._on_settle,
+            SETTLE_QUEUE: SettleConsumer(self._ledger, self._metrics, self._admission_queue, self._timings),
             UNROUTED_QUEUE: group_handler(self._bus, self._router),
             DEAD_QUEUE: group_handler(self._bus, DeadLetterConsumer(self._bus, self._ledger, self._timings)),
             HEARTBEAT_QUEUE: self._heartbeats,
@@ -185,6 +181,9 @@ class MetadataService:
         return None
 
     async def _on_ledger_request(self, delivery: Delivery) -> None:
+        if delivery.routing_key == GET_CONTENT.key:
+            await self._contents.answer_get(delivery)
+            return
         answer = await result_or_fault(self._answer_ledger_request(delivery), f"answering {delivery.routing_key}")
         if answer is not None:
             await send_reply(self._bus, delivery, answer)
@@ -209,43 +208,6 @@ class MetadataService:
         )
         return self._own_admits.tell(renewed)
 
-    async def _on_settle(self, delivery: Delivery) -> None:
-        try:
-            batch = SettleBatch.from_wire(delivery.body)
-        except Fault as fault:
-            log.error("An unreadable settle was dropped: %s", fault.message)
-            await delivery.ack()
-            return
-        self._metrics.observe_batch("settle", len(batch.items))
-        self._metrics.count_settles(item.outcome for item in batch.items)
-        settled_calls = await self._apply_settles(batch.items)
-        await delivery.ack()
-        ended_attempts = [item.attempt_id for item in batch.items if item.outcome is AttemptOutcome.NEVER_SENT]
-        await self._admission_queue.on_settled(settled_calls, ended_attempts)
-
-    async def _apply_settles(self, items: list[Settle]) -> list[CallRow]:
-        """Apply settles, retrying while the ledger is out of reach; returns the settled calls as they were before.
-
-        They are not requeued, because a requeue counts as a delivery, and the queue drops a message that is delivered
-        too often.
-        """
-        started_at, settled_calls = time.perf_counter(), list[CallRow]()
-        while items:
-            outcomes = await self._ledger.transact_each([SettleOperation(item) for item in items])
-            seconds, unapplied = time.perf_counter() - started_at, list[Settle]()
-            for item, outcome in zip(items, outcomes, strict=True):
-                if isinstance(outcome, BudgetUnavailable):
-                    unapplied.append(item)
-                    continue
-                call = _settled_call(item, outcome, seconds)
-                if call is not None:
-                    self._metrics.call_counter.count_settle(call.target, item)
-                    settled_calls.append(call)
-            items = unapplied
-            if items:
-                await asyncio.sleep(self._timings.sweep_seconds)
-        return settled_calls
-
     def _on_capacity(self, target: str) -> None:
         """Fill a target's capacity that another service announced."""
         work = result_or_fault(self._admission_queue.fill(target), f"filling target {target!r}")
@@ -258,6 +220,7 @@ class MetadataService:
             await asyncio.sleep(self._timings.sweep_seconds)
             try:
                 await self._ledger.transact(leases.sweep)
+                await self._contents.sweep()
                 await self._update_gauges()
                 await self._admission_queue.retry_waiting()
             except BudgetUnavailable:
@@ -276,43 +239,33 @@ class MetadataService:
             self._metrics.set_gauges(await self._ledger.transact(read_gauges))
 
 
-def _settled_call(
-    item: Settle, outcome: tuple[CallRow | None, Transition] | Exception, seconds: float
-) -> CallRow | None:
-    """Return the call of an applied settle, and record the settle as a span of the call's trace.
-
-    A settle that failed is logged and dropped (None), so that it is not retried for ever and does not affect its batch.
-    """
-    failed = error_type_of(outcome) if isinstance(outcome, Exception) else None
-    if item.traceparent is not None and valid_traceparent(item.traceparent) is not None:
-        opening = ledger_settle_span(item.session_id, item.request_id, item.outcome.value)
-        record_finished_span(opening, duration_seconds=seconds, parent=item.traceparent, error_type=failed)
-    if isinstance(outcome, Exception):
-        with logs.log_context(request_id=item.request_id, session_id=item.session_id):
-            log_defect(outcome, f"settling call {item.request_id!r}")
-        return None
-    return outcome[0]
-
-
 @contextlib.asynccontextmanager
-async def running_metadata(
+async def running_metadata(  # noqa: PLR0913 -- the service's own arguments
     bus: Bus,
     ledger: Ledger,
     admin_token: str | None,
     metrics: MetadataMetrics | None = None,
     *,
+    content_store: ContentStore | None = None,
     timings: Timings = DEFAULT_TIMINGS,
     start_window_seconds: float | None = None,
 ) -> AsyncIterator[MetadataService]:
     """Run a metadata service while the context is open. The caller closes the ledger.
 
-    Arguments: ``admin_token`` is the administrator's token, or None for no administrator. ``start_window_seconds`` is
-    for how long after its start calls wait for targets that are not registered, by default as ``timings`` say; 0 where
-    all workers are known to register before the first call.
+    Arguments: ``admin_token`` is the administrator's token, or None for no administrator. ``content_store``
+    keeps bodies that are larger than a message. ``start_window_seconds`` is for how long after its start calls wait for
+    targets that are not registered, by default as ``timings`` say; 0 where all workers are known to register before the
+    first call.
     """
     admin_sha256 = None if admin_token is None else digest(admin_token)
     service = MetadataService(
-        bus, ledger, admin_sha256, metrics, timings=timings, start_window_seconds=start_window_seconds
+        bus,
+        ledger,
+        admin_sha256,
+        metrics,
+        content_store=content_store,
+        timings=timings,
+        start_window_seconds=start_window_seconds,
     )
     try:
         await service.start()

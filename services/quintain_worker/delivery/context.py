@@ -23,6 +23,7 @@ from quintain.runtime.batching import Batcher
 from quintain.runtime.random_ids import RandomIds
 from quintain.timings import Timings
 from quintain_worker.delivery.admissions import AdmissionClient
+from quintain_worker.delivery.contents import ContentReader
 from quintain_worker.delivery.inflight import InflightCalls
 from quintain_worker.metrics import WorkerMetrics
 
@@ -49,10 +50,11 @@ class WorkerContext:
         metrics: WorkerMetrics,
         timings: Timings,
         *,
+        contents: ContentReader,
         slots: int,
     ) -> None:
         """Create the shared state of a worker that takes up to ``slots`` deliveries at a time."""
-        self.bus, self.admission_client, self.clock = bus, admission_client, clock
+        self.bus, self.admission_client, self.contents, self.clock = bus, admission_client, contents, clock
         self.metrics, self.timings = metrics, timings
         self.inflight = InflightCalls(slots)
         self.attempt_ids = RandomIds()

@@ -14,7 +14,7 @@ from functools import partial
 
 from quintain import logs
 from quintain.bus.base import Delivery
-from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.limits import DEFAULT_REPLY_BYTES
 from quintain.contracts.message import Message
@@ -35,12 +35,13 @@ from quintain.telemetry.semconv import (
 from quintain.telemetry.spans import current_traceparent, record_finished_span, span
 from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.topology import REPLY, target_queue
+from quintain_worker.delivery.contents import ContentHolder
 from quintain_worker.delivery.context import WorkerContext
 from quintain_worker.delivery.inflight import CallIdentity, InflightCall
 from quintain_worker.delivery.pause import PauseState
 from quintain_worker.delivery.request import IncomingRequest, parse_request
 from quintain_worker.delivery.response import CallResponse, CallTiming, response_of
-from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
+from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy, with_charge
 from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_interim
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import Delta, provider_for_session
@@ -183,7 +184,7 @@ class _DeliveryHandler:
             attempt_id=self._attempt_id,
             target=self._target.name,
             body_sha256=request.body_sha256,
-            body_bytes=len(self._delivery.body),
+            body_bytes=request.body_bytes,
             deadline=request.deadline,
             problem=None if request.problem is None else FaultReply.from_fault(request.problem),
             traceparent=current_traceparent(),
@@ -233,16 +234,28 @@ class _DeliveryHandler:
         retry_policy: RetryPolicy,
         on_text: Callable[[int, Delta], None] | None = None,
     ) -> AttemptResult:
-        assert self._request.request is not None, "the ledger refuses a request with a problem"
+        try:
+            whole_request = self._request.request or await self._fetch_request(run, grant)
+        except Fault as fault:
+            # The provider was not asked.
+            return AttemptResult(tries=0, fault=with_charge(fault, charged=False), outcome=AttemptOutcome.REFUND)
         provider = provider_for_session(self._target.provider, self._request.token)
         ignores = self._target.ignore_unsupported or grant.ignore_unsupported
-        request = with_policy(self._request.request, ignore_unsupported=ignores)
+        request = with_policy(whole_request, ignore_unsupported=ignores)
         attempt = Attempt(provider, request, retry_policy, self._pause, on_text)
         try:
             with run.abort_scope():
                 return await attempt.run()
         except Cancelled:
             return attempt.cancelled_result()
+
+    async def _fetch_request(self, run: InflightCall, grant: Admission) -> InvokeRequest:
+        """Return the request whose body is in the content store. Raises a `Fault`."""
+        assert self._request.content is not None, "the ledger refuses a request with a problem"
+        holder = ContentHolder(self._request.token.id, self._request.request_id, self._attempt_id)
+        seconds = self._context.clock.seconds_until(grant.deadline)
+        with run.abort_scope():
+            return await self._context.contents.fetch(self._request.content, holder, self._target, seconds)
 
     @contextlib.asynccontextmanager
     async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, Delta], None] | None]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from quintain.bus.base import Delivery
+from quintain.contracts.contents import INVOKE_CONTENT_TYPE, ContentReference
 from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.limits import MAX_BODY_BYTES
@@ -17,6 +18,7 @@ from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.routes import (
     ACCEPT_HEADER,
+    CONTENT_PROTOCOL_VERSION,
     DEADLINE_HEADER,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
@@ -34,6 +36,7 @@ MAX_MESSAGE_LENGTH = 500
 class IncomingRequest(NamedTuple):
     """One parsed delivery. ``request`` is None where the request is invalid; ``problem`` then says why.
 
+    ``content`` names the body where it is stored and not in the message: ``request`` is None until it is fetched.
     ``deadline`` and ``published_at`` are milliseconds since the epoch. ``accepts`` lists the interim messages that the
     caller asked for, such as `quintain.routes.ACCEPT_CHUNKS`.
     """
@@ -43,9 +46,11 @@ class IncomingRequest(NamedTuple):
     deadline: int | None
     published_at: int | None
     body_sha256: str
+    body_bytes: int
     request: InvokeRequest | None
     problem: Fault | None
     accepts: frozenset[str]
+    content: ContentReference | None = None
 
 
 def parse_request(delivery: Delivery, target: str, inputs: Collection[InputKind]) -> IncomingRequest:
@@ -58,11 +63,14 @@ def parse_request(delivery: Delivery, target: str, inputs: Collection[InputKind]
     token = SessionToken.parse(_text(headers, TOKEN_HEADER))
     request_id = sanitize_request_id(request_id_of(delivery))
     request: InvokeRequest | None = None
+    content: ContentReference | None = None
     problem: Fault | None = None
     try:
         deadline = integer_header(headers, DEADLINE_HEADER)
-        request = _request(delivery, target, request_id)
-        _check_input(request, target, inputs)
+        content = _content_reference(delivery)
+        _check_message(delivery, request_id, is_stored=content is not None)
+        if content is None:
+            request = parse_body(delivery.body, target, inputs)
     except Fault as fault:
         deadline, problem = None, truncate_message(fault)
     return IncomingRequest(
@@ -70,31 +78,40 @@ def parse_request(delivery: Delivery, target: str, inputs: Collection[InputKind]
         request_id=request_id,
         deadline=deadline,
         published_at=_published_at(headers),
-        body_sha256=hashlib.sha256(delivery.body).hexdigest(),
+        body_sha256=hashlib.sha256(delivery.body).hexdigest() if content is None else content.sha256,
+        body_bytes=len(delivery.body) if content is None else content.size,
         request=request,
         problem=problem,
         accepts=_accepted_types(headers),
+        content=content,
     )
 
 
-def _request(delivery: Delivery, target: str, request_id: str) -> InvokeRequest:
+def _content_reference(delivery: Delivery) -> ContentReference | None:
+    return ContentReference.from_wire(delivery.body) if delivery.type == INVOKE_CONTENT_TYPE else None
+
+
+def _check_message(delivery: Delivery, request_id: str, *, is_stored: bool) -> None:
     version = integer_header(delivery.headers, PROTOCOL_HEADER)
-    if version not in {None, PROTOCOL_VERSION}:
+    if is_stored and version != CONTENT_PROTOCOL_VERSION:
+        raise BadRequest(f"{PROTOCOL_HEADER}: an {INVOKE_CONTENT_TYPE} has version {CONTENT_PROTOCOL_VERSION}")
+    if not is_stored and version not in {None, PROTOCOL_VERSION}:
         raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
     if request_id != request_id_of(delivery):
         raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
     if (size := len(delivery.body)) > MAX_BODY_BYTES:
         raise PayloadTooLarge(f"The body has {size} bytes; no session may send more than {MAX_BODY_BYTES}")
-    request = InvokeRequest.from_wire(delivery.body)
+
+
+def parse_body(body: bytes, target: str, inputs: Collection[InputKind]) -> InvokeRequest:
+    """Parse the body of a request for this target; ``inputs`` is what it may bring. Raises `BadRequest`."""
+    request = InvokeRequest.from_wire(body)
     if request.requested_target is not None and request.requested_target != target:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")
-    # A provider is told its target's name, whether the body names it or not.
-    return request if request.target == target else request.with_fields(target=target)
-
-
-def _check_input(request: InvokeRequest, target: str, inputs: Collection[InputKind]) -> None:
     if request.input_kind not in inputs:
         raise BadRequest(f"{request.input_kind}: the provider of target {target!r} has no endpoint for it")
+    # A provider is told its target's name, whether the body names it or not.
+    return request if request.target == target else request.with_fields(target=target)
 
 
 def truncate_message(fault: Fault) -> Fault:

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from quintain.config.prices import Price
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome
-from quintain.contracts.limits import DEFAULT_REPLY_BYTES
+from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import Fault, ProviderFailed, ReplyTooLarge
 from quintain_worker.delivery.retry import AttemptResult, with_charge
@@ -64,7 +64,8 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
         return CallResponse(
             ProviderFailed("The provider's answer cannot be encoded as a reply", charged=True), AttemptOutcome.CHARGED
         )
-    max_bytes = max(grant.max_body_bytes or 0, DEFAULT_REPLY_BYTES)
+    # A reply is one message, however large the session's requests may be.
+    max_bytes = min(max(grant.max_body_bytes or 0, DEFAULT_REPLY_BYTES), MAX_BODY_BYTES)
     if len(wire) > max_bytes:
         too_large = ReplyTooLarge(
             f"The reply with the provider's answer has {len(wire)} bytes; the limit of this session is {max_bytes}"

@@ -22,6 +22,7 @@ from quintain.rpc.client import RpcClient
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import LEDGER, Topology, target_queue
 from quintain_worker.delivery.admissions import AdmissionClient
+from quintain_worker.delivery.contents import ContentReader
 from quintain_worker.delivery.context import WorkerContext
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.instrumentation import InstrumentedProvider
@@ -68,7 +69,10 @@ class Worker:
         self._rpc_client = RpcClient(bus)
         self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
         slots = sum(card.slots for card in cards)
-        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings, slots=slots)
+        contents = ContentReader(self._rpc_client, incarnation, timings)
+        self._context = WorkerContext(
+            bus, self._admission_client, clock, incarnation, metrics, timings, contents=contents, slots=slots
+        )
         self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
         self._on_drain = on_drain

@@ -11,6 +11,7 @@ from quintain.asyncapi.messages import (
     CHUNK,
     FAULT,
     FLEET_CHANGED,
+    INVOKE_CONTENT,
     INVOKE_GROUP,
     PROGRESS,
     REPLY_GROUP,
@@ -96,7 +97,9 @@ def channels() -> Node:
     channels_by_name: Node = {}
     for route in ROUTES:
         node = channels_by_name.setdefault(channel_of(route), _exchange(route.exchange, address_of(route)))
-        node["messages"] |= _refs([request_message(route), *([INVOKE_GROUP] if route is INVOKE else [])])
+        node["messages"] |= _refs(
+            [request_message(route), *([INVOKE_GROUP, INVOKE_CONTENT] if route is INVOKE else [])]
+        )
     channels_by_name["lease"]["messages"] |= _refs([RUN_INPUT])
     reply_messages = (
         *(result_message(route) for route in ROUTES if has_reply(route)),

@@ -12,6 +12,7 @@ from quintain.asyncapi.messages import (
     CANCEL_BROADCAST,
     CHUNK,
     FAULT,
+    INVOKE_CONTENT,
     INVOKE_GROUP,
     MESSAGES,
     PROGRESS,
@@ -74,7 +75,7 @@ def _operations() -> Node:
 
 
 def _route_operation(route: Route[Any, Any]) -> Node:
-    requests = [request_message(route), *([INVOKE_GROUP] if route is INVOKE else [])]
+    requests = [request_message(route), *([INVOKE_GROUP, INVOKE_CONTENT] if route is INVOKE else [])]
     node = _operation("receive", channel_of(route), requests)
     persistent = {"deliveryMode": 2} if route is INVOKE else {}
     node["bindings"] = {"amqp": {**persistent, "mandatory": True, "ack": True, "bindingVersion": "0.3.0"}}

@@ -17,6 +17,7 @@ from quintain.asyncapi.headers import (
     service_request_headers,
 )
 from quintain.contracts.chunk import Chunk, Progress
+from quintain.contracts.contents import INVOKE_CONTENT_TYPE, ContentReference
 from quintain.contracts.fleet import FleetChanged, SessionChanged, TargetChanged, WorkerChanged
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE
 from quintain.contracts.invoke import FaultReply
@@ -96,6 +97,7 @@ SESSION_CHANGED = MessageDefinition("session.changed", "session", SessionChanged
 INVOKE_GROUP = MessageDefinition(
     INVOKE_GROUP_TYPE, INVOKE_GROUP_TYPE, None, invoke_headers(), "Several requests of one session for one target."
 )
+INVOKE_CONTENT = MessageDefinition(INVOKE_CONTENT_TYPE, INVOKE_CONTENT_TYPE, ContentReference, invoke_headers())
 REPLY_GROUP = MessageDefinition(
     REPLY_GROUP_TYPE, REPLY_GROUP_TYPE, None, one_way_headers(), "Several replies to one client that reads groups."
 )
@@ -104,7 +106,7 @@ REPLY_GROUP = MessageDefinition(
 MESSAGES: tuple[MessageDefinition, ...] = (
     *(request_message(route) for route in ROUTES),
     *(result_message(route) for route in ROUTES if has_reply(route)),
-    *(FAULT, CHUNK, PROGRESS, CANCEL_BROADCAST, RUN_OUTPUT, RUN_INPUT, INVOKE_GROUP, REPLY_GROUP),
+    *(FAULT, CHUNK, PROGRESS, CANCEL_BROADCAST, RUN_OUTPUT, RUN_INPUT, INVOKE_GROUP, INVOKE_CONTENT, REPLY_GROUP),
     *(FLEET_CHANGED, TARGET_CHANGED, WORKER_CHANGED, SESSION_CHANGED),
 )
 

@@ -16,6 +16,7 @@ from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.client.call_groups import CallGroups
 from quintain.client.cancellation import CancellationQueue
+from quintain.client.contents import store_body
 from quintain.client.invoke_message import accept_header, invoke_body, invoke_routing_key
 from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.client.transport import (
@@ -28,7 +29,9 @@ from quintain.client.transport import (
 )
 from quintain.clock import Clock
 from quintain.contracts.chunk import Chunk, Progress
+from quintain.contracts.contents import INVOKE_CONTENT_TYPE
 from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
 from quintain.contracts.token import public_id
 from quintain.errors import (
@@ -47,6 +50,7 @@ from quintain.routes import (
     ACCEPT_HEADER,
     CANCEL,
     CHUNK_TYPE,
+    CONTENT_PROTOCOL_VERSION,
     DEADLINE_HEADER,
     INFO,
     INVOKE,
@@ -54,6 +58,7 @@ from quintain.routes import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
+    PUT_CONTENT,
     RELEASE,
     REQUEST_ID_HEADER,
     RESERVE,
@@ -233,15 +238,15 @@ class AmqpTransport:
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     async def _send(self, call: InvokeCall, request_id: str, deadline_ms: int, *, remaining_seconds: float) -> Result:
-        rpc_request = self._rpc_request(call, request_id, deadline_ms, remaining_seconds)
+        rpc_request = await self._rpc_request(call, request_id, deadline_ms, remaining_seconds)
         span_start = partial(semconv.publish_span, rpc_request.exchange.name, rpc_request.key, request_id=request_id)
         try:
             with (
                 span(span_start),
                 logs.log_context(request_id=request_id, session_id=self._session_id, target=rpc_request.key),
             ):
-                # Calls that accept partial messages go alone.
-                may_share = rpc_request.headers[ACCEPT_HEADER] == ACCEPT_GROUPS
+                # Calls that accept partial messages go alone, and those whose body is stored.
+                may_share = rpc_request.type == INVOKE.name and rpc_request.headers[ACCEPT_HEADER] == ACCEPT_GROUPS
                 publish = self._publisher(rpc_request.key) if may_share else None
                 reply = await self._rpc_client.call(rpc_request, partial(_dispatch_partial, call), publish)
                 self._answered.add(self._session_id, request_id)
@@ -275,18 +280,26 @@ class AmqpTransport:
         self._groups.learn(info)
         return info
 
-    def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float) -> RpcRequest:
+    async def _rpc_request(
+        self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float
+    ) -> RpcRequest:
         key = invoke_routing_key(call.request)
+        body, message_type, version = invoke_body(call.request, key), INVOKE.name, PROTOCOL_VERSION
+        if len(body) > MAX_BODY_BYTES:
+            put = partial(self._call_operation, PUT_CONTENT)
+            reference = await store_body(put, self._read_info, body, request_id, deadline_ms, remaining_seconds)
+            body, message_type, version = reference.to_wire(), INVOKE_CONTENT_TYPE, CONTENT_PROTOCOL_VERSION
+            remaining_seconds = min(remaining_seconds, self.clock.seconds_until(deadline_ms))
         return RpcRequest(
             exchange=INVOKE.exchange,
             key=key,
-            type=INVOKE.name,
-            body=invoke_body(call.request, key),
+            type=message_type,
+            body=body,
             headers={
                 TOKEN_HEADER: self._token,
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: deadline_ms,
-                PROTOCOL_HEADER: PROTOCOL_VERSION,
+                PROTOCOL_HEADER: version,
                 PUBLISHED_AT_HEADER: self.clock.now_ms(),
                 ACCEPT_HEADER: accept_header(call),
             },

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from quintain.client.transport import InvokeCall
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.strings import is_target_name
-from quintain.errors import PayloadTooLarge
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS
 
 #: The fields that name the target.
@@ -26,12 +24,8 @@ def invoke_body(request: InvokeRequest, key: str) -> bytes:
     """Return the body to publish with this routing key, without the ``target`` that the key names already.
 
     A question thus has the same bytes, and is the same call, whether its target is named or the session's default.
-    Raises `PayloadTooLarge`: the broker would close the channel.
     """
-    body = request.to_wire(_TARGET_FIELDS if key and request.target is not None else None)
-    if len(body) > MAX_BODY_BYTES:
-        raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
-    return body
+    return request.to_wire(_TARGET_FIELDS if key and request.target is not None else None)
 
 
 def accept_header(call: InvokeCall) -> str:

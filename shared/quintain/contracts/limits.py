@@ -12,8 +12,13 @@ DEFAULT_REQUEST_BYTES = 1024 * 1024
 #: The largest reply of a session whose limit is not higher, and the largest one that the ledger is sent for replays.
 DEFAULT_REPLY_BYTES = 8 * 1024 * 1024
 
-#: The largest request or reply that any session may have: by default RabbitMQ 4 refuses larger messages.
+#: The largest body of one message, and so of a reply: by default RabbitMQ 4 refuses larger messages.
 MAX_BODY_BYTES = 16 * 1024 * 1024
+
+#: The largest request of a session in a fleet with a content store; a larger one than `MAX_BODY_BYTES` is stored there,
+#: in pieces of `CONTENT_PIECE_BYTES`, and its message names it.
+MAX_CONTENT_BYTES = 256 * 1024 * 1024
+CONTENT_PIECE_BYTES = 512 * 1024
 
 #: The largest event or response of a hosted target's run, as JSON: several of them may be in one message.
 MAX_RUN_ITEM_BYTES = 8 * 1024 * 1024
@@ -25,5 +30,6 @@ MAX_OPERATION_BYTES = 2 * 1024 * 1024
 #: MiB of one queue are in the service's memory at most.
 CLIENT_QUEUE_PREFETCH = 8
 
-#: A session's limit: of its requests, and of its replies where that is more than `DEFAULT_REPLY_BYTES`.
-BodyBytes = Annotated[int, Field(gt=0, le=MAX_BODY_BYTES)]
+#: A session's limit: of its requests, and of its replies where that is more than `DEFAULT_REPLY_BYTES`. More than
+#: `MAX_BODY_BYTES` needs a fleet with a content store.
+BodyBytes = Annotated[int, Field(gt=0, le=MAX_CONTENT_BYTES)]

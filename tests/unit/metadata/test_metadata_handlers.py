@@ -14,6 +14,7 @@ from quintain.errors import BadRequest, BudgetExhausted, Fault, ForbiddenTarget,
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
 from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
+from quintain_metadata.service.contents import ContentOperations
 from quintain_metadata.service.handlers import MetadataRequestHandler
 from support.ledger_driver import admit_request
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
@@ -324,8 +325,9 @@ async def test_without_an_admin_token_nobody_is_the_administrator(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
     ledger = metadata.ledger_driver.ledger
+    canceller = CallCanceller(metadata.bus, ledger, AdmissionQueue(ledger))
     operations = MetadataRequestHandler(
-        metadata.bus, ledger, CallCanceller(metadata.bus, ledger, AdmissionQueue(ledger)), None
+        metadata.bus, ledger, canceller, ContentOperations(metadata.bus, ledger, None), None
     )
     assert not operations._is_admin("")
     assert not operations._is_admin(ADMIN_TOKEN)

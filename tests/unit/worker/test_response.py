@@ -6,7 +6,8 @@ import pytest
 
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, AttemptOutcome, Settle, SettleBatch
-from quintain.errors import ProviderFailed
+from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES, MAX_CONTENT_BYTES
+from quintain.errors import ProviderFailed, ReplyTooLarge
 from quintain_worker.delivery.response import CallTiming, response_of
 from quintain_worker.delivery.retry import AttemptResult
 from quintain_worker.providers.provider import ProviderAnswer
@@ -28,3 +29,12 @@ def test_what_is_answered_can_be_read_in_a_batch_of_settles(depth: int, carried:
     settle = Settle(session_id="s", request_id="r", attempt_id="t", outcome=said.outcome, reply=said.answer)
     batch = SettleBatch(incarnation="i", items=[settle])
     assert SettleBatch.from_wire(batch.to_wire()) == batch
+
+
+@pytest.mark.parametrize(("session_limit", "limit"), [(None, DEFAULT_REPLY_BYTES), (MAX_CONTENT_BYTES, MAX_BODY_BYTES)])
+def test_a_reply_is_one_message_however_large_the_requests_may_be(session_limit: int | None, limit: int) -> None:
+    ending = AttemptResult(tries=1, answer=ProviderAnswer(text="x" * (limit // 2)))
+    grant = Admission(attempt_id="t", attempt=1, max_body_bytes=session_limit)
+    said = response_of(ending, grant, CallTiming(target="a", duration_ms=1, queued_ms=0))
+    assert isinstance(said.answer, ReplyTooLarge)
+    assert (said.outcome, str(limit) in said.answer.message) == (AttemptOutcome.CHARGED, True)

@@ -1,0 +1,96 @@
+"""Fetches the bodies of requests that are stored in the fleet's content store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from quintain.contracts.contents import ContentReference, GetContent, count_pieces, decode_piece
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import BadRequest, BusError, Expired, Fault, NoAnswer
+from quintain.routes import GET_CONTENT
+from quintain.rpc.client import RpcClient
+from quintain.timings import Timings
+from quintain_worker.delivery.request import parse_body, truncate_message
+from quintain_worker.delivery.worker_target import WorkerTarget
+
+log = logging.getLogger(__name__)
+
+#: How many pieces of one body are under way at a time.
+CONCURRENT_PIECES = 4
+
+
+class ContentHolder(NamedTuple):
+    """The attempt that runs the call: it may read the call's body, and no other may."""
+
+    session_id: str
+    request_id: str
+    attempt_id: str
+
+
+class ContentReader:
+    """Reads contents for the attempts of one worker process."""
+
+    def __init__(self, rpc_client: RpcClient, incarnation: str, timings: Timings) -> None:
+        self._rpc_client, self._incarnation, self._timings = rpc_client, incarnation, timings
+
+    async def fetch(
+        self, content: ContentReference, holder: ContentHolder, target: WorkerTarget, timeout_seconds: float
+    ) -> InvokeRequest:
+        """Return the request whose body this content is; its size and hash are those of the reference.
+
+        Raises `Expired` where it cannot be read within ``timeout_seconds``, and `BadRequest` where it is not stored,
+        or not any more, is not what the reference says, or is no valid request for the target.
+        """
+        body = await self._read_all(content, holder, timeout_seconds)
+        digest = await asyncio.to_thread(hashlib.sha256, body)
+        if len(body) != content.size or digest.hexdigest() != content.sha256:
+            raise BadRequest("content: the stored body has another size or hash than the request says")
+        try:
+            return parse_body(body, target.name, target.inputs)
+        except Fault as fault:
+            raise truncate_message(fault) from None
+
+    async def _read_all(self, content: ContentReference, holder: ContentHolder, timeout_seconds: float) -> bytes:
+        pieces: dict[int, bytes] = {}
+        numbers = iter(range(count_pieces(content.size)))
+
+        async def read(numbers: Iterator[int]) -> None:
+            for number in numbers:
+                pieces[number] = await self._read_piece(holder, number)
+
+        try:
+            async with asyncio.timeout(max(timeout_seconds, 0)), asyncio.TaskGroup() as tasks:
+                for _ in range(CONCURRENT_PIECES):
+                    tasks.create_task(read(numbers))
+        except TimeoutError:
+            raise Expired("The deadline passed before the body was read from the content store") from None
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return b"".join(pieces[number] for number in sorted(pieces))
+
+    async def _read_piece(self, holder: ContentHolder, number: int) -> bytes:
+        request = GetContent(
+            session_id=holder.session_id,
+            request_id=holder.request_id,
+            attempt_id=holder.attempt_id,
+            incarnation=self._incarnation,
+            piece=number,
+        )
+        while True:
+            try:
+                answer = await self._rpc_client.call_route(
+                    GET_CONTENT, request, {}, timeout_seconds=self._timings.admit_repeat_seconds
+                )
+                return decode_piece(answer.data)
+            except Fault as fault:
+                if not fault.retryable:
+                    raise
+                problem = fault.message
+            except (NoAnswer, BusError) as error:
+                problem = error.message
+            log.info("A piece of a request's body could not be read and is requested again: %s", problem)
+            await asyncio.sleep(self._timings.publish_pause_seconds)
