@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import secrets
 import stat
 from collections.abc import AsyncIterator, Awaitable
@@ -15,12 +16,22 @@ import pytest
 from quintain.contracts.contents import ContentStatus, count_pieces, decode_piece, encode_piece
 from quintain.contracts.limits import CONTENT_PIECE_BYTES, MAX_BODY_BYTES, MAX_CONTENT_BYTES
 from quintain.contracts.session import SessionOpened
-from quintain.errors import BadRequest, Expired, Fault, Overloaded, PayloadTooLarge, Unauthorized
+from quintain.errors import (
+    BadRequest,
+    BudgetExhausted,
+    ConfigError,
+    Expired,
+    Fault,
+    Overloaded,
+    PayloadTooLarge,
+    Unauthorized,
+)
 from quintain.settings import ContentSettings
 from quintain.timings import DEFAULT_TIMINGS
 from quintain.topology import LEDGER
 from quintain_metadata.contents.base import ContentStore
 from quintain_metadata.contents.factory import open_content_store
+from quintain_metadata.contents.folder import FolderContentStore
 from quintain_metadata.contents.rows import LedgerContentStore
 from quintain_metadata.ledger.base import execute
 from quintain_metadata.ledger.factory import open_ledger
@@ -209,6 +220,13 @@ async def test_the_limits_of_session_and_store_hold(contents: Contents) -> None:
     await contents.store_all(session, "r1")  # what was announced has its place
 
 
+async def test_without_a_call_left_nothing_is_stored_but_for_calls_that_are_reserved(contents: Contents) -> None:
+    session = await contents.session(max_calls=1)
+    await contents.metadata.ledger_driver.reserve(session, "r1")
+    await refusal(contents.put(session, "r2"), BudgetExhausted)
+    await contents.store_all(session, "r1")
+
+
 async def test_a_token_that_is_none_stores_nothing(contents: Contents) -> None:
     session = await contents.session()
     forged = session.model_copy(update={"token": session.token[:-1] + "x"})
@@ -286,6 +304,27 @@ async def test_files_are_of_this_user_alone(tmp_path: Path) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "deep" / "store").rglob("*")}
     assert modes == {"0" * 32: 0o700, "0": 0o600}
     await ledger.close()
+
+
+async def test_a_store_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+    ledger = await open_ledger("sqlite://")
+    (tmp_path / "file").touch()
+    for store in (str(tmp_path / "file" / "store"), "postgresql"):
+        with pytest.raises(ConfigError, match="QUINTAIN_CONTENT_STORE"):
+            open_content_store(ContentSettings(store=store, max_bytes=1), ledger)
+    await ledger.close()
+
+
+async def test_what_no_ledger_knows_any_more_is_deleted(tmp_path: Path) -> None:
+    store = FolderContentStore(tmp_path, MAX_STORED)
+    old, recent = "a" * 32, "b" * 32
+    for content_id in (old, recent):
+        await store.write(content_id, 0, b"x")
+    (tmp_path / "of somebody else").mkdir()
+    for name in (old, "of somebody else"):
+        os.utime(tmp_path / name, (0, 0))
+    await store.delete_abandoned()
+    assert {path.name for path in tmp_path.iterdir()} == {recent, "of somebody else"}
 
 
 async def test_without_a_store_the_usual_limit_stays() -> None:

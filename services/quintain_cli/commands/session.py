@@ -41,7 +41,10 @@ def open_session(
         typer.Option(help="What happens to settings that a provider cannot honour; by default the call is refused."),
     ] = None,
     max_body_bytes: Annotated[
-        int | None, typer.Option(help="The size of its largest request, up to 16777216; by default 1048576.")
+        int | None,
+        typer.Option(
+            help="The size of its largest request; by default 1048576, at most 16777216 without a content store."
+        ),
     ] = None,
     label: Annotated[str | None, typer.Option(help="A note that is shown with the session.")] = None,
     as_json: AsJson = False,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quintain.contracts.contents import GetContent, PutContent
 from quintain.errors import BadRequest, Expired, Overloaded
 from quintain_metadata.ledger.base import Moment, SqlProgram, acquire_lock, execute, fetch_one
-from quintain_metadata.rules.lifecycle import MAX_DEADLINE_AHEAD_MS, CallState
+from quintain_metadata.rules.lifecycle import COUNTED_STATES, MAX_DEADLINE_AHEAD_MS, CallState
 from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.rules.sessions import require_body_allowed
 
@@ -20,7 +20,7 @@ DELETE_AFTER_MS = 60_000
 RETRY_AFTER_MS = 5_000
 
 #: How many contents one sweep deletes at most.
-MAX_SWEPT_CONTENTS = 100
+MAX_SWEPT_CONTENTS = 16
 
 #: The states of calls whose repeated requests get the stored answer: their bodies are of no use.
 _ENDED_STATES = (CallState.COMMITTED, CallState.IN_DOUBT)
@@ -42,8 +42,9 @@ def accept_content(
 
     Returns None where the call has ended: it needs no body. ``max_bytes`` is the limit of all contents together.
 
-    Raises `PayloadTooLarge` for more than the session may send, `Overloaded` where the store is full, `Expired` for a
-    deadline that has passed, and `BadRequest` for another size than before.
+    Raises `PayloadTooLarge` for more than the session may send, `BudgetExhausted` where it has no calls left,
+    `Overloaded` where the store is full, `Expired` for a deadline that has passed, and `BadRequest` for another size
+    than before.
     """
     require_body_allowed(session, request.size)
     latest = moment.now + MAX_DEADLINE_AHEAD_MS
@@ -54,8 +55,11 @@ def accept_content(
     call = yield from fetch_one(
         "SELECT state FROM call WHERE session_id = ? AND request_id = ?", session.id, request.request_id
     )
-    if call is not None and call[0] in _ENDED_STATES:
+    state = CallState.NONE if call is None else CallState(call[0])
+    if state in _ENDED_STATES:
         return None
+    if state not in COUNTED_STATES:
+        session.require_calls_left()
     row = yield from _find(session, request)
     if row is None:
         row = yield from _add(session, request, expires_at, max_bytes)

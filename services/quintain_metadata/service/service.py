@@ -220,9 +220,10 @@ class MetadataService:
             await asyncio.sleep(self._timings.sweep_seconds)
             try:
                 await self._ledger.transact(leases.sweep)
-                await self._contents.sweep()
                 await self._update_gauges()
                 await self._admission_queue.retry_waiting()
+                # Last: calls must go on where the content store is out of reach.
+                await self._contents.sweep()
             except BudgetUnavailable:
                 continue  # logged by the instrumented ledger
             except (Fault, BusError) as error:

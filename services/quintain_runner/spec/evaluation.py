@@ -33,8 +33,8 @@ class EvaluationSpec(SpecModel):
     max_calls: Count | None = None
     """The call budget of the whole run, graders included. If absent, the most calls that the run can need."""
     max_body_bytes: BodyBytes | None = None
-    """The size of the largest request, up to 16 MiB, and of the largest answer where it is more than 8 MiB. If absent,
-    1 MiB.
+    """The size of the largest request, up to 16 MiB without a content store, and of the largest answer where it is more
+    than 8 MiB. If absent, 1 MiB.
     """
     repeats: Annotated[int, Field(ge=1)] = 1
     """How many times each target answers each case, under each prompt."""

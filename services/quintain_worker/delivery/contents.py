@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from quintain.contracts.contents import ContentReference, GetContent, count_pieces, decode_piece
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import BadRequest, BusError, Expired, Fault, NoAnswer
+from quintain.errors import BadRequest, BusError, Expired, Fault, InternalFault, NoAnswer
 from quintain.routes import GET_CONTENT
 from quintain.rpc.client import RpcClient
 from quintain.timings import Timings
@@ -19,8 +19,12 @@ from quintain_worker.delivery.worker_target import WorkerTarget
 
 log = logging.getLogger(__name__)
 
-#: How many pieces of one body are under way at a time.
-CONCURRENT_PIECES = 4
+#: How many bodies a worker reads at a time, and how many pieces of each: until it is parsed, a body takes several times
+#: its size.
+CONCURRENT_BODIES, CONCURRENT_PIECES = 2, 4
+
+#: How often a piece is requested again after an answer that is a defect.
+MAX_DEFECTS = 10
 
 
 class ContentHolder(NamedTuple):
@@ -36,6 +40,7 @@ class ContentReader:
 
     def __init__(self, rpc_client: RpcClient, incarnation: str, timings: Timings) -> None:
         self._rpc_client, self._incarnation, self._timings = rpc_client, incarnation, timings
+        self._reading = asyncio.Semaphore(CONCURRENT_BODIES)
 
     async def fetch(
         self, content: ContentReference, holder: ContentHolder, target: WorkerTarget, timeout_seconds: float
@@ -45,16 +50,16 @@ class ContentReader:
         Raises `Expired` where it cannot be read within ``timeout_seconds``, and `BadRequest` where it is not stored,
         or not any more, is not what the reference says, or is no valid request for the target.
         """
-        body = await self._read_all(content, holder, timeout_seconds)
-        digest = await asyncio.to_thread(hashlib.sha256, body)
-        if len(body) != content.size or digest.hexdigest() != content.sha256:
-            raise BadRequest("content: the stored body has another size or hash than the request says")
         try:
-            return parse_body(body, target.name, target.inputs)
+            async with asyncio.timeout(max(timeout_seconds, 0)), self._reading:
+                body = await self._read_all(content, holder)
+                return parse_body(body, target.name, target.inputs)
+        except TimeoutError:
+            raise Expired("The deadline passed before the body was read from the content store") from None
         except Fault as fault:
             raise truncate_message(fault) from None
 
-    async def _read_all(self, content: ContentReference, holder: ContentHolder, timeout_seconds: float) -> bytes:
+    async def _read_all(self, content: ContentReference, holder: ContentHolder) -> bytes:
         pieces: dict[int, bytes] = {}
         numbers = iter(range(count_pieces(content.size)))
 
@@ -63,14 +68,16 @@ class ContentReader:
                 pieces[number] = await self._read_piece(holder, number)
 
         try:
-            async with asyncio.timeout(max(timeout_seconds, 0)), asyncio.TaskGroup() as tasks:
+            async with asyncio.TaskGroup() as tasks:
                 for _ in range(CONCURRENT_PIECES):
                     tasks.create_task(read(numbers))
-        except TimeoutError:
-            raise Expired("The deadline passed before the body was read from the content store") from None
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        return b"".join(pieces[number] for number in sorted(pieces))
+        body = b"".join(pieces[number] for number in sorted(pieces))
+        digest = await asyncio.to_thread(hashlib.sha256, body)
+        if len(body) != content.size or digest.hexdigest() != content.sha256:
+            raise BadRequest("content: the stored body has another size or hash than the request says")
+        return body
 
     async def _read_piece(self, holder: ContentHolder, number: int) -> bytes:
         request = GetContent(
@@ -80,14 +87,18 @@ class ContentReader:
             incarnation=self._incarnation,
             piece=number,
         )
+        defects = 0
         while True:
             try:
                 answer = await self._rpc_client.call_route(
-                    GET_CONTENT, request, {}, timeout_seconds=self._timings.admit_repeat_seconds
+                    GET_CONTENT, request, {}, timeout_seconds=self._timings.register_timeout_seconds
                 )
                 return decode_piece(answer.data)
             except Fault as fault:
-                if not fault.retryable:
+                # A metadata service of an earlier release answers with a defect; another one may be asked next.
+                is_defect = isinstance(fault, InternalFault)
+                defects += is_defect
+                if not fault.retryable and not (is_defect and defects <= MAX_DEFECTS):
                     raise
                 problem = fault.message
             except (NoAnswer, BusError) as error:

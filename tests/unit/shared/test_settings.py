@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain.settings import Settings, read_settings
+from quintain.settings import ContentSettings, Settings, read_settings
 
 
 def test_an_empty_environment_says_nothing() -> None:
@@ -79,3 +79,28 @@ def test_a_missing_broker_is_named_with_its_mend() -> None:
     with pytest.raises(ConfigError, match=r"QUINTAIN_BROKER_URL is not set: .*amqp://"):
         read_settings({"HOME": "/h"}).require_broker_url()
     assert read_settings({"HOME": "/h", "QUINTAIN_BROKER_URL": "memory://"}).require_broker_url() == "memory://"
+
+
+def test_the_content_store_is_a_folder_or_the_ledgers_database() -> None:
+    assert read_settings({}).contents is None
+    for store in ("/var/lib/contents", "postgresql"):
+        settings = read_settings({"QUINTAIN_CONTENT_STORE": store}).contents
+        assert settings == ContentSettings(store=store, max_bytes=4 * 1024**3)
+    both = {"QUINTAIN_CONTENT_STORE": "/c", "QUINTAIN_CONTENT_STORE_BYTES": "1000"}
+    assert read_settings(both).contents == ContentSettings(store="/c", max_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"QUINTAIN_CONTENT_STORE": "relative/folder"}, "QUINTAIN_CONTENT_STORE is"),
+        ({"QUINTAIN_CONTENT_STORE": "file:///c"}, "QUINTAIN_CONTENT_STORE is"),
+        ({"QUINTAIN_CONTENT_STORE_BYTES": "1000"}, "QUINTAIN_CONTENT_STORE is not"),
+        ({"QUINTAIN_CONTENT_STORE": "/c", "QUINTAIN_CONTENT_STORE_BYTES": "0"}, "QUINTAIN_CONTENT_STORE_BYTES"),
+        ({"QUINTAIN_CONTENT_STORE": "/c", "QUINTAIN_CONTENT_STORE_BYTES": "4 GiB"}, "QUINTAIN_CONTENT_STORE_BYTES"),
+        ({"QUINTAIN_CONTENT_STORE": "/c", "QUINTAIN_CONTENT_STORE_BYTES": "9" * 16}, "QUINTAIN_CONTENT_STORE_BYTES"),
+    ],
+)
+def test_a_wrong_content_store_is_named(env: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        read_settings(env)

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -27,18 +26,12 @@ LIMIT = 64 * 1024 * 1024
 TEXT = "x" * (MAX_BODY_BYTES + 1)
 
 
-@pytest.fixture(scope="module")
-def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(
-    bus_url: str, store_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[ModelFleet]:
+async def fleet(bus_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ModelFleet]:
     """A fleet with a content store, behind which a scripted model answers."""
-    env = {"QUINTAIN_CONTENT_STORE": str(store_folder)}
-    async with model_fleet(tmp_path_factory.mktemp("fleet"), broker_url=bus_url, env=env) as fleet:
+    folder = tmp_path_factory.mktemp("fleet")
+    env = {"QUINTAIN_CONTENT_STORE": str(folder / "store")}
+    async with model_fleet(folder, broker_url=bus_url, env=env) as fleet:
         fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("Read")))
         yield fleet
 
@@ -47,13 +40,20 @@ def request_for(target: str, text: str = TEXT) -> InvokeRequest:
     return InvokeRequest(messages=[ChatMessage(role="user", content=text)], target=target)
 
 
-async def wait_until_empty(folder: Path) -> None:
-    async with asyncio.timeout(30):
-        while list(folder.iterdir()):
+def stored(fleet: ModelFleet) -> set[str]:
+    """The names of the contents that are stored."""
+    return {path.name for path in (fleet.folder / "store").iterdir()}
+
+
+async def wait_until_deleted(fleet: ModelFleet, before: set[str]) -> None:
+    """Wait until nothing is stored that was not there before."""
+    async with asyncio.timeout(60):
+        while stored(fleet) - before:
             await asyncio.sleep(0.05)
 
 
-async def test_a_body_arrives_whole_and_is_deleted_after_the_answer(fleet: ModelFleet, store_folder: Path) -> None:
+async def test_a_body_arrives_whole_and_is_deleted_after_the_answer(fleet: ModelFleet) -> None:
+    before = stored(fleet)
     fleet.provider.requests.clear()
     running = fleet.fleet.running
     async with connect(running.broker_url, await fleet.token(max_body_bytes=LIMIT), memory=running.memory) as client:
@@ -64,10 +64,11 @@ async def test_a_body_arrives_whole_and_is_deleted_after_the_answer(fleet: Model
     assert (info.call_count, info.max_body_bytes) == (1, LIMIT)
     [received] = fleet.provider.requests
     assert received.body["messages"] == [{"role": "user", "content": TEXT}]
-    await wait_until_empty(store_folder)
+    await wait_until_deleted(fleet, before)
 
 
-async def test_a_document_arrives_whole_through_the_gateway(fleet: ModelFleet, store_folder: Path) -> None:
+async def test_a_document_arrives_whole_through_the_gateway(fleet: ModelFleet) -> None:
+    before = stored(fleet)
     fleet.provider.requests.clear()
     pdf = b"%PDF-1.7\n" + hashlib.shake_256(b"document").digest(13_000_000)
     encoded = base64.b64encode(pdf).decode()
@@ -80,10 +81,11 @@ async def test_a_document_arrives_whole_through_the_gateway(fleet: ModelFleet, s
     assert answer.choices[0].message.content == "Read"
     [received] = fleet.provider.requests
     assert encoded in received.raw.decode()
-    await wait_until_empty(store_folder)
+    await wait_until_deleted(fleet, before)
 
 
-async def test_the_session_limits_what_is_stored(fleet: ModelFleet, store_folder: Path) -> None:
+async def test_the_session_limits_what_is_stored(fleet: ModelFleet) -> None:
+    before = stored(fleet)
     running = fleet.fleet.running
     for limit in (None, MAX_BODY_BYTES):
         token = await fleet.token(max_body_bytes=limit)
@@ -92,7 +94,7 @@ async def test_the_session_limits_what_is_stored(fleet: ModelFleet, store_folder
                 await client.send(request_for("model"))
             assert refused.value.charged is False
             assert (await client.get_info()).call_count == 0
-    assert not list(store_folder.iterdir())
+    assert stored(fleet) == before
 
 
 async def test_the_session_limits_bodies_of_http_requests(fleet: ModelFleet) -> None:
