@@ -199,8 +199,13 @@ class FakeEvaluator:
             **deadline,
             **(headers or {}),
         }
-        amqp_properties = {"correlation_id": correlation_id, "reply_to": self.reply_key, **properties_}
-        envelope = Envelope(body=body, type="invoke", headers=all_headers, **amqp_properties)  # type: ignore[arg-type]
+        amqp_properties = {
+            "correlation_id": correlation_id,
+            "reply_to": self.reply_key,
+            "type": "invoke",
+            **properties_,
+        }
+        envelope = Envelope(body=body, headers=all_headers, **amqp_properties)  # type: ignore[arg-type]
         await self.bus.publish(INVOKE, self.target, envelope)
 
     async def _on_reply(self, delivery: Delivery) -> None:

@@ -13,7 +13,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
 from quintain.contracts.limits import MAX_BODY_BYTES
-from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
+from quintain.errors import BadRequest, BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD_QUEUE, target_queue
 from quintain_worker.delivery import context, response
@@ -271,6 +271,45 @@ async def test_what_is_wrong_with_a_request_is_left_to_the_ledger_to_refuse_afte
     assert sentence in fault.error
     assert fault.code in {"bad_request", "payload_too_large"}
     assert gated_provider.requests.empty()
+
+
+REFERENCE = b'{"sha256": "%s", "size": 5000000}' % (b"0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "sentence"),
+    [
+        (b'{"question": "x"}', {PROTOCOL_HEADER: 2}, "sha256"),
+        (REFERENCE.replace(b"0", b"g", 1), {PROTOCOL_HEADER: 2}, "sha256"),
+        (b'{"sha256": "%s", "size": 268435457}' % (b"0" * 64), {PROTOCOL_HEADER: 2}, "size"),
+        (REFERENCE, {PROTOCOL_HEADER: 1}, f"{PROTOCOL_HEADER}: an invoke_content has version 2"),
+        (REFERENCE, {}, f"{PROTOCOL_HEADER}: an invoke_content has version 2"),
+    ],
+)
+async def test_a_reference_that_is_none_is_left_to_the_ledger_to_refuse(
+    ledger: FakeLedgerService,
+    gated_provider: GatedProvider,
+    worker: Worker,
+    evaluator: FakeEvaluator,
+    body: bytes,
+    headers: dict[str, str | int | float | bool | None],
+    sentence: str,
+) -> None:
+    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=ask.problem)
+    await evaluator.send_request(body=body, headers=headers, type="invoke_content")
+    fault = await next_fault(evaluator)
+    assert (fault.code, sentence in fault.error) == ("bad_request", True)
+    assert gated_provider.requests.empty()
+
+
+async def test_the_ledger_admits_the_whole_body_of_a_reference(
+    ledger: FakeLedgerService, worker: Worker, evaluator: FakeEvaluator
+) -> None:
+    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=FaultReply.from_fault(BadRequest()))
+    await evaluator.send_request(body=REFERENCE, headers={PROTOCOL_HEADER: 2}, type="invoke_content")
+    await next_fault(evaluator)
+    admit = await next_item(ledger.admits)
+    assert (admit.body_sha256, admit.body_bytes, admit.problem) == ("0" * 64, 5_000_000, None)
 
 
 async def test_a_sentence_that_quotes_the_caller_is_no_burden_to_its_neighbours(
