@@ -41,6 +41,7 @@ async def open_session(fleet: ProcessFleet, max_body_bytes: int) -> str:
         return (await admin.open(OpenSession(default_target="model", max_body_bytes=max_body_bytes))).token
 
 
+@pytest.mark.timeout(300)
 async def test_a_large_request_outlives_its_worker_and_is_deleted_after_its_answer(
     broker_url: str, provider: ModelServer, tmp_path: Path
 ) -> None:
