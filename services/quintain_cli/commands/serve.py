@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from quintain.errors import ConfigError
+from quintain.runtime.gc import exempt_existing_objects
+from quintain.runtime.malloc import map_large_blocks
 from quintain.settings import environment, read_settings
 from quintain_cli.config_file import load_configuration
 from quintain_cli.console import print_json, print_stderr, run_command, set_up_logging
@@ -31,6 +33,7 @@ def serve_metadata(
     Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL, QUINTAIN_ADMIN_TOKEN and QUINTAIN_CONTENT_STORE.
     """
     set_up_logging(verbose=verbose)
+    map_large_blocks()
     run_command(_run_metadata(OpsOptions(ops_port, ops_host), as_json=as_json), as_json=as_json, service="metadata")
 
 
@@ -79,6 +82,7 @@ async def _run_metadata(ops_options: OpsOptions, *, as_json: bool) -> None:
         ) as service,
         endpoints.report_ready(bus, service.check, service.card),
     ):
+        exempt_existing_objects()
         print_ready("metadata", {"ledger": redacted_url(url)}, as_json=as_json)
         await stop.wait()
 
@@ -105,6 +109,7 @@ async def _run_worker(
         ) as worker,
         endpoints.report_ready(bus, worker.check, worker.card),
     ):
+        exempt_existing_objects()
         print_ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)
         await stop.wait()
 

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from quintain.bus.broker_url import without_password
+from quintain.runtime.gc import exempt_existing_objects
 from quintain.runtime.http_server import LOOPBACK
+from quintain.runtime.malloc import map_large_blocks
 from quintain.settings import environment, read_settings
 from quintain_cli.commands.serve import AsJson, Verbose, print_ready
 from quintain_cli.commands.up import DEFAULT_PORT, AllowedHosts
@@ -65,6 +67,7 @@ def serve_gateway(
     admin token. GET /openapi.json describes its API.
     """
     set_up_logging(verbose=verbose)
+    map_large_blocks()
     address = BindAddress(
         host=host,
         port=port,
@@ -95,5 +98,6 @@ async def _run_gateway(address: BindAddress, limits: GatewayLimits, ops_options:
         connect_when_available(settings, "gateway", endpoints.set_not_ready) as bus,
         bootstrap.run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
     ):
+        exempt_existing_objects()
         print_ready("gateway", {"url": gateway_url, "broker": without_password(url)}, as_json=as_json)
         await stop.wait()
