@@ -22,6 +22,10 @@ MAX_CALLS_PER_STATEMENT = 10_000
 #: Lists of calls are filled up to a multiple of this, so that few statements differ in length only.
 CALLS_ROUNDED_TO = 64
 
+#: Lists of attempts, which have at most a few dozen, are filled up to a multiple of this for the same reason: a
+#: connection of PostgreSQL keeps each statement of another length, with what it knows of its parameters.
+ATTEMPTS_ROUNDED_TO = 16
+
 
 @dataclass(frozen=True, slots=True)
 class WaitedFor:
@@ -82,6 +86,7 @@ def read_capacity(
     first_ids = list(attempts)[:capacity]
     if not first_ids:
         return capacity, set()
+    first_ids += [first_ids[0]] * (-len(first_ids) % ATTEMPTS_ROUNDED_TO)
     table, parameters = _table([attempts[attempt_id] for attempt_id in first_ids])
     rows = yield from execute(
         f"SELECT id FROM {values_table(first_ids)} AS wanted JOIN attempt ON attempt.id = wanted.column1"
