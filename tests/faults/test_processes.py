@@ -62,10 +62,11 @@ def start_with_crash(
     """A service that dies at a step: under load not at the third time, but when the target's limit is full.
 
     What is counted are messages, and one carries several calls: a worker among eight would not come to many of them.
+    One whose replies are held dies at the third all the same: who waits for them sends no further calls.
     """
     if not isinstance(fault, CrashPoint):
         return fleet.start_with_faults(service, extra={DIES_IN_CALL: str(load.in_flight // 8)} if load else fault)
-    if load:
+    if load and fault.blocked_exchange is None:
         fault = dataclasses.replace(fault, nth=load.in_flight * 2 if service == "metadata" else load.in_flight // 8)
     return fleet.start_with_faults(service, crash_point=fault)
 
