@@ -8,10 +8,12 @@ Requires superred (``quintain[superred]``). `Controller` is superred's, and awai
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from superred.core import controller as superred_controller
@@ -23,6 +25,7 @@ from quintain.remote.factory import GivenTags, RemoteFactory
 from quintain.remote.lease import RemoteLease
 from quintain.remote.target import RemoteTarget
 from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
+from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.target.codec import domain_tags
 from quintain.target.tag_registry import TagRegistry
 from quintain.target.type_registry import superred_types
@@ -93,6 +96,7 @@ def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.facto
     events: Iterable[type] = (),
     child_session: ChildSessionPolicy | None = None,
     timeouts: TargetTimeouts = DEFAULT_TIMEOUTS,
+    trajectories: Path | str | None = None,
 ) -> RemoteTargetFactory:
     """Create a superred `TargetFactory` for the target that hosts serve under this name.
 
@@ -116,15 +120,17 @@ def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.facto
         target_class=HostedTarget,
         child_session=child_session,
         timeouts=timeouts,
+        trajectories=trajectories,
     )
     return RemoteTargetFactory(create=remote.create, concurrency=concurrency, remote=remote)
 
 
 @dataclass(slots=True)
 class _TaskSlot:
-    """The lease of the current task, or why there is none; its target, and the task's visible tags."""
+    """The lease of the current task, or why there is none; what it is called, its target, and its visible tags."""
 
     lease: RemoteLease | Exception
+    title: str
     target: HostedTarget | None = None
     visibility: frozenset[Any] = frozenset()
 
@@ -139,6 +145,8 @@ class Controller(superred_controller.Controller):
       ``max_retries`` times; with "error" it ends as an error.
     - ``allow_untouched``: allows a scope that includes none of the target's tags, as a baseline; else its task ends
       with a `ConfigError`.
+    - ``trajectories``: a results folder in which each run of a task is recorded, for `quintain view`; by default it is
+      that of the factory. `ConfigError` if it cannot be written.
 
     The other arguments are superred's.
 
@@ -155,8 +163,10 @@ class Controller(superred_controller.Controller):
         on_host_lost: Literal["error", "retry"] = "error",
         max_retries: int = 3,
         allow_untouched: bool = False,
+        trajectories: Path | str | None = None,
         **options: Any,
     ) -> None:
+        self._trajectories = None if trajectories is None else TrajectoryFolder.create(trajectories)
         self._remote = target_factory.remote
         self._max_retries = max_retries if on_host_lost == "retry" else 0
         self._allow_untouched = allow_untouched
@@ -167,7 +177,8 @@ class Controller(superred_controller.Controller):
 
     async def _execute_task(self, index: int, task: Any, reporter: Any) -> Any:
         for attempt in range(self._max_retries + 1):
-            slot = _TaskSlot(await self._acquire())
+            title = "" if self._trajectories is None else f"task {index}: {task.goal.description}"
+            slot = _TaskSlot(await self._acquire(), title)
             token = _current_slot.set(slot)
             try:
                 outcome = await super()._execute_task(index, task, reporter)
@@ -202,6 +213,8 @@ class Controller(superred_controller.Controller):
             self._remote.tags.register(slot.visibility)
         lease, slot.lease = slot.lease, ConfigError("The lease of this task is in use")
         slot.target = self._remote.create_on(lease, self._require_touched)
+        if self._trajectories is not None:
+            slot.target.record_runs(dataclasses.replace(self._trajectories, title=slot.title))
         return slot.target
 
     def _require_touched(self, target: Any) -> None:

@@ -14,7 +14,10 @@ EXIT_WORDS = {0: "passed", 1: "errors", 3: "below threshold", 4: "budget spent"}
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """A run by its name in addresses, with its record; ``problem`` says why it has none."""
+    """A run by its name in addresses, with its record; ``problem`` says why it has none.
+
+    A folder that has only the trajectories of hosted targets has neither.
+    """
 
     name: str
     folder: str
@@ -40,6 +43,7 @@ class RunLine:
     changes: str
     earlier: str | None
     problem: str
+    has_run: bool = True
 
 
 #: How many targets a line of the list names.
@@ -72,9 +76,11 @@ def _is_same_evaluation(source: RunSource, other: RunSource) -> bool:
 def _run_line(source: RunSource, earlier: RunSource | None) -> RunLine:
     run = source.run
     if run is None:
+        status = "not readable" if source.problem else "trajectories"
         return RunLine(
-            *(source.name, visible(source.folder), "not readable", [], 0, "", "", "", "", "", "", "", None),
+            *(source.name, visible(source.folder), status, [], 0, "", "", "", "", "", "", "", None),
             problem=visible(source.problem),
+            has_run=False,
         )
     totals, targets = run.totals, run.configuration.targets
     return RunLine(

@@ -26,6 +26,9 @@ class PageLinks(Protocol):
     def compare(self, before: str, after: str, query: str = "") -> str | None:
         """Two runs, case by case."""
 
+    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str | None:
+        """The recorded runs of hosted targets of a folder, or one of them."""
+
 
 class ServedLinks:
     """The addresses of the server."""
@@ -54,6 +57,11 @@ class ServedLinks:
         """See `PageLinks`."""
         return _with_query(f"{self.run(after)}/compare/{quote(before, safe='')}", query)
 
+    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str:
+        """See `PageLinks`."""
+        path = f"{self.run(name)}/trajectories" + (f"/{quote(file, safe='')}" if file else "")
+        return _with_query(path, "" if page is None else urlencode({"page": page}))
+
 
 class FileLinks:
     """The places within one file that holds one or more runs; ``cases`` are the cases in it, by run and id."""
@@ -81,6 +89,9 @@ class FileLinks:
 
     def compare(self, before: str, after: str, query: str = "") -> None:
         """A file holds no comparison."""
+
+    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> None:
+        """A file holds no trajectories."""
 
 
 def _with_query(path: str, query: str) -> str:

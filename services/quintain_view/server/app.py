@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -39,18 +38,23 @@ from quintain_view.reading.content import (
     read_run_page,
     trial_id,
 )
-from quintain_view.rendering.links import ServedLinks
-from quintain_view.rendering.render import render
+from quintain_view.reading.trajectories import has_trajectories
 from quintain_view.server.access import AccessCheck, AccessKeys
 from quintain_view.server.folders import RunFolders
 from quintain_view.server.indexing import IndexKeeper, results_state
-
-#: How often a stream looks whether a run changed, and how often it sends a sign of life, in seconds.
-POLL_SECONDS, KEEP_ALIVE_POLLS = 0.5, 30
+from quintain_view.server.responses import (
+    LINKS,
+    POLL_SECONDS,
+    event_stream,
+    page_number,
+    page_response,
+    requested_folder,
+    to_number,
+    version_of,
+)
+from quintain_view.server.trajectories import TrajectoryPages
 
 _MAX_FORM_BYTES = 100_000
-
-_LINKS = ServedLinks()
 
 _ContentT = TypeVar("_ContentT")
 
@@ -69,6 +73,7 @@ def build_app(folders: RunFolders, keys: AccessKeys, keeper: IndexKeeper) -> ASG
             Route("/run/{name}/raw", pages.raw),
             Route("/run/{name}/notes", pages.note, methods=["POST"]),
             Route("/run/{name}/compare/{before}", pages.compare),
+            *TrajectoryPages(folders).routes,
         ],
         exception_handlers={
             HTTPException: _http_problem,
@@ -89,40 +94,41 @@ class _Pages:
         seen = await asyncio.to_thread(self._list_version)
         lines = run_list(await asyncio.to_thread(self._folders.sources))
         paths = ", ".join(visible(str(path)) for path in self._folders.paths)
-        return await _page("runs.html", runs=lines, folders=paths, seen=seen)
+        return await page_response("runs.html", runs=lines, folders=paths, seen=seen)
 
     async def run(self, request: Request) -> Response:
-        name, folder = await self._folder(request)
+        name, folder = await requested_folder(self._folders, request)
         progress = await self._keeper.ensure(folder)
         seen = await asyncio.to_thread(_run_version, folder, progress)
         trial_filter = TrialFilter.from_query(request.query_params.multi_items())
         page = await asyncio.to_thread(
-            functools.partial(read_run_page, folder, trial_filter, progress, page=_page_number(request))
+            functools.partial(read_run_page, folder, trial_filter, progress, page=page_number(request))
         )
         agreements = await asyncio.to_thread(read_agreements, folder)
-        return await _page(
+        return await page_response(
             "run.html",
             page=page,
             name=name,
             seen=seen,
             agreements=agreements,
             problem=self._keeper.problems.get(folder),
+            has_trajectories=has_trajectories(folder),
         )
 
     async def case(self, request: Request) -> Response:
-        name, folder = await self._folder(request)
+        name, folder = await requested_folder(self._folders, request)
         progress = await self._keeper.ensure(folder)
         seen = await asyncio.to_thread(_run_version, folder, progress)
         case_id = request.query_params.get("id", "")
         page, notes = await self._read(folder, functools.partial(read_case_page, folder, case_id))
         trial_filter = TrialFilter.from_query(request.query_params.multi_items())
-        place = _number(request.query_params.get("at", ""), -1)
+        place = to_number(request.query_params.get("at", ""), -1)
         before, after = await asyncio.to_thread(neighbors, folder, trial_filter, place)
 
         def address(neighbor: str | None, at: int) -> str | None:
-            return None if neighbor is None else _LINKS.case(name, neighbor, trial_filter.to_query(at=at))
+            return None if neighbor is None else LINKS.case(name, neighbor, trial_filter.to_query(at=at))
 
-        return await _page(
+        return await page_response(
             "case.html",
             page=page,
             name=name,
@@ -136,7 +142,7 @@ class _Pages:
         )
 
     async def raw(self, request: Request) -> Response:
-        _, folder = await self._folder(request)
+        _, folder = await requested_folder(self._folders, request)
         await self._keeper.ensure(folder)
         rows = await self._read(folder, functools.partial(read_case_rows, folder, request.query_params.get("id", "")))
         wanted = request.query_params.get("trial")
@@ -147,7 +153,7 @@ class _Pages:
         raise ContentMissing("This case has no such row")
 
     async def note(self, request: Request) -> Response:
-        name, folder = await self._folder(request)
+        name, folder = await requested_folder(self._folders, request)
         form = await _form(request)
         case_id, trial = form.get("id", ""), form.get("trial", "")
         rows = await self._read(folder, functools.partial(read_case_rows, folder, case_id))
@@ -165,46 +171,41 @@ class _Pages:
         except ValidationError:
             raise HTTPException(413) from None
         await asyncio.to_thread(append_note, folder, note)
-        return RedirectResponse(request.headers.get("referer") or _LINKS.case(name, case_id), 303)
+        return RedirectResponse(request.headers.get("referer") or LINKS.case(name, case_id), 303)
 
     async def compare(self, request: Request) -> Response:
-        name, folder = await self._folder(request)
-        before, earlier = await self._folder(request, "before")
+        name, folder = await requested_folder(self._folders, request)
+        before, earlier = await requested_folder(self._folders, request, "before")
         for each in (earlier, folder):
             await self._keeper.ensure(each)
         query = request.query_params
         target, change = query.get("target", ""), query.get("change", "")
         read = functools.partial(
-            read_compare_page, (before, name), (earlier, folder), target, change, page=_page_number(request)
+            read_compare_page, (before, name), (earlier, folder), target, change, page=page_number(request)
         )
         page = await asyncio.to_thread(read)
 
         def page_query(*, page: int) -> str:
             return urlencode({"target": target, "change": change, "page": page})
 
-        return await _page("compare.html", page=page, names=(before, name), query=page_query)
+        return await page_response("compare.html", page=page, names=(before, name), query=page_query)
 
     async def list_events(self, request: Request) -> Response:
-        return _events(request, self._list_version)
+        return event_stream(request, self._list_version)
 
     async def run_events(self, request: Request) -> Response:
-        _, folder = await self._folder(request)
+        _, folder = await requested_folder(self._folders, request)
 
         async def on_poll() -> None:
             await self._keeper.ensure(folder, wait_seconds=POLL_SECONDS)
 
-        return _events(request, lambda: _run_version(folder, self._keeper.progress_of(folder)), on_poll)
+        return event_stream(request, lambda: _run_version(folder, self._keeper.progress_of(folder)), on_poll)
 
     def _list_version(self) -> str:
         sources = self._folders.sources()
-        return _version([(source.name, source.run and (source.run.ended_at, source.run.totals)) for source in sources])
-
-    async def _folder(self, request: Request, parameter: str = "name") -> tuple[str, Path]:
-        name = request.path_params[parameter]
-        folder = await asyncio.to_thread(self._folders.folder, name)
-        if folder is None:
-            raise ContentMissing(f"There is no run {visible(name)} in the folders that are shown")
-        return name, folder
+        return version_of(
+            [(source.name, source.run and (source.run.ended_at, source.run.totals)) for source in sources]
+        )
 
     async def _read(self, folder: Path, read: Callable[[], _ContentT]) -> _ContentT:
         """Read rows; if they are not where the index says, make the index anew first."""
@@ -220,46 +221,8 @@ def _run_version(folder: Path, progress: IndexProgress | None) -> str:
     try:
         run = read_run(folder)
     except QuintainError:
-        return _version(None)
-    return _version((results_state(folder), run.ended_at, progress))
-
-
-def _version(state: object) -> str:
-    """A short name of what a page shows, which is another one for another state."""
-    return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
-
-
-def _events(
-    request: Request, version: Callable[[], str], on_poll: Callable[[], Awaitable[None]] | None = None
-) -> Response:
-    """A stream with an event "changed" each time that the version is another one than before.
-
-    The page names in ``seen`` the version that it shows: what changed before its stream was open is told at once.
-    """
-
-    async def stream() -> AsyncIterator[str]:
-        last = request.query_params.get("seen")
-        yield "retry: 1000\n\n"
-        quiet = 0
-        while True:
-            now = await asyncio.to_thread(version)
-            if now != last:
-                last, quiet = now, 0
-                yield "event: changed\ndata: \n\n"
-            elif quiet >= KEEP_ALIVE_POLLS:
-                quiet = 0
-                yield ": still here\n\n"
-            await asyncio.sleep(POLL_SECONDS)
-            quiet += 1
-            if on_poll is not None:
-                await on_poll()
-
-    return StreamingResponse(stream(), media_type="text/event-stream")
-
-
-async def _page(template: str, status: int = 200, **values: object) -> Response:
-    html = await asyncio.to_thread(functools.partial(render, template, links=_LINKS, **values))
-    return HTMLResponse(html, status)
+        return version_of(None)
+    return version_of((results_state(folder), run.ended_at, progress))
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -283,22 +246,14 @@ async def _problem(_: Request, error: Exception) -> Response:
     is_missing = isinstance(error, ContentMissing)
     text = error.message if isinstance(error, QuintainError) else str(error)
     title = "Not found" if is_missing else "This cannot be shown"
-    return await _page("problem.html", 404 if is_missing else 500, title=title, text=visible(text))
+    return await page_response("problem.html", 404 if is_missing else 500, title=title, text=visible(text))
 
 
 async def _not_indexed(_: Request, __: Exception) -> Response:
     text = "The results of this run are being read. Load this page again in a moment."
-    return await _page("problem.html", 503, title="Not yet", text=text)
+    return await page_response("problem.html", 503, title="Not yet", text=text)
 
 
 async def _http_problem(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return await _page("problem.html", status, title=f"{status}", text="This address has no page for that.")
-
-
-def _page_number(request: Request) -> int:
-    return max(1, min(_number(request.query_params.get("page", ""), 1), 1_000_000))
-
-
-def _number(text: str, default: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
+    return await page_response("problem.html", status, title=f"{status}", text="This address has no page for that.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from quintain.errors import ConfigError, QuintainError
 from quintain_runner import RESULTS_FILE_NAME, RunFile, read_run
 from quintain_view.pages.run_list import RunSource
+from quintain_view.reading.trajectories import has_trajectories
 
 RUN_FILE_NAME = "run.json"
 
@@ -38,7 +39,8 @@ class RunFolders:
         try:
             run: RunFile | None = read_run(folder)
         except QuintainError as error:
-            return RunSource(self._name_of(folder), str(folder), None, error.message)
+            problem = "" if has_trajectories(folder) and not (folder / RUN_FILE_NAME).exists() else error.message
+            return RunSource(self._name_of(folder), str(folder), None, problem)
         return RunSource(self._name_of(folder), str(folder), run)
 
     def folder(self, name: str) -> Path | None:
@@ -69,7 +71,7 @@ class RunFolders:
 
 
 def _is_results(folder: Path) -> bool:
-    return (folder / RUN_FILE_NAME).exists() or (folder / RESULTS_FILE_NAME).exists()
+    return (folder / RUN_FILE_NAME).exists() or (folder / RESULTS_FILE_NAME).exists() or has_trajectories(folder)
 
 
 def _children(path: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from quintain.errors import ConfigError
@@ -13,6 +14,7 @@ from quintain.remote.lease_pool import LeasePool
 from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.target import RemoteTarget
 from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
+from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.settings import environment, read_settings
 from quintain.target.codec import Codec, domain_tags
 from quintain.target.tag_registry import TagRegistry
@@ -48,10 +50,12 @@ class RemoteFactory:
         child_session: ChildSessionPolicy | None = None,
         timeouts: TargetTimeouts = DEFAULT_TIMEOUTS,
         timings: Timings | None = None,
+        trajectories: Path | str | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self.concurrency = concurrency
+        self._trajectories = None if trajectories is None else TrajectoryFolder.create(trajectories)
         #: Whether the target's tags are matched by path.
         self.matches_by_path = tags == "by-path"
         self.tags = TagRegistry(type_registry.tag, known_tags(tags))
@@ -151,9 +155,11 @@ class RemoteFactory:
         return frozenset(self._tags_by_name[name] for name in names)
 
     def _wrap(self, lease: RemoteLease) -> RemoteTarget:
-        return self._target_class(
+        target = self._target_class(
             self._connection, lease, self._codec, self._output_queues, self._pool.release, self._timeouts
         )
+        target.record_runs(self._trajectories)
+        return target
 
     def close(self) -> None:
         """Release all leases, and close the connection unless it was passed in."""
@@ -187,9 +193,10 @@ def remote_factory(
       each lease.
     - ``timeouts``: the time limits for a slot, an instance, a run and an event; see `TargetTimeouts`.
     - ``child_session``: gives each instance a session to call models with, as a child of ``QUINTAIN_SESSION_TOKEN``'s.
+    - ``trajectories``: a results folder in which each run is recorded, for `quintain view`; by default none is.
 
-    Raises `BrokerUnavailable`, `BrokerRefused`. `RemoteFactory.create` raises `ConfigError` for tags of the target that
-    are not known here.
+    Raises `BrokerUnavailable`, `BrokerRefused`, and `ConfigError` for a folder that cannot be written.
+    `RemoteFactory.create` raises `ConfigError` for tags of the target that are not known here.
 
     Example::
 

@@ -21,6 +21,7 @@ from quintain.remote.connection_thread import Executor
 from quintain.remote.lease import RemoteLease
 from quintain.remote.run_channel import RunChannel, RunOutputQueue, response_size
 from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
+from quintain.remote.trajectory_recorder import TrajectoryRecorder
 from quintain.routes import CANCEL_RUN, START_RUN
 from quintain.target.codec import Codec, write_response
 from quintain.target.serialization import require_item_size
@@ -48,10 +49,11 @@ class RunDriver:
         *,
         timeouts: TargetTimeouts = DEFAULT_TIMEOUTS,
         forward_log: Callable[[LogLine], None] = forward_log_line,
+        recorder: TrajectoryRecorder | None = None,
     ) -> None:
         self._executor, self._lease, self._output_queue, self._codec = executor, lease, output_queue, codec
         self._emit, self._send_event, self._forward_log = emit, send_event, forward_log
-        self._timeouts = timeouts
+        self._timeouts, self._recorder = timeouts, recorder
         self._loop = asyncio.get_running_loop()
         # Events and log lines are handled in the context of the task that runs the target.
         self._context = contextvars.copy_context()
@@ -160,6 +162,8 @@ class RunDriver:
 
     def _process_item(self, item: RunItem) -> bool:
         """Process one item; returns True if it is an event whose response is being awaited."""
+        if self._recorder is not None:
+            self._recorder.record_item(item)
         if item.what == "end":
             self._end_received = True
             self._end(None if item.failure is None else self._lease.exceptions.from_failure(item.failure))
@@ -196,6 +200,8 @@ class RunDriver:
                 raise
             # Whatever the handler raises is raised in the target, and comes back from there as the same object.
             response = WireResponse(failure=self._lease.exceptions.to_failure(error))
+        if self._recorder is not None:
+            self._recorder.record_response(item.seq, response)
         self._responses.append((item.seq, response))
         if len(self._responses) == 1:
             # Those of the other tasks that are ready now go with it.

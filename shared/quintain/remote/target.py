@@ -19,6 +19,7 @@ from quintain.remote.lease import RemoteLease
 from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
+from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN
 from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
@@ -44,6 +45,7 @@ class RemoteTarget:
         self._is_released = False
         self._session: ChildSession | None = None
         self._driver: RunDriver | None = None
+        self._trajectories: TrajectoryFolder | None = None
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -70,6 +72,10 @@ class RemoteTarget:
     def host_lost(self) -> bool:
         """Whether the instance's host is gone."""
         return self._lease.host_lost
+
+    def record_runs(self, folder: TrajectoryFolder | None) -> None:
+        """Record each further run in a file of this folder; None records none."""
+        self._trajectories = folder
 
     def unresolved_tags(self, *, by_path: bool = False) -> list[str]:
         """Register the target's tags that imported modules have, and return the paths of the other ones.
@@ -122,15 +128,25 @@ class RemoteTarget:
             raise self._lease.host_lost_error()
         if self._driver is not None:
             self._driver.supersede()
-        driver = RunDriver(
-            self._connection, self._lease, self._output_queue, self._codec, emit, send_event, timeouts=self._timeouts
-        )
-        self._driver = driver
-        try:
-            await driver.run()
-        finally:
-            if self._driver is driver:
-                self._driver = None
+        with (
+            contextlib.nullcontext() if self._trajectories is None else self._trajectories.open(self._lease) as recorder
+        ):
+            driver = RunDriver(
+                self._connection,
+                self._lease,
+                self._output_queue,
+                self._codec,
+                emit,
+                send_event,
+                timeouts=self._timeouts,
+                recorder=recorder,
+            )
+            self._driver = driver
+            try:
+                await driver.run()
+            finally:
+                if self._driver is driver:
+                    self._driver = None
 
     async def reset_ephemeral_state(self) -> None:
         """Clear the state of the last run; does nothing if the host is gone."""

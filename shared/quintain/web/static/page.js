@@ -178,9 +178,17 @@
     addEventListener("pagehide", () => stream.close());
   }
 
+  // Clocks of what waits: whole seconds since a time, by the clock of this machine, which served the page.
+  function tick() {
+    for (const clock of all("[data-since]")) {
+      clock.textContent = `${Math.max(0, Math.floor((Date.now() - Number(clock.dataset.since)) / 1000))} s`;
+    }
+  }
+
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", onClick);
   document.addEventListener("submit", onSubmit);
   enter();
   listen();
+  setInterval(tick, 1000);
 })();
