@@ -185,16 +185,14 @@ class FleetModel:
         )
         if window is None or sums is None:
             return figures
-        return figures.model_copy(
-            update={
-                "calls_per_minute": window.per_minute(at, at - self._began_at),
-                "wait": percentiles(sums.wait),
-                "service": percentiles(sums.service),
-                "faults": dict(sums.faults.most_common()),
-                "input_tokens": sums.input_tokens,
-                "output_tokens": sums.output_tokens,
-                "cost_usd": sums.cost_usd,
-            }
+        return figures.with_fields(
+            calls_per_minute=window.per_minute(at, at - self._began_at),
+            wait=percentiles(sums.wait),
+            service=percentiles(sums.service),
+            faults=dict(sums.faults.most_common()),
+            input_tokens=sums.input_tokens,
+            output_tokens=sums.output_tokens,
+            cost_usd=sums.cost_usd,
         )
 
     def _worker_cards(self) -> dict[str, _SeenCard]:

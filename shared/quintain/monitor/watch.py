@@ -34,7 +34,7 @@ RETRY_SECONDS = 1.0
 #: How many events are handled at a time.
 PREFETCH = 16
 
-#: Figures are made again after this time at the earliest, and take at most this part of the time.
+#: Figures are made again after this time at the earliest, and take at most this part of a processor's time.
 FIGURES_SECONDS, FIGURES_SHARE = 0.25, 1 / 30
 
 
@@ -84,9 +84,10 @@ class FleetWatch:
         """Return what is known now; the same value for a moment, so that many who look cost no more than one."""
         now = time.monotonic()
         if self._figures is None or now >= self._figures_until:
+            began = time.thread_time()
             self._figures = self._model.figures(now, self._problems.values())
-            ended_at = time.monotonic()
-            self._figures_until = ended_at + max(FIGURES_SECONDS, (ended_at - now) / FIGURES_SHARE)
+            took_seconds = time.thread_time() - began
+            self._figures_until = time.monotonic() + max(FIGURES_SECONDS, took_seconds / FIGURES_SHARE)
         return self._figures
 
     async def _repeat(self, name: str, run: Callable[[], Awaitable[None]]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from urllib.parse import urlencode
 
 import jinja2
 
@@ -17,13 +17,17 @@ ROOT = "/fleet"
 #: Which targets a page shows, by the value of its field ``show``.
 SHOWN = {"": "all targets", "active": "with calls", "trouble": "paused, unserved or with errors"}
 
+#: How many targets a page shows; a table of a thousand takes a browser as long as all else together.
+TARGETS_PER_PAGE = 200
+
 
 @dataclass(frozen=True, slots=True)
 class FleetFilter:
-    """Which targets a page shows: those whose name contains a text, and of those the ones with a property."""
+    """Which targets a page shows: those whose name contains a text, of those the ones with a property, and which page."""
 
     text: str = ""
     show: str = ""
+    page: int = 1
 
     def matches(self, target: TargetFigures) -> bool:
         """Whether the target is shown."""
@@ -35,14 +39,26 @@ class FleetFilter:
             return target.condition is not TargetCondition.READY or bool(target.faults)
         return True
 
+    def address(self, page: int) -> str:
+        """The address of another page of the same targets."""
+        given = {"q": self.text, "show": self.show, "page": page}
+        return f"{ROOT}?{urlencode({name: value for name, value in given.items() if value}, errors='replace')}"
+
 
 def render_fleet(figures: FleetFigures, page_filter: FleetFilter, *, seen: str) -> str:
     """The page; ``seen`` is the version of the figures, which its stream compares."""
+    found = [target for target in figures.targets if page_filter.matches(target)]
+    pages = max(1, -(-len(found) // TARGETS_PER_PAGE))
+    page = max(1, min(page_filter.page, pages))
     return to_html(
         _environment(),
         "fleet.html",
         figures=figures,
-        targets=_shown(figures.targets, page_filter),
+        targets=found[(page - 1) * TARGETS_PER_PAGE : page * TARGETS_PER_PAGE],
+        found=len(found),
+        page=page,
+        before=page_filter.address(page - 1) if page > 1 else None,
+        after=page_filter.address(page + 1) if page < pages else None,
         page_filter=page_filter,
         seen=seen,
     )
@@ -58,10 +74,6 @@ def render_enter() -> str:
         wrong="The metadata service does not know this token as the administrator's.",
         asks=True,
     )
-
-
-def _shown(targets: Iterable[TargetFigures], page_filter: FleetFilter) -> list[TargetFigures]:
-    return [target for target in targets if page_filter.matches(target)]
 
 
 @cache

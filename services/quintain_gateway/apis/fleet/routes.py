@@ -27,7 +27,7 @@ API = Api(error_response=fault_response, headers=HEADERS)
 #: How often a stream looks whether the figures changed, and after how many looks it sends a sign of life.
 POLL_SECONDS, KEEP_ALIVE_POLLS = 0.25, 60
 
-#: The pages of one stream take at most this part of the gateway's time.
+#: The pages of one stream take at most this part of a processor's time.
 PAGE_SHARE = 1 / 30
 
 _FAULT_STATUSES = (401, 431, 500, 503)
@@ -49,7 +49,7 @@ OPERATIONS = (
         ROOT,
         "The Fleet page; without its cookie, the page that asks for the admin token",
         responses={200: "text/html", 401: "text/html", **fault_responses(431, 500, 503)},
-        query={"q": {"type": "string"}, "show": {"enum": list(SHOWN)}},
+        query={"q": {"type": "string"}, "show": {"enum": list(SHOWN)}, "page": {"type": "integer", "minimum": 1}},
     ),
     Operation(
         "POST",
@@ -87,6 +87,7 @@ class FleetEndpoints:
     def __init__(self, access: FleetAccess) -> None:
         self._access = access
         self._page_seconds = 0.0
+        self._last_version: tuple[FleetFigures, str] | None = None
         self.routes: list[Route] = [
             method_route(ROOT, {"GET": self.page}, API.to_endpoint),
             method_route(f"{ROOT}/enter", {"POST": self.enter}, API.to_endpoint),
@@ -102,10 +103,16 @@ class FleetEndpoints:
         except Unauthorized:
             return HTMLResponse(render_enter(), 401)
         query = request.query_params
-        page_filter = FleetFilter(query.get("q", ""), query.get("show", ""))
-        started_at = time.monotonic()
-        page = render_fleet(figures, page_filter, seen=_version(figures))
-        self._page_seconds = time.monotonic() - started_at
+        number = query.get("page", "")
+        page_filter = FleetFilter(
+            query.get("q", ""),
+            query.get("show", ""),
+            int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 1,
+        )
+        # The time of this thread: on a machine with much else to do a page is not the less up to date.
+        began = time.thread_time()
+        page = render_fleet(figures, page_filter, seen=self._version(figures))
+        self._page_seconds = time.thread_time() - began
         return HTMLResponse(page)
 
     async def enter(self, request: Request) -> Response:
@@ -135,7 +142,7 @@ class FleetEndpoints:
             yield "retry: 1000\n\n"
             while not self._access.is_closing:
                 try:
-                    version = _version(await self._access.figures(cookie))
+                    version = self._version(await self._access.figures(cookie))
                 except Unauthorized:
                     # The page is loaded again, and asks for the token.
                     yield "event: changed\ndata: \n\n"
@@ -164,6 +171,12 @@ class FleetEndpoints:
             raise NotFound("There is no such file")
         return Response(static_file(name), media_type=STATIC_TYPES[name])
 
+    def _version(self, figures: FleetFigures) -> str:
+        """A short name of what a page shows, which is another one for other figures; made once for all who look."""
+        if self._last_version is None or self._last_version[0] is not figures:
+            self._last_version = (figures, hashlib.sha256(figures.to_wire()).hexdigest()[:16])
+        return self._last_version[1]
+
 
 def _cookie_name(request: Request) -> str:
     """Gateways on several ports of one machine share their cookies, so that each needs a name of its own."""
@@ -172,8 +185,3 @@ def _cookie_name(request: Request) -> str:
 
 def _cookie_of(request: Request) -> str:
     return request.cookies.get(_cookie_name(request), "")
-
-
-def _version(figures: FleetFigures) -> str:
-    """A short name of what a page shows, which is another one for other figures."""
-    return hashlib.sha256(figures.to_wire()).hexdigest()[:16]
