@@ -11,7 +11,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from quintain.bus.base import Bus, Envelope
 from quintain.contracts.fleet import FleetChanged, FleetState
@@ -30,8 +31,9 @@ INTERVAL_SECONDS = 0.5
 #: How often the ledger is read while nobody listens to the fleet: who listens to single events hears them so late.
 UNHEARD_SECONDS = 5.0
 
-#: Readings of the ledger take at most this part of the time.
-READING_SHARE = 1 / 50
+#: Readings of the ledger take at most this part of the time. What one takes is the shortest of the last few: a longer
+#: one has waited for something else, and a machine with much else to do would make all pages old.
+READING_SHARE, LAST_READINGS = 1 / 50, 5
 
 #: How many targets' queues are counted in one interval; the others have their turn in the next ones.
 MAX_COUNTED_QUEUES = 50
@@ -53,6 +55,7 @@ class FleetEvents:
         self._is_heard = False
         self._lost_events = 0
         self._next_reading_at = -math.inf
+        self._reading_seconds: deque[float] = deque(maxlen=LAST_READINGS)
         self._next_queue = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -113,8 +116,8 @@ class FleetEvents:
         self._next_reading_at = started_at + UNHEARD_SECONDS
         state = await self._ledger.transact(lambda moment: read_fleet(moment.now))
         ended_at = time.monotonic()
-        pause_seconds = (ended_at - started_at) / READING_SHARE
-        self._next_reading_at = ended_at + max(pause_seconds, 0 if self._is_heard else UNHEARD_SECONDS)
+        self._reading_seconds.append(ended_at - started_at)
+        self._next_reading_at = ended_at + pause_seconds(self._reading_seconds, is_heard=self._is_heard)
         return state
 
     async def _count_queued(self) -> dict[str, int]:
@@ -135,6 +138,11 @@ class FleetEvents:
         except BusError:
             self._lost_events += 1
         return True
+
+
+def pause_seconds(last_readings: Iterable[float], *, is_heard: bool) -> float:
+    """The pause after a reading; what the last ones took is in seconds."""
+    return max(min(last_readings) / READING_SHARE, 0 if is_heard else UNHEARD_SECONDS)
 
 
 def _turn(names: Sequence[str], start: int) -> list[str]:

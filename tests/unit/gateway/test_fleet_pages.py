@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from quintain.monitor.fleet_figures import FleetFigures
+from quintain.monitor.fleet_figures import FleetFigures, TargetCondition, TargetFigures
+from quintain_gateway.apis.fleet.page import TARGETS_PER_PAGE, FleetFilter, render_fleet
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, lame: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
@@ -107,3 +109,23 @@ async def test_a_stream_tells_a_page_that_shows_something_else_and_ends_with_the
                     # The stream ends when the gateway does: this would wait for the gateway's grace otherwise.
                     async for _ in lines:
                         pass
+
+
+def test_a_thousand_targets_have_pages_also_under_a_filter() -> None:
+    names = [f"target-{number:04}" for number in range(1_000)]
+    known = {"provider": "mock", "condition": TargetCondition.READY, "running": 0, "limit": 4}
+    targets = [TargetFigures(name=name, **known) for name in names]
+    figures = FleetFigures(targets=targets, workers=[], budgets=[], services=[])
+    shown = []
+    for page in range(1, 1_000 // TARGETS_PER_PAGE + 1):
+        html = render_fleet(figures, FleetFilter(page=page), seen="")
+        shown += re.findall(r'data-target="([^"]+)"', html)
+        assert ('rel="prev"' in html, 'rel="next"' in html) == (page > 1, page < 1_000 // TARGETS_PER_PAGE)
+    assert shown == names
+    last = render_fleet(figures, FleetFilter(page=99_999), seen="")
+    assert re.findall(r'data-target="([^"]+)"', last) == names[-TARGETS_PER_PAGE:]
+    some = render_fleet(figures, FleetFilter(text="target-0", page=2), seen="")
+    assert len(re.findall("data-target=", some)) == TARGETS_PER_PAGE
+    assert 'href="/fleet?q=target-0&amp;page=3"' in some
+    one = render_fleet(figures, FleetFilter(text="\ud800<&"), seen="")
+    assert "rel=" not in one.partition("<main")[2]

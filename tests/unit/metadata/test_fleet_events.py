@@ -17,6 +17,7 @@ from quintain.errors import BudgetExhausted
 from quintain.topology import EVENTS, Binding, Queue, Topology, events_topology
 from quintain_metadata.call_counter import CallCounter
 from quintain_metadata.rules.fleet import find_changes, find_events
+from quintain_metadata.service.fleet_events import pause_seconds
 from support.ledger_driver import admit_request
 from support.metadata_service import next_delivery, run_metadata_service
 from support.quick import timings
@@ -70,6 +71,12 @@ def test_each_change_of_state_is_one_event(
     assert [event.key for event in find_events(old, new, changed)] == keys
     # Heartbeats move the ends of leases all the time.
     assert changed.workers == [] or changed.workers[0].drain is DrainState.DRAINING or not old.workers
+
+
+def test_one_reading_that_waited_for_something_else_makes_the_next_ones_no_rarer() -> None:
+    assert pause_seconds([0.002, 0.3, 0.5], is_heard=True) == pytest.approx(0.1)
+    assert pause_seconds([0.2, 0.3], is_heard=True) == pytest.approx(10)
+    assert pause_seconds([0.002], is_heard=False) == 5
 
 
 def test_calls_are_counted_by_target_until_they_are_taken() -> None:

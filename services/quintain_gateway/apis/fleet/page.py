@@ -23,7 +23,7 @@ TARGETS_PER_PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class FleetFilter:
-    """Which targets a page shows: those whose name contains a text, of those the ones with a property, and which page."""
+    """Which targets are shown: those whose name contains a text, of those the ones with a property, and which page."""
 
     text: str = ""
     show: str = ""
