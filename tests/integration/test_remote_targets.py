@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, Exchange
+from quintain_view.pages.trajectory_page import RunState
+from quintain_view.reading.trajectories import read_trajectory, trajectory_names
 from support.command_line import clean_environment
 from support.target_placements import Controller, scripted_target_class
 from support.tcp_proxy import TcpProxy, open_tcp_proxy
@@ -83,6 +86,31 @@ async def wait_until(condition: Callable[[], bool], *, seconds: float = 20) -> N
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+# What is recorded.
+
+
+async def test_each_run_is_recorded_in_the_folder_that_the_factory_was_given(
+    host: ThreadHost, connection_thread: ConnectionThread, tmp_path: Path
+) -> None:
+    async def script(target: Any, emit: Emit, send: Send) -> None:
+        emit(target.observation_event((await send(target.request_event("hello"))).value))
+
+    host.serve(lambda: Bot(script))
+    with RemoteFactory(
+        host.name, tags=TAGS, prefetch=0, connection=connection_thread, trajectories=tmp_path
+    ) as factory:
+        target = factory.create()
+        for _ in range(2):
+            await controller().drive(target)
+        await target.teardown()
+    records = [read_trajectory(tmp_path, name) for name in trajectory_names(tmp_path)]
+    assert [record.state for record in records] == [RunState.ENDED] * 2
+    for record in records:
+        assert [line.kind for line in record.lines] == ["send", "reply", "emit", "end"]
+        assert record.start is not None
+        assert record.start.target == host.name
 
 
 # What is refused.

@@ -31,6 +31,7 @@ from superred.core.types.events import (
 from superred.core.types.goal import Goal
 from superred.core.types.llm import BudgetExhaustedError, LLMUsage
 
+from quintain.contracts.trajectory import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
 from quintain.errors import ConfigError, NoAnswer
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.superred import Controller as QuintainController
@@ -419,6 +420,18 @@ async def test_a_scope_that_touches_none_of_the_targets_tags_is_refused_unless_a
             asked = controller(remote, {USER_TAG}, tasks, controller_class=QuintainController, allow_untouched=allowed)
             reasons += [task.stop_reason for task in (await asked.run()).task_results]
     assert reasons == ["error", "done"]
+
+
+async def test_each_run_of_a_task_is_recorded_under_its_goal(host: ThreadHost, broker_url: str, tmp_path: Path) -> None:
+    host.serve(lambda: Bot(chat))
+    tags, tasks = [Bot.user, Bot.tools], [TaskWithoutGoal(f"talk {number}") for number in range(2)]
+    with contextlib.closing(remote_factory(host.name, prefetch=0, url=broker_url, tags=tags)) as remote:
+        mine = controller(remote, {Bot.user}, list(tasks), controller_class=QuintainController, trajectories=tmp_path)
+        await mine.run()
+    files = [path.read_bytes().splitlines() for path in (tmp_path / TRAJECTORY_FOLDER).iterdir()]
+    starts = [TrajectoryStart.from_wire(lines[0]) for lines in files]
+    assert sorted(start.title for start in starts) == ["task 1: talk 0", "task 2: talk 1"]
+    assert [TrajectoryLine.from_wire(lines[-1]).kind for lines in files] == ["end", "end"]
 
 
 # Several at once.
