@@ -43,7 +43,7 @@ faults: $(ready) ## inject faults into real processes, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
 soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
-browser: $(ready)  ## all pages of `quintain view` in Chromium
+browser: $(ready)  ## all pages in Chromium, also during a run over RabbitMQ; says how soon each showed what happened
 	$(bin)/pytest tests/browser $(ARGS)
 docs: $(ready)   ## build docs/ as a site into site/html, and check every link
 	cd docs && ../$(bin)/python -m generate.site

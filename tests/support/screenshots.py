@@ -1,43 +1,75 @@
-"""Makes the pictures of `quintain view` in docs/: ``make screenshots``. In both themes, and as wide as a telephone."""
+"""Makes the pictures of the pages in docs/: ``make screenshots``. In both themes, and as wide as a telephone."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect
 
 from support.browser import running_browser, start_view, visit
+from support.busy_fleet import busy_fleet
 from support.command_line import CommandLine, command_line
 from support.evaluations import copy_capitals
+from support.memory_fleet import ADMIN_TOKEN
+from support.sample_trajectory import sample_trajectory
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
-#: The name of a picture, its page, theme and width in pixels.
-SHOTS = [
-    ("run-light", "/run/eval", "light", 1100),
-    ("run-dark", "/run/eval", "dark", 1100),
-    ("case-light", "/run/eval/case?id=br&at=5", "light", 1100),
-    ("case-dark", "/run/eval/case?id=br&at=5", "dark", 1100),
-    ("run-narrow", "/run/eval", "light", 390),
-    ("case-narrow", "/run/eval/case?id=br&at=5", "dark", 390),
+_CASE, _TRAJECTORY = "/run/eval/case?id=br&at=5", "/run/attack/trajectories/20260101T120000-sample.jsonl"
+
+#: The pages of `quintain view`, and that of a gateway.
+PAGES = {"run": "/run/eval", "case": _CASE, "trajectory": _TRAJECTORY, "fleet": "/fleet"}
+
+#: The ending of a picture's name, its theme and its width in pixels.
+SHOTS: list[tuple[str, Literal["light", "dark"], int]] = [
+    ("light", "light", 1100),
+    ("dark", "dark", 1100),
+    ("narrow", "light", 390),
 ]
 
 #: A run is shown down to its cases.
-_HEIGHTS = {"run": 1_500, "case": 900}
+_HEIGHTS = {"run": 1_500, "case": 900, "trajectory": 1_050, "fleet": 1_330}
 
 
 def main() -> None:
-    """Run the example, and take the pictures."""
+    """Run the example and a fleet, and take the pictures."""
     PICTURES.mkdir(exist_ok=True)
+    expect.set_options(timeout=30_000)
     with tempfile.TemporaryDirectory() as name, command_line(Path(name)) as shell, running_browser(print) as browser:
         _run_example(shell)
-        address = start_view(shell)
-        for title, path, scheme, width in SHOTS:
-            with browser.new_context(
-                viewport={"width": width, "height": _HEIGHTS[title.split("-")[0]]}, color_scheme=scheme
-            ) as context:
-                page = visit(context, address).go(path)
-                page.screenshot(path=PICTURES / f"{title}.png")
-                print(PICTURES / f"{title}.png")
+        with sample_trajectory(shell.folder / "runs" / "attack"):
+            address = start_view(shell)
+            for page_name in ("run", "case", "trajectory"):
+                for ending, scheme, width in SHOTS:
+                    with _context(browser, page_name, scheme, width) as context:
+                        _take(visit(context, address).go(PAGES[page_name]), f"{page_name}-{ending}")
+        with busy_fleet() as gateway:
+            for ending, scheme, width in SHOTS:
+                with _context(browser, "fleet", scheme, width) as context:
+                    _take(_enter_fleet(context.new_page(), gateway), f"fleet-{ending}")
+
+
+def _context(browser: Browser, page_name: str, scheme: Literal["light", "dark"], width: int) -> BrowserContext:
+    viewport: ViewportSize = {"width": width, "height": _HEIGHTS[page_name]}
+    return browser.new_context(viewport=viewport, color_scheme=scheme)
+
+
+def _enter_fleet(page: Page, gateway: str) -> Page:
+    page.goto(f"{gateway}/fleet")
+    page.locator("#token").fill(ADMIN_TOKEN)
+    page.get_by_role("button", name="Show").click()
+    # The times of calls come with the first events, and what workers answer with their cards.
+    expect(page.locator("[data-target=search]")).to_contain_text(" ms / ")
+    expect(page.locator("[data-target=search] td").nth(3)).to_have_text("1")
+    expect(page.locator("#rate")).not_to_have_text("0")
+    return page
+
+
+def _take(page: Page, name: str) -> None:
+    page.screenshot(path=PICTURES / f"{name}.png")
+    print(PICTURES / f"{name}.png")
 
 
 def _run_example(shell: CommandLine) -> None:

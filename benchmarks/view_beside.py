@@ -1,0 +1,212 @@
+"""Measures, in processor time, the pages that show what happens, and `inspect view` beside `quintain view`.
+
+Usage: ``python benchmarks/view_beside.py [CASES]``; without a number, 10,000 cases. Three parts:
+
+- the Fleet page with 1,000 targets: its figures, its version and its HTML, in this process;
+- a run with its page open beside the same run without: the processor time of the run's process, in turn;
+- the same cases as a run and as a log of Inspect: the time until a browser shows the first case, and the processor time
+  of the server. It needs Chromium, and Inspect in an environment of its own, which `make clients` makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Page, sync_playwright
+
+from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.fleet import CallCounts, FleetChanged, FleetState
+from quintain.monitor.model import FleetModel
+from quintain_gateway.apis.fleet.page import FleetFilter, render_fleet
+from quintain_view import update_index
+from view import enter, processor_ms, write_run
+
+TARGETS = 1_000
+TRIALS, ROUNDS = 1_500, 5
+
+INSPECT = Path("~/.cache/quintain/clients").expanduser()
+
+#: The page shows its first case.
+_READY = {"quintain view": ".matrix tbody tr", "inspect view": "text=question 0, about"}
+
+
+def busy_model() -> FleetModel:
+    """A model of 1,000 targets that have been called for five minutes."""
+    names = [f"target-{number:04}" for number in range(TARGETS)]
+    model = FleetModel(0.0)
+    targets = [RegisteredTarget(name=name, provider="mock", max_concurrency=8) for name in names]
+    model.on_state(FleetState(targets=targets, workers=[], sessions=[], now=1_000_000), 1.0)
+    counts = CallCounts(started=5, outcomes={"result": 5}, wait={20: 3, 30: 2}, service={70: 4, 80: 1})
+    for at in range(2, 300, 5):
+        changed = FleetChanged(service="m", now=1, interval_ms=500, calls=dict.fromkeys(names, counts))
+        model.on_change(changed, float(at))
+    return model
+
+
+def cpu_ms(action: Callable[[], object]) -> float:
+    """The median processor time of an action in milliseconds."""
+    times = []
+    for _ in range(15):
+        began = time.thread_time()
+        action()
+        times.append(1_000 * (time.thread_time() - began))
+    return statistics.median(times)
+
+
+def measure_fleet() -> None:
+    """Print what one look at the Fleet page takes of the processor."""
+    model = busy_model()
+    figures = model.figures(300.0)
+    parts = {
+        "figures": lambda: model.figures(300.0),
+        "version": figures.to_wire,
+        "page": lambda: render_fleet(figures, FleetFilter(), seen=""),
+        "page of a filter": lambda: render_fleet(figures, FleetFilter("target-00"), seen=""),
+    }
+    for name, action in parts.items():
+        print(f"fleet of {TARGETS:,} targets, {name:18} {cpu_ms(action):6.1f} ms of the processor", flush=True)
+
+
+def write_evaluation(folder: Path) -> None:
+    """Write an evaluation of `TRIALS` calls to a target that answers at once."""
+    (folder / "quintain.yaml").write_text("targets: {echo: {provider: mock}}\n")
+    cases = [{"id": f"{number}", "question": f"q{number}", "expected": f"q{number}"} for number in range(TRIALS)]
+    (folder / "cases.jsonl").write_text("".join(f"{json.dumps(case)}\n" for case in cases))
+    graders = [{"name": "same", "builtin": "exact"}]
+    (folder / "eval.yaml").write_text(json.dumps({"dataset": "cases.jsonl", "targets": ["echo"], "graders": graders}))
+
+
+def run_cpu_seconds(folder: Path, output: str) -> float:
+    """Run the evaluation; the processor time of its process."""
+    words = [sys.executable, "-m", "quintain_cli", "run", "eval.yaml", "--output", output]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(words, cwd=folder, stdout=quiet, stderr=quiet) as running:
+        _, status, usage = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(status)
+    assert running.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+@contextlib.contextmanager
+def serving(words: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A server, until the block ends."""
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            yield server
+        finally:
+            server.terminate()
+
+
+def view_words(folder: Path) -> list[str]:
+    """The command that shows a folder."""
+    return [sys.executable, "-m", "quintain_cli", "view", str(folder), "--json", "--no-open"]
+
+
+def look(origin: str, cookie: str, path: str, ended: threading.Event) -> None:
+    """Load a page again and again as its script does: when its stream says so, at most once a second."""
+    connection = http.client.HTTPConnection(urlsplit(origin).netloc, timeout=120)
+    while not ended.wait(1):
+        connection.request("GET", path, headers={"Cookie": cookie})
+        connection.getresponse().read()
+    connection.close()
+
+
+def measure_open_page() -> None:
+    """Print how much more of the processor a run takes while its page is open."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "runs").mkdir()
+        write_evaluation(folder)
+        ratios = []
+        for number in range(ROUNDS):
+            alone = run_cpu_seconds(folder, f"alone-{number}")
+            with serving(view_words(folder / "runs"), folder) as server:
+                assert server.stdout is not None
+                origin, cookie = enter(json.loads(server.stdout.readline())["url"])
+                ended = threading.Event()
+                looking = threading.Thread(target=look, args=(origin, cookie, f"/run/seen-{number}", ended))
+                looking.start()
+                ratios.append(run_cpu_seconds(folder, f"runs/seen-{number}") / alone)
+                ended.set()
+                looking.join()
+        shown = ", ".join(f"{ratio:.3f}" for ratio in sorted(ratios))
+        print(f"a run with its page open: {statistics.median(ratios):.3f} of the processor time without ({shown})")
+
+
+def first_case(page: Page, address: str, ready: str) -> float:
+    """The median time until the page shows its first case, in milliseconds."""
+    times = []
+    for _ in range(5):
+        page.goto("about:blank")
+        began = time.perf_counter()
+        page.goto(address)
+        page.locator(ready).first.wait_for(timeout=120_000)
+        times.append(1_000 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def measure_beside_inspect(cases: int) -> None:
+    """Print the times of the same cases in `quintain view` and in `inspect view`."""
+    inspect = next(INSPECT.glob("inspect-*/bin/inspect"), None)
+    if inspect is None:
+        print("inspect view is not measured: `QUINTAIN_TEST_CLIENTS=inspect make clients` installs it")
+        return
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+        folder = Path(name)
+        write_run(folder / "runs" / "cases", 2 * cases)
+        update_index(folder / "runs" / "cases")
+        words = [sys.executable, "-m", "quintain_cli", "export", "runs/cases", "--to", "inspect", "--output", "logs"]
+        subprocess.run(words, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page()
+        with serving(view_words(folder / "runs"), folder) as server:
+            assert server.stdout is not None
+            address = json.loads(server.stdout.readline())["url"]
+            page.goto(address)
+            page.get_by_role("heading", name="Runs").wait_for()
+            origin = address.partition("/#")[0]
+            show("quintain view", server.pid, lambda: first_case(page, f"{origin}/run/cases", _READY["quintain view"]))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        log = next(path for path in (folder / "logs").iterdir())
+        inspect_words = [str(inspect), "view", "start", "--log-dir", "logs", "--port", str(port)]
+        with serving(inspect_words, folder) as server:
+            wait_until_listening(port)
+            address = f"http://127.0.0.1:{port}/#/logs/{log.name}"
+            show("inspect view", server.pid, lambda: first_case(page, address, _READY["inspect view"]))
+        browser.close()
+
+
+def show(name: str, process: int, measure: Callable[[], float]) -> None:
+    """Print a measured time, and what the server's process used."""
+    used = processor_ms(process)
+    milliseconds = measure()
+    used = (processor_ms(process) - used) / 5
+    print(f"{name:14} first case after {milliseconds:6.0f} ms, the server's processor {used:5.0f} ms", flush=True)
+
+
+def wait_until_listening(port: int) -> None:
+    """Wait until a server answers on this port."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    measure_fleet()
+    measure_open_page()
+    measure_beside_inspect(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
