@@ -30,7 +30,7 @@ targets:
 """
 
 #: How many calls are on their way to each target at once.
-_CALLERS = {"support-bot": 9, "support-bot-small": 3, "judge": 2, "search": 1}
+_CALLERS = {"support-bot": 9, "support-bot-small": 3, "judge": 2, "search": 1, "archive": 1}
 
 #: For how long the fleet has been busy when it is shown, in seconds.
 _BUSY_SECONDS = 12
@@ -60,7 +60,7 @@ def busy_fleet() -> Iterator[str]:
 @contextlib.asynccontextmanager
 async def _started(folder: Path) -> AsyncIterator[str]:
     async with memory_fleet(folder, CONFIG) as fleet, asyncio.TaskGroup() as group:
-        budgets = {"support-bot": 2_000, "support-bot-small": 400, "judge": 600, "search": 25}
+        budgets = {"support-bot": 2_000, "support-bot-small": 400, "judge": 600, "search": 5_000, "archive": 20}
         tasks = [group.create_task(_call(fleet, name, budget)) for name, budget in budgets.items()]
         running = fleet.running
         async with connect_admin(running.broker_url, running.admin_token, memory=running.memory) as admin:
