@@ -70,7 +70,7 @@ def measure_fleet() -> None:
     """Print what one look at the Fleet page takes of the processor."""
     model = busy_model()
     figures = model.figures(300.0)
-    parts = {
+    parts: dict[str, Callable[[], object]] = {
         "figures": lambda: model.figures(300.0),
         "version": figures.to_wire,
         "page": lambda: render_fleet(figures, FleetFilter(), seen=""),

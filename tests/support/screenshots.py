@@ -22,14 +22,15 @@ _CASE, _TRAJECTORY = "/run/eval/case?id=br&at=5", "/run/attack/trajectories/2026
 #: The pages of `quintain view`, and that of a gateway.
 PAGES = {"run": "/run/eval", "case": _CASE, "trajectory": _TRAJECTORY, "fleet": "/fleet"}
 
-#: The ending of a picture's name, its theme and its width in pixels.
-SHOTS: list[tuple[str, Literal["light", "dark"], int]] = [
-    ("light", "light", 1100),
-    ("dark", "dark", 1100),
-    ("narrow", "light", 390),
+#: The ending of a picture's name, its theme, and whether it is as wide as a telephone.
+SHOTS: list[tuple[str, Literal["light", "dark"], bool]] = [
+    ("light", "light", False),
+    ("dark", "dark", False),
+    ("narrow", "light", True),
 ]
 
-#: A run is shown down to its cases.
+#: In pixels. A run is shown down to its cases; a fleet has eleven columns.
+_WIDTHS = {"run": 1_100, "case": 1_100, "trajectory": 1_100, "fleet": 1_280}
 _HEIGHTS = {"run": 1_500, "case": 900, "trajectory": 1_050, "fleet": 1_330}
 
 
@@ -42,17 +43,17 @@ def main() -> None:
         with sample_trajectory(shell.folder / "runs" / "attack"):
             address = start_view(shell)
             for page_name in ("run", "case", "trajectory"):
-                for ending, scheme, width in SHOTS:
-                    with _context(browser, page_name, scheme, width) as context:
+                for ending, scheme, is_narrow in SHOTS:
+                    with _context(browser, page_name, scheme, is_narrow=is_narrow) as context:
                         _take(visit(context, address).go(PAGES[page_name]), f"{page_name}-{ending}")
         with busy_fleet() as gateway:
-            for ending, scheme, width in SHOTS:
-                with _context(browser, "fleet", scheme, width) as context:
+            for ending, scheme, is_narrow in SHOTS:
+                with _context(browser, "fleet", scheme, is_narrow=is_narrow) as context:
                     _take(_enter_fleet(context.new_page(), gateway), f"fleet-{ending}")
 
 
-def _context(browser: Browser, page_name: str, scheme: Literal["light", "dark"], width: int) -> BrowserContext:
-    viewport: ViewportSize = {"width": width, "height": _HEIGHTS[page_name]}
+def _context(browser: Browser, page_name: str, scheme: Literal["light", "dark"], *, is_narrow: bool) -> BrowserContext:
+    viewport: ViewportSize = {"width": 390 if is_narrow else _WIDTHS[page_name], "height": _HEIGHTS[page_name]}
     return browser.new_context(viewport=viewport, color_scheme=scheme)
 
 
