@@ -57,8 +57,9 @@ bench-check: $(ready) ## one ratio of `make bench`, 20 s: fails if it is 25% bel
 bench-peers: $(ready) ## measure AgentV's proxy beside the gateway, and superred in process beside a hosted target
 	$(bin)/python benchmarks/gateway.py
 	$(bin)/python benchmarks/targets.py
-bench-view: $(ready) ## measure the pages and the index of a run with a million rows
+bench-view: $(ready) ## measure the pages: a million rows, 1,000 targets, a run with its page open, beside inspect view
 	$(bin)/python benchmarks/view.py
+	$(bin)/python benchmarks/view_beside.py
 dist: $(ready)   ## build the wheel, the source archive and the bill of materials (CycloneDX) into dist/
 	$(bin)/python -m build --no-isolation
 	$(bin)/python deploy/sbom.py > dist/quintain.cdx.json

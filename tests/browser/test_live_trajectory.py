@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from quintain.contracts.remote_target import RunItem, WireControllable, WireEvent, WireObservable, WireResponse
@@ -12,6 +13,9 @@ from quintain.remote.trajectory_recorder import TrajectoryFolder, TrajectoryReco
 from support.browser import start_view, visit
 from support.command_line import command_line
 from support.hostile_rows import HOSTILE
+
+#: Of the whole test: axe-core takes long on a machine with much to do.
+pytestmark = pytest.mark.timeout(600)
 
 LETTER = WireControllable(name="letter", domain=["post", "tools"])
 REPLY = WireObservable(name="reply", domain=["user"])

@@ -17,6 +17,9 @@ from support.command_line import CommandLine, command_line
 from support.hostile_rows import HOSTILE, hostile_row
 from support.results_folder import errored_row, graded_row, write_results
 
+#: Of one test: axe-core takes long on a machine with much to do.
+pytestmark = pytest.mark.timeout(600)
+
 
 def asked(row: Row, question: str = "What is it?", expected: str = "the right answer") -> Row:
     return row.model_copy(update={"case": RowCase(question=question, expected=expected)})
