@@ -64,6 +64,7 @@ RUN_BY = {
     "make pythons": "Makefile",
     "make clients": "Makefile",
     "make browser": "Makefile",
+    "make bench-view": "Makefile",
     "make screenshots": "Makefile",
     "quintain demo": "tests/acceptance/test_demo.py",
     "pip install": "tests/support/installed_wheel.py",
