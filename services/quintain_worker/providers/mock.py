@@ -44,7 +44,8 @@ class MockProvider:
         if self._random.random() < self._target.fail_rate:
             failure = ProviderFailed("mock: failed, as fail_rate asks for", charged=True)
             raise ProviderFailure(failure, Billing.BILLED, retryable=True)
-        await self._stream(_WORD.findall(text), on_text, ends_at)
+        if on_text is not None or self._target.chunk_delay_ms:
+            await self._stream(_WORD.findall(text), on_text, ends_at)
         return ProviderAnswer(
             text=text,
             token_usage=self._usage(conversation, text),
@@ -58,7 +59,7 @@ class MockProvider:
 
     async def _stream(self, words: list[str], on_text: OnText | None, ends_at: float) -> None:
         delay_seconds = self._target.chunk_delay_ms / 1000
-        for index, word in enumerate(words if delay_seconds or on_text else ()):
+        for index, word in enumerate(words):
             if delay_seconds and index:
                 await _sleep_until(delay_seconds, ends_at)
             if on_text is not None:
@@ -74,7 +75,8 @@ class MockProvider:
 async def _sleep_until(seconds: float, ends_at: float) -> None:
     """Sleep for ``seconds``; raise `ProviderFailure` if ``ends_at`` (the loop's seconds) comes first."""
     remaining_seconds = ends_at - asyncio.get_running_loop().time()
-    await asyncio.sleep(min(seconds, remaining_seconds))
+    if seconds > 0:
+        await asyncio.sleep(min(seconds, remaining_seconds))
     if seconds > remaining_seconds:
         raise ProviderFailure(TimedOut("mock: the deadline passed"), Billing.UNKNOWN)
 
