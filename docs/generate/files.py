@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from generate.markdown import code, from_docstring, table
 from quintain.config.nested_models import NESTED_MODELS
 from quintain.config.targets import TARGET_MODELS
+from quintain.program_confinement import Sandbox
 from quintain_runner.spec.dataset import DatasetSpec
 from quintain_runner.spec.evaluation import EvaluationSpec
 from quintain_runner.spec.graders import GRADER_KINDS, GraderCalls
@@ -32,6 +33,7 @@ def evaluation_page() -> str:
         + _section("prompts: each of messages", PromptMessage)
         + _kinds("grader", kinds, dict(GRADER_KINDS))
         + _section("graders: target", GraderCalls)
+        + _section("graders and dataset: sandbox", Sandbox)
     )
 
 

@@ -19,7 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from quintain.contracts.token import mask_tokens
-from quintain.process import CannotStart, OutputTail, Program, end_process, read_pipe, start_process
+from quintain.process import end_process, start_process
+from quintain.process_pipes import OutputTail, read_pipe
+from quintain.program import CannotStart, Program
 from quintain.program_environment import program_environment
 from quintain_host.counters import LEASE_ENDED, HostCounters
 from quintain_host.ipc import READY, make_pipe, read_ipc

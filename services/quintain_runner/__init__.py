@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quintain_runner.graders.base import judge_target_of
     from quintain_runner.graders.factory import UnavailableGraders, open_graders
     from quintain_runner.graders.requirements import case_requirements, graders_without_session
+    from quintain_runner.graders.rights import unconfined_programs, variable_warnings
     from quintain_runner.plan.changes import RerunPolicy
     from quintain_runner.plan.selection import TrialSelection
     from quintain_runner.plan.trials import (
@@ -83,6 +84,7 @@ else:
             "quintain_runner.graders.base": ("judge_target_of",),
             "quintain_runner.graders.factory": ("UnavailableGraders", "open_graders"),
             "quintain_runner.graders.requirements": ("case_requirements", "graders_without_session"),
+            "quintain_runner.graders.rights": ("unconfined_programs", "variable_warnings"),
             "quintain_runner.progress.display": ("NoProgressDisplay", "progress_display"),
             "quintain_runner.progress.terminal_text": ("plain_line",),
             "quintain_runner.report.agentv_run": ("write_agentv_run",),
@@ -214,6 +216,8 @@ __all__ = [
     "split_column",
     "unaccounted_calls_note",
     "unavailable_grader_notes",
+    "unconfined_programs",
+    "variable_warnings",
     "write_agentv_run",
     "write_csv",
     "write_inspect_logs",

@@ -1,97 +1,44 @@
-"""Starting programs: each in a session of its own, bounded in time and output, and ended with its whole process group.
+"""Starting programs: each in a session of its own, bounded in time and output, and ended with all its processes.
 
-`run_program` runs a program to its end; `start_process` and `end_process` are for long-running programs, with the pipes
-of `read_pipe` and `write_pipe`. They raise the errors of this module, which a service translates into its own.
+`run_program` runs a program to its end, `running_program` is for one that stays running, and `run_to_file` blocks: they
+are for programs that a configuration names. `start_process` and `end_process` are for this package's own services. All
+raise the errors of `quintain.program`, which a service translates into its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
-import shutil
 import signal
-import sys
+import subprocess
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from io import FileIO
-from pathlib import Path
+from dataclasses import replace
 from typing import IO
+
+from quintain.process_marks import ProcessMark
+from quintain.process_pipes import LimitedOutput, OutputTail, read_pipe, write_pipe
+from quintain.program import (
+    Finished,
+    Program,
+    ProgramTimedOut,
+    TooMuchOutput,
+    executable_of,
+    start_error,
+)
+from quintain.sandbox_port import SandboxPort
 
 #: How much of the end of stderr `run_program` keeps, in bytes.
 STDERR_BYTES = 4096
 
-#: How long to wait for the end of a pipe after the process group was killed, in seconds: only a process that has left
-#: the group can still hold the pipe open.
+#: How long to wait for the end of a pipe after the program was ended, in seconds.
 DRAIN_SECONDS = 1.0
-
-#: Interpreters, without version numbers; their first argument with one of the suffixes is the script to run.
-_INTERPRETERS = frozenset(
-    {"python", "pypy", "uv", "node", "deno", "bun", "tsx", "ts-node", "sh", "bash", "dash", "zsh", "ruby", "perl"}
-)
-_SCRIPT_SUFFIXES = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb", ".pl")
 
 #: A standard stream of a program: a file, a pipe's end, a file descriptor, `asyncio.subprocess.DEVNULL` or the like;
 #: None inherits this process's own.
 Stream = IO[bytes] | int | None
-
-
-class ProgramError(Exception):
-    """Base class: a program did not run to its end."""
-
-
-class CannotStart(ProgramError):
-    """The program cannot be started; not a subclass of this error if memory, processes or open files are exhausted."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
-
-
-class ProgramNotFound(CannotStart):
-    """The program or the working directory does not exist."""
-
-
-class ProgramNotExecutable(CannotStart):
-    """The file is not executable."""
-
-
-class ProgramTimedOut(ProgramError):
-    """The program did not end in time, and was killed."""
-
-
-class TooMuchOutput(ProgramError):
-    """The program exceeded its stdout limit, and was killed."""
-
-
-_ERRORS: Mapping[int | None, type[CannotStart]] = {
-    errno.ENOENT: ProgramNotFound,
-    errno.ENOTDIR: ProgramNotFound,
-    errno.EACCES: ProgramNotExecutable,
-    errno.EPERM: ProgramNotExecutable,
-    errno.ENOEXEC: ProgramNotExecutable,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """A program to start; ``env`` is its whole environment, ``cwd`` defaults to this process's working directory."""
-
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    cwd: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """The result of a program; a negative exit code is the number of the signal that ended it."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
 
 
 async def run_program(
@@ -99,8 +46,8 @@ async def run_program(
 ) -> Finished:
     """Run a program to its end; ``stdout_limit`` is in bytes, and the last `STDERR_BYTES` of stderr are kept.
 
-    No process of the process group survives, whatever the outcome. Raises `CannotStart`, `ProgramTimedOut` and
-    `TooMuchOutput`.
+    No process that it started survives, whatever the outcome; `docs/security.md` says what can escape. Raises
+    `CannotStart`, `ProgramTimedOut` and `TooMuchOutput`.
 
         finished = await run_program(Program(argv=["sort"], env={}), stdin=b"b\\na\\n", stdout_limit=1000)
     """
@@ -109,9 +56,10 @@ async def run_program(
         writer.write(stdin)
         writer.close()
         try:
-            async with asyncio.timeout(timeout_seconds):
-                with stdin_end, stdout_end, stderr_end:
-                    process = await start_process(program, stdin=stdin_end, stdout=stdout_end, stderr=stderr_end)
+            async with (
+                asyncio.timeout(timeout_seconds),
+                running_program(program, stdin=stdin_end, stdout=stdout_end, stderr=stderr_end) as process,
+            ):
                 exit_code = await _exit_code(process, output.overflowed)
         except TimeoutError:
             raise ProgramTimedOut from None
@@ -121,6 +69,63 @@ async def run_program(
     return Finished(exit_code=exit_code, stdout=bytes(output.data), stderr=bytes(errors.data))
 
 
+@asynccontextmanager
+async def running_program(
+    program: Program, *, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]
+) -> AsyncIterator[Process]:
+    """Start a program, and kill it and all processes that it started at the end of the block.
+
+    The streams are closed here once the program has them. Raises `CannotStart`.
+    """
+    mark = ProcessMark(program.env)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(mark.kill)
+        port = stack.enter_context(SandboxPort(program.confinement.gateway)) if program.confinement.sandbox else None
+        with stdin, stdout, stderr:
+            process = await start_process(
+                _confined(program, mark, port),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=() if port is None else (port.program_fd,),
+                mark=mark,
+            )
+        stack.push_async_callback(end_process, process)
+        if port is not None:
+            await stack.enter_async_context(port.opened())
+        yield process
+
+
+def run_to_file(program: Program, *, stdout: IO[bytes], stderr: IO[bytes]) -> int:
+    """Run a program to its end without input, and return its exit code. Blocks. Raises `CannotStart`."""
+    mark = ProcessMark(program.env)
+    with contextlib.ExitStack() as stack:
+        stack.callback(mark.kill)
+        port = stack.enter_context(SandboxPort(None)) if program.confinement.sandbox else None
+        confined = _confined(program, mark, port)
+        try:
+            process = subprocess.Popen(  # noqa: S603 -- the operator's own program
+                confined.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=program.cwd,
+                env=confined.env,
+                pass_fds=() if port is None else (port.program_fd,),
+                start_new_session=True,
+                **program.confinement.user_options(),
+            )
+        except OSError as error:
+            raise start_error(error.errno, error.strerror or str(error)) from None
+        with process:
+            try:
+                if port is not None:
+                    port.wait_until_started()
+                return process.wait()
+            finally:
+                _kill_group(process.pid)
+
+
 async def start_process(
     program: Program,
     *,
@@ -128,11 +133,12 @@ async def start_process(
     stdout: Stream = DEVNULL,
     stderr: Stream = None,
     pass_fds: Collection[int] = (),
+    mark: ProcessMark | None = None,
 ) -> Process:
     """Start a program, which `end_process` ends; a cancellation before this returns kills its process group.
 
-    Raises `CannotStart`. The caller must close its own copies of the pipe ends passed here, or readers do not see the
-    end of the program's output.
+    The processes with the ``mark`` are killed, too. Raises `CannotStart`. The caller must close its own copies of the
+    pipe ends passed here, or readers do not see the end of the program's output.
     """
     name, *arguments = program.argv
     creating = asyncio.ensure_future(
@@ -146,19 +152,26 @@ async def start_process(
             env=dict(program.env),
             pass_fds=pass_fds,
             start_new_session=True,
+            **program.confinement.user_options(),
         )
     )
+
+    def kill_created(_: asyncio.Future[Process]) -> None:
+        if not creating.cancelled() and creating.exception() is None:
+            _kill_group(creating.result().pid)
+            if mark is not None:
+                mark.kill()
+
     try:
         # asyncio kills a process whose creation is cancelled, but not the children that it has started by then.
         return await asyncio.shield(creating)
     except asyncio.CancelledError:
         # A callback, because a second cancellation would end the wait below before the process exists.
-        creating.add_done_callback(_kill_created)
+        creating.add_done_callback(kill_created)
         await asyncio.wait((creating,))
         raise
     except OSError as error:
-        kind = _ERRORS.get(error.errno, CannotStart)
-        raise kind(error.strerror or str(error)) from None
+        raise start_error(error.errno, error.strerror or str(error)) from None
 
 
 async def end_process(process: Process, grace_seconds: float = 0) -> bool:
@@ -174,128 +187,17 @@ async def end_process(process: Process, grace_seconds: float = 0) -> bool:
     else:
         return True
     finally:
-        _kill_group(process)
+        _kill_group(process.pid)
         await process.wait()
 
 
-def executable_of(program: str, env: Mapping[str, str]) -> str:
-    """Return the program to start: ``python`` is this interpreter if the PATH of ``env`` has none, as on Debian."""
-    if program == "python" and shutil.which(program, path=env.get("PATH", os.defpath)) is None:
-        return sys.executable
-    return program
-
-
-def start_problem(program: Program) -> str | None:
-    """Why a program cannot be started, as far as that can be found out without starting it; None if nothing is found.
-
-    It checks that the program is executable, and that the script of an interpreter exists.
-    """
+def _confined(program: Program, mark: ProcessMark, port: SandboxPort | None) -> Program:
+    """The program as it is started: marked, with another user's environment, and in its sandbox."""
     name, *arguments = program.argv
-    folder = program.cwd or Path.cwd()
-    if not folder.is_dir():
-        return f"its working directory {folder} does not exist"
-    executable = executable_of(name, program.env)
-    if os.sep in executable:
-        path = folder / executable
-        if not path.is_file():
-            return f"its command {name!r}: there is no program {path}; check the path"
-        if not os.access(path, os.X_OK):
-            return f"its command {name!r}: {path} is not executable; chmod +x it, or name its interpreter first"
-    elif shutil.which(executable, path=program.env.get("PATH", os.defpath)) is None:
-        return f"its command {name!r} is not on PATH; install it, or give its path"
-    script = _script_of(name, arguments)
-    if script is not None and not (folder / script).exists():
-        return f"its command: there is no file {folder / script}"
-    return None
-
-
-def _script_of(program: str, arguments: Sequence[str]) -> str | None:
-    """The script that an interpreter runs; None if the program is not an interpreter, or runs code or a module."""
-    if Path(program).name.rstrip(".0123456789") not in _INTERPRETERS:
-        return None
-    for argument in arguments:
-        if argument in {"-c", "-e", "-m"}:
-            return None
-        if not argument.startswith("-") and argument.endswith(_SCRIPT_SUFFIXES):
-            return argument
-    return None
-
-
-class LimitedOutput(asyncio.Protocol):
-    """Keeps the first ``limit`` bytes of a pipe, and closes it when more arrive.
-
-    The future ``overflowed`` is done when the limit is exceeded, ``ended`` when the pipe is closed.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._transport: asyncio.BaseTransport | None = None
-        self.data = bytearray()
-        loop = asyncio.get_running_loop()
-        self.overflowed: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Implements `asyncio.Protocol.connection_made`."""
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Implements `asyncio.Protocol.data_received`."""
-        fits = self._limit - len(self.data)
-        self.data += data[:fits]
-        if len(data) > fits and self._transport is not None and not self.overflowed.done():
-            self.overflowed.set_result(None)
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Implements `asyncio.Protocol.connection_lost`."""
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-class OutputTail(LimitedOutput):
-    """Keeps the last ``limit`` bytes of a pipe."""
-
-    def data_received(self, data: bytes) -> None:
-        """Implements `asyncio.Protocol.data_received`."""
-        self.data += data
-        del self.data[: -self._limit]
-
-
-@asynccontextmanager
-async def read_pipe(protocol: asyncio.Protocol) -> AsyncIterator[FileIO]:
-    """Open a pipe that this protocol reads; yields the program's end, to be closed here once the program has started.
-
-    asyncio's own subprocess pipes do not report the program's end while one of its children holds them open.
-    """
-    reading, writing = os.pipe()
-    with FileIO(writing, "wb") as program_end:
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: protocol, FileIO(reading, "rb"))
-        try:
-            yield program_end
-        finally:
-            transport.close()
-
-
-@asynccontextmanager
-async def write_pipe() -> AsyncIterator[tuple[FileIO, asyncio.WriteTransport]]:
-    """Open a pipe to write to; yields the program's end, to be closed once the program has started, and the writer."""
-    reading, writing = os.pipe()
-    with FileIO(reading, "rb") as program_end:
-        loop = asyncio.get_running_loop()
-        writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, FileIO(writing, "wb"))
-        try:
-            yield program_end, writer
-        finally:
-            # Abort instead of close: data that is still buffered is for a process that has ended.
-            if writer.get_write_buffer_size() or not writer.is_closing():
-                writer.abort()
-
-
-def _kill_created(creating: asyncio.Future[Process]) -> None:
-    if not creating.cancelled() and creating.exception() is None:
-        _kill_group(creating.result())
+    env = {**mark.variables, **program.confinement.environment(program.env)}
+    env |= mark.variables
+    wrapper = () if port is None else program.confinement.wrapper(program.cwd, env, port.program_fd)
+    return replace(program, argv=[*wrapper, executable_of(name, env), *arguments], env=env)
 
 
 async def _exit_code(process: Process, overflowed: asyncio.Future[None]) -> int:
@@ -304,12 +206,12 @@ async def _exit_code(process: Process, overflowed: asyncio.Future[None]) -> int:
         await asyncio.wait((exiting, overflowed), return_when=asyncio.FIRST_COMPLETED)
     finally:
         # Also if the program has ended: processes that it left behind would hold its pipes open.
-        _kill_group(process)
+        _kill_group(process.pid)
         await exiting
     return exiting.result()
 
 
-def _kill_group(process: Process) -> None:
+def _kill_group(leader: int) -> None:
     # The program leads its process group, whose id thus equals its pid; the group may have ended already.
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(leader, signal.SIGKILL)

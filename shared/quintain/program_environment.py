@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from quintain.errors import ConfigError
+from quintain.process_marks import MARK_VARIABLE
 
 #: What a program needs to be found, to find its files and libraries, and to reach the network.
 ALLOWED_VARIABLES: Final = frozenset(
     {
         "PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "NODE_PATH", "TRACEPARENT",
         "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
-        "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS",
+        MARK_VARIABLE, "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS",
     }
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 from support.command_line import CommandLine, command_line
 from support.evaluations import write_files
 from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.sandbox import sandbox_refusal
 
 GRADER = """
 import json, os
@@ -97,6 +98,51 @@ def test_a_grader_finds_its_sessions_connection_and_no_key(shell: CommandLine) -
     assert seen["OPENAI_API_KEY"] == seen["AGENTV_TARGET_PROXY_TOKEN"] == seen["QUINTAIN_SESSION_TOKEN"]
     run_token = (shell.folder / "runs" / "eval" / "session-token").read_text().strip()
     assert run_token not in seen.values(), "a grader has a session of its own"
+
+
+FUNCTION = """
+import pathlib, sys
+import quintain
+
+@quintain.grader
+async def asks(output, session):
+    answer = await session.invoke("and?")
+    here = pathlib.Path(__file__).parent
+    hidden = not list((here / "runs").glob("*")) and not (here / ".env").is_file()
+    return {"score": float(hidden and bool(answer.raw_text))}
+"""
+
+READS_A_FILE = """
+import json, os, pathlib, sys
+json.load(sys.stdin)
+hidden = not pathlib.Path("runs/eval/session-token").exists()
+print(json.dumps({"score": float(hidden and "QUINTAIN_SESSION_TOKEN" in os.environ)}))
+"""
+
+
+def test_graders_in_a_sandbox_call_their_session_and_see_nothing_of_the_run(shell: CommandLine) -> None:
+    evaluation = EVALUATION.replace(
+        "graders: [{name: looks, command: [python, grader.py]}]",
+        "graders: [{name: asks, function: 'judges:asks', sandbox: bwrap},"
+        "{name: reads, command: [python, grader.py], sandbox: {memory_mib: 512}}]",
+    )
+    write_files(
+        shell.folder, cases=1, quintain_yaml=CONFIG, grader_py=READS_A_FILE, judges_py=FUNCTION, eval_yaml=evaluation
+    )
+    (shell.folder / ".env").write_text("KEY=secret")
+    if sandbox_refusal() is not None:
+        # Never without it: the run is refused.
+        shell.run("run", "eval.yaml", code=2, env=SECRETS)
+        return
+    ran = shell.run("run", "eval.yaml", env=SECRETS)
+    assert "rights" not in ran.stderr
+    (row,) = (json.loads(line) for line in (shell.folder / "runs" / "eval" / "results.jsonl").read_text().splitlines())
+    assert [(verdict["score"], verdict.get("error")) for verdict in row["graders"].values()] == [(1.0, None)] * 2
+
+
+def test_the_first_lines_of_a_run_say_which_programs_have_the_users_rights(shell: CommandLine) -> None:
+    write_files(shell.folder, cases=1, quintain_yaml=CONFIG, grader_py=GRADER, eval_yaml=EVALUATION)
+    assert "\nrights   grader looks " in shell.run("run", "eval.yaml", env=SECRETS).stderr
 
 
 def test_on_a_fleet_a_grader_finds_no_key_and_no_broker(fleet: CommandLine) -> None:

@@ -10,6 +10,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.config import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyTooLarge, TargetUnavailable, TimedOut
+from quintain.program_confinement import Confinement, Sandbox
 from quintain_cli.fleet.metadata_process import run_metadata_process
 from quintain_host.processes import SlotProcesses
 from quintain_host.supervisor import ProcessSupervisor
@@ -27,6 +29,7 @@ from quintain_runner.graders.process_pool import GraderProcessPool
 from quintain_runner.graders.verdict_parser import GraderError
 from quintain_worker.providers.factory import ProviderContext, build_provider
 from quintain_worker.providers.provider import ProviderFailure
+from support.sandbox import sandbox_refusal
 
 #: Runs a program in a folder, with this environment, for at most so many seconds; returns its stdout.
 Run = Callable[[list[str], Path, dict[str, str], float], Coroutine[object, object, str]]
@@ -78,7 +81,14 @@ async def metadata_service(argv: list[str], folder: Path, env: dict[str, str], t
     return ""
 
 
-@pytest.fixture(params=[command_target, grader, warm_grader], ids=lambda user: user.__name__)
+async def grader_in_a_sandbox(argv: list[str], folder: Path, env: dict[str, str], timeout_seconds: float) -> str:
+    command = grader_command(argv, folder, env, timeout_seconds)
+    if sandbox_refusal() is None:
+        command = replace(command, confinement=Confinement(sandbox=Sandbox(), read=(folder,)))
+    return (await run_grader(command, b"q")).decode()
+
+
+@pytest.fixture(params=[command_target, grader, warm_grader, grader_in_a_sandbox], ids=lambda user: user.__name__)
 def run(request: pytest.FixtureRequest) -> Run:
     user: Run = request.param
     return user
@@ -172,6 +182,32 @@ async def test_a_program_past_its_timeout_ends_with_its_children(
         assert isinstance(caught.value.fault, TimedOut)
     else:
         assert "timeout of 1 s" in message_of(caught.value)
+    assert await all_gone(mark) == []
+
+
+#: Starts processes that leave the group: with a session of their own, and as a daemon does.
+LEAVES = "setsid sleep 600 & (setsid sh -c 'sleep 600 & sleep 600' &) ; QUINTAIN_LEFT=1 setsid sleep 600 & "
+
+
+@pytest.mark.parametrize("ending", ["echo done", "sleep 0.2; echo done", "exit 3", "sleep 600"])
+async def test_processes_that_leave_the_group_end_with_their_program(
+    run: Run, tmp_path: Path, mark: dict[str, str], ending: str
+) -> None:
+    with contextlib.suppress(ProviderFailure, GraderError):
+        await run(["/bin/sh", "-c", LEAVES + ending], tmp_path, {"PATH": os.defpath, **mark}, 2)
+    assert await all_gone(mark) == []
+
+
+async def test_a_program_that_runs_other_programs_ends_with_theirs(
+    run: Run, tmp_path: Path, mark: dict[str, str]
+) -> None:
+    inner = (
+        "import asyncio, os; from quintain.process import run_program; from quintain.program import Program; "
+        "env = dict(os.environ, PATH=os.defpath); sleep = Program(argv=['sleep', '600'], env=env); "
+        "asyncio.run(run_program(sleep, stdout_limit=1))"
+    )
+    with pytest.raises((ProviderFailure, GraderError)):
+        await run([sys.executable, "-c", inner], tmp_path, {"PATH": os.defpath, **mark}, 3)
     assert await all_gone(mark) == []
 
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from quintain_runner.graders.base import GraderRunner, GradingContext
+from quintain_runner.graders.process import GraderCommand
 from quintain_runner.graders.program import ProgramGraderRunner, process_executor
 from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.graders import CommandGrader, GraderCalls
@@ -40,4 +41,5 @@ def script_grader(
         target=GraderCalls(max_calls=max_calls),
         timeout_seconds=30,
     )
-    return ProgramGraderRunner(spec=spec, execute=process_executor(spec, folder, {}))
+    command = GraderCommand(argv=tuple(spec.command), folder=folder, env={}, timeout_seconds=spec.timeout_seconds)
+    return ProgramGraderRunner(spec=spec, execute=process_executor(command))

@@ -74,6 +74,8 @@ def report_lines(report: CheckReport) -> Iterator[str]:
         yield from _estimate_lines(report, report.estimate)
     if report.not_checked:
         yield f"unchecked {'; '.join(report.not_checked)}"
+    for warning in report.warnings:
+        yield f"warning   {warning}"
     for problem in report.problems:
         yield f"error     {problem}"
 

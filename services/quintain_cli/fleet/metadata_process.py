@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from quintain.bus.memory import MemoryBroker
 from quintain.bus.socketpair import SocketpairBroker
 from quintain.errors import QuintainError
-from quintain.process import CannotStart, Program, end_process, start_process
+from quintain.process import end_process, start_process
+from quintain.program import CannotStart, Program
 from quintain.secret_files import without_variables
 from quintain_metadata import StartupStatus
 

@@ -56,6 +56,7 @@ from quintain_runner import (
     read_cases,
     read_report,
     run_evaluation,
+    unconfined_programs,
 )
 
 
@@ -295,3 +296,7 @@ def _print_plan(prepared: _PreparedRun, location: str) -> None:
         f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"
     )
     print_stderr(f"results  {options.folder}")
+    if programs := unconfined_programs(evaluation):
+        print_stderr(
+            escape_for_terminal(f"rights   {', '.join(programs)} run with your rights; run_as or sandbox limits them")
+        )

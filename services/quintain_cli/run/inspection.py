@@ -13,6 +13,7 @@ from pathlib import Path
 
 from quintain.config import Config
 from quintain.errors import ConfigError
+from quintain.program_environment import program_environment
 from quintain.settings import Settings, environment
 from quintain_cli.run.backend import load_evaluation_config, select_targets
 from quintain_runner import (
@@ -31,6 +32,7 @@ from quintain_runner import (
     open_dataset,
     open_graders,
     read_resume_state,
+    variable_warnings,
 )
 from quintain_worker import ProviderContext, check_program, check_provider
 
@@ -58,6 +60,7 @@ class Inspection:
 
     on_fleet: bool
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     evaluation: Evaluation | None = None
     config: Config | None = None
     targets: tuple[str, ...] = ()
@@ -115,6 +118,7 @@ async def inspect_evaluation(options: InspectionOptions, settings: Settings) -> 
                     found.evaluation, found.config, options.targets, on_fleet=options.on_fleet
                 )
         await _inspect_graders(found, found.evaluation, options)
+        found.warnings += variable_warnings(found.evaluation, environment(), program_environment(environment()))
     if resolved is not None:
         _inspect_providers(found, resolved)
     if found.evaluation is not None:
@@ -167,7 +171,7 @@ def _inspect_providers(found: Inspection, config: Config) -> None:
         with found.collect_errors(), _with_path(config.path):
             check_provider(name, target, context)
             if name in found.called_targets:
-                check_program(name, target, context)
+                found.warnings += check_program(name, target, context)
 
 
 def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:

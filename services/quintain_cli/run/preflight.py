@@ -41,12 +41,13 @@ class GraderSummary(Message):
 class CheckReport(Message):
     """The result of a check.
 
-    ``problems`` are errors to fix before a run, ``not_checked`` says what cannot be known from here, and failed probes
-    are in ``probes``.
+    ``problems`` are errors to fix before a run, ``warnings`` are what may be one, ``not_checked`` says what cannot be
+    known from here, and failed probes are in ``probes``.
     """
 
     evaluation: str
     problems: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
     not_checked: list[str] = Field(default_factory=list)
     on_fleet: bool = False
     config: str | None = None
@@ -92,6 +93,7 @@ def _build_report(options: CheckOptions, found: Inspection, probes: list[ProbeRe
     report = CheckReport(
         evaluation=str(options.path),
         problems=found.problems,
+        warnings=found.warnings,
         on_fleet=found.on_fleet,
         not_checked=list(_not_checked(found, probed={probe.target for probe in probes})),
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import IO
 
 from quintain.contracts.token import mask_tokens
 from quintain.errors import ConfigError
-from quintain.process import Program, executable_of, start_problem
+from quintain.process import run_to_file
+from quintain.program import CannotStart, Program, check_rights, start_problem
+from quintain.program_confinement import Confinement
 from quintain.program_environment import program_environment
 from quintain_runner.dataset.reader import DatasetStats, check_dataset
 from quintain_runner.dataset.requirements import CaseRequirement
@@ -51,10 +52,18 @@ def open_dataset(
     except OSError as error:
         raise ConfigError(f"{results_folder}: cannot be written to ({error.strerror}); give another --output") from None
     program_env = program_environment(env, env_from=spec.env_from, own=spec.env)
-    problem = start_problem(Program(argv=spec.command, env=program_env, cwd=evaluation.folder))
+    confinement = Confinement(
+        run_as=spec.run_as, sandbox=spec.sandbox, read=(evaluation.folder,), hidden=(results_folder,)
+    )
+    program = Program(argv=spec.command, env=program_env, cwd=evaluation.folder, confinement=confinement)
+    problem = start_problem(program)
     if problem is not None:
         raise ConfigError(f"{evaluation.path}: dataset: {problem}")
-    _run_command_into(path, spec.command, evaluation.folder, program_env)
+    try:
+        check_rights(program)
+    except ConfigError as error:
+        raise ConfigError(f"{evaluation.path}: dataset: {error.message}") from None
+    _run_command_into(path, program)
     try:
         return check_dataset(spec, path, requirements, evaluation.prompts)
     except ConfigError:
@@ -63,27 +72,18 @@ def open_dataset(
         raise
 
 
-def _run_command_into(path: Path, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
-    """Run a dataset command in ``folder`` and write its stdout to ``path``. Raises `ConfigError` if it fails."""
-    program, *rest = command
+def _run_command_into(path: Path, program: Program) -> None:
+    """Run a dataset command and write its stdout to ``path``. Raises `ConfigError` if it fails."""
     with tempfile.TemporaryFile() as errors, atomic_write(path) as file:
         try:
-            completed = subprocess.run(  # noqa: S603 -- the operator's own program
-                [executable_of(program, env), *rest],
-                cwd=folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=errors,
-                check=False,
-            )
-        except OSError as error:
+            exit_code = run_to_file(program, stdout=file, stderr=errors)
+        except CannotStart as error:
             raise ConfigError(
-                f"dataset: its command {program!r} cannot be started in {folder} ({error.strerror}); check the path, "
-                "and that it may be executed"
+                f"dataset: its command {program.argv[0]!r} cannot be started in {program.cwd} ({error.reason}); check "
+                "the path, and that it may be executed"
             ) from None
-        if completed.returncode != 0:
-            raise ConfigError(f"dataset: its command failed (exit code {completed.returncode}): {_stderr_tail(errors)}")
+        if exit_code != 0:
+            raise ConfigError(f"dataset: its command failed (exit code {exit_code}): {_stderr_tail(errors)}")
 
 
 def _stderr_tail(errors: IO[bytes]) -> str:

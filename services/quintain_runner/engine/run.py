@@ -56,7 +56,9 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
     info = await setup.client.get_info()
     check_targets_available(_target_references(setup, _called_targets(setup)), info.available_targets)
     async with (
-        open_graders(evaluation, _grader_env(setup)) as graders,
+        open_graders(
+            evaluation, _grader_env(setup), gateway_url=setup.grader_environment.gateway_url, output=setup.output
+        ) as graders,
         open_results(setup.output, keeps_content=setup.keeps_content) as results,
     ):
         identity = identity_of(evaluation, dataset_stats.sha256)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quintain.config.fingerprint import dependency_digests
 from quintain.errors import ConfigError
-from quintain.process import start_problem
+from quintain.program import check_rights, start_problem
+from quintain.program_confinement import Confinement, gateway_address
 from quintain.program_environment import program_environment
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
@@ -23,7 +25,6 @@ from quintain_runner.graders.process_pool import GraderProcessPool
 from quintain_runner.graders.program import (
     ProgramGraderRunner,
     function_executor,
-    grader_command,
     line_executor,
     process_executor,
 )
@@ -49,15 +50,17 @@ class UnavailableGraders(ConfigError):
 
 
 @contextlib.asynccontextmanager
-async def open_graders(evaluation: Evaluation, env: Mapping[str, str]) -> AsyncIterator[tuple[GraderRunner, ...]]:
+async def open_graders(
+    evaluation: Evaluation, env: Mapping[str, str], *, gateway_url: str | None = None, output: Path | None = None
+) -> AsyncIterator[tuple[GraderRunner, ...]]:
     """Build the graders of an evaluation, in the order of the file, without those that are known to be unavailable.
 
     ``env`` is the environment of which their processes get what is allowed; those that are kept running end with the
-    ``async with`` block. Raises `ConfigError` with one line for each grader that cannot be built: `UnavailableGraders`
-    if files are the reason for all of them.
+    ``async with`` block. In a sandbox they reach only ``gateway_url``, and do not see ``output``. Raises `ConfigError`
+    with one line for each grader that cannot be built: `UnavailableGraders` if files are the reason for all of them.
     """
     async with AsyncExitStack() as stack:
-        factory = _GraderFactory(evaluation.folder, env, stack)
+        factory = _GraderFactory(evaluation.folder, env, stack, gateway_url, output)
         specs = [spec for spec in evaluation.spec.graders if spec.name not in evaluation.unavailable_graders]
         results = await asyncio.gather(*(factory.build(spec) for spec in specs), return_exceptions=True)
         errors: dict[str, str] = {}
@@ -81,6 +84,8 @@ class _GraderFactory:
     folder: Path
     env: Mapping[str, str]
     stack: AsyncExitStack
+    gateway_url: str | None
+    output: Path | None
 
     async def build(self, spec: GraderSpec) -> GraderRunner:
         """Build the grader of a specification. Raises `ConfigError`."""
@@ -101,25 +106,22 @@ class _GraderFactory:
         """Build a command grader, after checking that its command can be started."""
         if spec.cwd is not None and not (self.folder / spec.cwd).is_dir():
             raise ConfigError(f"cwd: there is no folder {self.folder / spec.cwd}")
-        env = self._environment(spec)
-        command = grader_command(spec, self.folder, env)
+        command = self._command(spec, spec.command, self.folder / (spec.cwd or "."))
         error = start_problem(command.program)
         if error is not None:
             raise ConfigError(error)
+        check_rights(command.program)
         if spec.batch is None:
-            return ProgramGraderRunner(spec=spec, execute=process_executor(spec, self.folder, env))
+            return ProgramGraderRunner(spec=spec, execute=process_executor(command))
         pool = await self.stack.enter_async_context(GraderProcessPool(command))
-        return ProgramGraderRunner(spec=spec, execute=line_executor(pool))
+        return ProgramGraderRunner(spec=spec, execute=line_executor(pool, command))
 
     async def _build_function(self, spec: FunctionGrader) -> ProgramGraderRunner:
         """Build a function grader: start its process, which imports the function and describes it."""
-        command = GraderCommand(
-            # -P: a file in the folder with the name of a standard module must not replace that module.
-            argv=(sys.executable, "-P", "-m", "quintain_runner.graders.function_worker", spec.function),
-            folder=self.folder,
-            env=self._environment(spec),
-            timeout_seconds=spec.timeout_seconds,
-        )
+        # -P: a file in the folder with the name of a standard module must not replace that module.
+        argv = (sys.executable, "-P", "-m", "quintain_runner.graders.function_worker", spec.function)
+        command = self._command(spec, argv, self.folder)
+        check_rights(command.program)
         pool = await self.stack.enter_async_context(GraderProcessPool(command))
         try:
             description = FunctionDescription.model_validate_json(
@@ -131,8 +133,28 @@ class _GraderFactory:
             raise ConfigError(f"function {spec.function}: {description.error}")
         return ProgramGraderRunner(spec=spec, execute=function_executor(pool), needs_session=description.wants_session)
 
-    def _environment(self, spec: CommandGrader | FunctionGrader) -> dict[str, str]:
-        return program_environment(self.env, env_from=spec.env_from, own=spec.env)
+    def _command(self, spec: CommandGrader | FunctionGrader, argv: Sequence[str], folder: Path) -> GraderCommand:
+        """The command of a grader, with what it may do. Raises `ConfigError` if it cannot be confined so."""
+        command = GraderCommand(
+            argv=tuple(argv),
+            folder=folder,
+            env=program_environment(self.env, env_from=spec.env_from, own=spec.env),
+            timeout_seconds=spec.timeout_seconds,
+        )
+        confinement = Confinement(
+            run_as=spec.run_as,
+            sandbox=spec.sandbox,
+            hidden=() if self.output is None else (self.output,),
+            gateway=None if spec.sandbox is None or self.gateway_url is None else gateway_address(self.gateway_url),
+        )
+        if not confinement.is_confined:
+            return command
+        confinement.check()
+        files_folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="quintain-grader-")))
+        confinement.share(files_folder)
+        packages = Path(__file__).parents[2]
+        confinement = replace(confinement, read=(self.folder, folder, packages, files_folder))
+        return replace(command, confinement=confinement, files_folder=files_folder)
 
     def _read_prompt(self, spec: JudgeGrader) -> str:
         """Read the instructions of a judge."""

@@ -41,6 +41,8 @@ _KEYS_LEFT_OUT = frozenset(
         "prompt",
         "weight",
         "reduce",
+        "run_as",
+        "sandbox",
     }
 )
 

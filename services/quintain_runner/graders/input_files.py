@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from quintain.program_confinement import Confinement
 from quintain_runner.graders.verdict_parser import GraderError
 
 #: Writes a file with this name and content, and returns its path.
@@ -70,21 +71,25 @@ def _suffix(kind: str) -> str:
 
 
 @contextlib.contextmanager
-def temporary_grader_files() -> Iterator[SaveFile]:
+def temporary_grader_files(parent: Path | None, confinement: Confinement) -> Iterator[SaveFile]:
     """Provide a function that writes files for a grader; they are removed at the end of the ``with`` block.
 
-    The folder is created with the first file. The function raises `GraderError` if a file cannot be written.
+    The folder is created with the first file, in ``parent`` if it is given. The function raises `GraderError` if a
+    file cannot be written.
     """
     with contextlib.ExitStack() as stack:
 
         @functools.cache
         def folder() -> Path:
-            return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quintain-grader-")))
+            made = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quintain-grader-", dir=parent)))
+            confinement.share(made)
+            return made
 
         def save_file(name: str, data: bytes) -> str:
             try:
                 path = folder() / name
                 path.write_bytes(data)
+                confinement.share(path)
             except OSError as error:
                 raise GraderError(
                     f"A file for it cannot be written in {tempfile.gettempdir()} ({error.strerror}); free disk space, "

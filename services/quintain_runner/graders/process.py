@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.contracts.token import mask_tokens
-from quintain.process import CannotStart, Program, ProgramTimedOut, TooMuchOutput, run_program
+from quintain.process import run_program
+from quintain.program import CannotStart, Program, ProgramTimedOut, TooMuchOutput
+from quintain.program_confinement import UNCONFINED, Confinement
 from quintain_runner.graders.verdict_parser import GraderError
 
 #: The most bytes that a grader may print on stdout.
@@ -19,17 +21,22 @@ MAX_STDERR_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraderCommand:
-    """The command of a grader: its arguments, working folder, environment and timeout in seconds."""
+    """The command of a grader: its arguments, working folder, environment and timeout in seconds.
+
+    ``files_folder`` is where files for it are written, which its confinement lets it read.
+    """
 
     argv: tuple[str, ...]
     folder: Path
     env: Mapping[str, str]
     timeout_seconds: float
+    confinement: Confinement = UNCONFINED
+    files_folder: Path | None = None
 
     @property
     def program(self) -> Program:
         """The command as a program to start."""
-        return Program(argv=self.argv, cwd=self.folder, env=self.env)
+        return Program(argv=self.argv, cwd=self.folder, env=self.env, confinement=self.confinement)
 
 
 async def run_grader(command: GraderCommand, stdin: bytes) -> bytes:

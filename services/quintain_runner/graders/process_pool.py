@@ -10,16 +10,9 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-from quintain.process import (
-    DRAIN_SECONDS,
-    STDERR_BYTES,
-    CannotStart,
-    OutputTail,
-    end_process,
-    read_pipe,
-    start_process,
-    write_pipe,
-)
+from quintain.process import DRAIN_SECONDS, STDERR_BYTES, running_program
+from quintain.process_pipes import OutputTail, read_pipe, write_pipe
+from quintain.program import CannotStart
 from quintain_runner.graders.process import STDOUT_LIMIT, GraderCommand, cannot_start, crash_message, timeout_message
 from quintain_runner.graders.verdict_parser import GraderError
 
@@ -83,11 +76,10 @@ class GraderProcess:
         stdout = await self._stack.enter_async_context(read_pipe(asyncio.StreamReaderProtocol(self._reader)))
         stderr = await self._stack.enter_async_context(read_pipe(self._errors))
         try:
-            with stdin, stdout, stderr:
-                self._process = await start_process(self._command.program, stdin=stdin, stdout=stdout, stderr=stderr)
+            running = running_program(self._command.program, stdin=stdin, stdout=stdout, stderr=stderr)
+            self._process = await self._stack.enter_async_context(running)
         except CannotStart as error:
             raise cannot_start(self._command, error) from None
-        self._stack.push_async_callback(end_process, self._process)
         self._next_line = asyncio.ensure_future(self._reader.readline())
         self._stack.push_async_callback(_cancel_read, self._next_line)
 

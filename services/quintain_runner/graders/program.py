@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
@@ -30,7 +29,7 @@ from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.graders.verdict_parser import GraderError, parse_verdict
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
-from quintain_runner.spec.graders import CommandGrader, ProgramGrader
+from quintain_runner.spec.graders import ProgramGrader
 
 #: How much longer a grader's session lives than its timeout, in seconds, so that its last call is still counted.
 SESSION_GRACE_SECONDS = 60.0
@@ -62,12 +61,12 @@ class GraderInvocation:
         return {**self.session_variables, **trace}
 
     @contextlib.contextmanager
-    def input_fields(self) -> Iterator[JsonObject]:
+    def input_fields(self, command: GraderCommand) -> Iterator[JsonObject]:
         """The object that a command grader reads; the files that it names exist until the ``with`` block ends.
 
         Raises `GraderError` if they cannot be written.
         """
-        with temporary_grader_files() as save_file:
+        with temporary_grader_files(command.files_folder, command.confinement) as save_file:
             answer_metadata = AnswerMetadata(answered_at=self.trial.answered_at, price=self.price)
             yield {
                 **build_grader_input(self.trial.case, self.result, answer_metadata, save_file),
@@ -152,24 +151,24 @@ class ProgramGraderRunner:
         return await call_with_retry(lambda: context.session.open_child(request))
 
 
-def process_executor(spec: CommandGrader, folder: Path, env: Mapping[str, str]) -> ExecuteGrader:
-    """Execute a command by starting a new process for each case; ``env`` is what the process inherits."""
+def process_executor(command: GraderCommand) -> ExecuteGrader:
+    """Execute a command by starting a new process for each case; its ``env`` is what the process inherits."""
 
     async def execute(invocation: GraderInvocation) -> bytes:
-        command = grader_command(spec, folder, {**env, **invocation.variables})
-        with invocation.input_fields() as fields:
-            return await run_grader(command, json.dumps(fields).encode())
+        started = replace(command, env={**command.env, **invocation.variables})
+        with invocation.input_fields(command) as fields:
+            return await run_grader(started, json.dumps(fields).encode())
 
     return execute
 
 
-def line_executor(pool: GraderProcessPool) -> ExecuteGrader:
+def line_executor(pool: GraderProcessPool, command: GraderCommand) -> ExecuteGrader:
     """Execute a command by sending a line to a process of the pool; the variables of the execution are its ``env``
     field.
     """
 
     async def execute(invocation: GraderInvocation) -> bytes:
-        with invocation.input_fields() as fields:
+        with invocation.input_fields(command) as fields:
             return await pool.request(json.dumps({**fields, "env": invocation.variables}).encode())
 
     return execute
@@ -204,10 +203,3 @@ def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
         return await pool.request(request.model_dump_json().encode())
 
     return execute
-
-
-def grader_command(spec: CommandGrader, folder: Path, env: Mapping[str, str]) -> GraderCommand:
-    """The command of a command grader; its ``cwd`` is relative to ``folder``, the evaluation file's folder."""
-    return GraderCommand(
-        argv=tuple(spec.command), folder=folder / (spec.cwd or "."), env=env, timeout_seconds=spec.timeout_seconds
-    )

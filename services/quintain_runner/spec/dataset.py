@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from quintain.program_confinement import SandboxOption
 from quintain_runner.spec.graders import NonEmptyString, SpecModel
 
 #: A value that ``where`` can compare a field with.
@@ -29,6 +30,12 @@ class DatasetSpec(SpecModel):
     """Environment variables of the command."""
     env_from: list[NonEmptyString] = Field(default_factory=list)
     """Names of variables that the command also gets from the environment of the run."""
+    run_as: NonEmptyString | None = None
+    """The user of this machine as whom it runs, if Quintain runs as root."""
+    sandbox: SandboxOption = None
+    """bwrap: it runs in a sandbox of bubblewrap, which reaches no network, and of this machine's files
+    only the evaluation's folder and the installed programs.
+    """
     format: Literal["jsonl", "csv"] | None = None
     """csv: a header row, then one row per case. If absent, a file whose name ends with .csv is CSV; everything else is
     jsonl.

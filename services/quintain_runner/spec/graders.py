@@ -21,6 +21,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from quintain.contracts.session import DEFAULT_MAX_CALLS, Count
 from quintain.contracts.strings import TargetName
+from quintain.program_confinement import SandboxOption
 from quintain_runner.spec.patterns import compile_pattern
 from quintain_runner.spec.reducers import Reducer
 from quintain_runner.spec.validation_errors import ModelsByPlace, kind_tag
@@ -91,6 +92,12 @@ class _ProgramSpec(_GraderSpec):
     env_from: list[NonEmptyString] = Field(default_factory=list)
     """Names of variables that it also gets from the environment of the run; others but PATH, HOME, the locale, proxies
     and certificates are not passed on.
+    """
+    run_as: NonEmptyString | None = None
+    """The user of this machine as whom it runs, if Quintain runs as root."""
+    sandbox: SandboxOption = None
+    """bwrap: it runs in a sandbox of bubblewrap, which reaches no network but the gateway, and of this machine's files
+    only the evaluation's folder and the installed programs.
     """
     config: dict[str, JsonValue] | None = None
     """Any value; the grader receives it unchanged as config."""

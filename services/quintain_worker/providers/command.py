@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from dataclasses import dataclass
+import os
+import stat
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from quintain.config import CommandTarget
 from quintain.config.targets import PLACEHOLDERS
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
-from quintain.process import (
+from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
+from quintain.process import run_program
+from quintain.program import (
     CannotStart,
     Finished,
     Program,
@@ -20,8 +23,8 @@ from quintain.process import (
     ProgramNotFound,
     ProgramTimedOut,
     TooMuchOutput,
-    run_program,
 )
+from quintain.program_confinement import Confinement
 from quintain.program_environment import program_environment
 from quintain_worker.providers.conversation import text_messages
 from quintain_worker.providers.factory import ProviderContext
@@ -37,7 +40,11 @@ _MAX_QUOTED_LENGTH = 300
 
 
 def command_provider(name: str, target: CommandTarget, context: ProviderContext) -> CommandProvider:
-    """Create the command provider of this target."""
+    """Create the command provider of this target. Raises `ConfigError` if this machine cannot confine its program."""
+    try:
+        command_confinement(target, context.folder).check()
+    except ConfigError as error:
+        raise ConfigError(f"targets.{name}: {error.message}") from None
     return CommandProvider(name, target, context)
 
 
@@ -53,14 +60,22 @@ class _CallFiles:
         # File names are fixed: no part of a path comes from the request.
         return self.folder / f"{name}.txt"
 
-    def write(self) -> None:
+    def write(self, confinement: Confinement) -> None:
+        confinement.share(self.folder)
         self.path("prompt_file").write_text(self.prompt, encoding="utf-8", errors="surrogatepass")
         self.path("system_prompt_file").write_text(self.system_prompt, encoding="utf-8", errors="surrogatepass")
+        for name in ("prompt_file", "system_prompt_file"):
+            confinement.share(self.path(name))
 
     def fill_placeholders(self, argument: str, names: tuple[str, ...]) -> str:
         for name in names:
             argument = argument.replace(f"{{{name}}}", str(self.path(name)))
         return argument
+
+
+def command_confinement(target: CommandTarget, folder: Path) -> Confinement:
+    """What the program of a target may do: in a sandbox it reads the configuration's folder, and has no network."""
+    return Confinement(run_as=target.run_as, sandbox=target.sandbox, read=(folder, folder / (target.cwd or ".")))
 
 
 class CommandProvider:
@@ -74,6 +89,8 @@ class CommandProvider:
         self._name, self._target = name, target
         self._cwd = context.folder / (target.cwd or ".")
         self._env = program_environment(context.env, env_from=target.env_from, own=target.env)
+        self._confinement = command_confinement(target, context.folder)
+        self._link_flag = os.O_NOFOLLOW if self._confinement.is_confined else 0
         command_line = "\n".join(target.command)
         self._placeholders = tuple(name for name in PLACEHOLDERS if f"{{{name}}}" in command_line)
 
@@ -89,7 +106,7 @@ class CommandProvider:
         with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:
             files = _CallFiles(Path(folder), prompt, system_prompt)
             # Not in a thread: cancelled, it would go on writing into a folder that is being deleted.
-            files.write()
+            files.write(self._confinement)
             finished = await self._run(files, timeout_seconds)
             if finished.exit_code != 0:
                 quoted = finished.stderr.decode(errors="replace").strip()[-_MAX_QUOTED_LENGTH:]
@@ -109,6 +126,7 @@ class CommandProvider:
             argv=[files.fill_placeholders(argument, self._placeholders) for argument in self._target.command],
             cwd=self._cwd,
             env=self._env,
+            confinement=replace(self._confinement, write=(files.folder,)),
         )
         stdin = b"" if "prompt_file" in self._placeholders else files.prompt.encode(errors="surrogatepass")
         try:
@@ -124,10 +142,15 @@ class CommandProvider:
             raise self._start_failure(error) from None
 
     def _read_output_file(self, path: Path) -> bytes:
-        if not path.is_file():
-            raise self._failure("exit code 0, and no {output_file} was written")
-        with path.open("rb") as file:
-            output = file.read(MAX_ANSWER_BYTES + 1)
+        try:
+            # Without following a link: a program with fewer rights must not make this process read another file.
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | self._link_flag), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) or (self._link_flag and status.st_nlink > 1):
+                    raise self._failure("exit code 0, and {output_file} is no file of its own")
+                output = file.read(MAX_ANSWER_BYTES + 1)
+        except OSError:
+            raise self._failure("exit code 0, and no {output_file} was written") from None
         if len(output) > MAX_ANSWER_BYTES:
             raise self._too_large_failure()
         return output

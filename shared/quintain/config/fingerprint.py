@@ -22,7 +22,7 @@ from pydantic import BaseModel, SecretStr
 
 from quintain.config.targets import CommandTarget, PythonTarget, TargetConfig, TargetTarget
 from quintain.errors import ConfigError
-from quintain.process import executable_of
+from quintain.program import executable_of
 
 #: The keys of a target that change no answer: who judges it, its limits, its price, and a mock's pace.
 KEYS_WITHOUT_EFFECT = frozenset(
@@ -36,6 +36,8 @@ KEYS_WITHOUT_EFFECT = frozenset(
         "delay_ms",
         "chunk_delay_ms",
         "replica_fields",
+        "run_as",
+        "sandbox",
     }
 )
 

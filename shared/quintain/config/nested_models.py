@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.strings import TargetName
+from quintain.program_confinement import Sandbox
 
 Positive = Annotated[int, Field(gt=0)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
@@ -58,6 +59,7 @@ class TargetChildSession(StrictModel):
 NESTED_MODELS: dict[str, type[BaseModel]] = {
     "child_session": TargetChildSession,
     "price": TargetPrice,
+    "sandbox": Sandbox,
     "settings": TargetSettings,
     "token_usage": MockUsage,
 }

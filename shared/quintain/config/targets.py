@@ -36,6 +36,7 @@ from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import InvokeSettings, Unsupported
 from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
 from quintain.contracts.strings import TargetName
+from quintain.program_confinement import SandboxOption
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
 PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
@@ -185,6 +186,10 @@ class CommandTarget(_Target):
     """Environment variables of the program."""
     env_from: list[str] = Field(default_factory=list)
     """Names of variables that it also gets from the worker's environment."""
+    run_as: str | None = None
+    """The name of the user whose rights the program has. If absent, the worker's."""
+    sandbox: SandboxOption = None
+    """`bwrap`, or its limits: a namespace without network and with a read-only tree."""
     cwd: str | None = None
     """The folder to run it in, relative to the configuration's folder. If absent, that folder."""
     output_format: Literal["text", "json"] = "text"

@@ -48,6 +48,23 @@ async def problem_of(path: Path) -> str:
     return problems[0]
 
 
+READS_A_KEY = "import os\nprint(os.environ['A_CLOUDS_KEY'], os.environ.get('HOME'), os.getenv('UNSET_HERE'))\n"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_variable_that_a_script_reads_and_will_not_get_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    monkeypatch.setenv("A_CLOUDS_KEY", "secret")
+    (tmp_path / "reads.py").write_text(READS_A_KEY)
+    own: dict[str, object] = {"env_from": ["A_CLOUDS_KEY"]} if listed else {}
+    command = {"command": [sys.executable, "reads.py"], **own}
+    path = write_evaluation(tmp_path, {"name": "judge", **command}, targets={"bot": {"provider": "command", **command}})
+    warnings = (await inspect(path)).warnings
+    assert ["A_CLOUDS_KEY" in warning for warning in warnings] == ([] if listed else [True, True])
+    assert not any("secret" in warning for warning in warnings)
+
+
 async def test_an_evaluation_in_which_nothing_is_wrong_has_no_problems(tmp_path: Path) -> None:
     found = await inspect(write_evaluation(tmp_path, EXACT))
     assert (found.problems, found.targets, found.called_targets) == ([], ("bot",), ("bot",))
