@@ -43,9 +43,12 @@ PoisonIdArgument = Annotated[
 CONNECT_TIMEOUT_SECONDS = 10.0
 
 
-def list_messages(as_json: AsJson = False) -> None:
+def list_messages(
+    limit: Annotated[int | None, typer.Option(min=1, help="List at most so many, those kept first.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List the kept messages, oldest first. Listing does not remove any."""
-    message_list = PoisonMessageList(messages=run_command(_list_messages(), as_json=as_json))
+    message_list = PoisonMessageList(messages=run_command(_list_messages(limit), as_json=as_json))
     if as_json:
         print_json(message_list)
     elif not message_list.messages:
@@ -133,9 +136,9 @@ def single_line(text: str) -> str:
     return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-async def _list_messages() -> list[PoisonMessage]:
+async def _list_messages(limit: int | None) -> list[PoisonMessage]:
     async with open_poison_queue() as poison:
-        return await poison.list()
+        return await poison.list(limit)
 
 
 def _confirm_deletion(description: str, *, yes: bool) -> None:

@@ -23,15 +23,15 @@ _RELEASE_TIMEOUT_SECONDS = 5.0
 
 
 class QueueReader:
-    """Reads a queue one message at a time: the next one arrives after the previous one is acknowledged."""
+    """Reads a queue: at most ``prefetch`` messages arrive before one of them is acknowledged."""
 
     def __init__(self) -> None:
         self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
         self._consumer: Consumer | None = None
 
-    async def start(self, bus: Bus, queue: Queue) -> None:
+    async def start(self, bus: Bus, queue: Queue, prefetch: int) -> None:
         """Start consuming."""
-        self._consumer = await bus.consume(queue, self._deliveries.put, prefetch=1)
+        self._consumer = await bus.consume(queue, self._deliveries.put, prefetch=prefetch)
 
     async def next(self) -> Delivery:
         """Wait for the next message."""
@@ -53,10 +53,10 @@ class QueueReader:
 
 
 @contextlib.asynccontextmanager
-async def read_queue(bus: Bus, queue: Queue) -> AsyncIterator[QueueReader]:
+async def read_queue(bus: Bus, queue: Queue, *, prefetch: int = 1) -> AsyncIterator[QueueReader]:
     """Read the messages of a queue while the context is open."""
     reader = QueueReader()
-    await reader.start(bus, queue)
+    await reader.start(bus, queue, prefetch)
     try:
         yield reader
     finally:
