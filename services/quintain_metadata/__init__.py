@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from quintain_metadata.ledger.base import Ledger
     from quintain_metadata.ledger.factory import open_ledger
     from quintain_metadata.ledger.migrations import SCHEMA_VERSION
-    from quintain_metadata.ledger.snapshot import open_snapshot
+    from quintain_metadata.ledger.snapshot import DatabaseServer, open_snapshot
     from quintain_metadata.ledger.url import IN_MEMORY_URL, redacted_url
     from quintain_metadata.metrics import MetadataMetrics
     from quintain_metadata.rules.audit import AuditReport, CallRecord, export_page, verify_counters
@@ -24,7 +24,7 @@ else:
             "quintain_metadata.ledger.base": ("Ledger",),
             "quintain_metadata.ledger.factory": ("open_ledger",),
             "quintain_metadata.ledger.migrations": ("SCHEMA_VERSION",),
-            "quintain_metadata.ledger.snapshot": ("open_snapshot",),
+            "quintain_metadata.ledger.snapshot": ("DatabaseServer", "open_snapshot"),
             "quintain_metadata.ledger.url": ("IN_MEMORY_URL", "redacted_url"),
             "quintain_metadata.metrics": ("MetadataMetrics",),
             "quintain_metadata.rules.audit": ("AuditReport", "CallRecord", "export_page", "verify_counters"),
@@ -39,6 +39,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "AuditReport",
     "CallRecord",
+    "DatabaseServer",
     "Ledger",
     "MetadataMetrics",
     "StartupStatus",

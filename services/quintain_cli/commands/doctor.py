@@ -33,8 +33,9 @@ def doctor(
 ) -> None:
     """Check the broker, its exchanges and queues, and the ledger.
 
-    Also checks encryption, the modes of files with secrets and the free disk; with --management the limits of queues,
-    feature flags, alarms and users. Nothing is changed. Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
+    Also checks encryption, the modes of files with secrets, the free disk and a PostgreSQL's settings; with
+    --management the limits of queues, feature flags, alarms, rights of users and the broker's clock. Nothing is
+    changed. Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
 
     Exit codes: 0 no check failed, 1 a check failed.
     """

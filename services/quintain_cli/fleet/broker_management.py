@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -35,6 +36,14 @@ class Management:
     def get(self, path: str) -> Any:
         """Return an object or a list."""
         return self._request("GET", path).json()
+
+    def clock(self) -> float:
+        """Return the broker's clock in seconds since the epoch, by the ``Date`` of a response."""
+        date = self._request("GET", "overview").headers.get("date", "")
+        try:
+            return parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            raise BusError(f"The management API says no time: Date is {date!r}") from None
 
     def delete(self, path: str) -> None:
         """Delete an object."""

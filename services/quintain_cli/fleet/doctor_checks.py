@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from quintain_cli.fleet.broker_management import Management
 from quintain_cli.fleet.doctor_check import DoctorCheck
 from quintain_cli.fleet.machine_checks import check_broker_user, check_free_disk, check_modes, check_transport
 from quintain_cli.fleet.management_checks import management_checks
+from quintain_cli.fleet.server_checks import database_checks
 from quintain_cli.state_dir import has_stored_ledger, ledger_url
 from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
 from quintain_metadata import redacted_url as shown_ledger
@@ -86,7 +88,7 @@ _MANAGEMENT_NOTE = DoctorCheck(
 
 
 async def _broker_checks(inspection: BrokerInspector, targets: Iterable[str]) -> list[DoctorCheck]:
-    checks = [check_version(await inspection.version()), _CONSUMER_TIMEOUT_NOTE]
+    checks = [check_version(await inspection.version()), _CONSUMER_TIMEOUT_NOTE, _MESSAGE_SIZE_NOTE]
     declarations: list[Exchange | Queue] = [*METADATA_TOPOLOGY.exchanges, DISCOVERY, *METADATA_TOPOLOGY.queues]
     declarations += [target_queue(name) for name in targets]
     return checks + [check_declaration(await inspection.check(declaration)) for declaration in declarations]
@@ -98,6 +100,15 @@ _CONSUMER_TIMEOUT_NOTE = DoctorCheck(
     verdict="note",
     says="RabbitMQ does not report it to clients; calls last up to 25 min, and its default is 30 min",
     mend="if rabbitmq.conf sets consumer_timeout, set it to 1800000 (ms) or more",
+)
+
+
+#: RabbitMQ does not report its largest message, either.
+_MESSAGE_SIZE_NOTE = DoctorCheck(
+    what="message size",
+    verdict="note",
+    says="RabbitMQ does not report max_message_size; its default is 16 MiB since 4.0, and 128 MiB before",
+    mend="set max_message_size = 16777216 in rabbitmq.conf, as deploy/rabbitmq/rabbitmq.conf does",
 )
 
 
@@ -147,17 +158,23 @@ async def _ledger_checks(settings: Settings) -> tuple[list[DoctorCheck], list[st
         async with open_snapshot(url) as snapshot:
             version = await snapshot.version()
             targets = await snapshot.read(target_names()) if version else []
+            server = await snapshot.server()
     except (ConfigError, BudgetUnavailable) as error:
         fix = "set QUINTAIN_LEDGER_URL to the URL that the metadata service uses"
         return [DoctorCheck(what="ledger", verdict="fail", says=error.message, mend=fix)], []
-    text = f"{shown_ledger(url)}, schema {version}"
+    of_server = [] if server is None else list(database_checks(server, time.time()))
+    return [_check_schema(shown_ledger(url), version), *of_server], targets
+
+
+def _check_schema(shown: str, version: int) -> DoctorCheck:
+    text = f"{shown}, schema {version}"
     if version < SCHEMA_VERSION:
         fix = f"this release migrates it to {SCHEMA_VERSION} when its metadata service starts"
-        return [DoctorCheck(what="ledger", verdict="warn", says=text, mend=fix)], targets
+        return DoctorCheck(what="ledger", verdict="warn", says=text, mend=fix)
     if version > SCHEMA_VERSION:
         fix = f"this release supports {SCHEMA_VERSION}: upgrade quintain"
-        return [DoctorCheck(what="ledger", verdict="fail", says=text, mend=fix)], targets
-    return [DoctorCheck(what="ledger", verdict="ok", says=text)], targets
+        return DoctorCheck(what="ledger", verdict="fail", says=text, mend=fix)
+    return DoctorCheck(what="ledger", verdict="ok", says=text)
 
 
 def _format_version(version: tuple[int, int]) -> str:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 from quintain.errors import BusError
 from quintain_cli.fleet.doctor_check import DoctorCheck
+from quintain_cli.fleet.server_checks import check_clock
 
 #: A broker's free disk at which it stops taking messages; its default is 50 MB, in bytes.
 MIN_DISK_LIMIT_BYTES = 500_000_000
+
+#: Calls last up to 25 min; RabbitMQ's default, in milliseconds.
+MIN_CONSUMER_TIMEOUT_MS = 1_800_000
+
+#: Patterns of permissions that match every name.
+_EVERYTHING = (".*", ".+", "^.*", "^.*$", "^.+$")
 
 _APPLY = "quintain broker apply"
 
@@ -20,10 +28,14 @@ class ReadsManagement(Protocol):
     def get(self, path: str) -> Any:
         """Return an object or a list. Raises `BusError`."""
 
+    def clock(self) -> float:
+        """Return the broker's clock, in seconds since the epoch. Raises `BusError`."""
+
 
 def management_checks(api: ReadsManagement, queues: Collection[str]) -> Iterator[DoctorCheck]:
     """Check what the API tells of the broker; ``queues`` are those that need a limit in bytes."""
-    for checks in (_policies(api, queues), _flags(api), _nodes(api), _guest(api)):
+    checked = (_policies(api, queues), _flags(api), _nodes(api), _guest(api), _rights(api), _clock(api))
+    for checks in checked:
         try:
             yield from checks
         except BusError as error:
@@ -47,6 +59,16 @@ def _policies(api: ReadsManagement, queues: Collection[str]) -> Iterator[DoctorC
             )
         else:
             yield DoctorCheck(what=what, verdict="ok", says=f"{int(size) / 1024**2:,.0f} MiB")
+        yield from _consumer_timeout(name, limits)
+
+
+def _consumer_timeout(name: str, limits: dict[str, Any]) -> Iterator[DoctorCheck]:
+    """Check the consumer timeout of a queue, if it has one of its own."""
+    timeout_ms = limits.get("consumer-timeout", limits.get("x-consumer-timeout"))
+    if isinstance(timeout_ms, int) and timeout_ms < MIN_CONSUMER_TIMEOUT_MS:
+        says = f"{timeout_ms / 1000:,.0f} s: a longer call is delivered again while it runs"
+        fix = f"take consumer-timeout out of its policy, or set it to {MIN_CONSUMER_TIMEOUT_MS} (ms) or more"
+        yield DoctorCheck(what=f"consumer timeout of {name}", verdict="fail", says=says, mend=fix)
 
 
 def _flags(api: ReadsManagement) -> Iterator[DoctorCheck]:
@@ -87,3 +109,24 @@ def _guest(api: ReadsManagement) -> Iterator[DoctorCheck]:
         yield DoctorCheck(what="users", verdict="warn", says="guest is an administrator", mend=fix)
     else:
         yield DoctorCheck(what="users", verdict="ok", says="guest is no administrator")
+
+
+def _rights(api: ReadsManagement) -> Iterator[DoctorCheck]:
+    """Find users who may do everything without being administrators."""
+    administrators = {user["name"] for user in api.get("users") if "administrator" in user.get("tags", ())}
+    powerful = [
+        granted["user"]
+        for granted in api.get("permissions/{vhost}")
+        if granted["user"] not in administrators
+        and any(granted.get(right) in _EVERYTHING for right in ("configure", "write", "read"))
+    ]
+    if powerful:
+        fix = "`quintain broker add-user NAME --role ROLE` for each, then remove these"
+        says = f"{', '.join(sorted(powerful))} may use every queue: the ledger's, and the replies of others"
+        yield DoctorCheck(what="rights", verdict="fail", says=says, mend=fix)
+    else:
+        yield DoctorCheck(what="rights", verdict="ok", says="only administrators may use every queue")
+
+
+def _clock(api: ReadsManagement) -> Iterator[DoctorCheck]:
+    yield check_clock("clock of the broker", api.clock(), time.time())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain_metadata.ledger.base import CapacityCheck, Row, SqlProgram, Statement, fetch_one
+from quintain_metadata.ledger.base import CapacityCheck, Row, SqlProgram, Statement, execute, fetch_one
 from quintain_metadata.ledger.url import POSTGRES_SCHEMES, redacted_url, sqlite_path
 
 Returned = TypeVar("Returned")
@@ -18,15 +19,27 @@ Returned = TypeVar("Returned")
 Query = Callable[[Statement], Awaitable[list[Row]]]
 
 
-class Snapshot:
-    """A consistent, read-only view of a ledger at one moment."""
+@dataclass(frozen=True, slots=True)
+class DatabaseServer:
+    """A PostgreSQL server: its clock in seconds since the epoch, and its settings that decide what a crash can lose."""
 
-    def __init__(self, query: Query, version: Callable[[], SqlProgram[int]]) -> None:
-        self._query, self._version = query, version
+    clock: float
+    settings: Mapping[str, str]
+
+
+class Snapshot:
+    """A consistent, read-only view of a ledger at one moment; ``is_postgres`` says that it is on a server."""
+
+    def __init__(self, query: Query, *, is_postgres: bool) -> None:
+        self._query, self._is_postgres = query, is_postgres
 
     async def version(self) -> int:
         """Return the version of the ledger's schema; 0 where there is no schema yet."""
-        return await self.read(self._version())
+        return await self.read(_postgres_version() if self._is_postgres else _sqlite_version())
+
+    async def server(self) -> DatabaseServer | None:
+        """Return what the database's server says of itself; None where the ledger is a file."""
+        return await self.read(_postgres_server()) if self._is_postgres else None
 
     async def read(self, program: SqlProgram[Returned]) -> Returned:
         """Run an operation that only reads, and return its result."""
@@ -49,7 +62,7 @@ async def open_snapshot(url: str) -> AsyncIterator[Snapshot]:
     is_postgres = url.partition(":")[0] in POSTGRES_SCHEMES
     query_context = _postgres_query(url) if is_postgres else _sqlite_query(sqlite_path(url))
     async with query_context as query:
-        yield Snapshot(query, _postgres_version if is_postgres else _sqlite_version)
+        yield Snapshot(query, is_postgres=is_postgres)
 
 
 def _sqlite_version() -> SqlProgram[int]:
@@ -63,6 +76,14 @@ def _postgres_version() -> SqlProgram[int]:
         return 0
     row = yield from fetch_one("SELECT max(version) FROM ledger_version")
     return 0 if row is None else int(row[0] or 0)
+
+
+def _postgres_server() -> SqlProgram[DatabaseServer]:
+    clock = yield from fetch_one("SELECT extract(epoch FROM clock_timestamp())::float8")
+    rows = yield from execute(
+        "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')"
+    )
+    return DatabaseServer(clock=float(clock[0]) if clock else 0.0, settings={row[0]: row[1] for row in rows})
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from quintain.errors import BusError
 from quintain_cli.fleet.doctor_check import DoctorCheck
 from quintain_cli.fleet.machine_checks import check_broker_user, check_free_disk, check_modes, check_transport
 from quintain_cli.fleet.management_checks import management_checks
+from quintain_cli.fleet.server_checks import check_clock, database_checks
+from quintain_metadata import DatabaseServer
 
 QUEUES = ["quintain.metadata", "quintain.poison", "quintain.target.echo"]
 
@@ -29,7 +32,15 @@ class Api:
         self.flags = [{"name": "stream_queue", "state": "enabled", "stability": "stable"}]
         self.node: dict[str, Any] = {"name": "rabbit@a", "running": True, "disk_free_limit": 2 * 10**9}
         self.users: list[dict[str, Any]] = [{"name": "root", "tags": ["administrator"]}, {"name": "guest", "tags": []}]
+        self.permissions = [
+            {"user": "root", "configure": ".*", "write": ".*", "read": ".*"},
+            {"user": "worker", "configure": "^$", "write": "^quintain\\.invoke$", "read": "^quintain\\.target\\..+$"},
+        ]
+        self.skew_seconds = 0.0
         self.refuses = False
+
+    def clock(self) -> float:
+        return time.time() + self.skew_seconds
 
     def get(self, path: str) -> Any:
         if self.refuses:
@@ -39,6 +50,7 @@ class Api:
             "feature-flags": self.flags,
             "nodes": [self.node],
             "users": self.users,
+            "permissions/{vhost}": self.permissions,
         }[path]
 
 
@@ -70,6 +82,22 @@ def plant_guest(api: Api) -> None:
     api.users[1]["tags"] = ["administrator"]
 
 
+def plant_rights(api: Api) -> None:
+    api.permissions[1]["read"] = ".*"
+
+
+def plant_fast_clock(api: Api) -> None:
+    api.skew_seconds = 60
+
+
+def plant_slow_clock(api: Api) -> None:
+    api.skew_seconds = -5
+
+
+def plant_short_consumer_timeout(api: Api) -> None:
+    api.queues[0]["arguments"] = {"x-consumer-timeout": 60_000}
+
+
 def plant_refusal(api: Api) -> None:
     api.refuses = True
 
@@ -88,6 +116,10 @@ def test_a_sound_broker_has_no_finding() -> None:
         (plant_stopped_node, "node rabbit@a", "fail"),
         (plant_low_disk_limit, "node rabbit@a", "warn"),
         (plant_guest, "users", "warn"),
+        (plant_rights, "rights", "fail"),
+        (plant_fast_clock, "clock of the broker", "fail"),
+        (plant_slow_clock, "clock of the broker", "warn"),
+        (plant_short_consumer_timeout, "consumer timeout of quintain.metadata", "fail"),
         (plant_refusal, "management API", "warn"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -121,6 +153,26 @@ def test_the_default_user_elsewhere_is_found() -> None:
     assert check_broker_user("amqp://guest:guest@broker.example/").verdict == "fail"
     assert check_broker_user("amqp://guest:guest@localhost/").verdict == "ok"
     assert check_broker_user("amqp://worker:x@broker.example/").verdict == "ok"
+
+
+SOUND = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_database_that_forgets_what_it_confirmed_is_found(name: str) -> None:
+    assert {check.verdict for check in database_checks(DatabaseServer(100.0, SOUND), 100.0)} == {"ok"}
+    (found,) = [
+        check
+        for check in database_checks(DatabaseServer(100.0, {**SOUND, name: "off"}), 100.0)
+        if check.verdict != "ok"
+    ]
+    assert (found.verdict, name in (found.mend or "")) == ("fail", True)
+
+
+@pytest.mark.parametrize(("skew", "verdict"), [(0, "ok"), (2, "ok"), (-3, "warn"), (11, "fail"), (-3600, "fail")])
+def test_a_clock_of_a_server_that_is_off_is_found(skew: float, verdict: str) -> None:
+    check = check_clock("clock", 1000.0 + skew, 1000.0)
+    assert (check.verdict, check.mend is None) == (verdict, verdict == "ok")
 
 
 def test_files_that_others_can_read_are_found(tmp_path: Path) -> None:
