@@ -33,7 +33,7 @@ test: $(ready)   ## the whole suite, against a real RabbitMQ (ARGS="-k words" se
 ifdef ARGS
 	$(bin)/pytest $(ARGS)
 else
-	$(bin)/pytest $(parallel) $(folders)
+	$(bin)/pytest $(parallel) --durations=60 $(folders)
 endif
 clients: $(ready) ## run other people's tools against a gateway; each is installed in ~/.cache/quintain/clients
 	QUINTAIN_TEST_CLIENTS=$(or $(QUINTAIN_TEST_CLIENTS),all) $(bin)/pytest tests/clients $(ARGS)
