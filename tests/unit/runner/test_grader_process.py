@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quintain.process_marks import MARK_VARIABLE
 from quintain_runner.graders.process import GraderCommand, run_grader
 from quintain_runner.graders.verdict_parser import GraderError
 from support.evaluation_folder import write_script
@@ -62,6 +63,7 @@ async def test_a_grader_runs_in_its_folder_with_its_environment_alone(tmp_path: 
     printed = await run_grader(command(tmp_path, *argv, env={"DOOR": "open"}), b"")
     folder, env = json.loads(printed)
     assert Path(folder) == tmp_path
+    assert env.pop(MARK_VARIABLE)
     assert {name: value for name, value in env.items() if name != "LC_CTYPE"} == {"DOOR": "open"}
 
 
