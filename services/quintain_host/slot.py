@@ -237,7 +237,7 @@ class LeaseSlot:
             descriptor = await instance_thread.call(lambda: codec.describe(target))
             queue, self._next_queue = self._prepare_queue(), None
             lease = HostedLease(
-                *(self._bus, queue, target, instance_thread, codec), counters=self._counters, timings=self._timings
+                self._bus, queue, target, instance_thread, codec, counters=self._counters, timings=self._timings
             )
             await lease.open()
         except Exception as error:
