@@ -183,9 +183,10 @@ class MemoryDelivery:
     @property
     def headers(self) -> Mapping[str, object]:
         count = self._message.return_count
+        if not count or self._queue.spec.kind != "quorum":
+            return self._message.headers
         # As a quorum queue of RabbitMQ says it.
-        counted = {"x-delivery-count": count} if count and self._queue.spec.kind == "quorum" else {}
-        return {**self._message.headers, **counted}
+        return {**self._message.headers, "x-delivery-count": count}
 
     @property
     def expiration_ms(self) -> int | None:
