@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from quintain.contracts.contents import ContentReference, GetContent, count_pieces, decode_piece
@@ -13,6 +12,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BadRequest, BusError, Expired, Fault, InternalFault, NoAnswer
 from quintain.routes import GET_CONTENT
 from quintain.rpc.client import RpcClient
+from quintain.runtime.concurrency import run_for_each
 from quintain.timings import Timings
 from quintain_worker.delivery.request import parse_body, truncate_message
 from quintain_worker.delivery.worker_target import WorkerTarget
@@ -61,18 +61,11 @@ class ContentReader:
 
     async def _read_all(self, content: ContentReference, holder: ContentHolder) -> bytes:
         pieces: dict[int, bytes] = {}
-        numbers = iter(range(count_pieces(content.size)))
 
-        async def read(numbers: Iterator[int]) -> None:
-            for number in numbers:
-                pieces[number] = await self._read_piece(holder, number)
+        async def read(number: int) -> None:
+            pieces[number] = await self._read_piece(holder, number)
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(CONCURRENT_PIECES):
-                    tasks.create_task(read(numbers))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await run_for_each(range(count_pieces(content.size)), read, limit=CONCURRENT_PIECES)
         body = b"".join(pieces[number] for number in sorted(pieces))
         digest = await asyncio.to_thread(hashlib.sha256, body)
         if len(body) != content.size or digest.hexdigest() != content.sha256:

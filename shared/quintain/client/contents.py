@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 from quintain.client.transport import OPERATION_TIMEOUT_SECONDS, expired_fault
 from quintain.contracts.contents import ContentReference, ContentStatus, PutContent, encode_piece
 from quintain.contracts.limits import CONTENT_PIECE_BYTES, DEFAULT_REQUEST_BYTES, MAX_BODY_BYTES
 from quintain.contracts.session import Info
 from quintain.errors import BudgetUnavailable, NoAnswer, PayloadTooLarge, QueueFull
+from quintain.runtime.concurrency import run_for_each
 
 #: How many pieces of one body are under way at a time.
 CONCURRENT_PIECES = 4
@@ -62,20 +63,13 @@ async def _store_body(put: Put, body: bytes, request_id: str, deadline_ms: int) 
     reference = ContentReference(sha256=digest.hexdigest(), size=len(body))
     request = PutContent(sha256=reference.sha256, size=reference.size, request_id=request_id, deadline=deadline_ms)
 
-    async def send(pieces: Iterator[int]) -> None:
-        for piece in pieces:
-            start = piece * CONTENT_PIECE_BYTES
-            data = encode_piece(memoryview(body)[start : start + CONTENT_PIECE_BYTES])
-            await _put_when_possible(put, request.with_fields(piece=piece, data=data))
+    async def send(piece: int) -> None:
+        start = piece * CONTENT_PIECE_BYTES
+        data = encode_piece(memoryview(body)[start : start + CONTENT_PIECE_BYTES])
+        await _put_when_possible(put, request.with_fields(piece=piece, data=data))
 
     while not (status := await _put_when_possible(put, request)).complete:
-        missing = iter(status.missing or ())
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(CONCURRENT_PIECES):
-                    tasks.create_task(send(missing))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await run_for_each(status.missing or (), send, limit=CONCURRENT_PIECES)
     return reference
 
 
