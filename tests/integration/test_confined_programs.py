@@ -156,6 +156,13 @@ def has_sandbox() -> bool:
     return refusal is None
 
 
+@pytest.fixture
+def makes_sandboxes() -> None:
+    """Skips a test, by the words of the refusal, on a machine that makes no sandboxes."""
+    if (refusal := sandbox_refusal()) is not None:
+        pytest.skip(refusal)
+
+
 def processes_like(words: bytes) -> list[int]:
     """The living processes with this command line."""
     found = []
@@ -173,10 +180,8 @@ async def test_without_either_a_program_has_the_rights_of_its_user(folder: Path,
 
 
 async def test_in_a_sandbox_a_program_reaches_its_folder_and_its_gateway_alone(
-    folder: Path, secret: Path, *, has_sandbox: bool
+    folder: Path, secret: Path, makes_sandboxes: None
 ) -> None:
-    if not has_sandbox:
-        return
     found = await attack(folder, secret, Confinement(sandbox=SMALL))
     assert found["own file"] == "\n"
     assert (found["secret"], found["results"]) == ("FileNotFoundError", "FileNotFoundError")
@@ -221,9 +226,7 @@ async def test_another_user_in_a_sandbox_has_the_limits_of_processes(
 ESCAPES = "(env -i setsid sleep {seconds} &); env -i setsid sleep {seconds} & sleep 0.1; echo started"
 
 
-async def test_the_processes_of_a_sandbox_end_with_it(folder: Path, *, has_sandbox: bool) -> None:
-    if not has_sandbox:
-        return
+async def test_the_processes_of_a_sandbox_end_with_it(folder: Path, makes_sandboxes: None) -> None:
     seconds = str(random.randrange(10**6, 10**7))
     finished = await run_program(
         Program(
@@ -241,9 +244,7 @@ async def test_the_processes_of_a_sandbox_end_with_it(folder: Path, *, has_sandb
             await asyncio.sleep(0.02)
 
 
-async def test_a_program_that_a_sandbox_cannot_start_is_told_by_its_error(folder: Path, *, has_sandbox: bool) -> None:
-    if not has_sandbox:
-        return
+async def test_a_program_that_a_sandbox_cannot_start_is_told_by_its_error(folder: Path, makes_sandboxes: None) -> None:
     confinement = Confinement(sandbox=SMALL, read=(folder,))
     program = Program(argv=[str(folder / "nothing")], env={}, cwd=folder, confinement=confinement)
     with pytest.raises(ProgramNotFound):
@@ -252,9 +253,7 @@ async def test_a_program_that_a_sandbox_cannot_start_is_told_by_its_error(folder
         run_to_file(program, stdout=out, stderr=out)
 
 
-def test_a_dataset_command_is_confined_too(folder: Path, secret: Path, *, has_sandbox: bool) -> None:
-    if not has_sandbox:
-        return
+def test_a_dataset_command_is_confined_too(folder: Path, secret: Path, makes_sandboxes: None) -> None:
     program = Program(
         argv=["/bin/sh", "-c", f"cat attack.py {secret}; ls results"],
         env={"PATH": os.defpath},
@@ -268,10 +267,8 @@ def test_a_dataset_command_is_confined_too(folder: Path, secret: Path, *, has_sa
 
 
 async def test_a_target_in_a_sandbox_answers_with_no_file_that_it_could_not_read(
-    folder: Path, secret: Path, *, has_sandbox: bool
+    folder: Path, secret: Path, makes_sandboxes: None
 ) -> None:
-    if not has_sandbox:
-        return
     answers = {}
     for name, script in (("written", "echo hello > {output_file}"), ("linked", f"ln -s {secret} {{output_file}}")):
         target = CommandTarget(provider="command", command=["/bin/sh", "-c", script], sandbox=SMALL)
@@ -291,7 +288,7 @@ def test_a_user_that_limits_nothing_is_refused(name: str) -> None:
 
 def test_a_folder_that_another_user_cannot_enter_is_refused_by_its_path(folder: Path) -> None:
     if os.geteuid() != 0:
-        return
+        pytest.skip("only root starts programs as another user")
     closed = folder / "closed"
     (closed / "inner").mkdir(parents=True)
     closed.chmod(0o700)
@@ -300,9 +297,7 @@ def test_a_folder_that_another_user_cannot_enter_is_refused_by_its_path(folder: 
         check_rights(program)
 
 
-def test_a_folder_that_a_sandbox_does_not_show_is_refused_by_its_path(folder: Path, *, has_sandbox: bool) -> None:
-    if not has_sandbox:
-        return
+def test_a_folder_that_a_sandbox_does_not_show_is_refused_by_its_path(folder: Path, makes_sandboxes: None) -> None:
     with tempfile.TemporaryDirectory(prefix="quintain-test-") as outside:
         confinement = Confinement(sandbox=SMALL, read=(folder,))
         program = Program(argv=["/bin/sh"], env={}, cwd=Path(outside), confinement=confinement)
