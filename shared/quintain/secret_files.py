@@ -5,12 +5,16 @@ One trailing newline is not part of the value. An empty variable counts as not s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from quintain.errors import ConfigError
 
 _SUFFIX = "_FILE"
+
+#: Other variables that end so name files for everybody, such as ``SSL_CERT_FILE``.
+_SECRET_FILE_VARIABLE = re.compile(r"(QUINTAIN_\w+|\w*(KEY|TOKEN|SECRET|PASSWORD))_FILE")
 
 
 def read_secret(env: Mapping[str, str], name: str) -> str | None:
@@ -31,6 +35,11 @@ def read_secret(env: Mapping[str, str], name: str) -> str | None:
             f"{name}{_SUFFIX} names {file}, which cannot be read ({reason}): is it there, and may this user read it?"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def secret_file_paths(env: Mapping[str, str]) -> list[Path]:
+    """Return the files that variables name in place of secrets: those of Quintain, and of keys, tokens, passwords."""
+    return [Path(file) for name, file in env.items() if file and _SECRET_FILE_VARIABLE.fullmatch(name)]
 
 
 def with_secrets(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

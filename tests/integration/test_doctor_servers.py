@@ -7,6 +7,8 @@ import time
 import httpx2
 import pytest
 
+from quintain.bus.rabbit_topology_check import inspect_broker
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.errors import BusError
 from quintain_cli.fleet.broker_management import Management
 from quintain_cli.fleet.server_checks import database_checks
@@ -20,6 +22,12 @@ async def test_a_postgresql_tells_what_a_crash_can_lose(postgres_url: str) -> No
     assert server.settings.keys() == {"fsync", "full_page_writes", "synchronous_commit"}
     failed = {check.what for check in database_checks(server, time.time()) if check.verdict == "fail"}
     assert failed == {f"durability: {name}" for name, setting in server.settings.items() if setting == "off"}
+
+
+async def test_a_broker_tells_whether_it_refuses_a_message_by_its_size(broker_url: str) -> None:
+    async with inspect_broker(broker_url, timeout_seconds=10) as inspection:
+        assert await inspection.refuses_message_of(MAX_BODY_BYTES + 1)
+        assert not await inspection.refuses_message_of(MAX_BODY_BYTES)
 
 
 def management(date: str) -> Management:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from quintain.secret_files import secret_file_paths
 from quintain.settings import environment, read_settings
 from quintain_cli.console import (
     EXIT_ERRORS,
@@ -33,9 +35,9 @@ def doctor(
 ) -> None:
     """Check the broker, its exchanges and queues, and the ledger.
 
-    Also checks encryption, the modes of files with secrets, the free disk and a PostgreSQL's settings; with
-    --management the limits of queues, feature flags, alarms, rights of users and the broker's clock. Nothing is
-    changed. Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
+    Also checks encryption, the largest message, the modes of files with secrets, the free disk and a PostgreSQL's
+    settings; with --management the limits of queues, feature flags, alarms, rights of users and the broker's clock.
+    Nothing is changed. Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
 
     Exit codes: 0 no check failed, 1 a check failed.
     """
@@ -51,11 +53,12 @@ def doctor(
 async def _run_checks(timeout: float, management: str | None) -> DoctorReport:
     settings = read_settings(environment())
     url = fleet_broker_url(settings)
+    run = partial(run_checks, settings, url, timeout_seconds=timeout, secret_files=secret_file_paths(environment()))
     if management is None:
-        return await run_checks(settings, url, timeout_seconds=timeout)
+        return await run()
     api = open_management(url, management)
     with api.client:
-        return await run_checks(settings, url, timeout_seconds=timeout, management=api)
+        return await run(management=api)
 
 
 def _print_report(report: DoctorReport) -> None:

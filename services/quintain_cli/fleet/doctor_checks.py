@@ -12,6 +12,7 @@ from pydantic import Field
 
 from quintain.bus.broker_url import without_password
 from quintain.bus.rabbit_topology_check import BrokerInspector, DeclarationCheck, DeclarationStatus, inspect_broker
+from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.settings import Settings
@@ -41,12 +42,17 @@ class DoctorReport(Message):
 
 
 async def run_checks(
-    settings: Settings, url: str, *, timeout_seconds: float, management: Management | None = None
+    settings: Settings,
+    url: str,
+    *,
+    timeout_seconds: float,
+    management: Management | None = None,
+    secret_files: Iterable[Path] = (),
 ) -> DoctorReport:
     """Check the broker at ``url``, the ledger of the settings, and this machine.
 
     ``timeout_seconds`` is the timeout for connecting to the broker; an unavailable broker is a failed check. What only
-    RabbitMQ's management API tells is checked if ``management`` is given.
+    RabbitMQ's management API tells is checked if ``management`` is given. The modes of ``secret_files`` are checked.
     """
     checks, targets = await _ledger_checks(settings)
     try:
@@ -61,7 +67,9 @@ async def run_checks(
         checks = [DoctorCheck(what="broker", verdict="fail", says=error.message, mend=fix), *checks]
     queues = [queue.name for queue in METADATA_TOPOLOGY.queues] + [target_queue(name).name for name in targets]
     told = [_MANAGEMENT_NOTE] if management is None else await asyncio.to_thread(_list, management, queues)
-    return DoctorReport(lines=[*checks, *told, *_machine_checks(settings, url)])
+    # A container's secrets may be readable by all users of a container that has one.
+    modes = check_modes(secret_files, shared="warn")
+    return DoctorReport(lines=[*checks, *told, *_machine_checks(settings, url), *modes])
 
 
 def _list(management: Management, queues: list[str]) -> list[DoctorCheck]:
@@ -88,7 +96,12 @@ _MANAGEMENT_NOTE = DoctorCheck(
 
 
 async def _broker_checks(inspection: BrokerInspector, targets: Iterable[str]) -> list[DoctorCheck]:
-    checks = [check_version(await inspection.version()), _CONSUMER_TIMEOUT_NOTE, _MESSAGE_SIZE_NOTE]
+    refuses_larger = await inspection.refuses_message_of(MAX_BODY_BYTES + 1)
+    checks = [
+        check_version(await inspection.version()),
+        _CONSUMER_TIMEOUT_NOTE,
+        check_message_size(refuses_larger=refuses_larger),
+    ]
     declarations: list[Exchange | Queue] = [*METADATA_TOPOLOGY.exchanges, DISCOVERY, *METADATA_TOPOLOGY.queues]
     declarations += [target_queue(name) for name in targets]
     return checks + [check_declaration(await inspection.check(declaration)) for declaration in declarations]
@@ -103,13 +116,16 @@ _CONSUMER_TIMEOUT_NOTE = DoctorCheck(
 )
 
 
-#: RabbitMQ does not report its largest message, either.
-_MESSAGE_SIZE_NOTE = DoctorCheck(
-    what="message size",
-    verdict="note",
-    says="RabbitMQ does not report max_message_size; its default is 16 MiB since 4.0, and 128 MiB before",
-    mend="set max_message_size = 16777216 in rabbitmq.conf, as deploy/rabbitmq/rabbitmq.conf does",
-)
+def check_message_size(*, refuses_larger: bool) -> DoctorCheck:
+    """Check that the broker refuses what is larger than any message of the protocol."""
+    if refuses_larger:
+        return DoctorCheck(what="message size", verdict="ok", says=f"at most {MAX_BODY_BYTES >> 20} MiB")
+    return DoctorCheck(
+        what="message size",
+        verdict="warn",
+        says=f"messages of more than {MAX_BODY_BYTES >> 20} MiB are taken: a client can fill the memory of a service",
+        mend=f"set max_message_size = {MAX_BODY_BYTES} in rabbitmq.conf; it is the default since RabbitMQ 4.0",
+    )
 
 
 def check_version(version: str) -> DoctorCheck:

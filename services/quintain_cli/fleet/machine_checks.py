@@ -36,8 +36,11 @@ def check_broker_user(urls: str) -> DoctorCheck:
     return DoctorCheck(what="broker user", verdict="fail", says="guest, whose password everybody knows", mend=fix)
 
 
-def check_modes(paths: Iterable[Path]) -> Iterator[DoctorCheck]:
-    """Check that nobody else can read files that hold tokens or calls; yields one check for each that exists."""
+def check_modes(paths: Iterable[Path], shared: CheckVerdict = "fail") -> Iterator[DoctorCheck]:
+    """Check that nobody else can read files that hold tokens or calls; yields one check for each that exists.
+
+    ``shared`` is the verdict on one that others can read.
+    """
     for path in paths:
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -46,7 +49,7 @@ def check_modes(paths: Iterable[Path]) -> Iterator[DoctorCheck]:
         if mode & 0o077:
             fix = f"chmod go= {path}"
             yield DoctorCheck(
-                what=str(path), verdict="fail", says=f"others have rights on it (mode {mode:o})", mend=fix
+                what=str(path), verdict=shared, says=f"others have rights on it (mode {mode:o})", mend=fix
             )
         else:
             yield DoctorCheck(what=str(path), verdict="ok", says=f"for its owner alone (mode {mode:o})")

@@ -1,4 +1,4 @@
-"""Checks a RabbitMQ broker without changing it: its version, and whether exchanges and queues match the topology."""
+"""Checks a RabbitMQ broker without changing it: its version, its largest message, its exchanges and queues."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from uuid import uuid4
 
 from aiormq import exceptions as amqp
 
@@ -46,6 +47,20 @@ class BrokerInspector:
         assert connection.transport is not None
         version = connection.transport.connection.server_properties.get("version", b"?")
         return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
+
+    async def refuses_message_of(self, body_bytes: int) -> bool:
+        """Return whether the broker refuses a message of this many bytes. It is sent, to no queue."""
+        channel = await self._connection.open_channel()
+        with translate_errors("sending a large message"):
+            underlay: Any = await channel.get_underlay_channel()
+            try:
+                await underlay.basic_publish(bytes(body_bytes), exchange="", routing_key=f"quintain.no-queue.{uuid4()}")
+            except amqp.ChannelPreconditionFailed:
+                return True
+            except amqp.ChannelAccessRefused:  # rights are looked at after the size
+                return False
+            await self._connection.close_channel(channel)
+        return False
 
     async def check(self, declared: Exchange | Queue) -> DeclarationCheck:
         """Compare an exchange or queue at the broker with its declaration, without creating it."""

@@ -39,7 +39,10 @@ rm -rf "$1" || { sleep 1; rm -rf "$1"; }
 """
 
 #: A write-ahead log of 64 MiB, in place of 512, keeps the node small.
-_CONFIGURATION = "listeners.tcp.1 = {host}:{port}\nraft.wal_max_size_bytes = 67108864\n"
+_CONFIGURATION = """listeners.tcp.1 = {host}:{port}
+raft.wal_max_size_bytes = 67108864
+max_message_size = 16777216
+"""
 
 #: The cluster that a new node joins when it first starts.
 _JOINING = """cluster_formation.peer_discovery_backend = classic_config

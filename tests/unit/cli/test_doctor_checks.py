@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quintain.bus.rabbit_topology_check import DeclarationCheck, DeclarationStatus
-from quintain_cli.fleet.doctor_checks import check_declaration, check_version
+from quintain_cli.fleet.doctor_checks import check_declaration, check_message_size, check_version
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,8 @@ def test_only_a_difference_fails(standing: DeclarationStatus, verdict: str) -> N
     line = check_declaration(DeclarationCheck("quintain.invoke", standing, "the broker's word"))
     assert line.verdict == verdict
     assert (line.mend is None) == (verdict == "ok")
+
+
+def test_a_broker_that_takes_larger_messages_than_the_protocol_has_is_found() -> None:
+    verdicts = [check_message_size(refuses_larger=refuses).verdict for refuses in (True, False)]
+    assert verdicts == ["ok", "warn"]

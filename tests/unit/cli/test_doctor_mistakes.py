@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quintain.errors import BusError
+from quintain.secret_files import secret_file_paths
 from quintain_cli.fleet.doctor_check import DoctorCheck
 from quintain_cli.fleet.machine_checks import check_broker_user, check_free_disk, check_modes, check_transport
 from quintain_cli.fleet.management_checks import management_checks
@@ -182,6 +183,15 @@ def test_files_that_others_can_read_are_found(tmp_path: Path) -> None:
         path.chmod(mode)
     own, shared = check_modes(paths)
     assert (own.verdict, shared.verdict, str(paths[1]) in (shared.mend or "")) == ("ok", "fail", True)
+
+
+def test_files_named_by_variables_of_secrets_are_those_that_are_checked(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(0o644)
+    names = {"QUINTAIN_ADMIN_TOKEN_FILE": "admin", "OPENAI_API_KEY_FILE": str(key), "SSL_CERT_FILE": "ca", "KEY": "sk"}
+    files = secret_file_paths({**names, "OTHER_PASSWORD_FILE": ""})
+    assert files == [Path("admin"), key]
+    assert [check.verdict for check in check_modes([key], shared="warn")] == ["warn"]
 
 
 def test_a_full_disk_is_found(tmp_path: Path) -> None:
