@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check audit test faults soak browser docs screenshots pythons bench bench-check bench-peers bench-view clients lock dist clean
+.PHONY: help setup demo check audit test faults soak flood fuzz browser docs screenshots pythons bench bench-check bench-peers bench-view clients lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -43,6 +43,11 @@ faults: $(ready) ## inject faults into real processes, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults tests/superred $(ARGS)
 soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
+flood: $(ready)  ## floods of large messages by a user without a session, with the limits of a deployment
+	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults/test_floods.py $(ARGS)
+fuzz: $(ready)   ## hostile messages, bodies and requests to every consumer and route: more, and others each time
+	$(bin)/pytest --hypothesis-profile=long tests/unit/test_fuzz_consumers.py tests/unit/gateway \
+	  tests/integration/test_hostile_operations.py tests/integration/test_hostile_amqp.py $(ARGS)
 browser: $(ready)  ## all pages in Chromium, also during a run over RabbitMQ; says how soon each showed what happened
 	$(bin)/pytest tests/browser $(ARGS)
 docs: $(ready)   ## build docs/ as a site into site/html, and check every link

@@ -61,6 +61,8 @@ RUN_BY = {
     "make docs": ".ci/run",
     "make faults": "Makefile",
     "make soak": "Makefile",
+    "make flood": "Makefile",
+    "make fuzz": "Makefile",
     "make pythons": "Makefile",
     "make clients": "Makefile",
     "make browser": "Makefile",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
 from quintain.bus.connect import connect_bus
 from quintain.topology import METADATA_TOPOLOGY, POISON_QUEUE, target_queue, target_topology
-from support.broker_users import DEFINITIONS, broker_users
+from support.broker_users import apply_policies, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 pytestmark = pytest.mark.every_broker
@@ -25,12 +24,7 @@ async def test_every_shared_queue_has_a_limit_in_bytes(
     bus = await connect_bus(users.url("metadata"))
     try:
         await bus.declare(METADATA_TOPOLOGY + target_topology("echo"))
-        for policy in DEFINITIONS["policies"]:
-            texts = (policy["name"], policy["pattern"], json.dumps(policy["definition"]))
-            name, pattern, definition = (f"<<{json.dumps(text)}>>" for text in texts)
-            where, vhost = f'<<"{policy["apply-to"]}">>', f'<<"{users.vhost}">>'
-            arguments = f'{vhost}, {name}, {pattern}, {definition}, {policy["priority"]}, {where}, <<"test">>'
-            broker_admin.evaluate(f"ok = rabbit_policy:parse_set({arguments})")
+        apply_policies(broker_admin, users.vhost)
         limits = _effective_limits(broker_admin, users.vhost)
         queues = {queue.name for queue in (*METADATA_TOPOLOGY.queues, target_queue("echo"))}
         assert limits.keys() == queues

@@ -75,3 +75,14 @@ PASSWORD = secrets.token_hex(16)
 
 def _erlang(texts: Sequence[str]) -> str:
     return "{" + ", ".join(f"<<{json.dumps(text)}>>" for text in texts) + "}"
+
+
+def apply_policies(admin: BrokerAdmin, vhost: str = "/", *, byte_share: float = 1.0) -> None:
+    """Set the policies of the definitions; limits in bytes are this share of theirs."""
+    for policy in DEFINITIONS["policies"]:
+        definition = dict(policy["definition"])
+        definition["max-length-bytes"] = int(definition["max-length-bytes"] * byte_share)
+        texts = (vhost, policy["name"], policy["pattern"], json.dumps(definition))
+        quoted = ", ".join(f"<<{json.dumps(text)}>>" for text in texts)
+        arguments = f'{quoted}, {policy["priority"]}, <<"{policy["apply-to"]}">>, <<"test">>'
+        admin.evaluate(f"ok = rabbit_policy:parse_set({arguments})")
