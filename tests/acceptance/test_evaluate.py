@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,18 +58,6 @@ async def test_a_file_is_run_while_an_event_loop_runs(folder: Path) -> None:
     result = run("eval.yaml")
     assert [row.graders["same"].passed for row in result.rows] == [True]
     assert result.folder == Path("runs/eval")
-
-
-def test_what_the_page_shows_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
-    (shown,) = re.findall(r"^```python\n(import quintain\n\ncases.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    (folder / "quintain.yaml").write_text("targets: {claude: {provider: mock}}\n")
-    (folder / "cases.jsonl").write_text('{"id": "a", "question": "x", "expected": "x"}\n')
-    (folder / "eval.yaml").write_text("dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n")
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows, columns: rows))  # type: ignore[arg-type]
-    names: dict[str, object] = {}
-    exec(shown, names)
-    assert names["frame"]
 
 
 def test_a_grader_that_no_process_can_import_is_an_error(folder: Path) -> None:

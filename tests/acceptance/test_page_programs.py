@@ -1,19 +1,20 @@
-"""The Python programs of README.md, docs/clients.md and docs/gateway.md, run as printed before a gateway."""
+"""The Python programs of README.md and the guides, run as printed before a gateway.
+
+The others of docs/targets.md need superred: tests/superred/test_target_page.py.
+"""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from support.evaluations import write_files
+from support.pages import python_blocks
 from support.running_gateway import RunningGateway, run_program
 
 REPOSITORY = Path(__file__).parents[2]
-
-_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 #: What a program needs around it that its page says in words: the imports, and a loop for what awaits.
 IN_A_LOOP = """
@@ -26,51 +27,82 @@ async def main():
 
 asyncio.run(main())
 """
-BEFORE = {
-    "README.md": "{text}",
+
+#: A program whose module of graders is what the page shows.
+GRADED = """
+import block, quintain
+result = quintain.evaluate([{{'id': 'a', 'question': 'Well?'}}], 'helpful', [block.{grader}])
+print(result.mean_score, result.report.summary.calls)
+"""
+
+#: What a host does with a target: it sets the configuration, and runs it.
+CONFIGURED = """
+import asyncio, os, quintain.sync
+from block import Panel
+Panel.__abstractmethods__ = frozenset()  # the page shows the methods that matter there
+panel = Panel()
+panel.set_config(panel.config_specs[0].name, os.environ['QUINTAIN_SESSION_TOKEN'])
+with quintain.sync.connect() as session:
+    before = session.get_info().call_count
+    asyncio.run(panel.run(print, None))
+    print(session.get_info().call_count - before)
+"""
+
+#: The program around each block of a page; ``block`` is the module with its text.
+PROGRAMS = {
+    "README.md 1": "{text}",
     "docs/clients.md 1": IN_A_LOOP,
     "docs/clients.md 2": "import quintain\n{text}",
     "docs/clients.md 3": "{text}",
-    "docs/gateway.md": (
+    "docs/gateway.md 1": (
         "import anthropic, openai, os\n"
         "url, token = os.environ['QUINTAIN_GATEWAY_URL'], os.environ['QUINTAIN_SESSION_TOKEN']\n{text}\n"
         "print(type(client).__name__)\n"
     ),
+    "docs/graders.md 1": GRADED.replace("{grader}", "polite"),
+    "docs/graders.md 2": GRADED.replace("{grader}", "judged"),
+    "docs/targets.md 4": CONFIGURED,
 }
 PRINTED = {
-    "README.md": "Paris 1 of 50",
+    "README.md 1": "Paris 1 of 50",
     "docs/clients.md 1": "Paris 2",
     "docs/clients.md 2": "Paris",
     "docs/clients.md 3": "1.0 ['Paris']",
-    "docs/gateway.md": "AsyncAnthropic",
+    "docs/gateway.md 1": "AsyncAnthropic",
+    "docs/graders.md 1": "1.0 1",
+    "docs/graders.md 2": "1.0 2",
+    "docs/targets.md 4": "1",
 }
+WITH_SUPERRED = {f"docs/targets.md {number}" for number in (1, 2, 3, 5)}
 
-CONFIG = "targets: {claude: {provider: mock, response: Paris}}\n"
+CONFIG = "targets: {claude: {provider: mock, response: Paris}, helpful: {provider: mock, response: 'yes, please'}}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [claude]\ngraders: [{name: same, builtin: exact}]\n"
 
 #: Stands in for pandas, which is no dependency, as far as the program uses it.
 PANDAS = "class DataFrame:\n    def __init__(self, rows, columns):\n        self.rows = list(rows)\n"
 
 
-def blocks(page: str) -> list[str]:
-    return _BLOCK.findall((REPOSITORY / page).read_text())
+def test_every_program_of_every_page_is_run() -> None:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    shown = {
+        f"{page.relative_to(REPOSITORY)} {number}"
+        for page in pages
+        for number in range(1, len(python_blocks(page)) + 1)
+    }
+    assert shown == {*PROGRAMS, *WITH_SUPERRED}
 
 
-def test_every_program_of_these_pages_is_run() -> None:
-    pages = {name.partition(" ")[0] for name in BEFORE}
-    assert len(BEFORE) == sum(len(blocks(page)) for page in pages)
-
-
-@pytest.mark.parametrize("name", list(BEFORE))
+@pytest.mark.parametrize("name", list(PROGRAMS))
 def test_a_program_runs_as_it_is_printed(gateway: RunningGateway, tmp_path: Path, name: str) -> None:
     page, _, number = name.partition(" ")
-    text = blocks(page)[int(number or 1) - 1]
+    text = python_blocks(REPOSITORY / page)[int(number) - 1]
     body = "".join(f"    {line}\n" for line in text.splitlines())
-    write_files(tmp_path, cases=1, quintain_yaml=CONFIG, eval_yaml=EVALUATION, pandas_py=PANDAS)
-    (tmp_path / "program.py").write_text(BEFORE[name].format(text=text, body=body))
+    write_files(tmp_path, cases=1, quintain_yaml=CONFIG, eval_yaml=EVALUATION, pandas_py=PANDAS, block_py=text)
+    program = PROGRAMS[name].format(text=text, body=body)
+    (tmp_path / "program.py").write_text(program)
     evaluator = gateway.open_session_shell("judge")
     env = evaluator.env
-    if "evaluate(" in text:  # in this process, with the targets of the folder
+    if "evaluate(" in program:  # in this process, with the targets of the folder
         env = {
             key: value for key, value in env.items() if key not in {"QUINTAIN_GATEWAY_URL", "QUINTAIN_SESSION_TOKEN"}
         }
