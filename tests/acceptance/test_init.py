@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from quintain_cli.init.project import missing_extras, new_project
 from support.command_line import CommandLine
 
 PROMPTFOO = """\
@@ -89,6 +94,33 @@ def test_the_provider_whose_key_is_set_is_suggested(shell: CommandLine, provider
     assert f"provider: {provider}" in files["quintain.yaml"]
     assert "a key" not in shown.stdout
     assert not (shell.folder / "new").exists()
+
+
+@pytest.mark.parametrize(("provider", "missing"), [("mock", []), ("ollama", ["openai"]), ("anthropic", ["anthropic"])])
+def test_an_extra_that_is_not_installed_is_named(provider: str, missing: list[str]) -> None:
+    configuration = new_project(provider, "contains", None)["quintain.yaml"]
+    assert missing_extras(configuration, lambda package: False) == missing
+    assert missing_extras(configuration, lambda package: True) == []
+
+
+def test_on_a_terminal_three_questions_are_asked(shell: CommandLine) -> None:
+    (shell.folder / "own.jsonl").write_text('{"id": "a", "question": "x", "expected": "x"}\n')
+    ours, theirs = os.openpty()
+    try:
+        os.write(ours, b"ollama\nown.jsonl\nexact\n")
+        asked = subprocess.run(
+            [sys.executable, "-m", "quintain_cli", "init"],
+            cwd=shell.folder, env=shell.env, stdin=theirs, capture_output=True, text=True, timeout=60, check=True,
+        ).stdout  # fmt: skip
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert [name for name in ("provider", "dataset", "grader") if f"Which {name}" in asked] == [
+        "provider", "dataset", "grader",
+    ]  # fmt: skip
+    evaluation = yaml.safe_load((shell.folder / "eval.yaml").read_text())
+    assert (evaluation["dataset"], evaluation["graders"][0]["builtin"]) == ("own.jsonl", "exact")
+    assert "base_url" in yaml.safe_load((shell.folder / "quintain.yaml").read_text())["targets"]["model"]
 
 
 @pytest.mark.parametrize(

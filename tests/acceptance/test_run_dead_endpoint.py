@@ -1,4 +1,4 @@
-"""``quintain run`` against a provider that refuses every call, or that nobody listens for: how much is asked of it."""
+"""``quintain run`` and ``check --probe`` against a provider that refuses every call, or that nobody listens for."""
 
 from __future__ import annotations
 
@@ -180,3 +180,25 @@ def test_fail_fast_ends_the_run_at_the_first_error_and_0_never(
     ended = evaluation_shell.run(*run_words("model"), "--max-errors", "0", code=1)
     assert provider.request_count == CASES
     assert f"exit 1: {CASES} of {CASES} trials erred" in ended.stdout
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_probe_tells_the_providers_own_words_of_a_refusal(
+    evaluation_shell: CommandLine, provider: StubProvider, status: int
+) -> None:
+    provider.failing_status = status
+    told = evaluation_shell.run("check", "eval.yaml", "--probe", "--target", "model", code=1)
+    (line,) = [line for line in told.stdout.splitlines() if line.startswith("probe ")]
+    assert "model failed: target_unavailable: " in line
+    assert f"HTTP {status}): invalid_request_error" in line
+    # What is said of a wrong key may repeat it: only the code is kept.
+    assert ('the provider says: "Incorrect API key provided"' in line) is (status != 401)
+    assert "sk-test" not in told.stdout + told.stderr
+
+
+def test_without_a_network_the_probe_tells_which_address_was_not_reached(evaluation_shell: CommandLine) -> None:
+    told = evaluation_shell.run("check", "eval.yaml", "--probe", "--target", "closed", "--target", "echo", code=1)
+    probes = {line.split()[1]: line for line in told.stdout.splitlines() if line.startswith("probe ")}
+    assert "could not be reached" in probes["closed"]
+    assert "127.0.0.1:9" in probes["closed"]
+    assert "echo answered in " in probes["echo"]

@@ -19,6 +19,7 @@ from quintain_cli.init.carried import CarriedEvaluation, project_files
 from quintain_cli.init.project import (
     GRADERS,
     PROVIDERS,
+    missing_extras,
     new_project,
     packaged_file,
     suggest_provider,
@@ -66,6 +67,8 @@ def init(
         print_stderr(
             escape_for_terminal(f"left out {note.file or source}, line {note.line}: {note.place}: {note.reason}")
         )
+    if missing := missing_extras(files["quintain.yaml"]):
+        typer.echo(f"needs    pip install 'quintain[{','.join(missing)}]'")
     if not dry_run:
         typer.echo(f"next     {_next_command(folder)}")
 

@@ -94,7 +94,7 @@ def run(
     """Run an evaluation. The same command resumes a run that was stopped.
 
     Without QUINTAIN_BROKER_URL and QUINTAIN_GATEWAY_URL all services run in this process; with one of them, the run
-    uses the services there.
+    uses the services there. `quintain check` is the dry run: the same errors and calls, and no call is made.
     """
     options = RunOptions(
         path=path,

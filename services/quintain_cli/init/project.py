@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from quintain.errors import ConfigError
 from quintain_cli.init.carried import to_yaml
+from quintain_worker import PROVIDERS_WITH_EXTRA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ PROVIDERS: Final[Mapping[str, ProviderChoice]] = {
     "mock": ProviderChoice(
         key=None,
         target={"provider": "mock"},
-        comment="It repeats the question and needs no key. Put a model in its place: quintain init --provider openai",
+        comment="It repeats the question and needs no key. For a model: quintain init with-model --provider openai",
     ),
 }
 
@@ -85,6 +89,19 @@ def new_project(provider: str, grader: str, dataset: str | None) -> dict[str, st
     if dataset is None:
         files["cases.jsonl"] = packaged_file("cases.jsonl")
     return files
+
+
+def _is_installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def missing_extras(configuration: str, is_installed: Callable[[str], bool] = _is_installed) -> list[str]:
+    """Return the extras that the targets of a configuration's text need and that are not installed.
+
+    An extra has the name of its provider, and brings a package of that name.
+    """
+    providers = {target["provider"] for target in yaml.safe_load(configuration)["targets"].values()}
+    return sorted(name for name in PROVIDERS_WITH_EXTRA & providers if not is_installed(name))
 
 
 def packaged_file(name: str) -> str:

@@ -84,7 +84,7 @@ async def _probe_target(
         return ProbeResult(
             target=target,
             seconds=duration_seconds,
-            error=f"{fault.code}: {fault.message}",
+            error=_fault_text(fault),
             charged=fault.charged is not False,
             charge_unknown=True if fault.charged is None else None,
         )
@@ -92,6 +92,12 @@ async def _probe_target(
     usage = result.token_usage
     cost = None if price is None or usage is None else float(price.of(usage))
     return ProbeResult(target=target, seconds=time.monotonic() - started_at, token_usage=usage, usd=cost)
+
+
+def _fault_text(fault: Fault) -> str:
+    """The fault's sentence, and the provider's own words, in which secrets are masked."""
+    words = None if fault.provider_error is None else fault.provider_error.message
+    return f"{fault.code}: {fault.message}" + (f'; the provider says: "{words}"' if words else "")
 
 
 def _price_of_target(plan: ProbePlan, target: str) -> Price | None:

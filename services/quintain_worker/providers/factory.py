@@ -44,7 +44,7 @@ _FACTORIES = {
 }
 
 #: The kinds that need an extra of the same name.
-_WITH_EXTRA = frozenset({"anthropic", "openai"})
+PROVIDERS_WITH_EXTRA = frozenset({"anthropic", "openai"})
 
 
 def build_provider(name: str, target: TargetConfig, context: ProviderContext) -> Provider:
@@ -64,7 +64,7 @@ def load_provider_factory(name: str, target: TargetConfig) -> ProviderFactory:
     try:
         return cast("ProviderFactory", getattr(importlib.import_module(module), function))
     except ImportError as error:
-        if target.provider not in _WITH_EXTRA:
+        if target.provider not in PROVIDERS_WITH_EXTRA:
             raise
         hint = f"pip install 'quintain[{target.provider}]'"
         raise ConfigError(f"targets.{name}: provider {target.provider} needs: {hint}") from error

@@ -1,4 +1,4 @@
-"""Your own graders. Test them with: python -m pytest"""
+"""Your own graders. Test them with: pip install pytest; python -m pytest"""
 
 import quintain
 
