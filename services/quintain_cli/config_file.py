@@ -19,7 +19,7 @@ def load_configuration(settings: Settings, config_path: Path | None, *, start_fo
     if path is None:
         raise ConfigError(
             "No configuration: there is no quintain.yaml (or agentv.config.yaml) here or in any folder above; "
-            "write one, or name it with QUINTAIN_CONFIG"
+            "`quintain init` writes one; or name it with QUINTAIN_CONFIG"
         )
     return load_config(path)
 

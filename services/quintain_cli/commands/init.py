@@ -69,8 +69,7 @@ def init(
         )
     if missing := missing_extras(files["quintain.yaml"]):
         typer.echo(f"needs    pip install 'quintain[{','.join(missing)}]'")
-    if not dry_run:
-        typer.echo(f"next     {_next_command(folder)}")
+    typer.echo(f"next     {'the same without --dry-run writes them' if dry_run else _next_command(folder)}")
 
 
 def read_other_tool(source: Path) -> CarriedEvaluation:

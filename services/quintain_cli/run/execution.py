@@ -100,7 +100,7 @@ async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
     """Read and check everything. Raises `ConfigError` with every mistake, a line each."""
     options.files.check_writable()
     if not options.path.is_file():
-        raise ConfigError(f"{options.path}: there is no such file; `quintain demo` writes an example to start from")
+        raise ConfigError(f"{options.path}: there is no such file; `quintain init` writes one to start from")
     on_fleet = is_on_fleet(settings) and not options.is_embedded
     inspection = InspectionOptions(
         path=options.path,
