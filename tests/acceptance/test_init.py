@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quintain_cli.init.project import missing_extras, new_project
+from quintain_cli.init.project import missing_needs, new_project
 from support.command_line import CommandLine
 
 PROMPTFOO = """\
@@ -96,11 +96,16 @@ def test_the_provider_whose_key_is_set_is_suggested(shell: CommandLine, provider
     assert not (shell.folder / "new").exists()
 
 
-@pytest.mark.parametrize(("provider", "missing"), [("mock", []), ("ollama", ["openai"]), ("anthropic", ["anthropic"])])
-def test_an_extra_that_is_not_installed_is_named(provider: str, missing: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("provider", "extra", "key"),
+    [("mock", "", ""), ("ollama", "openai", ""), ("anthropic", "anthropic", "ANTHROPIC_API_KEY")],
+)
+def test_a_missing_extra_and_a_missing_key_are_named(provider: str, extra: str, key: str) -> None:
     configuration = new_project(provider, "contains", None)["quintain.yaml"]
-    assert missing_extras(configuration, lambda package: False) == missing
-    assert missing_extras(configuration, lambda package: True) == []
+    needs = missing_needs(configuration, {}, lambda package: False)
+    assert [need for need in needs if need.startswith("pip")] == [f"pip install 'quintain[{extra}]'"][: bool(extra)]
+    assert [need for need in needs if key and key in need] == needs[bool(extra) :]
+    assert missing_needs(configuration, {"ANTHROPIC_API_KEY": "a key"}, lambda package: True) == []
 
 
 def test_on_a_terminal_three_questions_are_asked(shell: CommandLine) -> None:

@@ -19,7 +19,7 @@ from quintain_cli.init.carried import CarriedEvaluation, project_files
 from quintain_cli.init.project import (
     GRADERS,
     PROVIDERS,
-    missing_extras,
+    missing_needs,
     new_project,
     packaged_file,
     suggest_provider,
@@ -52,6 +52,7 @@ def init(
             if carried is None
             else project_files(carried, packaged_file("assertions.py"))
         )
+        needs = missing_needs(files["quintain.yaml"], environment())
         if not dry_run:
             write_project(folder, files)
     except ConfigError as error:
@@ -67,8 +68,8 @@ def init(
         print_stderr(
             escape_for_terminal(f"left out {note.file or source}, line {note.line}: {note.place}: {note.reason}")
         )
-    if missing := missing_extras(files["quintain.yaml"]):
-        typer.echo(f"needs    pip install 'quintain[{','.join(missing)}]'")
+    for need in needs:
+        typer.echo(f"needs    {escape_for_terminal(need)}")
     typer.echo(f"next     {'the same without --dry-run writes them' if dry_run else _next_command(folder)}")
 
 

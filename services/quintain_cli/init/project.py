@@ -11,7 +11,9 @@ from typing import Final
 
 import yaml
 
+from quintain.config.references import find_variables, missing_variable_errors
 from quintain.errors import ConfigError
+from quintain.secret_files import with_secrets
 from quintain_cli.init.carried import to_yaml
 from quintain_worker import PROVIDERS_WITH_EXTRA
 
@@ -95,13 +97,19 @@ def _is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def missing_extras(configuration: str, is_installed: Callable[[str], bool] = _is_installed) -> list[str]:
-    """Return the extras that the targets of a configuration's text need and that are not installed.
+def missing_needs(
+    configuration: str, env: Mapping[str, str], is_installed: Callable[[str], bool] = _is_installed
+) -> list[str]:
+    """Return what the targets of a configuration's text lack here: extras, and variables of the environment.
 
-    An extra has the name of its provider, and brings a package of that name.
+    An extra has the name of its provider, and brings a package of that name. Raises `ConfigError` where a variable
+    names a file that cannot be read.
     """
-    providers = {target["provider"] for target in yaml.safe_load(configuration)["targets"].values()}
-    return sorted(name for name in PROVIDERS_WITH_EXTRA & providers if not is_installed(name))
+    tree = yaml.safe_load(configuration)
+    providers = {target["provider"] for target in tree["targets"].values()}
+    extras = ",".join(sorted(name for name in PROVIDERS_WITH_EXTRA & providers if not is_installed(name)))
+    variables = missing_variable_errors(tree, with_secrets(env, find_variables(tree)))
+    return [*([f"pip install 'quintain[{extras}]'"] if extras else []), *variables]
 
 
 def packaged_file(name: str) -> str:
