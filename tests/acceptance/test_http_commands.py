@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.command_line import CommandLine
+from support.evaluations import write_files
 from support.running_gateway import ADMIN_TOKEN, TARGETS, RunningGateway
 
 #: Nothing listens there.
@@ -88,3 +89,15 @@ def test_a_run_over_http_tells_its_cost(gateway: RunningGateway) -> None:
         "dataset: cases.jsonl\ntargets: [judge]\ngraders: [{name: same, builtin: exact}]\n"
     )
     assert "cost $0.0090: judge $0.0090\n" in gateway.shell.run("run", "eval.yaml").stdout
+
+
+def test_a_run_takes_what_its_users_session_has_and_is_refused_more(gateway: RunningGateway) -> None:
+    shell = gateway.open_session_shell("echo", 2)
+    evaluation = "dataset: cases.jsonl\ntargets: [echo]\ngraders: [{name: same, builtin: exact}]\n"
+    write_files(shell.folder, cases=3, eval_yaml=evaluation)
+    words = ("run", "eval.yaml", "--output", "runs/own", "--json")
+    refused = shell.run(*words, "--max-calls", "3", code=2)
+    assert refused.json["code"] == "config_error"
+    totals = shell.run(*words, code=4).json["totals"]
+    assert isinstance(totals, dict)
+    assert (totals["graded"], totals["calls"]) == (2, 2)

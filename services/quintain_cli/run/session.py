@@ -188,7 +188,10 @@ class RunSessions:
             )
 
     async def _open_session(self, max_calls: int) -> str:
-        """Open a session and return its token."""
+        """Open a session and return its token; without a limit of the user's it has what the parent session has.
+
+        Raises `ConfigError` if the user's limit is more than that, or if no session can be opened.
+        """
         request = OpenSession(
             default_target=self._budget.default_target,
             max_calls=max_calls,
@@ -200,7 +203,13 @@ class RunSessions:
             return (await self._backend.admin.open(request)).token
         if self._backend.parent_token is not None:
             async with self._backend.connect_session(self._backend.parent_token) as parent:
-                return (await parent.open_child(request)).token
+                limit = min(max_calls, (await parent.get_info()).max_calls)
+                if limit < max_calls and self._budget.is_explicit:
+                    raise ConfigError(
+                        f"The run's budget is {max_calls} calls, the session of QUINTAIN_SESSION_TOKEN has {limit}: "
+                        "set max_calls or --max-calls to at most that, or open a session with more"
+                    )
+                return (await parent.open_child(request.model_copy(update={"max_calls": limit}))).token
         raise ConfigError(
             "A run on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN to use "
             "the budget of yours"
