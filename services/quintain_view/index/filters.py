@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import urlencode
 
-from quintain_view.index.schema import TEXT_ROW_BITS, Outcome
+from quintain_view.index.schema import Outcome
 
 
 class TrialState(StrEnum):
@@ -47,12 +47,6 @@ _ORDER_COLUMNS: Final = {
     SortOrder.COST: "cost DESC",
     SortOrder.DISAGREEMENT: "disagreement DESC",
 }
-
-_RARE_WORDS: Final = f"case_no IN (SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ?)"
-_COMMON_WORDS: Final = (
-    "EXISTS (SELECT 1 FROM trial_text WHERE trial_text MATCH ? AND trial_text.rowid BETWEEN "
-    f"(trial.case_no << {TEXT_ROW_BITS}) AND (trial.case_no << {TEXT_ROW_BITS} | {(1 << TEXT_ROW_BITS) - 1}))"
-)
 
 #: As the text index cuts texts: letters and digits. FTS5 takes these letters of two scripts for no letters: it makes a
 #: phrase of a word with one of them, and an index without positions cannot look for phrases.
@@ -113,32 +107,43 @@ class TrialFilter:
         """The words as a query of FTS5: beginnings of words, all of which a text has; empty without words."""
         return " AND ".join(f'"{word}"*' for word in _WORD.findall(self.words))
 
-    def condition(self, columns: Mapping[str, int], graders: Mapping[str, int], *, is_common: bool) -> SqlCondition:
-        """The condition on the table ``trial``; names are those of the index, with their numbers.
+    def conditions(self, columns: Mapping[str, int], graders: Mapping[str, int]) -> list[SqlCondition]:
+        """The conditions on the table ``trial``, without the words; names are those of the index, with their numbers.
 
-        ``is_common`` says that the words are in many texts: they are then looked for in one case after the other, and
-        else all cases that have them are found at once.
+        A list has what any of them finds. In the order of the results there is one for each outcome, because an index
+        has the trials of one outcome in that order.
         """
         terms = list(self._terms(columns, graders))
-        if self.word_query:
-            terms.append(SqlCondition(_COMMON_WORDS if is_common else _RARE_WORDS, (self.word_query,)))
-        return SqlCondition.all_of(terms)
+        outcomes = [int(_OUTCOMES[state]) for state in self.states if state in _OUTCOMES]
+        if not outcomes:
+            return [SqlCondition.all_of(terms)]
+        if self.order is SortOrder.CASE:
+            return [SqlCondition.all_of([SqlCondition("outcome = ?", (one,)), *terms]) for one in outcomes]
+        return [SqlCondition.all_of([_one_of("outcome", outcomes), *terms])]
 
     def _terms(self, columns: Mapping[str, int], graders: Mapping[str, int]) -> Iterator[SqlCondition]:
         if self.columns:
             yield _one_of("column_no", [columns[name] for name in self.columns if name in columns])
-        outcomes = [int(_OUTCOMES[state]) for state in self.states if state in _OUTCOMES]
-        if outcomes:
-            yield _one_of("outcome", outcomes)
         if TrialState.STALE in self.states:
             yield SqlCondition("stale = 1")
         if self.grader:
-            bit = 1 << graders[self.grader] if self.grader in graders else 0
-            yield SqlCondition("failed_graders & ? != 0", (bit,))
+            known = self.grader in graders
+            yield SqlCondition("failed_graders & ? != 0", (1 << graders[self.grader],)) if known else SqlCondition("0")
+        # A plus sign keeps SQLite from the index by score, whose order would be another one.
+        score = "score_key" if self.order is SortOrder.SCORE else "+score_key"
         if self.least is not None:
-            yield SqlCondition("score_key >= ?", (self.least,))
+            yield SqlCondition(f"{score} >= ?", (self.least,))
         if self.most is not None or self.least is not None:
-            yield SqlCondition("score_key <= ?", (1.0 if self.most is None else self.most,))
+            yield SqlCondition(f"{score} <= ?", (1.0 if self.most is None else self.most,))
+
+    @property
+    def index_name(self) -> str:
+        """The index of `ORDER_INDEXES` in whose order the list is; empty for the order of the table itself."""
+        if self.order is not SortOrder.CASE:
+            return f"trial_by_{self.order}"
+        if any(state in _OUTCOMES for state in self.states):
+            return "trial_by_outcome"
+        return "trial_stale" if TrialState.STALE in self.states else ""
 
     @property
     def sort_columns(self) -> str:

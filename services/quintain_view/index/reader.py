@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +13,8 @@ import apsw
 
 from quintain_view.index.counts import ColumnCounts, CountsByColumn
 from quintain_view.index.filters import SortOrder, SqlCondition, TrialFilter
-from quintain_view.index.schema import Outcome
-from quintain_view.index.sql import all_rows
+from quintain_view.index.schema import TEXT_ROW_BITS, Outcome
+from quintain_view.index.sql import all_rows, first_values
 from quintain_view.index.writer import index_path
 
 #: A count of cases stops here: a list says "more than".
@@ -20,8 +22,11 @@ MAX_COUNTED_CASES = 1_000
 
 _COLUMNS = "SELECT name, column_no FROM result_column ORDER BY column_no"
 
-#: Words that so many texts have are common.
-COMMON_TEXTS = 20_000
+#: Words that more cases have are common.
+COMMON_CASES = 5_000
+
+#: The words of a filter are looked for once, in the order of the cases.
+_WORDS = f"SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ? ORDER BY rowid"
 
 
 class TrialEntry(NamedTuple):
@@ -64,16 +69,22 @@ class IndexReader:
 
     def list_cases(self, trial_filter: TrialFilter, *, offset: int, limit: int) -> list[CaseEntry]:
         """The cases with a trial that passes the filter, in its order, from this place on."""
-        numbers = self._case_numbers(trial_filter, offset + limit)[offset:]
-        return [self.case(number) for number in numbers]
+        return [self.case(number) for number in self._case_numbers(trial_filter, offset, offset + limit)]
 
     def count_cases(self, trial_filter: TrialFilter) -> int:
         """How many cases pass the filter; at most `MAX_COUNTED_CASES` + 1."""
+        if trial_filter.is_narrowed:
+            return len(self._case_numbers(trial_filter, 0, MAX_COUNTED_CASES + 1))
+        # Cases are numbered without gaps.
+        return int(all_rows(self._connection, "SELECT coalesce(max(case_no), 0) FROM case_text")[0][0])
+
+    def list_page(self, trial_filter: TrialFilter, *, offset: int, limit: int) -> tuple[list[CaseEntry], int]:
+        """`list_cases` and `count_cases`, with one pass over the index for both."""
         if not trial_filter.is_narrowed:
-            return int(all_rows(self._connection, "SELECT count(*) FROM case_text")[0][0])
-        condition = self._condition(trial_filter)
-        sql = f"SELECT count(*) FROM (SELECT 1 FROM trial WHERE {condition.sql} GROUP BY case_no LIMIT ?)"
-        return int(all_rows(self._connection, sql, (*condition.values, MAX_COUNTED_CASES + 1))[0][0])
+            return self.list_cases(trial_filter, offset=offset, limit=limit), self.count_cases(trial_filter)
+        numbers = self._case_numbers(trial_filter, 0, max(offset + limit, MAX_COUNTED_CASES + 1))
+        listed = [self.case(number) for number in numbers[offset : offset + limit]]
+        return listed, min(len(numbers), MAX_COUNTED_CASES + 1)
 
     def case(self, case_no: int) -> CaseEntry:
         """The case of this number."""
@@ -102,27 +113,55 @@ class IndexReader:
         stored = all_rows(self._connection, "SELECT value FROM meta WHERE name = 'counts'")
         return CountsByColumn(stored[0][0] if stored else None).by_name(self.columns)
 
-    def _condition(self, trial_filter: TrialFilter) -> SqlCondition:
-        is_common = False
-        if trial_filter.word_query:
-            sql = "SELECT count(*) FROM (SELECT 1 FROM trial_text WHERE trial_text MATCH ? LIMIT ?)"
-            ((found,),) = all_rows(self._connection, sql, (trial_filter.word_query, COMMON_TEXTS))
-            is_common = found >= COMMON_TEXTS
-        return trial_filter.condition(self.columns, self.graders, is_common=is_common)
-
-    def _case_numbers(self, trial_filter: TrialFilter, count: int) -> list[int]:
-        condition = self._condition(trial_filter)
-        if trial_filter.order is SortOrder.CASE:
-            sql = f"SELECT case_no FROM trial WHERE {condition.sql} GROUP BY case_no ORDER BY case_no LIMIT ?"
-            return [number for (number,) in all_rows(self._connection, sql, (*condition.values, count))]
+    def _case_numbers(self, trial_filter: TrialFilter, begin: int, end: int) -> list[int]:
+        """The numbers of the cases in the list from one place to another."""
+        if not trial_filter.is_narrowed and trial_filter.order is SortOrder.CASE:
+            sql = "SELECT case_no FROM case_text WHERE case_no > ? ORDER BY case_no LIMIT ?"
+            return [number for (number,) in all_rows(self._connection, sql, (begin, end - begin))]
         # A case stands where its first trial stands: trials are read in their order until there are enough cases.
-        sql = f"SELECT case_no FROM trial WHERE {condition.sql} ORDER BY {trial_filter.sort_columns}"
         numbers: dict[int, None] = {}
-        for (number,) in self._connection.execute(sql, condition.values):
-            numbers.setdefault(int(str(number)))
-            if len(numbers) >= count:
+        for number in self._ordered_numbers(trial_filter):
+            numbers[number] = None
+            if len(numbers) >= end:
                 break
-        return list(numbers)
+        return list(numbers)[begin:]
+
+    def _ordered_numbers(self, trial_filter: TrialFilter) -> Iterator[int]:
+        """The case of each trial that passes the filter, in its order; a case may come several times."""
+        conditions = trial_filter.conditions(self.columns, self.graders)
+        if not trial_filter.word_query:
+            return self._select(trial_filter, conditions, self._index_of(trial_filter))
+        found = first_values(self._connection, _WORDS, (trial_filter.word_query,))
+        if trial_filter == TrialFilter(words=trial_filter.words):
+            return found
+        cases = set(found)
+        if len(cases) > COMMON_CASES:
+            listed = self._select(trial_filter, conditions, self._index_of(trial_filter))
+            return (number for number in listed if number in cases)
+        # Few cases: their trials are looked up one after the other.
+        of_cases = SqlCondition("case_no IN (SELECT value FROM json_each(?))", (json.dumps(sorted(cases)),))
+        with_cases = [SqlCondition.all_of([condition, of_cases]) for condition in conditions]
+        return self._select(trial_filter, with_cases, "")
+
+    def _select(self, trial_filter: TrialFilter, conditions: Sequence[SqlCondition], index: str) -> Iterator[int]:
+        order = f"ORDER BY {trial_filter.sort_columns}"
+        lists = [
+            first_values(self._connection, f"SELECT case_no FROM trial {index} WHERE {one.sql} {order}", one.values)
+            for one in conditions
+        ]
+        return heapq.merge(*lists) if len(lists) > 1 else lists[0]
+
+    def _index_of(self, trial_filter: TrialFilter) -> str:
+        """The index that has the order of the list and all that a filter needs.
+
+        SQLite would take one that fits the condition, and sort what it finds: half a million trials, where the first
+        few in the order are enough.
+        """
+        name = trial_filter.index_name
+        # While an index is being made, it has no orders yet.
+        if name and not all_rows(self._connection, "SELECT 1 FROM sqlite_schema WHERE name = ?", (name,)):
+            return ""
+        return f"INDEXED BY {name}" if name else ""
 
 
 @contextmanager

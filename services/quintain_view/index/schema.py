@@ -51,11 +51,12 @@ CREATE TABLE trial (
 
 _FILTERED: Final = "outcome, column_no, failed_graders, stale, score_key, case_no"
 
-#: One for each order of a list. They are made after the first pass over a file, because that is quicker.
+#: One for each order of a list, and one of the stale trials, which are few. They are made after the first pass over a file, because that is quicker.
 ORDER_INDEXES: Final = {
-    "trial_by_outcome": "outcome, case_no, column_no, failed_graders, stale, score_key",
-    "trial_by_score": "score_key, case_no, outcome, column_no, failed_graders, stale",
-    "trial_by_duration": f"duration_ms, {_FILTERED}",
-    "trial_by_cost": f"cost, {_FILTERED}",
-    "trial_by_disagreement": f"disagreement, {_FILTERED}",
+    "trial_by_outcome": "(outcome, case_no, column_no, failed_graders, stale, score_key)",
+    "trial_by_score": "(score_key, case_no, outcome, column_no, failed_graders, stale)",
+    "trial_by_duration": f"(duration_ms, {_FILTERED})",
+    "trial_by_cost": f"(cost, {_FILTERED})",
+    "trial_by_disagreement": f"(disagreement, {_FILTERED})",
+    "trial_stale": "(case_no) WHERE stale = 1",
 }

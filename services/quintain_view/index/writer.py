@@ -231,8 +231,8 @@ class _IndexWriter:
         return float(cost.price.of(row.token_usage))
 
     def _finish(self) -> None:
-        for name, columns in ORDER_INDEXES.items():
-            self._connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON trial ({columns})")
+        for name, definition in ORDER_INDEXES.items():
+            self._connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON trial {definition}")
 
     def _all(self, sql: str, values: tuple[str | int, ...] = ()) -> list[tuple[Any, ...]]:
         return all_rows(self._connection, sql, values)

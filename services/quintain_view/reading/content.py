@@ -48,9 +48,9 @@ def read_run_page(folder: Path, trial_filter: TrialFilter, progress: IndexProgre
                 read_recorded_report(folder, run), empty, trial_filter, counts={}, graders=[], progress=progress
             )
         counts = column_counts(index, run)
-        cases = index.list_cases(trial_filter, offset=(page - 1) * CASES_PER_PAGE, limit=CASES_PER_PAGE + 1)
+        cases, count = index.list_page(trial_filter, offset=(page - 1) * CASES_PER_PAGE, limit=CASES_PER_PAGE + 1)
         listed = [(case, index.trials_of(case.case_no)) for case in cases]
-        page_matrix = matrix(listed, index.columns, trial_filter, count=index.count_cases(trial_filter), page=page)
+        page_matrix = matrix(listed, index.columns, trial_filter, count=count, page=page)
         return run_page(
             read_recorded_report(folder, run),
             page_matrix,

@@ -32,6 +32,8 @@ def found(folder: Path, query: str) -> list[str]:
         trial_filter = TrialFilter.from_query(pairs)
         ids = [case.case_id for case in index.list_cases(trial_filter, offset=0, limit=1_000)]
         assert index.count_cases(trial_filter) == len(ids)
+        cases, count = index.list_page(trial_filter, offset=1, limit=2)
+        assert ([case.case_id for case in cases], count) == (ids[1:3], len(ids))
         return ids
 
 
@@ -105,7 +107,7 @@ def test_a_filter_is_the_same_after_its_way_through_an_address() -> None:
 
 def test_common_and_rare_words_find_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rare = {query: found(folder, query) for query in ("q=answer", "q=answer&show=failed", "q=lake&sort=score")}
-    monkeypatch.setattr("quintain_view.index.reader.COMMON_TEXTS", 1)
+    monkeypatch.setattr("quintain_view.index.reader.COMMON_CASES", 0)
     assert {query: found(folder, query) for query in rare} == rare
 
 
