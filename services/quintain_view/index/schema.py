@@ -51,7 +51,8 @@ CREATE TABLE trial (
 
 _FILTERED: Final = "outcome, column_no, failed_graders, stale, score_key, case_no"
 
-#: One for each order of a list, and one of the stale trials, which are few. They are made after the first pass over a file, because that is quicker.
+#: One for each order of a list, and one of the stale trials, which are few. They are made after the first pass over a
+#: file, because that is quicker.
 ORDER_INDEXES: Final = {
     "trial_by_outcome": "(outcome, case_no, column_no, failed_graders, stale, score_key)",
     "trial_by_score": "(score_key, case_no, outcome, column_no, failed_graders, stale)",

@@ -1,0 +1,63 @@
+"""How lists are read from a large index: in the order of an index, so that a page needs only what stands before its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import product
+
+import apsw
+import pytest
+
+from quintain_view.index.filters import SortOrder, TrialFilter
+from quintain_view.index.reader import IndexReader
+from quintain_view.index.writer import index_path, update_index
+from support.results_folder import graded_row, write_results
+
+FILTERS = ["", "show=failed", "show=passed&show=failed", "show=stale", "grader=same", "target=bot", "min=0", "max=0.5"]
+FILTERS += ["show=failed&min=0.1&target=bot&grader=same", "show=stale&show=error"]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    rows = [graded_row(f"case-{number}", number % 3 / 2, output="some words") for number in range(30)]
+    write_results(folder, rows)
+    update_index(folder)
+    with closing(apsw.Connection(str(index_path(folder)))) as connection:
+        yield connection
+
+
+def statements(connection: apsw.Connection, query: str, order: SortOrder) -> list[tuple[str, tuple[object, ...]]]:
+    """What a page of this list asks of the index, with the values."""
+    pairs = [(name, value) for name, _, value in (part.partition("=") for part in query.split("&")) if name]
+    reader, asked = IndexReader(connection), []
+
+    def note(_: apsw.Cursor, sql: str, values: object) -> bool:
+        asked.append((sql, tuple(values) if isinstance(values, tuple) else ()))
+        return True
+
+    connection.exec_trace = note
+    try:
+        reader.list_page(TrialFilter.from_query([*pairs, ("sort", order)]), offset=0, limit=5)
+    finally:
+        connection.exec_trace = None
+    return asked
+
+
+@pytest.mark.parametrize(("query", "order"), [*product(FILTERS, SortOrder)])
+def test_no_list_is_sorted_when_it_is_read(index: apsw.Connection, query: str, order: SortOrder) -> None:
+    lists = [(sql, values) for sql, values in statements(index, query, order) if "ORDER BY" in sql]
+    plans = [str(row[3]) for sql, values in lists for row in index.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+    assert plans
+    assert [plan for plan in plans if "TEMP B-TREE" in plan] == []
+
+
+@pytest.mark.parametrize("is_common", [False, True])
+@pytest.mark.parametrize("query", ["q=some", "q=some&show=failed", "q=wor&grader=same&min=0.5"])
+def test_words_are_looked_for_once(
+    index: apsw.Connection, query: str, is_common: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintain_view.index.reader.COMMON_CASES", 0 if is_common else 1_000)
+    for order in SortOrder:
+        assert sum("MATCH" in sql for sql, _ in statements(index, query, order)) == 1
