@@ -1,4 +1,4 @@
-"""How lists are read from a large index: in the order of an index, so that a page needs only what stands before its end."""
+"""How lists are read from a large index: in an order that it has, up to the end of the page."""
 
 from __future__ import annotations
 
