@@ -63,7 +63,7 @@ bench-peers: $(ready) ## measure AgentV's proxy beside the gateway, and superred
 	$(bin)/python benchmarks/gateway.py
 	$(bin)/python benchmarks/targets.py
 bench-view: $(ready) ## measure the pages: a million rows, 1,000 targets, a run with its page open, beside inspect view
-	$(bin)/python benchmarks/view.py
+	$(bin)/python benchmarks/view.py $(ARGS)
 	$(bin)/python benchmarks/view_beside.py
 dist: $(ready)   ## build the wheel, the source archive and the bill of materials (CycloneDX) into dist/
 	$(bin)/python -m build --no-isolation

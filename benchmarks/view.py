@@ -1,13 +1,18 @@
 """Measures `quintain view`: making the index of a large run, and the time to each page of it.
 
-Usage: ``python benchmarks/view.py [ROWS]``; without a number, a million rows: half as many cases, two targets. The
-server is a process of its own, and the times are those of whole answers over loopback. The median of nine, after one
-that is not counted; what the browser takes to draw a page is not in them.
+Usage: ``python benchmarks/view.py [--rows ROWS] [--folder FOLDER]``; without a number, a million rows: half as many
+cases, two targets. Rows and index are kept in the folder, and continued where an earlier measurement stopped; without a
+folder they are made in a temporary one. The server is a process of its own, and the times are those of whole answers
+over loopback: the median of nine, after one that is not counted, or of as many as fit into 10 s; what the browser takes
+to draw a page is not in them.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import http.client
+import itertools
 import json
 import os
 import statistics
@@ -15,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from quintain_view import update_index
+from quintain_view.index.writer import index_path, update_index_step
 
 #: The limits of issue K, in milliseconds.
 FIRST_PAINT_MS, FILTER_MS = 300, 200
@@ -28,25 +34,53 @@ PAGES = {
     "failed": ("?show=failed", FILTER_MS),
     "errors (1 in 10,000)": ("?show=error", FILTER_MS),
     "in doubt (none)": ("?show=inDoubt", FILTER_MS),
+    "all that have a score": ("?show=passed&show=failed", FILTER_MS),
+    "stale (none)": ("?show=stale", FILTER_MS),
     "one target, failed, lowest score": ("?target=b&show=failed&sort=score", FILTER_MS),
     "slowest first": ("?sort=duration", FILTER_MS),
+    "dearest first, failed": ("?sort=cost&show=failed", FILTER_MS),
+    "graders disagree most, errors": ("?sort=disagreement&show=error", FILTER_MS),
     "score from 0.4 to 0.5": ("?min=0.4&max=0.5", FILTER_MS),
     "a rare word": ("?q=rare777", FILTER_MS),
     "a word of every row": ("?q=question", FILTER_MS),
+    "a word of every row, slowest failed": ("?q=question&show=failed&sort=duration", FILTER_MS),
     "page 40": ("?page=40", FILTER_MS),
 }
 
-_REPEATS = 9
+_REPEATS, _PAGE_SECONDS = 9, 10.0
+
+#: Lines that say how far it is come this often at most, in seconds; so many cases are written at a time.
+_PROGRESS_SECONDS, _WRITTEN_CASES = 5.0, 5_000
+
+
+class Progress:
+    """Prints how far something is, from time to time."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._shown_at = title, time.monotonic()
+
+    def show(self, part: float) -> None:
+        """Note which part of it is done, from 0 to 1."""
+        if time.monotonic() - self._shown_at >= _PROGRESS_SECONDS:
+            self._shown_at = time.monotonic()
+            print(f"{self._title}: {100 * part:.0f} %", flush=True)
 
 
 def write_run(folder: Path, rows: int) -> None:
-    """Write a results folder as `quintain run` leaves it."""
+    """Write a results folder as `quintain run` leaves it, or what is missing of it."""
     targets, cases = ["a", "b"], rows // 2
-    folder.mkdir(parents=True)
-    with (folder / "results.jsonl").open("w") as file:
-        for number in range(cases):
-            for position, target in enumerate(targets):
-                file.write(json.dumps(_row(number, position, target)) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    progress = Progress("rows")
+    with (folder / "results.jsonl").open("ab+") as file:
+        file.seek(0)
+        begin, end = _written(file, cases)
+        file.truncate(end)
+        for first in range(begin, cases, _WRITTEN_CASES):
+            numbers = range(first, min(cases, first + _WRITTEN_CASES))
+            file.write(
+                "".join(_line(n, position, name) for n in numbers for position, name in enumerate(targets)).encode()
+            )
+            progress.show(first / cases)
     counts = {"trials": cases, "graded": cases, "passed": cases // 2, "errors": 0, "inDoubt": 0, "calls": cases}
     record = {
         "schemaVersion": 1,
@@ -66,24 +100,53 @@ def write_run(folder: Path, rows: int) -> None:
     (folder / "run.json").write_text(json.dumps(record))
 
 
-def _row(number: int, position: int, target: str) -> dict[str, object]:
+def _written(file: Iterable[bytes], cases: int) -> tuple[int, int]:
+    """How many cases are in a file, at most so many, and how many bytes their rows have."""
+    rows = size = end = 0
+    for line in itertools.islice(file, 2 * cases):
+        size += len(line)
+        rows += line.endswith(b"\n")
+        if rows % 2 == 0:
+            end = size
+    return rows // 2, end
+
+
+def _line(number: int, position: int, target: str) -> str:
     score = (number * 7919 + position * 31) % 101 / 100
-    question = f"question {number}, about rare{number % 1_000} and other things that are asked"
     is_error = (number + position) % 10_000 == 9_999
-    return {
-        "schemaVersion": 2,
-        "caseId": f"case-{number}",
-        "target": target,
-        "repeat": 1,
-        "status": "error" if is_error else "graded",
-        "case": {"question": question, "expected": "yes"},
-        "output": f"an answer of some length, {number}",
-        "score": None if is_error else score,
-        "graders": {} if is_error else {"same": {"score": score, "pass": score >= 0.5, "checks": [], "calls": 0}},
-        "calls": 1,
-        "tokenUsage": {"input": 100, "output": 20},
-        "durationMs": number % 977 + position,
-    }
+    verdict = f'"same": {{"score": {score}, "pass": {str(score >= 0.5).lower()}, "checks": [], "calls": 0}}'
+    # Not by a JSON encoder: a million rows are written in a few seconds.
+    return (
+        f'{{"schemaVersion": 2, "caseId": "case-{number}", "target": "{target}", "repeat": 1, '
+        f'"status": "{"error" if is_error else "graded"}", "case": {{"question": "question {number}, about '
+        f'rare{number % 1_000} and other things that are asked", "expected": "yes"}}, '
+        f'"output": "an answer of some length, {number}", "score": {"null" if is_error else score}, '
+        f'"graders": {{{"" if is_error else verdict}}}, "calls": 1, '
+        f'"tokenUsage": {{"input": 100, "output": 20}}, "durationMs": {number % 977 + position}}}\n'
+    )
+
+
+def make_index(folder: Path) -> None:
+    """Make the index of a folder, or what is missing of it, and print what that took."""
+    progress, began, used = Progress("index"), time.perf_counter(), time.process_time()
+    while not (step := update_index_step(folder)).is_complete:
+        progress.show(step.indexed_bytes / step.total_bytes)
+    took, used = time.perf_counter() - began, time.process_time() - used
+    share = index_path(folder).stat().st_size / (folder / "results.jsonl").stat().st_size
+    print(f"index of {step.rows:,} rows: {took:.1f} s, of the processor {used:.1f} s", flush=True)
+    print(f"its size: {index_path(folder).stat().st_size / 1e6:.0f} MB, {100 * share:.0f} % of the results", flush=True)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[int, str, str]]:
+    """The process, origin and cookie of a server of this folder, until the block ends."""
+    words = [sys.executable, "-m", "quintain_cli", "view", str(folder), "--json", "--no-open"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield server.pid, *enter(json.loads(server.stdout.readline())["url"])
+        finally:
+            server.terminate()
 
 
 def processor_ms(process: int) -> float:
@@ -92,19 +155,26 @@ def processor_ms(process: int) -> float:
     return 1_000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(origin: str, cookie: str, path: str) -> float:
-    """The median time of an answer in milliseconds."""
+def measure(origin: str, cookie: str, path: str) -> tuple[float, int]:
+    """The median time of an answer in milliseconds, and how many answers there were."""
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) <= _REPEATS and (len(times) < 2 or time.perf_counter() - began < _PAGE_SECONDS):
+        times.append(get(origin, cookie, path)[0])
+    return statistics.median(times[1:]), len(times)
+
+
+def get(origin: str, cookie: str, path: str) -> tuple[float, str]:
+    """Load a page: the time of its answer in milliseconds, and its HTML."""
     connection = http.client.HTTPConnection(urlsplit(origin).netloc, timeout=120)
-    times = []
-    for _ in range(_REPEATS + 1):
-        began = time.perf_counter()
-        connection.request("GET", path, headers={"Cookie": cookie})
-        answer = connection.getresponse()
-        answer.read()
-        times.append(1_000 * (time.perf_counter() - began))
-        assert answer.status == 200, (path, answer.status)
+    began = time.perf_counter()
+    connection.request("GET", path, headers={"Cookie": cookie})
+    answer = connection.getresponse()
+    html = answer.read().decode()
+    milliseconds = 1_000 * (time.perf_counter() - began)
     connection.close()
-    return statistics.median(times[1:])
+    assert answer.status == 200, (path, answer.status)
+    return milliseconds, html
 
 
 def enter(address: str) -> tuple[str, str]:
@@ -117,36 +187,43 @@ def enter(address: str) -> tuple[str, str]:
     return origin, cookie.split(";")[0]
 
 
+def measure_first_opening(folder: Path) -> None:
+    """Print how soon a folder without an index is shown, and whether the page says how far its making is."""
+    if index_path(folder).exists():
+        return
+    with served(folder) as (_, origin, cookie):
+        milliseconds, html = get(origin, cookie, f"/run/{folder.name}")
+    shown = "with its progress" if "<progress" in html else "without progress"
+    print(f"{'first opening, without an index':36} {milliseconds:7.0f} ms, {shown}", flush=True)
+
+
+def measure_pages(folder: Path, rows: int) -> list[str]:
+    """Print the time of each page; returns the names of those that take longer than their limit."""
+    slow = []
+    case = (f"/case?id=case-{rows // 4}&at={rows // 4}", FIRST_PAINT_MS)
+    with served(folder) as (process, origin, cookie):
+        for title, (query, limit) in {**PAGES, "a case, with its neighbors": case}.items():
+            used = processor_ms(process)
+            milliseconds, answers = measure(origin, cookie, f"/run/{folder.name}{query}")
+            used = (processor_ms(process) - used) / answers
+            slow += [title] if milliseconds > limit else []
+            print(f"{title:36} {milliseconds:7.0f} ms, of the processor {used:4.0f} ms  (limit {limit} ms)", flush=True)
+    return slow
+
+
 def main() -> None:
     """Measure, print, and exit 1 if a page takes longer than its limit."""
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "large"
-        write_run(folder, rows)
-        began, used = time.perf_counter(), time.process_time()
-        update_index(folder)
-        took, used, size = (
-            time.perf_counter() - began,
-            time.process_time() - used,
-            (folder / "view.sqlite3").stat().st_size,
-        )
-        share = size / (folder / "results.jsonl").stat().st_size
-        print(f"index of {rows:,} rows: {took:.1f} s, of the processor {used:.1f} s")
-        print(f"its size: {size / 1e6:.0f} MB, {100 * share:.0f} % of the results")
-        words = [sys.executable, "-m", "quintain_cli", "view", name, "--json", "--no-open"]
-        slow = []
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            origin, cookie = enter(json.loads(server.stdout.readline())["url"])
-            for title, (query, limit) in PAGES.items():
-                used = processor_ms(server.pid)
-                milliseconds = measure(origin, cookie, f"/run/large{query}")
-                used = (processor_ms(server.pid) - used) / (_REPEATS + 1)
-                slow += [title] if milliseconds > limit else []
-                print(f"{title:34} {milliseconds:7.0f} ms, of the processor {used:4.0f} ms  (limit {limit} ms)")
-            case = measure(origin, cookie, f"/run/large/case?id=case-{rows // 4}&at={rows // 4}")
-            print(f"{'a case, with its neighbors':34} {case:7.0f} ms")
-            server.terminate()
+    parser = argparse.ArgumentParser(description="Measure quintain view with a large run.")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, help="where rows and index are kept, and continued")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        parent = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = parent / f"rows-{options.rows}"
+        write_run(folder, options.rows)
+        measure_first_opening(folder)
+        make_index(folder)
+        slow = measure_pages(folder, options.rows)
     if slow:
         print(f"slower than the limit: {', '.join(slow)}")
         raise SystemExit(1)

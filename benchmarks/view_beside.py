@@ -3,7 +3,8 @@
 Usage: ``python benchmarks/view_beside.py [CASES]``; without a number, 10,000 cases. Three parts:
 
 - the Fleet page with 1,000 targets: its figures, its version and its HTML, in this process;
-- a run with its page open beside the same run without: the processor time of the run's process, in turn;
+- a run with its page open beside the same run without, in turn: the processor time of the run's process, and how long
+  the run takes, which is more where the server of the page takes a processor from it;
 - the same cases as a run and as a log of Inspect: the time until a browser shows the first case, and the processor time
   of the server. It needs Chromium, and Inspect in an environment of its own, which `make clients` makes.
 """
@@ -23,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Page, sync_playwright
@@ -32,12 +34,18 @@ from quintain.contracts.fleet import CallCounts, FleetChanged, FleetState
 from quintain.monitor.model import FleetModel
 from quintain_gateway.apis.fleet.page import FleetFilter, render_fleet
 from quintain_view import update_index
-from view import enter, processor_ms, write_run
+from view import get, processor_ms, served, write_run
 
 TARGETS = 1_000
-TRIALS, ROUNDS = 1_500, 5
+TRIALS, ROUNDS = 3_000, 6
+
+#: With its page open a run takes at most this part of what it takes without.
+MAX_RATIO = 1.03
 
 INSPECT = Path("~/.cache/quintain/clients").expanduser()
+
+#: The script of a page waits for so long after it has loaded the page again, in seconds.
+REFRESH_SECONDS = 1.0
 
 #: The page shows its first case.
 _READY = {"quintain view": ".matrix tbody tr", "inspect view": "text=question 0, about"}
@@ -89,15 +97,22 @@ def write_evaluation(folder: Path) -> None:
     (folder / "eval.yaml").write_text(json.dumps({"dataset": "cases.jsonl", "targets": ["echo"], "graders": graders}))
 
 
-def run_cpu_seconds(folder: Path, output: str) -> float:
-    """Run the evaluation; the processor time of its process."""
+class RunTimes(NamedTuple):
+    """What a run took: of the processor, and from its start to its end, in seconds."""
+
+    cpu: float
+    wall: float
+
+
+def time_run(folder: Path, output: str) -> RunTimes:
+    """Run the evaluation; the processor time is that of its process."""
     words = [sys.executable, "-m", "quintain_cli", "run", "eval.yaml", "--output", output]
-    quiet = subprocess.DEVNULL
+    quiet, began = subprocess.DEVNULL, time.perf_counter()
     with subprocess.Popen(words, cwd=folder, stdout=quiet, stderr=quiet) as running:
         _, status, usage = os.wait4(running.pid, 0)
         running.returncode = os.waitstatus_to_exitcode(status)
     assert running.returncode == 0
-    return usage.ru_utime + usage.ru_stime
+    return RunTimes(usage.ru_utime + usage.ru_stime, time.perf_counter() - began)
 
 
 @contextlib.contextmanager
@@ -115,35 +130,69 @@ def view_words(folder: Path) -> list[str]:
     return [sys.executable, "-m", "quintain_cli", "view", str(folder), "--json", "--no-open"]
 
 
-def look(origin: str, cookie: str, path: str, ended: threading.Event) -> None:
-    """Load a page again and again as its script does: when its stream says so, at most once a second."""
-    connection = http.client.HTTPConnection(urlsplit(origin).netloc, timeout=120)
-    while not ended.wait(1):
-        connection.request("GET", path, headers={"Cookie": cookie})
-        connection.getresponse().read()
-    connection.close()
+@contextlib.contextmanager
+def open_page(folder: Path, name: str, used: list[float]) -> Iterator[None]:
+    """A page that is open while the block runs, loaded as its script does: each time that its stream says so.
+
+    The processor time of its server, in seconds, is added to ``used``.
+    """
+    path = f"/run/{name}"
+    with served(folder) as (process, origin, cookie):
+        connections: list[http.client.HTTPConnection] = []
+        is_closed = threading.Event()
+
+        def look() -> None:
+            connection = http.client.HTTPConnection(urlsplit(origin).netloc, timeout=120)
+            connections.append(connection)
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
+                while not is_closed.is_set():
+                    connection.request("GET", f"{path}/events", headers={"Cookie": cookie})
+                    answer = connection.getresponse()
+                    if answer.status != http.HTTPStatus.OK:
+                        # The run has no folder yet.
+                        answer.read()
+                        is_closed.wait(0.2)
+                        continue
+                    for line in answer:
+                        if line.startswith(b"event: changed"):
+                            get(origin, cookie, path)
+                            is_closed.wait(REFRESH_SECONDS)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        began = processor_ms(process)
+        try:
+            yield
+        finally:
+            used.append((processor_ms(process) - began) / 1_000)
+            is_closed.set()
+            for connection in connections:
+                if connection.sock is not None:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            looking.join()
 
 
 def measure_open_page() -> None:
-    """Print how much more of the processor a run takes while its page is open."""
+    """Print how much more a run takes while its page is open: pairs of runs, the first of which changes in turn."""
+    sides: dict[str, list[RunTimes]] = {"alone": [], "seen": []}
+    used: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "runs").mkdir()
         write_evaluation(folder)
-        ratios = []
         for number in range(ROUNDS):
-            alone = run_cpu_seconds(folder, f"alone-{number}")
-            with serving(view_words(folder / "runs"), folder) as server:
-                assert server.stdout is not None
-                origin, cookie = enter(json.loads(server.stdout.readline())["url"])
-                ended = threading.Event()
-                looking = threading.Thread(target=look, args=(origin, cookie, f"/run/seen-{number}", ended))
-                looking.start()
-                ratios.append(run_cpu_seconds(folder, f"runs/seen-{number}") / alone)
-                ended.set()
-                looking.join()
-        shown = ", ".join(f"{ratio:.3f}" for ratio in sorted(ratios))
-        print(f"a run with its page open: {statistics.median(ratios):.3f} of the processor time without ({shown})")
+            for side in ("alone", "seen") if number % 2 == 0 else ("seen", "alone"):
+                is_seen = side == "seen"
+                output = f"{side}-{number}"
+                with open_page(folder / "runs", output, used) if is_seen else contextlib.nullcontext():
+                    sides[side].append(time_run(folder, f"runs/{output}" if is_seen else output))
+            print(f"a run with its page open: round {number + 1} of {ROUNDS}", flush=True)
+    for field in RunTimes._fields:
+        alone, seen = ([getattr(times, field) for times in sides[side]] for side in ("alone", "seen"))
+        ratios = sorted(after / before for before, after in zip(alone, seen, strict=True))
+        shown = f"{statistics.median(ratios):.3f} of {statistics.median(alone):.1f} s without"
+        print(f"a run with its page open, {field:4}: {shown}, {ratios[0]:.3f} to {ratios[-1]:.3f} (limit {MAX_RATIO})")
+    print(f"its page's server: {statistics.median(used):.2f} s of the processor for each run", flush=True)
 
 
 def first_case(page: Page, address: str, ready: str) -> float:
