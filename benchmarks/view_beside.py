@@ -45,7 +45,7 @@ MAX_RATIO = 1.03
 INSPECT = Path("~/.cache/quintain/clients").expanduser()
 
 #: The script of a page waits for so long after it has loaded the page again, in seconds.
-REFRESH_SECONDS = 1.0
+REFRESH_SECONDS = 0.25
 
 #: The page shows its first case.
 _READY = {"quintain view": ".matrix tbody tr", "inspect view": "text=question 0, about"}

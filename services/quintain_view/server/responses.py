@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from quintain_view.server.folders import RunFolders
 
 #: How often a stream looks whether its page changed, and how often it sends a sign of life, in seconds.
 POLL_SECONDS, KEEP_ALIVE_POLLS = 0.5, 30
+
+#: A page that changes all the time is loaded again after this time at the earliest, in seconds.
+CHANGE_SECONDS = 1.0
 
 LINKS = ServedLinks()
 
@@ -49,11 +53,11 @@ def event_stream(
     async def stream() -> AsyncIterator[str]:
         last = request.query_params.get("seen")
         yield "retry: 1000\n\n"
-        quiet = 0
+        quiet, next_at = 0, 0.0
         while True:
             now = await asyncio.to_thread(version)
-            if now != last:
-                last, quiet = now, 0
+            if now != last and time.monotonic() >= next_at:
+                last, quiet, next_at = now, 0, time.monotonic() + CHANGE_SECONDS
                 yield "event: changed\ndata: \n\n"
             elif quiet >= KEEP_ALIVE_POLLS:
                 quiet = 0

@@ -114,3 +114,12 @@ class FleetFigures(Message):
     running: int = 0
     queued: int = 0
     problems: list[str] = Field(default_factory=list)
+
+    def conditions(self) -> tuple[frozenset[object], ...]:
+        """How targets, workers, budgets and services are: what changes rarely, and is to be seen at once."""
+        return (
+            frozenset((target.name, target.condition) for target in self.targets),
+            frozenset((worker.incarnation, worker.condition) for worker in self.workers),
+            frozenset((budget.session_id, budget.state, budget.is_spent) for budget in self.budgets),
+            frozenset((service.id, service.is_silent) for service in self.services),
+        )

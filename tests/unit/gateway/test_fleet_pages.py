@@ -7,12 +7,23 @@ import contextlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import httpx2
 import pytest
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
-from quintain.monitor.fleet_figures import FleetFigures, TargetCondition, TargetFigures
+from quintain.monitor.fleet_figures import (
+    FleetFigures,
+    TargetCondition,
+    TargetFigures,
+    WorkerCondition,
+    WorkerFigures,
+)
+from quintain_gateway.apis.fleet.access import FleetAccess
 from quintain_gateway.apis.fleet.page import TARGETS_PER_PAGE, FleetFilter, render_fleet
+from quintain_gateway.apis.fleet.routes import FleetEndpoints
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, lame: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
@@ -109,6 +120,38 @@ async def test_a_stream_tells_a_page_that_shows_something_else_and_ends_with_the
                     # The stream ends when the gateway does: this would wait for the gateway's grace otherwise.
                     async for _ in lines:
                         pass
+
+
+class _KnownFigures:
+    """Says these figures one after the other, and then that it closes."""
+
+    def __init__(self, *figures: FleetFigures) -> None:
+        self._left = list(figures)
+
+    @property
+    def is_closing(self) -> bool:
+        return not self._left
+
+    async def figures(self, _: str) -> FleetFigures:
+        return self._left.pop(0)
+
+
+async def test_a_changed_condition_is_told_at_once_and_numbers_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintain_gateway.apis.fleet.routes.POLL_SECONDS", 0)
+    monkeypatch.setattr("quintain_gateway.apis.fleet.routes.NUMBERS_SECONDS", 3600)
+    worker = WorkerFigures(worker_id="w", incarnation="w-1", condition=WorkerCondition.LIVE, running=0)
+    busy = worker.model_copy(update={"running": 1})
+    silent = busy.model_copy(update={"condition": WorkerCondition.SILENT})
+    figures = [
+        FleetFigures(targets=[], workers=workers, budgets=[], services=[])
+        for workers in ([], [worker], [busy], [busy], [silent], [silent])
+    ]
+    endpoints = FleetEndpoints(cast(FleetAccess, _KnownFigures(figures[0], *figures)))
+    response = await endpoints.events(Request({"type": "http", "path": "/", "headers": [], "query_string": b""}))
+    assert isinstance(response, StreamingResponse)
+    told = [chunk async for chunk in response.body_iterator]
+    # No figures yet, a worker, and that it does not answer; not that it has a call.
+    assert told == ["retry: 1000\n\n", *["event: changed\ndata: \n\n"] * 3]
 
 
 def test_a_thousand_targets_have_pages_also_under_a_filter() -> None:

@@ -27,8 +27,9 @@ API = Api(error_response=fault_response, headers=HEADERS)
 #: How often a stream looks whether the figures changed, and after how many looks it sends a sign of life.
 POLL_SECONDS, KEEP_ALIVE_POLLS = 0.25, 60
 
-#: The pages of one stream take at most this part of a processor's time.
-PAGE_SHARE = 1 / 30
+#: The pages of one stream take at most this part of a processor's time, and numbers are shown again after this time at
+#: the earliest, in seconds. A change of a condition waits for neither.
+PAGE_SHARE, NUMBERS_SECONDS = 1 / 30, 1.0
 
 _FAULT_STATUSES = (401, 431, 500, 503)
 
@@ -139,17 +140,19 @@ class FleetEndpoints:
 
         async def stream() -> AsyncIterator[str]:
             last, quiet, next_at = request.query_params.get("seen"), 0, 0.0
+            shown: object = None
             yield "retry: 1000\n\n"
             while not self._access.is_closing:
                 try:
-                    version = self._version(await self._access.figures(cookie))
+                    figures = await self._access.figures(cookie)
                 except Unauthorized:
                     # The page is loaded again, and asks for the token.
                     yield "event: changed\ndata: \n\n"
                     return
-                now = time.monotonic()
-                if version != last and now >= next_at:
-                    last, quiet, next_at = version, 0, now + self._page_seconds / PAGE_SHARE
+                version, now = self._version(figures), time.monotonic()
+                if version != last and (now >= next_at or figures.conditions() != shown):
+                    next_at = now + max(NUMBERS_SECONDS, self._page_seconds / PAGE_SHARE)
+                    last, shown, quiet = version, figures.conditions(), 0
                     yield "event: changed\ndata: \n\n"
                 elif quiet >= KEEP_ALIVE_POLLS:
                     quiet = 0

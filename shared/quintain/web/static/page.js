@@ -149,7 +149,7 @@
 
   const elementAt = (path, root) => path.reduce((node, number) => node?.children[number], root);
 
-  // At most one refresh a second, the first at once; the stream reconnects by itself after a loss.
+  // The server says how often a page is loaded again; the stream reconnects by itself after a loss.
   function listen() {
     const main = one("main[data-events]");
     if (!main || typeof EventSource === "undefined") return;
@@ -163,7 +163,7 @@
       while (isWanted) {
         isWanted = false;
         await refresh();
-        await new Promise((resolve) => setTimeout(resolve, 1000));
+        await new Promise((resolve) => setTimeout(resolve, 250));
       }
       isBusy = false;
     };
