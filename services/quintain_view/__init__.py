@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quintain_view.html_report.writer import write_html_report
     from quintain_view.index.worst import WorstAnswer, worst_answers
     from quintain_view.index.writer import update_index
+    from quintain_view.reading.trajectories import has_only_trajectories
     from quintain_view.server.serve import serve_view
 else:
     __getattr__, __dir__ = lazy_exports(
@@ -20,8 +21,9 @@ else:
             "quintain_view.html_report.writer": ("write_html_report",),
             "quintain_view.index.worst": ("WorstAnswer", "worst_answers"),
             "quintain_view.index.writer": ("update_index",),
+            "quintain_view.reading.trajectories": ("has_only_trajectories",),
             "quintain_view.server.serve": ("serve_view",),
         },
     )
 
-__all__ = ["WorstAnswer", "serve_view", "update_index", "worst_answers", "write_html_report"]
+__all__ = ["WorstAnswer", "has_only_trajectories", "serve_view", "update_index", "worst_answers", "write_html_report"]

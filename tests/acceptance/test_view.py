@@ -13,6 +13,7 @@ import pytest
 
 from support.command_line import CommandLine
 from support.results_folder import errored_row, graded_row, write_results
+from support.sample_trajectory import sample_trajectory
 from support.view_client import ask, enter_cookie
 
 
@@ -62,6 +63,12 @@ def test_a_change_before_the_stream_was_open_is_told(shell: CommandLine) -> None
         assert next(line for line in lines if line.startswith(b"event:")) == b"event: changed\n"
         connection.close()
     assert command.stop(signal.SIGINT).code == 0
+
+
+def test_a_report_of_trajectories_only_is_a_file(shell: CommandLine) -> None:
+    with sample_trajectory(shell.folder / "runs" / "attack"):
+        shell.run("report", "runs/attack", "--html", "attack.html")
+    assert "support-bot" in (shell.folder / "attack.html").read_text()
 
 
 @pytest.mark.parametrize("words", [("eval.yaml",), ("--port", "70000"), ("--unknown",)])

@@ -16,6 +16,7 @@ from support.browser import ViewPage, start_view, visit
 from support.command_line import CommandLine, command_line
 from support.hostile_rows import HOSTILE, hostile_row
 from support.results_folder import errored_row, graded_row, write_results
+from support.sample_trajectory import sample_trajectory
 
 #: Of one test: axe-core takes long on a machine with much to do.
 pytestmark = pytest.mark.timeout(600)
@@ -165,7 +166,8 @@ def test_hostile_text_stays_text(visitor: ViewPage) -> None:
 
 def test_a_file_opens_without_a_network(browser: Browser, tmp_path: Path) -> None:
     write_results(tmp_path / "run", [asked(graded_row("case-001", 0.0)), errored_row("broken"), hostile_row()])
-    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    with sample_trajectory(tmp_path / "run"):
+        write_html_report(tmp_path / "report.html", [tmp_path / "run"])
     with browser.new_context(offline=True) as context:
         file = context.new_page()
         asked_for: list[str] = []
@@ -175,6 +177,10 @@ def test_a_file_opens_without_a_network(browser: Browser, tmp_path: Path) -> Non
         expect(file.locator("h1")).to_have_count(1)
         file.locator(".matrix a", has_text="case-001").click()
         expect(file.locator(".case-part:target h2")).to_have_text("case-001")
+        file.get_by_role("link", name="support-bot").click()
+        lanes = file.locator(".case-part:target .lanes")
+        expect(lanes).to_contain_text("Where is my parcel? Please read the letter of today too.")
+        expect(lanes.locator(".clock")).to_have_count(1)
         assert [url for url in asked_for if not url.startswith(("file:", "data:"))] == []
         assert HOSTILE[:20] in file.locator("body").inner_text()
         assert ViewPage("", file).serious_faults() == []

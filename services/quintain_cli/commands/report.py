@@ -21,6 +21,7 @@ from quintain_cli.run.output import (
     report_to_json,
 )
 from quintain_runner import RunReport, read_report
+from quintain_view import has_only_trajectories, write_html_report
 
 
 def report(
@@ -53,6 +54,11 @@ async def _read_and_write(folders: list[Path], files: OutputFiles) -> list[RunRe
     if len(folders) > 1 and not files.is_html_only:
         raise ConfigError("--junit, --markdown and --csv are of one run: give one folder, or --html for several")
     files.check_writable()
-    reports = [read_report(folder) for folder in folders]
-    files.write(reports, resume_command(reports[0]), environment())
+    if files.html is None or not files.is_html_only:
+        reports = [read_report(folder) for folder in folders]
+        files.write(reports, resume_command(reports[0]), environment())
+        return reports
+    # A folder with trajectories only has nothing but its pages.
+    reports = [read_report(folder) for folder in folders if not has_only_trajectories(folder)]
+    write_html_report(files.html, folders)
     return reports

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from markupsafe import Markup
 
 from quintain.web.pages import SCRIPT_NAME, STYLE_NAME, static_file
+from quintain.web.text import visible
 from quintain_runner import RunFile, atomic_write, read_recorded_report, read_run
 from quintain_view.html_report.selection import ReportedCases, select_cases
+from quintain_view.html_report.trajectories import ReportedTrajectories, read_trajectories
 from quintain_view.index.filters import TrialFilter
 from quintain_view.index.reader import open_index
 from quintain_view.index.rows import RowMoved
@@ -19,7 +21,9 @@ from quintain_view.labels.agreement import Agreement
 from quintain_view.labels.notes import Note
 from quintain_view.pages.case_page import CasePage
 from quintain_view.pages.run_page import RunPage, matrix, run_page
+from quintain_view.pages.trajectory_page import STATE_NOTES
 from quintain_view.reading.content import build_case_page, column_counts, read_agreements, rows_of_case
+from quintain_view.reading.trajectories import has_only_trajectories
 from quintain_view.rendering.links import FileLinks
 from quintain_view.rendering.render import file_policy, render
 
@@ -44,20 +48,27 @@ class CasePart:
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """A run in the file, with those of its cases that are in it."""
+    """A run in the file, with those of its cases and trajectories that are in it.
+
+    A folder that holds trajectories only has no ``page``.
+    """
 
     place: str
     name: str
-    page: RunPage
-    left_out: str
-    agreements: list[Agreement]
-    cases: list[CasePart]
+    title: str
+    folder: str
+    trajectories: ReportedTrajectories
+    page: RunPage | None = None
+    left_out: str = ""
+    agreements: list[Agreement] = field(default_factory=list)
+    cases: list[CasePart] = field(default_factory=list)
 
 
 def write_html_report(path: Path, folders: Sequence[Path]) -> None:
     """Write the runs of these folders as one HTML file.
 
-    Raises `ConfigError` if a folder holds no run, and `QuintainError` if the file or an index cannot be written.
+    Raises `ConfigError` if a folder holds neither a run nor trajectories, and `QuintainError` if the file or an index
+    cannot be written.
     """
     parts = [
         _read_run(folder, f"{number}-{folder.resolve().name}", f"run-{number}")
@@ -66,13 +77,15 @@ def write_html_report(path: Path, folders: Sequence[Path]) -> None:
     links = FileLinks(
         {(part.name, case.case_id): case.place for part in parts for case in part.cases},
         {part.name: part.place for part in parts},
+        {(part.name, one.page.name): one.place for part in parts for one in part.trajectories.parts},
     )
     html = render(
         "file.html",
         parts=parts,
         links=links,
-        title=", ".join(part.page.title for part in parts),
+        title=", ".join(part.title for part in parts),
         methods=METHODS,
+        state_notes=STATE_NOTES,
         policy=file_policy(),
         # Our own files, whose hashes the policy names.
         style=Markup(static_file(STYLE_NAME)),  # noqa: S704
@@ -83,6 +96,9 @@ def write_html_report(path: Path, folders: Sequence[Path]) -> None:
 
 
 def _read_run(folder: Path, name: str, place: str) -> RunPart:
+    if has_only_trajectories(folder):
+        title = visible(folder.resolve().name)
+        return RunPart(place, name, title, visible(str(folder)), read_trajectories(folder, place))
     run = read_run(folder)
     progress = update_index(folder, run)
     try:
@@ -112,5 +128,14 @@ def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, pl
             graders=[],
             progress=progress,
         )
-    left_out = selection.note(str(folder))
-    return RunPart(place, name, page_of_run, left_out, read_agreements(folder), cases)
+    return RunPart(
+        place,
+        name,
+        page_of_run.title,
+        page_of_run.folder,
+        read_trajectories(folder, place),
+        page_of_run,
+        selection.note(str(folder)),
+        read_agreements(folder),
+        cases,
+    )

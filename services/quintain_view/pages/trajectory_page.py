@@ -110,7 +110,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryPage:
-    """A run in two lanes. ``waiting`` are all events of the run that await a reply now, also those of other pages."""
+    """A run in two lanes, with ``step_count`` rows on all its pages.
+
+    ``waiting`` are all events of the run that await a reply now, also those of other pages.
+    """
 
     name: str
     target: str
@@ -122,6 +125,7 @@ class TrajectoryPage:
     took: str
     waiting: list[Step]
     steps: list[Step]
+    step_count: int
     unreadable: int
     skipped: int
     page: int
@@ -166,6 +170,7 @@ def trajectory_page(record: TrajectoryRecord, now_ms: int, page: int | None = No
         took="" if last is None or is_running else _seconds(last.ms),
         waiting=[step for step in steps if step.waits_since is not None],
         steps=steps[(number - 1) * STEPS_PER_PAGE : number * STEPS_PER_PAGE],
+        step_count=len(steps),
         unreadable=record.unreadable,
         skipped=0 if ended is None else ended.skipped,
         page=number,

@@ -21,6 +21,9 @@ from quintain.web.text import visible
 from quintain_view.pages.trajectory_page import TrajectoryEntry, TrajectoryRecord, trajectory_entry
 from quintain_view.reading.content import ContentMissing
 
+#: The record that `quintain run` writes.
+RUN_FILE_NAME = "run.json"
+
 #: How many trajectories a page of the list has.
 TRAJECTORIES_PER_PAGE = 200
 
@@ -33,6 +36,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 def has_trajectories(folder: Path) -> bool:
     """Whether runs of hosted targets were recorded in this results folder."""
     return (folder / TRAJECTORY_FOLDER).is_dir()
+
+
+def has_only_trajectories(folder: Path) -> bool:
+    """Whether a folder holds recorded runs of hosted targets, and no run of `quintain run`."""
+    return has_trajectories(folder) and not (folder / RUN_FILE_NAME).exists()
 
 
 def list_trajectories(folder: Path, *, page: int = 1) -> tuple[list[TrajectoryEntry], bool]:

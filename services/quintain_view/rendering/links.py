@@ -64,12 +64,17 @@ class ServedLinks:
 
 
 class FileLinks:
-    """The places within one file that holds one or more runs; ``cases`` are the cases in it, by run and id."""
+    """The places within one file that holds one or more runs.
+
+    ``cases`` are the cases in it, by run and id, ``trajectories`` the recorded runs of hosted targets, by run and file.
+    """
 
     is_served = False
 
-    def __init__(self, cases: dict[tuple[str, str], str], runs: dict[str, str]) -> None:
-        self._cases, self._runs = cases, runs
+    def __init__(
+        self, cases: dict[tuple[str, str], str], runs: dict[str, str], trajectories: dict[tuple[str, str], str]
+    ) -> None:
+        self._cases, self._runs, self._trajectories = cases, runs, trajectories
 
     def runs(self) -> str | None:
         """See `PageLinks`."""
@@ -90,8 +95,10 @@ class FileLinks:
     def compare(self, before: str, after: str, query: str = "") -> None:
         """A file holds no comparison."""
 
-    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> None:
-        """A file holds no trajectories."""
+    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str | None:
+        """The trajectory's part of the file; None if the file leaves it out."""
+        place = self._trajectories.get((name, file))
+        return None if place is None else f"#{place}"
 
 
 def _with_query(path: str, query: str) -> str:

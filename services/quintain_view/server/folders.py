@@ -8,9 +8,7 @@ from pathlib import Path
 from quintain.errors import ConfigError, QuintainError
 from quintain_runner import RESULTS_FILE_NAME, RunFile, read_run
 from quintain_view.pages.run_list import RunSource
-from quintain_view.reading.trajectories import has_trajectories
-
-RUN_FILE_NAME = "run.json"
+from quintain_view.reading.trajectories import RUN_FILE_NAME, has_only_trajectories, has_trajectories
 
 
 class RunFolders:
@@ -39,7 +37,7 @@ class RunFolders:
         try:
             run: RunFile | None = read_run(folder)
         except QuintainError as error:
-            problem = "" if has_trajectories(folder) and not (folder / RUN_FILE_NAME).exists() else error.message
+            problem = "" if has_only_trajectories(folder) else error.message
             return RunSource(self._name_of(folder), str(folder), None, problem)
         return RunSource(self._name_of(folder), str(folder), run)
 

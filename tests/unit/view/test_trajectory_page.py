@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.trajectory import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
+from quintain_view.html_report.trajectories import read_trajectories
+from quintain_view.html_report.writer import write_html_report
 from quintain_view.pages.trajectory_page import (
     STEPS_PER_PAGE,
     RunState,
@@ -26,6 +28,7 @@ from quintain_view.reading.trajectories import (
 from quintain_view.rendering.links import ServedLinks
 from quintain_view.rendering.render import render
 from support.hostile_rows import HOSTILE
+from support.results_folder import graded_row, write_results
 
 #: The run began at this time, in milliseconds since the epoch.
 BEGAN_MS = 1_767_225_600_000
@@ -179,3 +182,51 @@ def test_hostile_text_stays_text_in_every_field() -> None:
     assert html.count("<script") == 1
     assert re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html) == []
     assert "{{ 7*7 }}" in html
+
+
+def trajectory_line(kind: str, seq: int, **texts: str) -> bytes:
+    return line(kind, seq, seq, **texts).to_wire()
+
+
+def test_a_file_has_the_trajectories_of_its_folder_and_nothing_in_them_is_markup(tmp_path: Path) -> None:
+    write_results(tmp_path / "run", [graded_row("1", 1.0)])
+    sent, reply = trajectory_line("send", 1, request=HOSTILE), trajectory_line("reply", 1, value="the reply")
+    write_lines(tmp_path / "run", sent, reply, trajectory_line("end", 2, error=HOSTILE))
+    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    html = (tmp_path / "report.html").read_text()
+    assert 'href="#run-1-trajectory-1"' in html
+    assert html.count('id="run-1-trajectory-1"') == 1
+    found = _Tags()
+    found.feed(html)
+    assert {"img", "iframe", "object", "embed", "base"} & found.tags == set()
+    assert html.count("<script") == 1
+    lanes = html.partition('<ol class="lanes"')[2].partition("</ol>")[0]
+    assert "the reply" in lanes
+    assert "&lt;script&gt;" in lanes
+    # A clock would go on in a file that is read next week.
+    assert "data-since" not in html.partition("<body>")[2]
+
+
+def test_a_folder_with_trajectories_only_is_a_file_too(tmp_path: Path) -> None:
+    write_lines(tmp_path / "attack", trajectory_line("send", 1, request="one"), trajectory_line("end", 2))
+    write_html_report(tmp_path / "report.html", [tmp_path / "attack"])
+    html = (tmp_path / "report.html").read_text()
+    assert 'id="run-1-trajectory-1"' in html
+    assert 'class="matrix"' not in html
+
+
+def test_a_file_is_bounded_and_has_the_trajectories_that_did_not_end_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintain_view.html_report.trajectories.MAX_TRAJECTORIES", 3)
+    monkeypatch.setattr("quintain_view.html_report.trajectories.MAX_CHARACTERS", 25_000)
+    long = [trajectory_line("send", number, request="x" * 9_000) for number in range(1, 5)]
+    write_lines(tmp_path, *long, trajectory_line("end", 9, error="it broke"), name="a.jsonl")
+    for name in "bcde":
+        write_lines(tmp_path, trajectory_line("send", 1), trajectory_line("end", 2), name=f"{name}.jsonl")
+    found = read_trajectories(tmp_path, "run-1")
+    assert [part.page.name for part in found.parts] == ["e.jsonl", "d.jsonl", "a.jsonl"]
+    assert found.total == 5
+    assert found.note("runs/attack") != ""
+    assert [len(part.page.steps) for part in found.parts] == [1, 1, 2]
+    assert [bool(part.left_out) for part in found.parts] == [False, False, True]
