@@ -103,9 +103,9 @@ class TrialFilter:
         return self != replace(TrialFilter(), order=self.order)
 
     @property
-    def word_query(self) -> str:
-        """The words as a query of FTS5: beginnings of words, all of which a text has; empty without words."""
-        return " AND ".join(f'"{word}"*' for word in _WORD.findall(self.words))
+    def word_list(self) -> list[str]:
+        """The words: what is found has a word that begins with each of them."""
+        return _WORD.findall(self.words)
 
     def conditions(self, columns: Mapping[str, int], graders: Mapping[str, int]) -> list[SqlCondition]:
         """The conditions on the table ``trial``, without the words; names are those of the index, with their numbers.

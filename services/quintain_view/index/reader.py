@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +24,14 @@ MAX_COUNTED_CASES = 1_000
 
 _COLUMNS = "SELECT name, column_no FROM result_column ORDER BY column_no"
 
-#: Words that more cases have are common.
-COMMON_CASES = 5_000
+#: Words that more texts have are common.
+COMMON_TEXTS = 5_000
+
+#: So many words of the index that begin as a word of the filter are looked for by themselves.
+MAX_NAMED_WORDS = 16
+
+_VOCABULARY = "CREATE VIRTUAL TABLE IF NOT EXISTS temp.trial_word USING fts5vocab(main, trial_text, row)"
+_BEGINNING = "SELECT term FROM temp.trial_word WHERE term >= ? AND term < ? LIMIT ?"
 
 #: The words of a filter are looked for once, in the order of the cases.
 _WORDS = f"SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ? ORDER BY rowid"
@@ -129,19 +137,42 @@ class IndexReader:
     def _ordered_numbers(self, trial_filter: TrialFilter) -> Iterator[int]:
         """The case of each trial that passes the filter, in its order; a case may come several times."""
         conditions = trial_filter.conditions(self.columns, self.graders)
-        if not trial_filter.word_query:
+        words = trial_filter.word_list
+        if not words:
             return self._select(trial_filter, conditions, self._index_of(trial_filter))
-        found = first_values(self._connection, _WORDS, (trial_filter.word_query,))
+        found = first_values(self._connection, _WORDS, (self._word_query(words),))
         if trial_filter == TrialFilter(words=trial_filter.words):
             return found
-        cases = set(found)
-        if len(cases) > COMMON_CASES:
-            listed = self._select(trial_filter, conditions, self._index_of(trial_filter))
-            return (number for number in listed if number in cases)
-        # Few cases: their trials are looked up one after the other.
-        of_cases = SqlCondition("case_no IN (SELECT value FROM json_each(?))", (json.dumps(sorted(cases)),))
-        with_cases = [SqlCondition.all_of([condition, of_cases]) for condition in conditions]
-        return self._select(trial_filter, with_cases, "")
+        first = list(itertools.islice(found, COMMON_TEXTS + 1))
+        if len(first) <= COMMON_TEXTS:
+            # Their trials are looked up one after the other.
+            of_cases = SqlCondition("case_no IN (SELECT value FROM json_each(?))", (json.dumps(sorted({*first})),))
+            with_cases = [SqlCondition.all_of([condition, of_cases]) for condition in conditions]
+            return self._select(trial_filter, with_cases, "")
+        listed = self._select(trial_filter, conditions, self._index_of(trial_filter))
+        if trial_filter.order is SortOrder.CASE:
+            return _in_both(listed, itertools.chain(first, found))
+        cases = {*first, *found}
+        return (number for number in listed if number in cases)
+
+    def _word_query(self, words: Iterable[str]) -> str:
+        """The query for texts that have a word with each of these beginnings."""
+        self._connection.execute(_VOCABULARY)
+        return " AND ".join(map(self._beginning_query, words))
+
+    def _beginning_query(self, word: str) -> str:
+        """The words of the index that begin so, where they are few; else the query for the beginning itself.
+
+        The text index reads the texts of a word one after the other, as far as they are asked for. For a beginning it
+        first makes one list of the texts of all words that have it.
+        """
+        if word.isascii():
+            begin = word.lower()
+            found = all_rows(self._connection, _BEGINNING, (begin, f"{begin}\U0010ffff", MAX_NAMED_WORDS + 1))
+            terms = [str(term) for (term,) in found]
+            if 0 < len(terms) <= MAX_NAMED_WORDS and all(term.isascii() for term in terms):
+                return "(" + " OR ".join(f'"{term}"' for term in terms) + ")"
+        return f'"{word}"*'
 
     def _select(self, trial_filter: TrialFilter, conditions: Sequence[SqlCondition], index: str) -> Iterator[int]:
         order = f"ORDER BY {trial_filter.sort_columns}"
@@ -162,6 +193,16 @@ class IndexReader:
         if name and not all_rows(self._connection, "SELECT 1 FROM sqlite_schema WHERE name = ?", (name,)):
             return ""
         return f"INDEXED BY {name}" if name else ""
+
+
+def _in_both(listed: Iterable[int], found: Iterator[int]) -> Iterator[int]:
+    """The numbers that both have; both rise."""
+    last = 0
+    for number in listed:
+        while last < number:
+            last = next(found, sys.maxsize)
+        if last == number:
+            yield number
 
 
 @contextmanager

@@ -58,6 +58,6 @@ def test_no_list_is_sorted_when_it_is_read(index: apsw.Connection, query: str, o
 def test_words_are_looked_for_once(
     index: apsw.Connection, query: str, is_common: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintain_view.index.reader.COMMON_CASES", 0 if is_common else 1_000)
+    monkeypatch.setattr("quintain_view.index.reader.COMMON_TEXTS", 0 if is_common else 1_000)
     for order in SortOrder:
         assert sum("MATCH" in sql for sql, _ in statements(index, query, order)) == 1

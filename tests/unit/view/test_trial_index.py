@@ -106,9 +106,23 @@ def test_a_filter_is_the_same_after_its_way_through_an_address() -> None:
 
 
 def test_common_and_rare_words_find_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rare = {query: found(folder, query) for query in ("q=answer", "q=answer&show=failed", "q=lake&sort=score")}
-    monkeypatch.setattr("quintain_view.index.reader.COMMON_CASES", 0)
+    queries = (
+        "q=answer",
+        "q=answer&show=failed",
+        "q=lake&sort=score",
+        "q=l",
+        "q=a l",
+        "q=ANS",
+        "q=zür",
+        "q=Z",
+        "q=nothing",
+    )
+    rare = {query: found(folder, query) for query in queries}
+    monkeypatch.setattr("quintain_view.index.reader.COMMON_TEXTS", 0)
     assert {query: found(folder, query) for query in rare} == rare
+    monkeypatch.setattr("quintain_view.index.reader.MAX_NAMED_WORDS", 0)
+    assert {query: found(folder, query) for query in rare} == rare
+    assert rare["q=l"] == rare["q=zür"] == ["low"]
 
 
 HOSTILE_WORDS = ['"', "AND", "NOT", "answer AND", "col:", "lake*", '"lake', "NEAR(a b)", "(", "a\u19b0b", "a\u1cf2b"]
