@@ -55,7 +55,8 @@ def read_trajectories(folder: Path, place: str) -> ReportedTrajectories:
     # The first of those that did not end well, and then of the others, in the order of the list.
     chosen = sorted(entries, key=lambda entry: entry.state is RunState.ENDED)[:MAX_TRAJECTORIES]
     names = {entry.name for entry in chosen}
-    parts, room = [], MAX_CHARACTERS
+    parts: list[TrajectoryPart] = []
+    room = MAX_CHARACTERS
     for name in (entry.name for entry in entries if entry.name in names):
         try:
             page = trajectory_page(read_trajectory(folder, name), int(time.time() * 1000), 1)
