@@ -21,6 +21,7 @@ from quintain.rpc.groups import ReplyGroups
 from quintain.rpc.server import copyable_headers, send_reply, truncate_echo
 from quintain.runtime.batching import Batcher
 from quintain.runtime.random_ids import RandomIds
+from quintain.runtime.timeouts import Timeouts
 from quintain.timings import Timings
 from quintain_worker.delivery.admissions import AdmissionClient
 from quintain_worker.delivery.contents import ContentReader
@@ -57,7 +58,7 @@ class WorkerContext:
         self.bus, self.admission_client, self.contents, self.clock = bus, admission_client, contents, clock
         self.metrics, self.timings = metrics, timings
         self.inflight = InflightCalls(slots)
-        self.attempt_ids = RandomIds()
+        self.attempt_ids, self.provider_timeouts = RandomIds(), Timeouts()
         self._incarnation = incarnation
         self._reply_slots = asyncio.Semaphore(MAX_PUBLISHED_REPLIES)
         self._reply_groups = ReplyGroups(bus)

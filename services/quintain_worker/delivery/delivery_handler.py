@@ -242,7 +242,8 @@ class _DeliveryHandler:
         provider = provider_for_session(self._target.provider, self._request.token)
         ignores = self._target.ignore_unsupported or grant.ignore_unsupported
         request = with_policy(whole_request, ignore_unsupported=ignores)
-        attempt = Attempt(provider, request, retry_policy, self._pause, on_text)
+        timeouts = self._context.provider_timeouts
+        attempt = Attempt(provider, request, retry_policy, self._pause, on_text, timeouts=timeouts)
         try:
             with run.abort_scope():
                 return await attempt.run()

@@ -15,6 +15,7 @@ from tenacity.wait import wait_base
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
+from quintain.runtime.timeouts import Timeouts
 from quintain_worker.delivery.pause import PauseState
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 
@@ -80,14 +81,16 @@ class Attempt:
         retry_policy: RetryPolicy,
         pause: PauseState,
         on_text: Callable[[int, Delta], None] | None = None,
+        *,
+        timeouts: Timeouts | None = None,
     ) -> None:
-        """Prepare an attempt; `run` starts it.
+        """Prepare an attempt; `run` starts it. ``timeouts`` may be shared with other attempts.
 
         ``on_text`` is called with the number of the try and each piece of text as it arrives; a later try voids the
         text of the earlier ones.
         """
         self._provider, self._request, self._on_text = provider, request, on_text
-        self._retry_policy, self._pause = retry_policy, pause
+        self._retry_policy, self._pause, self._timeouts = retry_policy, pause, timeouts or Timeouts()
         timeout_seconds = math.inf if retry_policy.timeout_seconds is None else retry_policy.timeout_seconds
         self._timeout_ends_at = asyncio.get_running_loop().time() + timeout_seconds
         self._tries = 0
@@ -161,7 +164,7 @@ class Attempt:
         on_text = None if self._on_text is None else partial(self._on_text, self._tries)
         try:
             # The provider applies the timeout itself; this limit is for one that does not.
-            async with asyncio.timeout(remaining_seconds):
+            with self._timeouts.limit(remaining_seconds):
                 return await self._provider.answer(self._request, timeout_seconds=remaining_seconds, on_text=on_text)
         except ProviderFailure as failure:
             self._record_billing(failure.billing)

@@ -31,6 +31,7 @@ from quintain.rpc.request import (
     with_trace_context,
 )
 from quintain.runtime.random_ids import RandomIds
+from quintain.runtime.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class RpcClient:
         self._reply_queue = ReplyQueue(bus, self._on_reply, self._on_queue_replaced, exclusive=exclusive)
         self._pending: dict[str, PendingCall] = {}
         self._resend_tasks: set[asyncio.Task[None]] = set()
-        self._ids = RandomIds()
+        self._ids, self._timeouts = RandomIds(), Timeouts()
         self.unmatched_replies = 0
 
     @property
@@ -139,7 +140,7 @@ class RpcClient:
         correlation_id = self._ids.next()
         unsubscribe = self.subscribe(correlation_id, on_reply)
         try:
-            async with asyncio.timeout(request.deadline_seconds):
+            with self._timeouts.limit(request.deadline_seconds):
                 await (publish or self.publish)(request, correlation_id)
                 return await reply
         except TimeoutError:
