@@ -22,7 +22,7 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
 from quintain.routes import ADMIT
 from quintain.rpc.client import RpcClient
-from quintain.runtime.batching import Batcher
+from quintain.runtime.batching import BatchSender
 from quintain.timings import Timings
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ class _PendingAdmit:
     answer: asyncio.Future[Admission | None]
     #: The deadline of the call.
     ends_at: float
-    #: Done when the admit's last batch was published, or could not be; None before the first.
-    sent: asyncio.Future[None] | None = None
+    #: It waits for its batch, or that is being published.
+    is_being_sent: bool = False
     first_sent_at: float = math.inf
     sent_at: float = -math.inf
 
@@ -71,9 +71,9 @@ class _PendingAdmit:
 
     def is_due(self, now: float, repeat_seconds: float) -> bool:
         """Return whether to send it again: a repeat is due, or its deadline has passed since it was sent."""
-        if self.sent is None:
+        if self.first_sent_at == math.inf:
             return now >= self.ends_at
-        return self.sent.done() and (now - self.sent_at >= repeat_seconds or self.sent_at < self.ends_at <= now)
+        return not self.is_being_sent and (now - self.sent_at >= repeat_seconds or self.sent_at < self.ends_at <= now)
 
 
 class AdmissionClient:
@@ -91,8 +91,8 @@ class AdmissionClient:
         self._is_unreachable = False
         #: The routing key of a metadata service's own queue; None while none is known.
         self._own_key: str | None = None
-        self._batcher: Batcher[Admit] = Batcher(self._send_first, max_concurrent=2)
-        self._repeat_batcher: Batcher[Admit] = Batcher(self._send_shared, max_concurrent=2)
+        self._first_sender = BatchSender[_PendingAdmit](self._send_first, max_concurrent=2)
+        self._repeat_sender = BatchSender[_PendingAdmit](self._send_repeated, max_concurrent=2)
         self._check_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -153,14 +153,16 @@ class AdmissionClient:
         """Send the next admits, up to `MAX_UNDER_WAY`."""
         while self._unsent and len(self._under_way) < MAX_UNDER_WAY:
             pending = self._unsent.popleft()
-            if pending.sent is None and not pending.answer.done():
+            if pending.first_sent_at == math.inf and not pending.answer.done():
                 self._under_way.add(pending.admit.attempt_id)
                 self._add_to_batch(pending)
 
     def _add_to_batch(self, pending: _PendingAdmit) -> None:
+        sender = self._first_sender if pending.first_sent_at == math.inf else self._repeat_sender
         pending.sent_at = asyncio.get_running_loop().time()
         pending.first_sent_at = min(pending.first_sent_at, pending.sent_at)
-        pending.sent = (self._batcher if pending.sent is None else self._repeat_batcher).add(pending.admit)
+        pending.is_being_sent = True
+        sender.add(pending)
 
     def _check_pending(self) -> None:
         """Resend the admits that got no answer for the repeat interval, and end those that timed out."""
@@ -181,20 +183,39 @@ class AdmissionClient:
             else None
         )
 
-    async def _send_first(self, items: list[Admit]) -> None:
-        if (key := self._own_key) is not None:
-            try:
-                await self._publish(items, key)
-            except (Unroutable, QueueFull):
-                self._own_key = None if self._own_key == key else self._own_key
-            except BusError as error:
-                log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
-                return
-            else:
-                return
-        await self._send_shared(items)
+    async def _send_first(self, batch: list[_PendingAdmit]) -> None:
+        await self._send(batch, self._own_key)
 
-    async def _send_shared(self, items: list[Admit]) -> None:
+    async def _send_repeated(self, batch: list[_PendingAdmit]) -> None:
+        await self._send(batch, None)
+
+    async def _send(self, batch: list[_PendingAdmit], own_key: str | None) -> None:
+        """Publish a batch to a service's own queue, if one is given and exists, else to the shared one."""
+        items = [pending.admit for pending in batch]
+        try:
+            if own_key is None or not await self._publish_to_own_queue(items, own_key):
+                await self._publish_to_shared_queue(items)
+        except Exception as defect:
+            # A defect in encoding the batch would occur again with every resend: fail the calls instead.
+            for pending in batch:
+                if not pending.answer.done():
+                    pending.answer.set_exception(defect)
+        finally:
+            for pending in batch:
+                pending.is_being_sent = False
+
+    async def _publish_to_own_queue(self, items: list[Admit], key: str) -> bool:
+        """Publish to a service's own queue; returns False where that is gone."""
+        try:
+            await self._publish(items, key)
+        except (Unroutable, QueueFull):
+            self._own_key = None if self._own_key == key else self._own_key
+            return False
+        except BusError as error:
+            log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
+        return True
+
+    async def _publish_to_shared_queue(self, items: list[Admit]) -> None:
         try:
             await self._publish(items, ADMIT.key)
         except BusError as error:
@@ -202,11 +223,6 @@ class AdmissionClient:
             if not self._is_unreachable:
                 log.warning("Admits cannot be sent and will be repeated: %s", error.message)
             self._is_unreachable = True
-        except Exception as defect:
-            # A defect in encoding the batch would occur again with every resend: fail the calls instead.
-            for admit in items:
-                if (pending := self._pending.get(admit.attempt_id)) is not None and not pending.answer.done():
-                    pending.answer.set_exception(defect)
         else:
             if self._is_unreachable:
                 log.warning("Admits can be sent again")

@@ -15,7 +15,7 @@ from functools import partial
 from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
-from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
+from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.contracts.limits import DEFAULT_REPLY_BYTES
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
@@ -23,25 +23,24 @@ from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, INVOK
 from quintain.rpc.server import request_id_of
 from quintain.telemetry.semconv import (
     ADMIT,
-    ATTEMPT,
-    CALL_COUNT,
     OUTCOME,
     QUEUE_WAIT,
     SETTLE,
-    AttributeValue,
     process_span,
     reply_span,
 )
-from quintain.telemetry.spans import current_traceparent, record_finished_span, span
+from quintain.telemetry.spans import Span, current_traceparent, record_finished_span, span, start_span
 from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.topology import REPLY, target_queue
+from quintain_worker.delivery.completion import OnSettled, Reply, encode_settle, no_action
 from quintain_worker.delivery.contents import ContentHolder
 from quintain_worker.delivery.context import WorkerContext
 from quintain_worker.delivery.inflight import CallIdentity, InflightCall
 from quintain_worker.delivery.pause import PauseState
 from quintain_worker.delivery.request import IncomingRequest, parse_request
-from quintain_worker.delivery.response import CallResponse, CallTiming, response_of
+from quintain_worker.delivery.response import CallTiming, response_of
 from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy, with_charge
+from quintain_worker.delivery.span_attributes import admission_attributes
 from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_interim
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import Delta, provider_for_session
@@ -72,8 +71,7 @@ def make_handler(
         try:
             request = parse_request(delivery, target.name, target.inputs)
         except Fault as fault:
-            await context.reply(delivery, fault, request_id_of(delivery))
-            await delivery.ack()
+            await context.completion.finish(Reply(delivery, fault, request_id_of(delivery)))
             return
         span_ids = {"request_id": request.request_id, "session_id": request.token.id, "target": target.name}
         span_start = partial(process_span, INVOKE.exchange.name, target.name, queue, **span_ids)
@@ -81,17 +79,6 @@ def make_handler(
             await _DeliveryHandler(target, context, pause, delivery, request).process()
 
     return handle
-
-
-def _admission_attributes(admission: Admission | None) -> dict[str, AttributeValue]:
-    """Return the span attributes that describe an admission decision; None is a call returned to its queue."""
-    if admission is None:
-        return {OUTCOME: "given_back"}
-    if admission.fault is not None:
-        return {OUTCOME: admission.fault.code}
-    if admission.replay is not None:
-        return {OUTCOME: "replayed"}
-    return {OUTCOME: "granted", ATTEMPT: admission.attempt, CALL_COUNT: admission.call_count}
 
 
 class _DeliveryHandler:
@@ -117,10 +104,10 @@ class _DeliveryHandler:
         try:
             while (other := self._context.inflight.find(identity)) is not None:
                 if (result := await self._wait_for_duplicate(other)) is not None:
-                    await self._reply_and_ack(result)
+                    await self._finish(result)
                     return
         except Fault as fault:
-            await self._reply_and_ack(fault)
+            await self._finish(fault)
             return
         run = self._context.inflight.add(identity)
         try:
@@ -159,18 +146,17 @@ class _DeliveryHandler:
             with run.abort_scope(), span(ADMIT) as admit_span:
                 admission = await self._admit()
                 if admit_span.is_recording:
-                    admit_span.set_attributes(_admission_attributes(admission))
+                    admit_span.set_attributes(admission_attributes(admission))
         except (Expired, BudgetUnavailable, Cancelled) as fault:
             # A grant may still be on its way: this settle makes it void.
-            await self._settle(AttemptOutcome.NEVER_SENT, fault)
-            await self._reply_and_ack(fault)
+            await self._settle_and_finish(AttemptOutcome.NEVER_SENT, fault)
             return
         if admission is None:
             await self._return_to_queue(run, AttemptOutcome.NEVER_SENT)
         elif admission.fault is not None:
-            await self._reply_and_ack(admission.fault.to_fault())
+            await self._finish(admission.fault.to_fault())
         elif admission.replay is not None:
-            await self._reply_and_ack(admission.replay)
+            await self._finish(admission.replay)
         else:
             await self._run_attempt(run, admission)
 
@@ -214,10 +200,8 @@ class _DeliveryHandler:
             price=self._target.price,
         )
         response = response_of(attempt_result, grant, timing)
-        # Settle before replying: if the worker died between the reply and the settle, a second attempt would run and
-        # produce another reply.
-        await self._record(run, response, grant)
-        await self._reply_and_ack(response.answer, response.wire)
+        stores_reply = grant.store_replies and len(response.wire) <= DEFAULT_REPLY_BYTES
+        await self._settle_and_finish(response.outcome, response.answer, response.wire, run, stores_reply=stores_reply)
 
     async def _attempt_with_streaming(self, run: InflightCall, grant: Admission) -> AttemptResult:
         ends_at = asyncio.get_running_loop().time() + self._context.clock.seconds_until(grant.deadline)
@@ -285,46 +269,57 @@ class _DeliveryHandler:
         async with report_progress(self._target.progress_seconds, grant.attempt, send):
             yield
 
-    async def _record(self, run: InflightCall, response: CallResponse, grant: Admission) -> None:
-        size = len(response.wire)
-        store_reply = grant.store_replies and size <= DEFAULT_REPLY_BYTES
-        await self._settle(response.outcome, response.answer, store_reply=store_reply, size=size)
-        run.settle(response.answer if isinstance(response.answer, Result) else None)
-
     async def _return_to_queue(self, run: InflightCall, outcome: AttemptOutcome) -> None:
         """Settle the attempt and return the call to its queue: no reply is sent, and the call is not charged."""
-        await self._settle(outcome)
+        settle_span = start_span(SETTLE)
+        await self._context.completion.settle(self._encode_settle(outcome, settle_span))
+        settle_span.end()
         run.settle(None)
         self._context.metrics.count_returned(self._target.name)
         await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=self._remaining_seconds())
 
-    async def _settle(
-        self, outcome: AttemptOutcome, answer: Result | Fault | None = None, *, store_reply: bool = False, size: int = 0
+    async def _settle_and_finish(
+        self,
+        outcome: AttemptOutcome,
+        answer: Result | Fault,
+        wire: bytes = b"",
+        run: InflightCall | None = None,
+        *,
+        stores_reply: bool = False,
     ) -> None:
-        result = answer if isinstance(answer, Result) else None
-        self._context.metrics.count_settled(self._target.name, outcome)
-        with span(SETTLE) as settle_span:
-            settle_span.set_attributes({OUTCOME: outcome.value})
-            item = Settle.unchecked(
-                session_id=self._request.token.id,
-                request_id=self._request.request_id,
-                attempt_id=self._attempt_id,
-                outcome=outcome,
-                reply=result if store_reply else None,
-                fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
-                token_usage=None if result is None else result.token_usage,
-                traceparent=current_traceparent(),
-            )
-            await self._context.settle(item, size=size)
+        """Settle the attempt, then reply and acknowledge the delivery.
 
-    async def _reply_and_ack(self, answer: Message | Fault, wire: bytes = b"") -> None:
+        If the worker died between a reply and its settle, a second attempt would run and produce another reply.
+        """
+        settle_span = start_span(SETTLE)
+
+        def on_settled() -> None:
+            settle_span.end()
+            if run is not None:
+                run.settle(answer if isinstance(answer, Result) else None)
+
+        try:
+            settle = self._encode_settle(outcome, settle_span, answer, wire if stores_reply else b"")
+            await self._finish(answer, wire, settle, on_settled)
+        finally:
+            settle_span.end()
+
+    def _encode_settle(
+        self, outcome: AttemptOutcome, settle_span: Span, answer: Result | Fault | None = None, stored: bytes = b""
+    ) -> bytes:
+        """Return the outcome of the attempt as the ledger is told it, with the reply to store, if there is one."""
+        self._context.metrics.count_settled(self._target.name, outcome)
+        settle_span.set_attributes({OUTCOME: outcome.value})
+        return encode_settle(
+            self._request, self._attempt_id, outcome, answer, stored, traceparent=settle_span.traceparent
+        )
+
+    async def _finish(
+        self, answer: Message | Fault, wire: bytes = b"", settle: bytes | None = None, on_settled: OnSettled = no_action
+    ) -> None:
+        """Reply and acknowledge the delivery, after the settle is confirmed, if there is one."""
         self._context.metrics.count_answered(self._target.name, answer)
-        with span(_REPLY_SPAN):
-            await self._context.reply(
-                self._delivery,
-                answer,
-                self._request.request_id,
-                wire=wire,
-                may_share_message=ACCEPT_GROUPS in self._request.accepts,
-            )
-        await self._delivery.ack()
+        shares_message = ACCEPT_GROUPS in self._request.accepts
+        reply = Reply(self._delivery, answer, self._request.request_id, wire=wire, may_share_message=shares_message)
+        replying_since = await self._context.completion.finish(reply, settle, on_settled)
+        record_finished_span(_REPLY_SPAN, duration_seconds=time.perf_counter() - replying_since)

@@ -68,7 +68,7 @@ from quintain.routes import (
     Route,
 )
 from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import Publish, RpcRequest
+from quintain.rpc.request import PublishLater, RpcRequest
 from quintain.runtime.random_ids import RandomIds
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
@@ -261,7 +261,7 @@ class AmqpTransport:
             self._groups.note_duration(result.target, result.duration_ms)
         return result
 
-    def _publisher(self, target: str) -> Publish | None:
+    def _publisher(self, target: str) -> PublishLater | None:
         """Return how to publish a call that may share its message; None where it goes alone."""
         is_asking = self._info_task is not None and not self._info_task.done()
         if target and not is_asking and self._groups.is_outdated(target):

@@ -10,7 +10,7 @@ from quintain.contracts.group import MAX_GROUP_ITEMS
 from quintain.contracts.session import Info
 from quintain.rpc.client import RpcClient
 from quintain.rpc.groups import RequestGroups
-from quintain.rpc.request import Publish, RpcRequest
+from quintain.rpc.request import PublishLater
 
 #: A group has at most as many calls as a worker's slots end in this time, in milliseconds: its first call would be
 #: answered that much later than one sent alone, if the calls of a group were run one after another.
@@ -72,11 +72,9 @@ class CallGroups:
         quick = MAX_GROUP_ITEMS if duration_ms <= 0 else slots * GROUP_DURATION_MS / duration_ms
         return max(1, min(MAX_GROUP_ITEMS, int(max(quick, slots * GROUP_SHARE))))
 
-    def publisher(self, target: str) -> Publish | None:
+    def publisher(self, target: str) -> PublishLater | None:
         """Return how to publish a call of this target in a group; None where it goes alone."""
         max_calls = self.max_calls(target)
-        return partial(self._publish, max_calls) if max_calls > 1 else None
-
-    async def _publish(self, max_calls: int, request: RpcRequest, correlation_id: str) -> None:
-        on_refused = partial(self._slots.pop, request.key, None)
-        await self._groups.publish(request, correlation_id, max_calls=max_calls, on_refused=on_refused)
+        if max_calls == 1:
+            return None
+        return partial(self._groups.add, max_calls=max_calls, on_refused=partial(self._slots.pop, target, None))

@@ -11,10 +11,12 @@ These are not part of the public protocol: workers and metadata service must be 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
+from pydantic_core import to_json
 
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
@@ -220,9 +222,18 @@ class Settle(Message):
     token_usage: TokenUsage | None = None
     traceparent: str | None = None
 
+    def to_wire_with_reply(self, reply: bytes) -> bytes:
+        """Return a settle without a reply as it is sent with this one, which is encoded already."""
+        return b"".join((self.to_wire()[:-1], b',"reply":', reply, b"}"))
+
 
 class SettleBatch(Message):
     """The outcomes of several attempts of one worker."""
 
     incarnation: Id
     items: list[Settle]
+
+
+def encode_settle_batch(incarnation: str, settles: Iterable[bytes]) -> bytes:
+    """Return a `SettleBatch` of settles that are encoded already."""
+    return b"".join((b'{"incarnation":', to_json(incarnation), b',"items":[', b",".join(settles), b"]}"))

@@ -23,7 +23,7 @@ from quintain.rpc.reply_queue import ReplyQueue
 from quintain.rpc.request import (
     GroupedRequest,
     PendingCall,
-    Publish,
+    PublishLater,
     RpcRequest,
     SentGroup,
     group_envelope,
@@ -119,11 +119,11 @@ class RpcClient:
         self,
         request: RpcRequest,
         on_partial: Callable[[Delivery], None] | None = None,
-        publish: Publish | None = None,
+        publish_later: PublishLater | None = None,
     ) -> Delivery:
         """Publish a request and wait for its final reply; ``on_partial`` is called for replies before it.
 
-        ``publish`` may send it together with others. Raises `NoAnswer` when the deadline passes, and what
+        ``publish_later`` may send it together with others. Raises `NoAnswer` when the deadline passes, and what
         `Bus.publish` raises.
         """
         reply: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
@@ -138,10 +138,13 @@ class RpcClient:
                 on_partial(delivery)
 
         correlation_id = self._ids.next()
-        unsubscribe = self.subscribe(correlation_id, on_reply)
+        self._pending[correlation_id] = PendingCall(on_reply)
         try:
             with self._timeouts.limit(request.deadline_seconds):
-                await (publish or self.publish)(request, correlation_id)
+                if publish_later is None:
+                    await self.publish(request, correlation_id)
+                else:
+                    publish_later(request, correlation_id, reply)
                 return await reply
         except TimeoutError:
             raise NoAnswer(
@@ -149,7 +152,7 @@ class RpcClient:
                 f"consumes {request.exchange.name} run? (`quintain serve metadata`)"
             ) from None
         finally:
-            unsubscribe()
+            del self._pending[correlation_id]
 
     async def call_route(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
-from quintain.bus.base import Bus, Envelope, HeaderValue
+from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.group import (
     GROUP_CONTENT_TYPE,
     MAX_DEADLINE_SPREAD_MS,
@@ -16,7 +17,7 @@ from quintain.contracts.group import (
 from quintain.routes import DEADLINE_HEADER, TOKEN_HEADER
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import GroupedRequest, RpcRequest
-from quintain.runtime.batching import KeyedBatcher
+from quintain.runtime.batching import KeyedBatchSender
 from quintain.topology import REPLY
 
 
@@ -24,43 +25,52 @@ class RequestGroups:
     """Sends requests to the same target together.
 
     A request goes out at once while none to its target is under way, otherwise together with what has gathered when the
-    broker has confirmed the message before. A request whose task is cancelled before is not sent.
+    broker has confirmed the message before. A request whose caller waits no more by then is not sent.
     """
 
     def __init__(self, rpc_client: RpcClient) -> None:
         self._rpc_client = rpc_client
-        self._batcher = KeyedBatcher[tuple[HeaderValue, str, int], GroupedRequest](
-            self._send, count=_count_requests, drops_cancelled=True
+        self._sender = KeyedBatchSender[tuple[HeaderValue, str, int], GroupedRequest](
+            self._send, count=_count_requests, wanted=GroupedRequest.is_awaited
         )
 
-    async def publish(
-        self, request: RpcRequest, correlation_id: str, *, max_calls: int, on_refused: Callable[[], object]
+    def add(
+        self,
+        request: RpcRequest,
+        correlation_id: str,
+        reply: asyncio.Future[Delivery],
+        *,
+        max_calls: int,
+        on_refused: Callable[[], object],
     ) -> None:
-        """Publish a request with up to ``max_calls`` in its message; raises what `RpcClient.publish` raises.
+        """Publish a request with up to ``max_calls`` in its message; ``reply`` gets what `RpcClient.publish` raises.
 
         ``on_refused`` is called where nobody could read the group; its requests are then sent again, each alone.
         """
         deadline = request.headers.get(DEADLINE_HEADER)
-        if max_calls <= 1 or not isinstance(deadline, int):
-            await self._rpc_client.publish(request, correlation_id)
-            return
-        key = (request.headers.get(TOKEN_HEADER), request.key, deadline // MAX_DEADLINE_SPREAD_MS)
-        await self._batcher.add(key, GroupedRequest(request, correlation_id, on_refused), max_batch=max_calls)
+        interval = deadline // MAX_DEADLINE_SPREAD_MS if isinstance(deadline, int) else 0
+        key = (request.headers.get(TOKEN_HEADER), request.key, interval)
+        self._sender.add(key, GroupedRequest(request, correlation_id, reply, on_refused), max_batch=max_calls)
 
     async def _send(self, _: tuple[HeaderValue, str, int], requests: list[GroupedRequest]) -> None:
-        if len(requests) == 1:
-            await self._rpc_client.publish(requests[0].request, requests[0].correlation_id)
-        else:
-            await self._rpc_client.publish_group(requests)
+        try:
+            if len(requests) == 1:
+                await self._rpc_client.publish(requests[0].request, requests[0].correlation_id)
+            else:
+                await self._rpc_client.publish_group(requests)
+        except Exception as error:
+            for request in requests:
+                if request.is_awaited():
+                    request.reply.set_exception(error)
 
 
-class _Reply:
-    """A reply that waits for its message."""
+class GroupedReply:
+    """A reply that waits for its message; ``on_sent`` gets it when it was published, or with why it could not be."""
 
-    __slots__ = ("_item", "reply")
+    __slots__ = ("_item", "on_sent", "reply")
 
-    def __init__(self, reply: GroupItem) -> None:
-        self.reply, self._item = reply, b""
+    def __init__(self, reply: GroupItem, on_sent: Callable[[GroupedReply, Exception | None], Awaitable[None]]) -> None:
+        self.reply, self.on_sent, self._item = reply, on_sent, b""
 
     @property
     def item(self) -> bytes:
@@ -74,13 +84,13 @@ class ReplyGroups:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._batcher = KeyedBatcher[str, _Reply](self._send, count=_count_replies)
+        self._sender = KeyedBatchSender[str, GroupedReply](self._send, count=_count_replies)
 
-    async def send(self, reply_to: str, reply: GroupItem) -> None:
-        """Publish a reply to this routing key; raises what `Bus.publish` raises."""
-        await self._batcher.add(reply_to, _Reply(reply))
+    def add(self, reply_to: str, reply: GroupedReply) -> None:
+        """Publish a reply to this routing key."""
+        self._sender.add(reply_to, reply)
 
-    async def _send(self, reply_to: str, replies: list[_Reply]) -> None:
+    async def _send(self, reply_to: str, replies: list[GroupedReply]) -> None:
         if len(replies) == 1:
             reply = replies[0].reply
             envelope = Envelope(
@@ -88,14 +98,20 @@ class ReplyGroups:
             )
         else:
             envelope = Envelope(
-                body=b"".join(each.item for each in replies), type=REPLY_GROUP_TYPE, content_type=GROUP_CONTENT_TYPE
+                body=b"".join([each.item for each in replies]), type=REPLY_GROUP_TYPE, content_type=GROUP_CONTENT_TYPE
             )
-        await self._bus.publish(REPLY, reply_to, envelope)
+        error: Exception | None = None
+        try:
+            await self._bus.publish(REPLY, reply_to, envelope)
+        except Exception as failure:
+            error = failure
+        for each in replies:
+            await each.on_sent(each, error)
 
 
 def _count_requests(requests: Sequence[GroupedRequest]) -> int:
     return 1 if len(requests) == 1 else count_fitting(len(request.item) for request in requests)
 
 
-def _count_replies(replies: Sequence[_Reply]) -> int:
+def _count_replies(replies: Sequence[GroupedReply]) -> int:
     return 1 if len(replies) == 1 else count_fitting(len(reply.item) for reply in replies)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,8 +27,8 @@ class RpcRequest(NamedTuple):
     expires_seconds: float | None = None
 
 
-#: Publishes a request under a correlation id, as `RpcClient.publish` does.
-Publish = Callable[[RpcRequest, str], Awaitable[None]]
+#: Publishes a request under a correlation id in a message with others; where that fails, the future gets the error.
+PublishLater = Callable[[RpcRequest, str, asyncio.Future[Delivery]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,23 @@ class PendingCall:
 
 
 class GroupedRequest:
-    """A request that waits for its message, and whom to tell if nobody can read the group in which it is sent."""
+    """A request that waits for its message, its reply, and whom to tell if nobody can read the group."""
 
-    __slots__ = ("_item", "correlation_id", "on_refused", "request")
+    __slots__ = ("_item", "correlation_id", "on_refused", "reply", "request")
 
-    def __init__(self, request: RpcRequest, correlation_id: str, on_refused: Callable[[], object]) -> None:
-        self.request, self.correlation_id, self.on_refused = request, correlation_id, on_refused
+    def __init__(
+        self,
+        request: RpcRequest,
+        correlation_id: str,
+        reply: asyncio.Future[Delivery],
+        on_refused: Callable[[], object],
+    ) -> None:
+        self.request, self.correlation_id, self.reply, self.on_refused = request, correlation_id, reply, on_refused
         self._item = b""
+
+    def is_awaited(self) -> bool:
+        """Return whether the caller still waits for the reply."""
+        return not self.reply.done()
 
     @property
     def item(self) -> bytes:

@@ -12,18 +12,13 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Batcher(Generic[Item]):
+class BatchSender(Generic[Item]):
     """Sends items in batches: at once while nothing is being sent, otherwise together when the batch before is done.
 
-    If ``send`` fails, all items of the batch fail with its error. At most ``max_concurrent`` batches of up to
+    ``send`` tells the items itself what became of them, and raises nothing. At most ``max_concurrent`` batches of up to
     ``max_batch`` items are sent at a time; ``count`` may let a batch end earlier: it gets the items that wait, at most
-    ``max_batch``, and returns how many of them go together, at least one. An item is sent even if the task that added
-    it was cancelled, unless ``drops_cancelled``. ``on_idle`` is called when nothing waits or is sent any more.
-
-    Example::
-
-        batcher = Batcher(send_all)
-        await batcher.add(item)
+    ``max_batch``, and returns how many of them go together, at least one. Items that are not ``wanted`` any more when
+    their batch is put together are dropped. ``on_idle`` is called when nothing waits or is sent any more.
     """
 
     def __init__(
@@ -33,22 +28,21 @@ class Batcher(Generic[Item]):
         max_batch: int = 64,
         max_concurrent: int = 1,
         count: Callable[[list[Item]], int] = len,
-        drops_cancelled: bool = False,
+        wanted: Callable[[Item], bool] | None = None,
         on_idle: Callable[[], object] = lambda: None,
     ) -> None:
         self.max_batch = max_batch
-        self._send, self._count, self._drops_cancelled, self._on_idle = send, count, drops_cancelled, on_idle
+        self._send, self._count, self._wanted, self._on_idle = send, count, wanted, on_idle
         self._free_slots = self._slots = max_concurrent
         self._collecting = False
-        self._waiting: list[tuple[Item, asyncio.Future[None]]] = []
+        self._waiting: list[Item] = []
         self._sending: set[asyncio.Task[None]] = set()
 
-    def add(self, item: Item) -> asyncio.Future[None]:
-        """Add an item to the next batch; returns a future that is done when the batch was sent."""
-        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, sent))
-        self._start_batch()
-        return sent
+    def add(self, item: Item) -> None:
+        """Add an item to the next batch."""
+        self._waiting.append(item)
+        if self._free_slots and not self._collecting:
+            self._start_batch()
 
     def _start_batch(self) -> None:
         if self._free_slots and self._waiting and not self._collecting:
@@ -67,7 +61,51 @@ class Batcher(Generic[Item]):
         self._start_batch()
         try:
             if batch:
-                await self._send([item for item, _ in batch])
+                await self._send(batch)
+        finally:
+            self._free_slots += 1
+            self._start_batch()
+            if self._free_slots == self._slots:
+                self._on_idle()
+
+    def _take(self) -> list[Item]:
+        """Remove the items of the next batch from those that wait."""
+        if self._wanted is not None:
+            self._waiting = [item for item in self._waiting if self._wanted(item)]
+        first = self._waiting[: self.max_batch]
+        count = self._count(first) if first else 0
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
+
+
+class Batcher(Generic[Item]):
+    """A `BatchSender` whose items are awaited: if ``send`` fails, all items of the batch fail with its error.
+
+    An item is sent even if the task that added it was cancelled. The options are those of `BatchSender`.
+
+    Example::
+
+        batcher = Batcher(send_all)
+        await batcher.add(item)
+    """
+
+    def __init__(
+        self, send: Callable[[list[Item]], Awaitable[None]], *, max_batch: int = 64, max_concurrent: int = 1
+    ) -> None:
+        self._send = send
+        self._sender = BatchSender[tuple[Item, asyncio.Future[None]]](
+            self._send_awaited, max_batch=max_batch, max_concurrent=max_concurrent
+        )
+
+    def add(self, item: Item) -> asyncio.Future[None]:
+        """Add an item to the next batch; returns a future that is done when the batch was sent."""
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sender.add((item, sent))
+        return sent
+
+    async def _send_awaited(self, batch: list[tuple[Item, asyncio.Future[None]]]) -> None:
+        try:
+            await self._send([item for item, _ in batch])
         except BaseException as error:
             # Every item gets the error; if the batch is cancelled, so are its items.
             self._resolve(batch, error)
@@ -75,20 +113,6 @@ class Batcher(Generic[Item]):
                 raise
         else:
             self._resolve(batch, None)
-        finally:
-            self._free_slots += 1
-            self._start_batch()
-            if self._free_slots == self._slots:
-                self._on_idle()
-
-    def _take(self) -> list[tuple[Item, asyncio.Future[None]]]:
-        """Remove the items of the next batch from those that wait."""
-        if self._drops_cancelled:
-            self._waiting = [(item, sent) for item, sent in self._waiting if not sent.cancelled()]
-        first = [item for item, _ in self._waiting[: self.max_batch]]
-        count = self._count(first) if first else 0
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
 
     @staticmethod
     def _resolve(batch: list[tuple[Item, asyncio.Future[None]]], error: BaseException | None) -> None:
@@ -103,28 +127,28 @@ class Batcher(Generic[Item]):
                 sent.cancel()
 
 
-class KeyedBatcher(Generic[Key, Item]):
-    """A `Batcher` for each key, which exists while items of that key wait or are sent."""
+class KeyedBatchSender(Generic[Key, Item]):
+    """A `BatchSender` for each key, which exists while items of that key wait or are sent."""
 
     def __init__(
         self,
         send: Callable[[Key, list[Item]], Awaitable[None]],
         *,
         count: Callable[[list[Item]], int],
-        drops_cancelled: bool = False,
+        wanted: Callable[[Item], bool] | None = None,
     ) -> None:
-        self._send, self._count, self._drops_cancelled = send, count, drops_cancelled
-        self._batchers: dict[Key, Batcher[Item]] = {}
+        self._send, self._count, self._wanted = send, count, wanted
+        self._senders: dict[Key, BatchSender[Item]] = {}
 
-    def add(self, key: Key, item: Item, *, max_batch: int = 64) -> asyncio.Future[None]:
-        """Add an item to the next batch of this key, which has at most ``max_batch`` items; as `Batcher.add`."""
-        batcher = self._batchers.get(key)
-        if batcher is None:
-            batcher = self._batchers[key] = Batcher(
+    def add(self, key: Key, item: Item, *, max_batch: int = 64) -> None:
+        """Add an item to the next batch of this key, which has at most ``max_batch`` items."""
+        sender = self._senders.get(key)
+        if sender is None:
+            sender = self._senders[key] = BatchSender(
                 partial(self._send, key),
                 count=self._count,
-                drops_cancelled=self._drops_cancelled,
-                on_idle=partial(self._batchers.pop, key),
+                wanted=self._wanted,
+                on_idle=partial(self._senders.pop, key),
             )
-        batcher.max_batch = max_batch
-        return batcher.add(item)
+        sender.max_batch = max_batch
+        sender.add(item)

@@ -60,6 +60,17 @@ class Span:
             self._span.set_attribute(ERROR_TYPE, error_type)
             self._span.set_status(trace.StatusCode.ERROR)
 
+    @property
+    def traceparent(self) -> str | None:
+        """The ``traceparent`` of its children; None if it is not recorded."""
+        return None if self._span is None else _traceparent_of(self._span.get_span_context())
+
+    def end(self) -> None:
+        """End a span of `start_span`; only the first call has an effect."""
+        if self._span is not None:
+            self._span.end()
+            self._span = None
+
 
 _NO_OP_SPAN = Span()
 
@@ -92,6 +103,14 @@ def span(
         return _NO_OP_CONTEXT if incoming is None else _propagate_only(incoming)
     context = Context() if new_trace else None if incoming is None else _otel_context(incoming)
     return _recording_span(tracer, start if isinstance(start, SpanStart) else start(), context, new_trace=new_trace)
+
+
+def start_span(start: SpanStart) -> Span:
+    """Start a child of the current span that does not become the current one; `Span.end` ends it."""
+    tracer = _tracer()
+    if tracer is None:
+        return _NO_OP_SPAN
+    return Span(tracer.start_span(start.name, kind=trace.SpanKind[start.kind.name], attributes=start.attributes))
 
 
 @contextlib.contextmanager
@@ -143,8 +162,12 @@ def current_traceparent() -> str | None:
     if _INSTALLED:
         span_context = trace.get_current_span().get_span_context()
         if span_context.is_valid:
-            return f"00-{span_context.trace_id:032x}-{span_context.span_id:016x}-{span_context.trace_flags:02x}"
+            return _traceparent_of(span_context)
     return _incoming_traceparent.get()
+
+
+def _traceparent_of(span_context: Any) -> str:
+    return f"00-{span_context.trace_id:032x}-{span_context.span_id:016x}-{span_context.trace_flags:02x}"
 
 
 def context_headers() -> dict[str, str]:
@@ -217,4 +240,5 @@ __all__ = [
     "record_finished_span",
     "span",
     "span_in_trace",
+    "start_span",
 ]

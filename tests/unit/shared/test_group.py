@@ -23,7 +23,7 @@ from quintain.contracts.group import (
     encode_item,
 )
 from quintain.errors import BadRequest, PayloadTooLarge
-from quintain.rpc.groups import ReplyGroups
+from quintain.rpc.groups import GroupedReply, ReplyGroups
 from quintain.topology import EVALUATOR_TOPOLOGY, reply_topology
 
 HEADER_VALUES = st.one_of(st.text(max_size=20), st.integers(-(2**53), 2**53), st.booleans())
@@ -135,8 +135,13 @@ async def test_replies_with_long_correlation_ids_are_not_lost_to_a_group_that_is
 
     await bus.consume(topology.queues[0], on_reply, prefetch=10)
     replies = ReplyGroups(bus)
+
+    async def on_sent(_: GroupedReply, error: Exception | None) -> None:
+        assert error is None
+
     async with asyncio.timeout(30):
-        await asyncio.gather(*(replies.send("long", item) for item in sent))
+        for item in sent:
+            replies.add("long", GroupedReply(item, on_sent))
         await all_received.wait()
     assert received == [item.correlation_id for item in sent]
     await bus.close()

@@ -16,7 +16,7 @@ from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.errors import BadRequest, BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD_QUEUE, target_queue
-from quintain_worker.delivery import context, response
+from quintain_worker.delivery import completion, response
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
 from quintain_worker.service.worker import Worker
@@ -408,7 +408,7 @@ async def test_an_answer_larger_than_a_reply_may_be_is_charged(
 async def test_large_results_are_settled_alone_and_small_ones_together(
     ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
 ) -> None:
-    for size, batches in ((context.MAX_BATCHED_BYTES, [1] * 5), (10, [5])):
+    for size, batches in ((completion.MAX_BATCHED_BYTES, [1] * 5), (10, [5])):
         gated_provider.open.clear()
         gated_provider.outcome = ProviderAnswer(text="x" * size)
         for number in range(5):
