@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quintain_metadata.ledger.url import IN_MEMORY_URL, redacted_url
     from quintain_metadata.metrics import MetadataMetrics
     from quintain_metadata.rules.audit import AuditReport, CallRecord, export_page, verify_counters
+    from quintain_metadata.rules.session_repository import sessions_sending_tokens
     from quintain_metadata.rules.targets import target_names
     from quintain_metadata.service.service import running_metadata
     from quintain_metadata.service.subprocess_status import StartupStatus
@@ -28,6 +29,7 @@ else:
             "quintain_metadata.ledger.url": ("IN_MEMORY_URL", "redacted_url"),
             "quintain_metadata.metrics": ("MetadataMetrics",),
             "quintain_metadata.rules.audit": ("AuditReport", "CallRecord", "export_page", "verify_counters"),
+            "quintain_metadata.rules.session_repository": ("sessions_sending_tokens",),
             "quintain_metadata.rules.targets": ("target_names",),
             "quintain_metadata.service.service": ("running_metadata",),
             "quintain_metadata.service.subprocess_status": ("StartupStatus",),
@@ -49,6 +51,7 @@ __all__ = [
     "open_snapshot",
     "redacted_url",
     "running_metadata",
+    "sessions_sending_tokens",
     "target_names",
     "verify_counters",
 ]

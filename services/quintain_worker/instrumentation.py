@@ -7,19 +7,19 @@ from functools import partial
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
-from quintain.contracts.token import SessionToken
 from quintain.errors import Throttled
 from quintain.telemetry.semconv_genai import input_content, output_content, provider_span, response_attributes
 from quintain.telemetry.spans import span
 from quintain_worker.metrics import OK, WorkerMetrics
 from quintain_worker.providers.provider import (
     Billing,
+    CallHolder,
     OnText,
     Provider,
     ProviderAnswer,
     ProviderFailure,
     SessionScopedProvider,
-    provider_for_session,
+    provider_for_call,
 )
 
 
@@ -53,9 +53,9 @@ class InstrumentedProvider(SessionScopedProvider):
             self._metrics.observe_try(self._card.name, outcome, time.perf_counter() - started_at)
         return answer
 
-    def for_session(self, token: SessionToken) -> InstrumentedProvider:
-        """Return the wrapped provider for this session, with the same instrumentation."""
-        provider = provider_for_session(self._provider, token)
+    def for_call(self, holder: CallHolder) -> InstrumentedProvider:
+        """Return the wrapped provider for this call, with the same instrumentation."""
+        provider = provider_for_call(self._provider, holder)
         if provider is self._provider:
             return self
         return InstrumentedProvider(provider, self._card, self._metrics, record_content=self._record_content)

@@ -65,6 +65,7 @@ REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRe
 HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed)
 ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitReply)
 GET_CONTENT = Route("get_content", LEDGER, "get_content", contents.GetContent, contents.ContentPiece)
+OPEN_CHILD = Route("open_child", LEDGER, "open_child", ledger.OpenChild, session_messages.SessionOpened)
 #: Published by a metadata service, read by any: it has no reply.
 HEARTBEAT_PROBE = Route("heartbeat_probe", PROBE, "probe", ledger.HeartbeatProbe, Message)
 SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
@@ -83,6 +84,8 @@ RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_tar
 
 # Header names (``protocol.md`` §2).
 TOKEN_HEADER = "x-quintain-session"  # noqa: S105 -- the name of a header
+#: The proof of a call, beside the id of its session in `TOKEN_HEADER`.
+PROOF_HEADER = "x-quintain-proof"
 REQUEST_ID_HEADER = "x-quintain-request-id"
 DEADLINE_HEADER = "x-quintain-deadline"
 PROTOCOL_HEADER = "x-quintain-protocol"
@@ -111,7 +114,9 @@ PROTOCOL_VERSION, GROUP_PROTOCOL_VERSION = 1, 2
 CONTENT_PROTOCOL_VERSION = 2
 
 #: The headers of one call. In a group they stand in the head of its item; all others are the message's.
-CALL_HEADERS = frozenset({REQUEST_ID_HEADER, DEADLINE_HEADER, PUBLISHED_AT_HEADER, PROTOCOL_HEADER, TRACEPARENT_HEADER})
+CALL_HEADERS = frozenset(
+    {PROOF_HEADER, REQUEST_ID_HEADER, DEADLINE_HEADER, PUBLISHED_AT_HEADER, PROTOCOL_HEADER, TRACEPARENT_HEADER}
+)
 
 #: Headers that RabbitMQ adds to a message that it delivers again, and that are not part of it: how often it delivered
 #: it before.
@@ -123,6 +128,6 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL, PUT_CONTENT),
     *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET),
     DISCOVER,
-    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, GET_CONTENT),
+    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, GET_CONTENT, OPEN_CHILD),
     *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW, WATCH_PROCESS),
 )

@@ -222,7 +222,7 @@ METADATA_TOPOLOGY = Topology(
         Binding(DEAD, DEAD_QUEUE),
         Binding(POISON, POISON_QUEUE),
         *(Binding(METADATA, METADATA_QUEUE, key) for key in OPERATION_KEYS),
-        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "admit", "get_content")),
+        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "admit", "get_content", "open_child")),
         Binding(LEDGER, HEARTBEAT_QUEUE, "heartbeat"),
         Binding(PROBE, HEARTBEAT_QUEUE, "probe"),
         Binding(LEDGER, SETTLE_QUEUE, "settle"),

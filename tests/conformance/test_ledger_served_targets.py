@@ -151,3 +151,28 @@ async def test_a_worker_learns_the_free_slots_that_others_have_for_its_targets(
     assert await other_slots(ledger_driver, "w1") == [{"a": 2}]
     await register_slots(ledger_driver, "w2", 4, drain="draining")
     assert await other_slots(ledger_driver, "w1") == [None]
+
+
+async def test_a_target_takes_proofs_while_all_of_its_live_workers_read_them(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    async def register_worker(worker: str, proof_targets: list[str] | None) -> None:
+        card = TargetCard(name="a", provider="mock", max_concurrency=10)
+        request = Register(worker_id=worker, incarnation=worker, targets=[card], proof_targets=proof_targets)
+        await ledger_driver.ledger.transact(
+            lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, request)
+        )
+
+    async def proof_targets() -> set[str]:
+        return await ledger_driver.ledger.transact(
+            lambda moment: served_targets.proof_targets(ledger_driver.with_clock(moment).now)
+        )
+
+    await register_worker("w1", ["a"])
+    assert await proof_targets() == {"a"}
+    await register_worker("old", None)
+    assert await proof_targets() == set()
+    await later(ledger_driver, LEASE_MS // 1000 + 1, "w1")
+    assert await proof_targets() == {"a"}
+    await later(ledger_driver, LEASE_MS // 1000 + 1)
+    assert await proof_targets() == {"a"}, "its last worker read them"

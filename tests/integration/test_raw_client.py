@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -161,3 +164,19 @@ def test_the_operations_of_the_metadata_exchange(fleet: ProcessFleet, raw_client
     for name, body in (("amend", {"sessionId": "x"}), ("list", {}), ("show", {"sessionId": "x"})):
         assert operate(name, body)[1]["code"] == "unauthorized"
     assert operate("open", b"{", ADMIN_TOKEN)[1]["code"] == "bad_request"
+
+
+def test_a_proof_made_after_the_protocol_alone_is_accepted(fleet: ProcessFleet) -> None:
+    token = fleet.open_session("parrot", 3).token
+    session_id = token.split("_")[2]
+    stranger = RawAmqpClient(fleet.broker_url, session_id)
+    body, deadline = b'{"question": "x"}', int((time.time() + 60) * 1000)
+    digest = hashlib.sha256(body).hexdigest()
+    for key in ("sage", ""):
+        lines = f"quintain call 1\n{session_id}\n{key}\n{digest}\n{deadline}\nid for {key}"
+        proof = hmac.new(hashlib.sha256(token.encode()).digest(), lines.encode(), "sha256").hexdigest()
+        headers = {"x-quintain-request-id": f"id for {key}", "x-quintain-deadline": deadline, "x-quintain-proof": proof}
+        assert stranger.call(body, key=key, headers=headers)[0] == "result"
+        kind, fault = stranger.call(body, key=key, headers={**headers, "x-quintain-request-id": "another"})
+        assert (kind, fault["code"], fault["charged"]) == ("fault", "unauthorized", False)
+    stranger.close()

@@ -31,7 +31,11 @@ class MemoryFleet:
 
     @contextlib.asynccontextmanager
     async def client(self, default_target: str, max_calls: int = 50, **options: object) -> AsyncIterator[Client]:
-        session = await self.open_session(default_target, max_calls, **options)
+        async with self.client_of(await self.open_session(default_target, max_calls, **options)) as client:
+            yield client
+
+    @contextlib.asynccontextmanager
+    async def client_of(self, session: SessionOpened) -> AsyncIterator[Client]:
         async with connect(self.running.broker_url, session.token, memory=self.running.memory) as client:
             yield client
 

@@ -26,6 +26,8 @@ class Store:
     url: str
     run: Callable[[str], object]
     bytes_of: Callable[[bytes], str]
+    #: Whether whoever starts a call counts it too: since schema 14 no trigger of SQLite does.
+    counts_running_calls: bool = False
 
 
 def _statements(version: int, of_store: Mapping[int, tuple[str, ...]]) -> Iterator[str]:
@@ -44,7 +46,7 @@ def old_sqlite(path: Path, version: int) -> Iterator[Store]:
 
     for statement in (*_statements(version, SQLITE_STATEMENTS), f"PRAGMA user_version = {version}"):
         run(statement)
-    yield Store(f"sqlite://{path}", run, lambda value: f"X'{value.hex()}'")
+    yield Store(f"sqlite://{path}", run, lambda value: f"X'{value.hex()}'", counts_running_calls=version >= 14)
     connection.close()
 
 
@@ -94,5 +96,9 @@ def insert_session(store: Store) -> SessionOpened:
             store.run(
                 "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
                 f" VALUES ('attempt {name}', '{token.id}', '{name}', 1, 'w1', '{state}', 0)"
+                # Since schema 14 a trigger of PostgreSQL has written the row.
+                " ON CONFLICT (id) DO UPDATE SET state = excluded.state"
             )
+    if store.counts_running_calls:
+        store.run("INSERT INTO running_calls (target, incarnation, running) VALUES ('a', 'w1', 1)")
     return SessionOpened(session_id=token.id, token=token.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -23,11 +23,15 @@ from quintain_cli.fleet.machine_checks import check_broker_user, check_free_disk
 from quintain_cli.fleet.management_checks import management_checks
 from quintain_cli.fleet.server_checks import database_checks
 from quintain_cli.state_dir import has_stored_ledger, ledger_url
-from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
+from quintain_metadata import SCHEMA_VERSION, open_snapshot, sessions_sending_tokens, target_names
 from quintain_metadata import redacted_url as shown_ledger
 
 #: The oldest and the newest RabbitMQ version with which the tests are run.
 OLDEST_TESTED_VERSION, NEWEST_TESTED_VERSION = (3, 10), (4, 2)
+
+
+#: How many sessions a check names.
+MAX_SHOWN_SESSIONS = 10
 
 
 class DoctorReport(Message):
@@ -174,12 +178,33 @@ async def _ledger_checks(settings: Settings) -> tuple[list[DoctorCheck], list[st
         async with open_snapshot(url) as snapshot:
             version = await snapshot.version()
             targets = await snapshot.read(target_names()) if version else []
+            is_current = version == SCHEMA_VERSION
+            senders = await snapshot.read(sessions_sending_tokens(int(time.time() * 1000))) if is_current else []
             server = await snapshot.server()
     except (ConfigError, BudgetUnavailable) as error:
         fix = "set QUINTAIN_LEDGER_URL to the URL that the metadata service uses"
         return [DoctorCheck(what="ledger", verdict="fail", says=error.message, mend=fix)], []
     of_server = [] if server is None else list(database_checks(server, time.time()))
-    return [_check_schema(shown_ledger(url), version), *of_server], targets
+    of_sessions = [check_tokens(senders)] if is_current else []
+    return [_check_schema(shown_ledger(url), version), *of_sessions, *of_server], targets
+
+
+def check_tokens(senders: Sequence[tuple[str, str | None]]) -> DoctorCheck:
+    """Check the sessions, by id and label, whose calls carried their token in the last 24 hours."""
+    what = "tokens in messages"
+    if not senders:
+        return DoctorCheck(
+            what=what, verdict="ok", says="no call of an open session carried its token in the last 24 h"
+        )
+    shown = [f"{session_id} ({label})" if label else session_id for session_id, label in senders[:MAX_SHOWN_SESSIONS]]
+    if len(senders) > MAX_SHOWN_SESSIONS:
+        shown.append(f"{len(senders) - MAX_SHOWN_SESSIONS} more")
+    return DoctorCheck(
+        what=what,
+        verdict="warn",
+        says=f"in the last 24 h calls of these sessions carried their token: {', '.join(shown)}",
+        mend="update their clients, or make them send proofs (docs/protocol.md): a queue's reader can use such a token",
+    )
 
 
 def _check_schema(shown: str, version: int) -> DoctorCheck:

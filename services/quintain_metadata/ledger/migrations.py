@@ -175,6 +175,14 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "DROP INDEX call_by_state",
         "CREATE INDEX call_by_state ON call (session_id, state) WHERE state <> 'committed'",
     ),
+    (
+        # Whether the worker reads proofs of calls: 1 or 0; null where its release does not say it.
+        "ALTER TABLE served_target ADD COLUMN reads_proofs integer",
+        # When a call of the session last carried its token and no proof; null if none did, and before this migration.
+        "ALTER TABLE session ADD COLUMN token_sent_at bigint",
+        # The request id of its parent's call for whose agent the session was opened; null for any other session.
+        "ALTER TABLE session ADD COLUMN opened_for text",
+    ),
 )
 
 #: Adds the last parameter to the number of running calls of a target at a worker.

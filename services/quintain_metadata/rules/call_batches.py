@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
-from quintain.contracts.token import SessionToken
 from quintain.errors import BudgetExhausted, Fault
 from quintain_metadata.ledger.base import (
     BatchProgram,
@@ -69,6 +68,7 @@ class _AdmitBatch:
 
     def __init__(self, moment: Moment) -> None:
         self._moment = moment
+        #: Attempt id → its session, where the admit is authorized.
         self._sessions: dict[str, SessionRow] = {}
         self._calls: dict[CallKey, CallRow] = {}
         #: Those that are not new.
@@ -76,24 +76,31 @@ class _AdmitBatch:
         self._incarnations: set[str] = set()
         self._capacities: dict[str, int] = {}
         self._charged = ChargedInMemory()
+        #: Token → its session, of which a call was started whose message has the token.
+        self._tokens: dict[str, SessionRow] = {}
         self._started: dict[CallKey, CallRow] = {}
 
     def read(self, admits: Sequence[AdmitOperation]) -> BatchSteps[None]:
         """Read the sessions, calls, attempts, leases and capacities of these admits."""
-        for token in dict.fromkeys(each.request.token for each in admits):
+        requests = [each.request for each in admits]
+        rows = dict[str, SessionRow | None]()
+        for request in requests:
             try:
-                session = yield from sessions.authenticate(self._moment.now, SessionToken.parse(token))
+                credential = request.credential()
+                if credential.id not in rows:
+                    rows[credential.id] = yield from session_repository.load_session(credential.id)
+                session = session_repository.require_authorized(self._moment.now, credential, rows[credential.id])
                 sessions.require_not_paused(session)
             except Fault:
-                continue  # its admits are not plain
-            self._sessions[token] = session
-        requests = [each.request for each in admits]
-        keys = [(self._sessions[each.token].id, each.request_id) for each in requests if each.token in self._sessions]
+                continue  # it is not plain
+            self._sessions[request.attempt_id] = session
+        authorized = [each for each in requests if each.attempt_id in self._sessions]
+        keys = [(self._sessions[each.attempt_id].id, each.request_id) for each in authorized]
         self._calls = yield from _read_calls(keys)
         attempt_ids = Counter(each.attempt_id for each in requests)
-        rows = yield from attempts.rows_of_attempts(list(attempt_ids))
+        attempt_rows = yield from attempts.rows_of_attempts(list(attempt_ids))
         self._known_attempts = {attempt_id for attempt_id, count in attempt_ids.items() if count > 1}
-        self._known_attempts.update(row[0] for row in rows)
+        self._known_attempts.update(row[0] for row in attempt_rows)
         for incarnation in dict.fromkeys(each.incarnation for each in admits):
             if (yield from call_repository.is_lease_valid(self._moment, incarnation)):
                 self._incarnations.add(incarnation)
@@ -103,7 +110,7 @@ class _AdmitBatch:
 
     def decide(self, admit: AdmitOperation) -> Admission | Deferred | None:
         """Decide an admit; None where it is not plain. Raises `BudgetExhausted`."""
-        request, session = admit.request, self._sessions.get(admit.request.token)
+        request, session = admit.request, self._sessions.get(admit.request.attempt_id)
         if session is None or admit.incarnation not in self._incarnations:
             return None
         key = (session.id, request.request_id)
@@ -119,6 +126,8 @@ class _AdmitBatch:
         change = _START_NEW if call is None else _START_RESERVED
         call_count = self._charged.charge(session) if change.used else self._charged.used(session)
         self._capacities[request.target] -= 1
+        if request.token is not None:
+            self._tokens[request.token] = session
         started = self._started[key] = CallRow(
             *key,
             request.body_sha256,
@@ -141,6 +150,8 @@ class _AdmitBatch:
         )
         yield from _count_running(started, +1)
         yield from self._charged.write()
+        for token, session in self._tokens.items():
+            yield from session_repository.note_token(self._moment.now, session, token)
 
 
 def _is_valid(request: Admit, session: SessionRow, call: CallRow | None) -> bool:

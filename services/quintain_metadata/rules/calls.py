@@ -7,7 +7,6 @@ from enum import Enum, auto
 
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
-from quintain.contracts.token import SessionToken
 from quintain.errors import Cancelled, Expired, Fault, ForbiddenTarget, ProviderFailed, ReplyExpired, RequestConflict
 from quintain_metadata.ledger.base import Moment, RunningCallsChanged, SqlProgram, execute
 from quintain_metadata.rules import (
@@ -93,7 +92,7 @@ def admit(
     Raises the `Fault` that refuses it. The checks are in the protocol's order: token, body, target, request id, the
     call's state, deadline, budget. A refusal releases the call's reservation.
     """
-    session = yield from sessions.authenticate(moment.now, SessionToken.parse(request.token))
+    session = yield from sessions.authenticate(moment.now, request.credential())
     requester = _Requester(request, incarnation, session, after_others)
     call = yield from lock_call(session.id, request.request_id)
     if call is None or call.state is not CallState.RESERVED:
@@ -212,6 +211,7 @@ def _start_attempt(
         yield RunningCallsChanged(call.target, call.incarnation, -1)
     yield RunningCallsChanged(request.target, incarnation, +1)
     # The call first, the session's counter last: all calls of a session wait for that row.
+    yield from session_repository.note_token(moment.now, session, request.token)
     call_count = (yield from session_repository.charge(session)) if change.used else session.used
     yield from execute(
         "UPDATE call SET call_count = ? WHERE session_id = ? AND request_id = ?",

@@ -31,12 +31,14 @@ def record_served_targets(now: int, registration: Register) -> SqlProgram[None]:
     reads_groups = (registration.protocol or PROTOCOL_VERSION) >= GROUP_PROTOCOL_VERSION
     for card in registration.targets:
         yield from execute(
-            "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots) VALUES (?, ?, ?, ?, ?)"
+            "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots, reads_proofs)"
+            " VALUES (?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (incarnation, target) DO UPDATE SET fingerprint = excluded.fingerprint,"
-            " group_slots = excluded.group_slots,"
+            " group_slots = excluded.group_slots, reads_proofs = excluded.reads_proofs,"
             " since = CASE WHEN COALESCE(served_target.fingerprint, '') = COALESCE(excluded.fingerprint, '')"
             " THEN served_target.since ELSE excluded.since END",
             *(registration.incarnation, card.name, card.fingerprint, now, card.slots if reads_groups else None),
+            int(card.name in (registration.proof_targets or ())),
         )
 
 
@@ -48,6 +50,23 @@ def group_slots(now: int) -> SqlProgram[dict[str, int]]:
         now,
     )
     return {row[0]: row[1] for row in rows}
+
+
+def proof_targets(now: int) -> SqlProgram[set[str]]:
+    """Return the targets all of whose live workers read proofs of calls.
+
+    Calls of a target without a live worker wait in its queue: the worker whose lease ended last stands for the next.
+    """
+    rows = yield from execute(
+        "SELECT target, lease_until > ?, reads_proofs FROM served_target JOIN worker USING (incarnation)"
+        " ORDER BY lease_until DESC",
+        now,
+    )
+    by_target: dict[str, bool] = {}
+    for target, is_live, reads_proofs in rows:
+        if is_live or target not in by_target:
+            by_target[target] = by_target.get(target, True) and reads_proofs == 1
+    return {target for target, reads_proofs in by_target.items() if reads_proofs}
 
 
 #: The workers that serve each target, and the free slots of one of them; parameters: now, now, `DRAINING_RANK`.

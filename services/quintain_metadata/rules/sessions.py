@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
+from quintain.contracts.proof import CallProof
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
     AmendSession,
@@ -19,7 +19,7 @@ from quintain.contracts.session import (
     SessionState,
 )
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
+from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge
 from quintain_metadata.ledger.base import SqlProgram, execute
 from quintain_metadata.rules.lifecycle import CallState
 from quintain_metadata.rules.served_targets import (
@@ -27,8 +27,9 @@ from quintain_metadata.rules.served_targets import (
     differences,
     group_slots,
     live_served_targets,
+    proof_targets,
 )
-from quintain_metadata.rules.session_repository import SessionRow, charge, load_session
+from quintain_metadata.rules.session_repository import SessionRow, charge, load_session, require_authorized
 
 DEFAULT_DEADLINE_MS = 600_000
 PAGE_SIZE = 100
@@ -49,14 +50,9 @@ FAMILY_CTE = (
 )
 
 
-def authenticate(now: int, token: SessionToken) -> SqlProgram[SessionRow]:
-    """Return the session of this token. Raises `Unauthorized`, with the same message for every reason."""
-    session = yield from load_session(token.id)
-    # The comparison runs for unknown ids too, so that its duration does not reveal whether the id exists.
-    expected_sha256 = session.token_sha256 if session is not None else bytes(32)
-    if not hmac.compare_digest(token.sha256, bytes(expected_sha256)) or session is None or not session.is_usable(now):
-        raise Unauthorized
-    return session
+def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[SessionRow]:
+    """Return the session of this token or proof. Raises `Unauthorized`, with the same message for every reason."""
+    return require_authorized(now, credential, (yield from load_session(credential.id)))
 
 
 def require_not_paused(session: SessionRow) -> None:
@@ -224,6 +220,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     available = session.available(targets)
     fingerprints = {name: fingerprint for name in available if (fingerprint := targets[name]) is not None}
     slots = {name: slots for name, slots in (yield from group_slots(now)).items() if name in available}
+    proven = yield from proof_targets(now)
     return Info(
         session_id=session.id,
         target_name=session.default_target,
@@ -251,6 +248,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         unsupported="ignore" if session.ignore_unsupported else None,
         max_body_bytes=session.max_body_bytes,
         group_slots=slots or None,
+        proof_targets=[name for name in available if name in proven] or None,
         now=now,
     )
 

@@ -272,7 +272,9 @@ def _decision_of(admit: Admit, outcome: Admission | Deferred | Exception) -> Adm
         return _refusal(admit, outcome)
     if isinstance(outcome, Exception):
         # A defect in one admit must not affect the others of its batch.
-        with logs.log_context(request_id=admit.request_id, session_id=public_id(admit.token), target=admit.target):
+        with logs.log_context(
+            request_id=admit.request_id, session_id=admit.session_id or public_id(admit.token), target=admit.target
+        ):
             return _refusal(admit, log_defect(outcome, f"admitting call {admit.request_id!r}"))
     return outcome
 

@@ -21,9 +21,10 @@ from quintain.contracts.dlq import (
 )
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.message import Message
-from quintain.contracts.token import SessionToken, mask_tokens
+from quintain.contracts.token import SessionToken, mask_tokens, public_id
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
-from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.routes import PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.rpc.credentials import call_credential
 from quintain.rpc.server import delivery_context, request_id_of, result_or_fault, send_reply
 from quintain.telemetry.semconv import process_span
 from quintain.timings import Timings
@@ -67,12 +68,11 @@ class DeadLetterConsumer:
 
         Retries while the ledger is out of reach: only the ledger knows whether the call was charged.
         """
-        raw_token = delivery.headers.get(TOKEN_HEADER)
-        token = SessionToken.parse(raw_token if isinstance(raw_token, str) else "")
+        credential = call_credential(delivery, delivery.routing_key)
         request_id = request_id_of(delivery)
 
         def operation(moment: Moment) -> SqlProgram[Message]:
-            session = yield from sessions.authenticate(moment.now, token)
+            session = yield from sessions.authenticate(moment.now, credential)
             call = yield from call_repository.lock_call(session.id, request_id)
             if call is None or call.state in {CallState.RELEASED, CallState.REFUNDED}:
                 was_cancelled = call is not None and call.is_cancelled
@@ -121,10 +121,13 @@ def uncharged_fault(reason: str) -> Fault:
 def poison_headers(delivery: Delivery, reason: str) -> dict[str, HeaderValue]:
     """Return the headers for the poison queue.
 
-    These are the original headers with tokens masked, plus the reason, the time, the original exchange and a new id.
+    These are the original headers with tokens masked and without a proof, plus the reason, the time, the original
+    exchange and a new id.
     """
     original_headers = {
-        key: value for key, value in forwarded_headers(delivery).items() if not key.startswith(POISON_HEADER_PREFIX)
+        key: value
+        for key, value in forwarded_headers(delivery).items()
+        if key != PROOF_HEADER and not key.startswith(POISON_HEADER_PREFIX)
     }
     headers: dict[str, HeaderValue] = {
         mask_tokens(key): mask_tokens(value) if isinstance(value, str) else value
@@ -146,7 +149,9 @@ def mask_and_truncate(text: str) -> str:
 
 
 def public_token_part(value: object) -> str:
-    """Return the public part of a session token (its id), and "…" for any other value."""
+    """Return the public part of a session token (its id), or the id beside a proof, and "…" for any other value."""
+    if isinstance(value, str) and public_id(value) == value:
+        return value
     try:
         return mask_tokens(SessionToken.parse(value if isinstance(value, str) else "").text)
     except Unauthorized:

@@ -11,7 +11,6 @@ from quintain.contracts.contents import INVOKE_CONTENT_TYPE
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
 from quintain.contracts.strings import is_target_name, shorten
-from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
     BrokerUnavailable,
@@ -22,7 +21,8 @@ from quintain.errors import (
     PayloadTooLarge,
     QueueFull,
 )
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
+from quintain.rpc.credentials import call_credential
 from quintain.rpc.server import (
     copyable_headers,
     delivery_context,
@@ -130,11 +130,10 @@ class Router:
 
         With ``may_wait``, return the route of a valid and allowed target name that is not registered.
         """
-        raw_token = delivery.headers.get(TOKEN_HEADER)
-        token = SessionToken.parse(raw_token if isinstance(raw_token, str) else "")
+        credential = call_credential(delivery, delivery.routing_key)
 
         def operation(moment: Moment) -> SqlProgram[str | Fault | RouteRequest]:
-            session = yield from sessions.authenticate(moment.now, token)
+            session = yield from sessions.authenticate(moment.now, credential)
             refusal: Fault
             try:
                 route = yield from read_route_request(session, delivery)

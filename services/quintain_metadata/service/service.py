@@ -15,14 +15,15 @@ from quintain.contracts.ledger import (
     Admission,
     AdmitBatch,
     AdmitReply,
+    OpenChild,
     Register,
 )
 from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH
 from quintain.contracts.message import Message
-from quintain.contracts.token import digest
+from quintain.contracts.token import SessionToken, digest
 from quintain.discovery.announce import ServiceIdentity, announce
 from quintain.errors import BudgetUnavailable, BusError, Fault
-from quintain.routes import ADMIT, GET_CONTENT, HEARTBEAT, REGISTER
+from quintain.routes import ADMIT, GET_CONTENT, HEARTBEAT, OPEN_CHILD, REGISTER
 from quintain.rpc.group_delivery import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -41,7 +42,7 @@ from quintain_metadata.contents.base import ContentStore
 from quintain_metadata.instrumentation import InstrumentedLedger
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.metrics import MetadataMetrics
-from quintain_metadata.rules import leases, targets
+from quintain_metadata.rules import children, leases, targets
 from quintain_metadata.rules.gauges import read_gauges
 from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
@@ -199,6 +200,9 @@ class MetadataService:
         if delivery.routing_key == HEARTBEAT.key:
             # A broker that was used by an older release still has its binding of heartbeats to this queue.
             return await self._heartbeats.renew(delivery)
+        if delivery.routing_key == OPEN_CHILD.key:
+            child = OpenChild.from_wire(delivery.body)
+            return await self._ledger.transact(lambda moment: children.open_child(moment, child, SessionToken.mint()))
         assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys only"
         registration = Register.from_wire(delivery.body)
         for target in registration.targets:

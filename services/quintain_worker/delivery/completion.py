@@ -82,7 +82,7 @@ def encode_settle(
     Without a ``traceparent`` it has the current one.
     """
     settle = Settle.unchecked(
-        session_id=request.token.id,
+        session_id=request.credential.id,
         request_id=request.request_id,
         attempt_id=attempt_id,
         outcome=outcome,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from typing import NamedTuple
 
 from quintain.contracts.contents import ContentReference, GetContent, count_pieces, decode_piece
 from quintain.contracts.invoke import InvokeRequest
@@ -16,6 +15,7 @@ from quintain.runtime.concurrency import run_for_each
 from quintain.timings import Timings
 from quintain_worker.delivery.request import parse_body, truncate_message
 from quintain_worker.delivery.worker_target import WorkerTarget
+from quintain_worker.providers.provider import CallHolder
 
 log = logging.getLogger(__name__)
 
@@ -27,23 +27,15 @@ CONCURRENT_BODIES, CONCURRENT_PIECES = 2, 4
 MAX_DEFECTS = 10
 
 
-class ContentHolder(NamedTuple):
-    """The attempt that runs the call: it may read the call's body, and no other may."""
-
-    session_id: str
-    request_id: str
-    attempt_id: str
-
-
 class ContentReader:
     """Reads contents for the attempts of one worker process."""
 
-    def __init__(self, rpc_client: RpcClient, incarnation: str, timings: Timings) -> None:
-        self._rpc_client, self._incarnation, self._timings = rpc_client, incarnation, timings
+    def __init__(self, rpc_client: RpcClient, timings: Timings) -> None:
+        self._rpc_client, self._timings = rpc_client, timings
         self._reading = asyncio.Semaphore(CONCURRENT_BODIES)
 
     async def fetch(
-        self, content: ContentReference, holder: ContentHolder, target: WorkerTarget, timeout_seconds: float
+        self, content: ContentReference, holder: CallHolder, target: WorkerTarget, timeout_seconds: float
     ) -> InvokeRequest:
         """Return the request whose body this content is; its size and hash are those of the reference.
 
@@ -59,7 +51,7 @@ class ContentReader:
         except Fault as fault:
             raise truncate_message(fault) from None
 
-    async def _read_all(self, content: ContentReference, holder: ContentHolder) -> bytes:
+    async def _read_all(self, content: ContentReference, holder: CallHolder) -> bytes:
         pieces: dict[int, bytes] = {}
 
         async def read(number: int) -> None:
@@ -72,12 +64,12 @@ class ContentReader:
             raise BadRequest("content: the stored body has another size or hash than the request says")
         return body
 
-    async def _read_piece(self, holder: ContentHolder, number: int) -> bytes:
+    async def _read_piece(self, holder: CallHolder, number: int) -> bytes:
         request = GetContent(
             session_id=holder.session_id,
             request_id=holder.request_id,
             attempt_id=holder.attempt_id,
-            incarnation=self._incarnation,
+            incarnation=holder.incarnation,
             piece=number,
         )
         defects = 0

@@ -44,6 +44,7 @@ class WorkerContext:
         self.metrics, self.timings = metrics, timings
         self.inflight = InflightCalls(slots)
         self.attempt_ids, self.provider_timeouts = RandomIds(), Timeouts()
+        self.incarnation = incarnation
         self.completion = Completion(bus, incarnation, timings)
 
     async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float | None = None) -> None:

@@ -20,6 +20,7 @@ from quintain.contracts.limits import DEFAULT_REPLY_BYTES
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, INVOKE
+from quintain.rpc.credentials import admit_fields
 from quintain.rpc.server import request_id_of
 from quintain.telemetry.semconv import (
     ADMIT,
@@ -33,7 +34,6 @@ from quintain.telemetry.spans import Span, current_traceparent, record_finished_
 from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.topology import REPLY, target_queue
 from quintain_worker.delivery.completion import OnSettled, Reply, encode_settle, no_action
-from quintain_worker.delivery.contents import ContentHolder
 from quintain_worker.delivery.context import WorkerContext
 from quintain_worker.delivery.inflight import CallIdentity, InflightCall
 from quintain_worker.delivery.pause import PauseState
@@ -43,7 +43,7 @@ from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy, 
 from quintain_worker.delivery.span_attributes import admission_attributes
 from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_interim
 from quintain_worker.delivery.worker_target import WorkerTarget
-from quintain_worker.providers.provider import Delta, provider_for_session
+from quintain_worker.providers.provider import CallHolder, Delta, provider_for_call
 from quintain_worker.providers.settings import with_policy
 
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
@@ -73,7 +73,7 @@ def make_handler(
         except Fault as fault:
             await context.completion.finish(Reply(delivery, fault, request_id_of(delivery)))
             return
-        span_ids = {"request_id": request.request_id, "session_id": request.token.id, "target": target.name}
+        span_ids = {"request_id": request.request_id, "session_id": request.credential.id, "target": target.name}
         span_start = partial(process_span, INVOKE.exchange.name, target.name, queue, **span_ids)
         with span(span_start, parent=delivery.headers.get(TRACEPARENT_HEADER)), logs.log_context(**span_ids):
             await _DeliveryHandler(target, context, pause, delivery, request).process()
@@ -95,6 +95,7 @@ class _DeliveryHandler:
         self._target, self._context, self._pause = target, context, pause
         self._delivery, self._request = delivery, request
         self._attempt_id = context.attempt_ids.next()
+        self._holder = CallHolder(request.credential.id, request.request_id, self._attempt_id, context.incarnation)
         self._arrived_ms = context.clock.now_ms()
 
     async def process(self) -> None:
@@ -124,8 +125,8 @@ class _DeliveryHandler:
     def _identity(self) -> CallIdentity:
         problem = self._request.problem
         return CallIdentity(
-            token=self._request.token.text,
-            session_id=self._request.token.id,
+            credential=self._request.credential.text,
+            session_id=self._request.credential.id,
             request_id=self._request.request_id,
             target=self._target.name,
             body_sha256=self._request.body_sha256,
@@ -165,7 +166,7 @@ class _DeliveryHandler:
             return None
         request = self._request
         admit = Admit.unchecked(
-            token=request.token.text,
+            **admit_fields(request.credential),
             request_id=request.request_id,
             attempt_id=self._attempt_id,
             target=self._target.name,
@@ -179,7 +180,7 @@ class _DeliveryHandler:
 
     def _remaining_seconds(self) -> float:
         """Seconds until the request's deadline on the ledger's clock, or the default where it names none."""
-        if self._request.deadline is None:
+        if self._request.deadline is None or self._request.problem is not None:
             return DEFAULT_DEADLINE_SECONDS
         return min(self._context.clock.seconds_until(self._request.deadline), MAX_DEADLINE_AHEAD_SECONDS)
 
@@ -223,7 +224,7 @@ class _DeliveryHandler:
         except Fault as fault:
             # The provider was not asked.
             return AttemptResult(tries=0, fault=with_charge(fault, charged=False), outcome=AttemptOutcome.REFUND)
-        provider = provider_for_session(self._target.provider, self._request.token)
+        provider = provider_for_call(self._target.provider, self._holder)
         ignores = self._target.ignore_unsupported or grant.ignore_unsupported
         request = with_policy(whole_request, ignore_unsupported=ignores)
         timeouts = self._context.provider_timeouts
@@ -237,10 +238,9 @@ class _DeliveryHandler:
     async def _fetch_request(self, run: InflightCall, grant: Admission) -> InvokeRequest:
         """Return the request whose body is in the content store. Raises a `Fault`."""
         assert self._request.content is not None, "the ledger refuses a request with a problem"
-        holder = ContentHolder(self._request.token.id, self._request.request_id, self._attempt_id)
         seconds = self._context.clock.seconds_until(grant.deadline)
         with run.abort_scope():
-            return await self._context.contents.fetch(self._request.content, holder, self._target, seconds)
+            return await self._context.contents.fetch(self._request.content, self._holder, self._target, seconds)
 
     @contextlib.asynccontextmanager
     async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, Delta], None] | None]:

@@ -22,11 +22,11 @@ DUPLICATES_SHARE, MIN_WAITING_DUPLICATES = 0.25, 4
 class CallIdentity(NamedTuple):
     """Everything that must be equal for two deliveries to be duplicates of one call.
 
-    Deliveries that share the request id and differ in anything else are left to the ledger. ``token`` is the whole
-    token, ``problem`` the message of a request error.
+    Deliveries that share the request id and differ in anything else are left to the ledger. ``credential`` is the
+    whole token or proof, ``problem`` the message of a request error.
     """
 
-    token: str
+    credential: str
     session_id: str
     request_id: str
     target: str

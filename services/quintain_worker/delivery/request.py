@@ -14,7 +14,6 @@ from quintain.contracts.inputs import InputKind
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.strings import sanitize_request_id, shorten
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.routes import (
     ACCEPT_HEADER,
@@ -24,8 +23,8 @@ from quintain.routes import (
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
-    TOKEN_HEADER,
 )
+from quintain.rpc.credentials import Credential, call_credential
 from quintain.rpc.server import integer_header, request_id_of
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
@@ -41,7 +40,7 @@ class IncomingRequest(NamedTuple):
     caller asked for, such as `quintain.routes.ACCEPT_CHUNKS`.
     """
 
-    token: SessionToken
+    credential: Credential
     request_id: str
     deadline: int | None
     published_at: int | None
@@ -56,29 +55,29 @@ class IncomingRequest(NamedTuple):
 def parse_request(delivery: Delivery, target: str, inputs: Collection[InputKind]) -> IncomingRequest:
     """Parse a delivery of this target's queue; ``inputs`` is what a request may bring to it.
 
-    Raises `Unauthorized` for a token whose format or checksum is wrong, which needs no ledger. Every other error
-    becomes the request's ``problem``: the ledger refuses it after it has checked the token.
+    Raises `Unauthorized` for a token or a proof whose format is wrong, which needs no ledger. Every other error becomes
+    the request's ``problem``: the ledger refuses it after it has checked the token or the proof.
     """
     headers = delivery.headers
-    token = SessionToken.parse(_text(headers, TOKEN_HEADER))
     request_id = sanitize_request_id(request_id_of(delivery))
     request: InvokeRequest | None = None
-    content: ContentReference | None = None
-    problem: Fault | None = None
+    content, problem = _content_reference(delivery)
+    body_sha256 = hashlib.sha256(delivery.body).hexdigest() if content is None else content.sha256
+    credential = call_credential(delivery, target, body_sha256)
+    deadline: int | None = None
     try:
         deadline = integer_header(headers, DEADLINE_HEADER)
-        content = _content_reference(delivery)
-        _check_message(delivery, request_id, is_stored=content is not None)
-        if content is None:
-            request = parse_body(delivery.body, target, inputs)
+        if problem is None:
+            _check_message(delivery, request_id, is_stored=content is not None)
+            request = parse_body(delivery.body, target, inputs) if content is None else None
     except Fault as fault:
-        deadline, problem = None, truncate_message(fault)
+        problem = truncate_message(fault)
     return IncomingRequest(
-        token=token,
+        credential=credential,
         request_id=request_id,
         deadline=deadline,
         published_at=_published_at(headers),
-        body_sha256=hashlib.sha256(delivery.body).hexdigest() if content is None else content.sha256,
+        body_sha256=body_sha256,
         body_bytes=len(delivery.body) if content is None else content.size,
         request=request,
         problem=problem,
@@ -87,8 +86,13 @@ def parse_request(delivery: Delivery, target: str, inputs: Collection[InputKind]
     )
 
 
-def _content_reference(delivery: Delivery) -> ContentReference | None:
-    return ContentReference.from_wire(delivery.body) if delivery.type == INVOKE_CONTENT_TYPE else None
+def _content_reference(delivery: Delivery) -> tuple[ContentReference | None, Fault | None]:
+    if delivery.type != INVOKE_CONTENT_TYPE:
+        return None, None
+    try:
+        return ContentReference.from_wire(delivery.body), None
+    except BadRequest as unreadable:
+        return None, truncate_message(unreadable)
 
 
 def _check_message(delivery: Delivery, request_id: str, *, is_stored: bool) -> None:

@@ -5,27 +5,37 @@ from __future__ import annotations
 import asyncio
 
 from quintain.config import TargetChildSession
+from quintain.contracts.ledger import OpenChild
 from quintain.contracts.remote_target import TargetDescriptor
-from quintain.contracts.token import SessionToken
+from quintain.contracts.session import SessionOpened
 from quintain.errors import BusError, Fault, ProviderFailed
-from quintain.remote.child_session import ChildSession, ChildSessionPolicy, ChildSessions
+from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
+from quintain.routes import OPEN_CHILD
 from quintain.rpc.client import RpcClient
 from quintain.target import SESSION_SLOT
-from quintain_worker.providers.provider import Billing, ProviderFailure
+from quintain_worker.providers.provider import Billing, CallHolder, ProviderFailure
 
 
 class AgentSession:
     """Child session for the agent of one call.
 
-    It is opened if the target declares the configuration slot for it, and closed after each try.
+    It is opened if the target declares the configuration slot for it, and closed after each try. The attempt that runs
+    the call has the right to open it: no token is needed.
     """
 
-    def __init__(self, name: str, terms: TargetChildSession, rpc_client: RpcClient, parent: SessionToken) -> None:
-        self._name = name
-        self._children = ChildSessions(
-            rpc_client, parent.text, ChildSessionPolicy(targets=terms.targets, max_calls=terms.max_calls)
-        )
+    def __init__(self, name: str, terms: TargetChildSession, rpc_client: RpcClient, holder: CallHolder) -> None:
+        self._name, self._terms, self._rpc_client, self._holder = name, terms, rpc_client, holder
+        self._children = ChildSessions(rpc_client, self._open)
         self._child: ChildSession | None = None
+
+    async def _open(self, expires_in_seconds: float | None) -> SessionOpened:
+        request = OpenChild(
+            **self._holder._asdict(),
+            targets=list(self._terms.targets),
+            max_calls=self._terms.max_calls,
+            expires_in_seconds=expires_in_seconds,
+        )
+        return await self._rpc_client.call_route(OPEN_CHILD, request, {}, timeout_seconds=OPEN_SECONDS)
 
     async def open(self, descriptor: TargetDescriptor, ends_at: float) -> dict[str, str]:
         """Open the child session and return the configuration for the agent.

@@ -9,12 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
 from quintain.contracts.inputs import Vector
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
-from quintain.contracts.token import SessionToken
 from quintain.errors import Fault
 
 #: A piece of an answer on its way: the next text, or the next piece of a tool call or of the reasoning.
@@ -98,12 +97,21 @@ class Provider(Protocol):
         """Close connections and end processes."""
 
 
+class CallHolder(NamedTuple):
+    """The attempt that runs a call, and its worker: it may read the call's body and open its child session."""
+
+    session_id: str
+    request_id: str
+    attempt_id: str
+    incarnation: str
+
+
 class SessionScopedProvider(ABC):
     """A provider whose target makes calls of its own, charged to the caller's session."""
 
     @abstractmethod
-    def for_session(self, token: SessionToken) -> Provider:
-        """Return the provider for one call of the session with this token. It is closed together with this provider."""
+    def for_call(self, holder: CallHolder) -> Provider:
+        """Return the provider for one call, which this attempt runs. It is closed together with this provider."""
 
 
 class HostedProvider(SessionScopedProvider):
@@ -119,6 +127,6 @@ class HostedProvider(SessionScopedProvider):
         """Ask the hosts for their fingerprint now, and regularly until `close`."""
 
 
-def provider_for_session(provider: Provider, token: SessionToken) -> Provider:
-    """Return the provider for one call of this session: the provider itself, unless it is session-scoped."""
-    return provider.for_session(token) if isinstance(provider, SessionScopedProvider) else provider
+def provider_for_call(provider: Provider, holder: CallHolder) -> Provider:
+    """Return the provider for one call: the provider itself, unless it is session-scoped."""
+    return provider.for_call(holder) if isinstance(provider, SessionScopedProvider) else provider

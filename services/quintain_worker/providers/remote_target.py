@@ -16,7 +16,6 @@ from quintain.config import TargetTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.remote_target import LogLine
 from quintain.contracts.strings import replace_surrogates
-from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BusError,
     ConfigError,
@@ -48,6 +47,7 @@ from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.host_watch import HostWatch
 from quintain_worker.providers.provider import (
     Billing,
+    CallHolder,
     HostedProvider,
     OnText,
     Provider,
@@ -128,17 +128,17 @@ class RemoteTargetProvider(HostedProvider):
         await self._start()
         await self._hosts.start()
 
-    def for_session(self, token: SessionToken) -> Provider:
+    def for_call(self, holder: CallHolder) -> Provider:
         """Return the provider for one call.
 
-        With ``child_session`` configured, the target's agent gets a child of this session; otherwise it is this
+        With ``child_session`` configured, the target's agent gets a child of the call's session; otherwise it is this
         provider.
         """
         terms = self._target.child_session
         return (
             self
             if terms is None
-            else _SessionRemoteTargetProvider(self, AgentSession(self._name, terms, self._rpc_client, token))
+            else _SessionRemoteTargetProvider(self, AgentSession(self._name, terms, self._rpc_client, holder))
         )
 
     async def answer(

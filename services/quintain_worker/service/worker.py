@@ -69,7 +69,7 @@ class Worker:
         self._rpc_client = RpcClient(bus)
         self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
         slots = sum(card.slots for card in cards)
-        contents = ContentReader(self._rpc_client, incarnation, timings)
+        contents = ContentReader(self._rpc_client, timings)
         self._context = WorkerContext(
             bus, self._admission_client, clock, incarnation, metrics, timings, contents=contents, slots=slots
         )
@@ -86,6 +86,7 @@ class Worker:
                 sole=True if sole_id else None,
                 drain=drain_state,
                 protocol=GROUP_PROTOCOL_VERSION,
+                proof_targets=[card.name for card in cards],
             )
 
         self._lease = WorkerLease(self._rpc_client, clock, registration, self._on_renewed, timings)

@@ -12,6 +12,7 @@ from quintain.contracts.strings import TARGET_NAME_PATTERN
 from quintain.routes import (
     ACCEPT_HEADER,
     DEADLINE_HEADER,
+    PROOF_HEADER,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
@@ -35,7 +36,12 @@ _REQUEST_ID: Node = {"type": "string", "minLength": 1, "maxLength": 128, "descri
 _TRACEPARENT: Node = {"type": "string", "description": "W3C trace context; a malformed one is ignored"}
 
 _CALL: Node = {
-    TOKEN_HEADER: _TOKEN,
+    TOKEN_HEADER: {"type": "string", "description": "The session's token; beside a proof, the session's id"},
+    PROOF_HEADER: {
+        "type": "string",
+        "pattern": "^[0-9a-f]{64}$",
+        "description": "A proof of this call in place of the token; it needs a deadline",
+    },
     REQUEST_ID_HEADER: {**_REQUEST_ID, "description": "The idempotency key; the correlation id if absent"},
     DEADLINE_HEADER: {**_NUMBER, "description": "Milliseconds since the epoch, at most 25 minutes ahead"},
     PROTOCOL_HEADER: {**_NUMBER, "description": "The protocol version", "default": PROTOCOL_VERSION},

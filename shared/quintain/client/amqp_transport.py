@@ -6,18 +6,17 @@ When the task of a call is cancelled, a message sent in the background cancels t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Sequence
 from functools import partial
 
 from quintain import logs
-from quintain.bus.base import Delivery
+from quintain.client.authorization import Authorization
 from quintain.client.call_groups import CallGroups
 from quintain.client.cancellation import CancellationQueue
 from quintain.client.contents import store_body
-from quintain.client.invoke_message import accept_header, invoke_body, invoke_routing_key
+from quintain.client.invoke_message import accept_header, dispatch_partial, invoke_body, invoke_routing_key
 from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.client.transport import (
     OPERATION_TIMEOUT_SECONDS,
@@ -28,14 +27,11 @@ from quintain.client.transport import (
     may_be_uncharged,
 )
 from quintain.clock import Clock
-from quintain.contracts.chunk import Chunk, Progress
 from quintain.contracts.contents import INVOKE_CONTENT_TYPE
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
-from quintain.contracts.token import public_id
 from quintain.errors import (
-    BadRequest,
     BudgetUnavailable,
     BusError,
     Fault,
@@ -43,18 +39,17 @@ from quintain.errors import (
     Overloaded,
     QueueFull,
     RequestConflict,
+    Unauthorized,
     UnknownTarget,
 )
 from quintain.routes import (
     ACCEPT_GROUPS,
     ACCEPT_HEADER,
     CANCEL,
-    CHUNK_TYPE,
     CONTENT_PROTOCOL_VERSION,
     DEADLINE_HEADER,
     INFO,
     INVOKE,
-    PROGRESS_TYPE,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
@@ -62,13 +57,12 @@ from quintain.routes import (
     RELEASE,
     REQUEST_ID_HEADER,
     RESERVE,
-    TOKEN_HEADER,
     ReplyT,
     RequestT,
     Route,
 )
 from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import PublishLater, RpcRequest
+from quintain.rpc.request import RpcRequest
 from quintain.runtime.random_ids import RandomIds
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
@@ -104,9 +98,9 @@ class AmqpTransport:
         self._answered = answered or AnsweredCalls()
         self._default_targets = default_targets or DefaultTargets()
         self._groups = groups or CallGroups(rpc_client)
-        self._rpc_client, self._token = rpc_client, token
+        self._rpc_client, self._authorization = rpc_client, Authorization(token)
         self._request_ids = RandomIds()
-        self._session_id = public_id(token) or ""
+        self._session_id = self._authorization.session_id
         self._cancellations = CancellationQueue(self._cancel)
         self._info_task: asyncio.Task[None] | None = None
 
@@ -158,7 +152,7 @@ class AmqpTransport:
         if isinstance(request, GetInfo) and (answered := self._answered.take(self._session_id)):
             request = request.model_copy(update={"answered": answered})
         reply = await self._rpc_client.call_route(
-            route, request, {TOKEN_HEADER: self._token}, timeout_seconds=timeout_seconds
+            route, request, self._authorization.of_operation, timeout_seconds=timeout_seconds
         )
         if isinstance(reply, Info):
             self._default_targets.note(reply)
@@ -224,9 +218,17 @@ class AmqpTransport:
         loop = asyncio.get_running_loop()
         deadline_ms = self.clock.deadline_ms(ends_at - loop.time())
         pause_seconds = FIRST_PAUSE_SECONDS
+        key = invoke_routing_key(call.request)
         while True:
+            await self._learn_abilities(key, ends_at - loop.time())
+            is_proven = self._groups.takes_proofs(key)
             try:
                 return await self._send(call, request_id, deadline_ms, remaining_seconds=ends_at - loop.time())
+            except Unauthorized:
+                # A worker of an earlier release may have started meanwhile: only a metadata service says so.
+                if not is_proven or await self._takes_proofs(key, ends_at - loop.time()):
+                    raise
+                continue
             except Fault as fault:
                 if fault.charged is not None or not fault.retryable:
                     raise
@@ -247,8 +249,8 @@ class AmqpTransport:
             ):
                 # Calls that accept partial messages go alone, and those whose body is stored.
                 may_share = rpc_request.type == INVOKE.name and rpc_request.headers[ACCEPT_HEADER] == ACCEPT_GROUPS
-                publish = self._publisher(rpc_request.key) if may_share else None
-                reply = await self._rpc_client.call(rpc_request, partial(_dispatch_partial, call), publish)
+                publish = self._groups.publisher(rpc_request.key) if may_share else None
+                reply = await self._rpc_client.call(rpc_request, partial(dispatch_partial, call), publish)
                 self._answered.add(self._session_id, request_id)
                 result = parse_reply(reply, Result)
         except NoAnswer:
@@ -261,21 +263,21 @@ class AmqpTransport:
             self._groups.note_duration(result.target, result.duration_ms)
         return result
 
-    def _publisher(self, target: str) -> PublishLater | None:
-        """Return how to publish a call that may share its message; None where it goes alone."""
+    async def _learn_abilities(self, target: str, remaining_seconds: float) -> None:
+        """Ask what the workers of this target read, if that is not known any more; the first answer is awaited."""
         is_asking = self._info_task is not None and not self._info_task.done()
         if target and not is_asking and self._groups.is_outdated(target):
             self._groups.postpone(target)
-            self._info_task = asyncio.get_running_loop().create_task(self._learn_groups(), name="read info")
-        return self._groups.publisher(target)
+            self._info_task = self._groups.ask(self._read_info)
+        await self._groups.first_answer(target, remaining_seconds)
 
-    async def _learn_groups(self) -> None:
-        with contextlib.suppress(Fault, BusError, NoAnswer):
-            await self._read_info(OPERATION_TIMEOUT_SECONDS)
+    async def _takes_proofs(self, target: str, remaining_seconds: float) -> bool:
+        await asyncio.wait({self._groups.ask(self._read_info)}, timeout=max(remaining_seconds, 0))
+        return self._groups.takes_proofs(target)
 
-    async def _read_info(self, timeout_seconds: float) -> Info:
+    async def _read_info(self, timeout_seconds: float = OPERATION_TIMEOUT_SECONDS) -> Info:
         """Ask for what calls need. It names no answered calls: the user's own request for information does."""
-        headers = {TOKEN_HEADER: self._token}
+        headers = self._authorization.of_operation
         info = await self._rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=timeout_seconds)
         self._groups.learn(info)
         return info
@@ -285,18 +287,25 @@ class AmqpTransport:
     ) -> RpcRequest:
         key = invoke_routing_key(call.request)
         body, message_type, version = invoke_body(call.request, key), INVOKE.name, PROTOCOL_VERSION
+        stored_sha256: str | None = None
         if len(body) > MAX_BODY_BYTES:
             put = partial(self._call_operation, PUT_CONTENT)
             reference = await store_body(put, self._read_info, body, request_id, deadline_ms, remaining_seconds)
             body, message_type, version = reference.to_wire(), INVOKE_CONTENT_TYPE, CONTENT_PROTOCOL_VERSION
+            stored_sha256 = reference.sha256
             remaining_seconds = min(remaining_seconds, self.clock.seconds_until(deadline_ms))
+        authorization = (
+            self._authorization.of_call(request_id, key, body, deadline_ms, stored_sha256=stored_sha256)
+            if self._groups.takes_proofs(key)
+            else self._authorization.of_operation
+        )
         return RpcRequest(
             exchange=INVOKE.exchange,
             key=key,
             type=message_type,
             body=body,
             headers={
-                TOKEN_HEADER: self._token,
+                **authorization,
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: deadline_ms,
                 PROTOCOL_HEADER: version,
@@ -311,12 +320,3 @@ class AmqpTransport:
 
 def _with_target(call: InvokeCall, target: str) -> InvokeCall:
     return call._replace(request=call.request.with_fields(target=target))
-
-
-def _dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:
-    """Pass a partial message to its callback. One that cannot be decoded is dropped: the complete result follows."""
-    with contextlib.suppress(BadRequest):
-        if delivery.type == CHUNK_TYPE and call.on_chunk is not None:
-            call.on_chunk(Chunk.from_wire(delivery.body))
-        elif delivery.type == PROGRESS_TYPE and call.on_progress is not None:
-            call.on_progress(Progress.from_wire(delivery.body))

@@ -1,11 +1,16 @@
-"""The routing key, the body and a header of an invoke request. No I/O."""
+"""The routing key, the body and a header of an invoke request, and its partial replies. No I/O."""
 
 from __future__ import annotations
 
+import contextlib
+
+from quintain.bus.base import Delivery
 from quintain.client.transport import InvokeCall
+from quintain.contracts.chunk import Chunk, Progress
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.strings import is_target_name
-from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS
+from quintain.errors import BadRequest
+from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, CHUNK_TYPE, PROGRESS_TYPE
 
 #: The fields that name the target.
 _TARGET_FIELDS = {"target", "provider"}
@@ -34,3 +39,12 @@ def accept_header(call: InvokeCall) -> str:
         return ACCEPT_GROUPS
     callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
     return ", ".join(name for name, callback in callbacks.items() if callback is not None)
+
+
+def dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:
+    """Pass a partial message to its callback. One that cannot be decoded is dropped: the complete result follows."""
+    with contextlib.suppress(BadRequest):
+        if delivery.type == CHUNK_TYPE and call.on_chunk is not None:
+            call.on_chunk(Chunk.from_wire(delivery.body))
+        elif delivery.type == PROGRESS_TYPE and call.on_progress is not None:
+            call.on_progress(Progress.from_wire(delivery.body))

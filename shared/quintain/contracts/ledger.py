@@ -20,7 +20,9 @@ from pydantic_core import to_json
 
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.contracts.proof import CallProof, parse_proof
 from quintain.contracts.strings import Id, RequestId, TargetName, Text
+from quintain.contracts.token import SessionToken
 
 #: Upper bound of a target's ``max_concurrency``.
 MAX_CONCURRENCY = 10_000
@@ -70,7 +72,8 @@ class Register(Message):
 
     ``incarnation`` is random per process. ``sole``: only one process at a time uses this worker id, so that an earlier
     process with the same id must be dead. ``drain``: whether the worker can be drained. ``protocol``: the highest
-    version of the protocol that it reads; None is 1, without groups.
+    version of the protocol that it reads; None is 1, without groups. ``proof_targets`` are those of its targets whose
+    calls may carry a proof in place of the session's token; None is none of them.
     """
 
     worker_id: Id
@@ -79,6 +82,7 @@ class Register(Message):
     sole: bool | None = None
     drain: DrainState | None = None
     protocol: Annotated[int, Field(ge=1)] | None = None
+    proof_targets: list[TargetName] | None = None
 
 
 class CallKey(Message):
@@ -142,9 +146,14 @@ class Admit(Message):
     ``problem`` is an error in the body found by the worker: the ledger checks the token first and then refuses with it,
     so that the order of checks is defined in one place. ``body_bytes`` is the size of the body, which the session may
     limit. ``traceparent`` is the call's own, as a batch carries many calls.
+
+    The call is authorized by the session's ``token``, or by a ``proof`` and the ``session_id``. There is no token
+    beside a proof, so that a metadata service that knows no proofs cannot read the batch: the admit is repeated.
     """
 
-    token: str
+    token: str | None = None
+    session_id: Id | None = None
+    proof: Id | None = None
     request_id: RequestId
     attempt_id: Id
     target: Id
@@ -153,6 +162,19 @@ class Admit(Message):
     deadline: int | None = None
     problem: FaultReply | None = None
     traceparent: str | None = None
+
+    def credential(self) -> SessionToken | CallProof:
+        """Return what authorizes the call, whose format is right. Raises `Unauthorized`."""
+        if self.proof is None:
+            return SessionToken.parse(self.token)
+        return parse_proof(
+            self.session_id,
+            self.proof,
+            request_id=self.request_id,
+            target=self.target,
+            body_sha256=self.body_sha256,
+            deadline=self.deadline,
+        )
 
 
 class AdmitBatch(Message):
@@ -190,6 +212,23 @@ class AdmitReply(Message):
     items: list[Admission]
     held: list[str] | None = None
     now: Milliseconds
+
+
+class OpenChild(Message):
+    """Open the child session of a call, for the target's agent; only the attempt that runs the call may.
+
+    ``targets`` and ``max_calls`` are those of the target's configuration, the first target is the default. The session
+    ends with the call's deadline, or after ``expires_in_seconds``. A child that was opened for the call before is
+    closed.
+    """
+
+    session_id: Id
+    request_id: RequestId
+    attempt_id: Id
+    incarnation: Id
+    targets: Annotated[list[TargetName], Field(min_length=1)]
+    max_calls: Annotated[int, Field(ge=0)]
+    expires_in_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 class AttemptOutcome(StrEnum):

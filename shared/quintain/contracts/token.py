@@ -23,6 +23,7 @@ VERIFIED_CACHE_SIZE = 64
 
 _BASE62_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _TOKEN_PATTERN = re.compile(r"(qtn_([a-z]{2,8})_([0-9A-Za-z]{12})_[0-9A-Za-z]{43}_)([0-9A-Za-z]{6})")
+_PUBLIC_ID = re.compile(r"[0-9A-Za-z]{12}")
 
 
 class SessionToken:
@@ -50,6 +51,10 @@ class SessionToken:
         """The token's SHA-256 (32 bytes), which is what the ledger stores."""
         return digest(self.text)
 
+    def matches(self, token_sha256: bytes) -> bool:
+        """Return whether this is the token that has this SHA-256, comparing in constant time."""
+        return hmac.compare_digest(self.sha256, token_sha256)
+
     def __repr__(self) -> str:
         return f"SessionToken(qtn_{self.kind}_{self.id}_…)"
 
@@ -63,8 +68,15 @@ def _verify(text: str) -> tuple[str, str, str]:
 
 
 def public_id(text: object) -> str | None:
-    """Return the public id of a well-formed token, None for anything else. The token is not verified."""
-    match = _TOKEN_PATTERN.fullmatch(text) if isinstance(text, str) else None
+    """Return the public id of a well-formed token, or of a text that is such an id; None for anything else.
+
+    Nothing is verified.
+    """
+    if not isinstance(text, str):
+        return None
+    if _PUBLIC_ID.fullmatch(text):
+        return text
+    match = _TOKEN_PATTERN.fullmatch(text)
     return None if match is None else match[3]
 
 

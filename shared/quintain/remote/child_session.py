@@ -7,10 +7,11 @@ call counts in the parent too. Closing it rejects its calls that are still queue
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from quintain.contracts.session import CloseSession, GetInfo, OpenSession
+from quintain.contracts.session import CloseSession, GetInfo, OpenSession, SessionOpened
 from quintain.contracts.token import mask_tokens
 from quintain.errors import QuintainError
 from quintain.routes import CLOSE, INFO, OPEN, TOKEN_HEADER
@@ -56,25 +57,40 @@ class ChildSession:
         return f"ChildSession({self.session_id})"
 
 
-class ChildSessions:
-    """The child sessions of one parent session, under one policy."""
+#: Opens a child session, which ends after so many seconds, or with its parent.
+OpenOne = Callable[[float | None], Awaitable[SessionOpened]]
 
-    def __init__(self, rpc_client: RpcClient, token: str, policy: ChildSessionPolicy) -> None:
-        self._rpc_client, self._parent_token, self._policy = rpc_client, token, policy
+
+def open_with_token(rpc_client: RpcClient, token: str, policy: ChildSessionPolicy) -> OpenOne:
+    """Return how to open a child of the session with this token."""
+    return partial(_open_with_token, rpc_client, token, policy)
+
+
+async def _open_with_token(
+    rpc_client: RpcClient, token: str, policy: ChildSessionPolicy, expires_in_seconds: float | None
+) -> SessionOpened:
+    headers = {TOKEN_HEADER: token}
+    parent = await rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=OPEN_SECONDS)
+    request = OpenSession(
+        default_target=policy.targets[0],
+        allowed_targets=list(policy.targets),
+        # A limit above the parent's would be refused, and a parent with a small budget is no error.
+        max_calls=min(policy.max_calls, parent.max_calls),
+        expires_in_seconds=expires_in_seconds,
+    )
+    return await rpc_client.call_route(OPEN, request, headers, timeout_seconds=OPEN_SECONDS)
+
+
+class ChildSessions:
+    """The child sessions that are opened in one way, until they are closed."""
+
+    def __init__(self, rpc_client: RpcClient, open_one: OpenOne) -> None:
+        self._rpc_client, self._open_one = rpc_client, open_one
         self._open_sessions: set[ChildSession] = set()
 
     async def open(self, *, expires_in_seconds: float | None = None) -> ChildSession:
         """Open a child session. Raises the metadata service's `Fault`, such as `ForbiddenTarget`, and `BusError`."""
-        headers = {TOKEN_HEADER: self._parent_token}
-        parent = await self._rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=OPEN_SECONDS)
-        request = OpenSession(
-            default_target=self._policy.targets[0],
-            allowed_targets=list(self._policy.targets),
-            # A limit above the parent's would be refused, and a parent with a small budget is no error.
-            max_calls=min(self._policy.max_calls, parent.max_calls),
-            expires_in_seconds=expires_in_seconds,
-        )
-        opened = await self._rpc_client.call_route(OPEN, request, headers, timeout_seconds=OPEN_SECONDS)
+        opened = await self._open_one(expires_in_seconds)
         child = ChildSession(self, opened.session_id, opened.token)
         self._open_sessions.add(child)
         return child

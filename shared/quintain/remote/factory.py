@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quintain.errors import ConfigError
-from quintain.remote.child_session import ChildSessionPolicy, ChildSessions
+from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, open_with_token
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.lease import RemoteLease
 from quintain.remote.lease_pool import LeasePool
@@ -70,7 +70,8 @@ class RemoteFactory:
         self._output_queues = RunOutputQueues(self._connection.bus)
         self._sessions: ChildSessions | None = None
         if child_session is not None and parent is not None:
-            self._sessions = ChildSessions(self._connection.rpc_client, parent, child_session)
+            rpc_client = self._connection.rpc_client
+            self._sessions = ChildSessions(rpc_client, open_with_token(rpc_client, parent, child_session))
         self._prefetch = concurrency if prefetch is None else prefetch
         self._pool = LeasePool(
             self._connection,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 
 import pytest
 
 from quintain.bus.base import Delivery
 from quintain.contracts.ledger import Admit, AttemptOutcome
+from quintain.contracts.proof import make_proof
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import SessionToken
+from quintain.contracts.token import SessionToken, digest
 from quintain.errors import (
     Cancelled,
     Expired,
@@ -21,13 +23,14 @@ from quintain.errors import (
     TimedOut,
     Unauthorized,
 )
-from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
 from quintain_metadata.ledger.sqlite import SqliteLedger
 from support.ledger_driver import admit_request
 from support.metadata_service import (
     ADMIN_TOKEN,
     RunningMetadataService,
+    encode_body,
     next_delivery,
     result_body,
     run_metadata_service,
@@ -50,9 +53,11 @@ async def session(metadata: RunningMetadataService) -> SessionOpened:
     return await metadata.ledger_driver.open_session(max_calls=5)
 
 
-async def dead_letter(metadata: RunningMetadataService, token: str, *, reason: str = "expired") -> dict[str, object]:
+async def dead_letter(
+    metadata: RunningMetadataService, token: str, *, reason: str = "expired", **more: int | str
+) -> dict[str, object]:
     """A request that died in its queue, as the broker dead-letters it; its answer."""
-    headers = {TOKEN_HEADER: token, REQUEST_ID_HEADER: "r1", "x-first-death-reason": reason}
+    headers = {TOKEN_HEADER: token, REQUEST_ID_HEADER: "r1", "x-first-death-reason": reason, **more}
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     forget = metadata.rpc_client.subscribe("c", replies.put_nowait)
     await metadata.publish(DEAD, "a", BODY, headers=headers, correlation_id="c", reply_to=metadata.rpc_client.reply_key)
@@ -66,6 +71,23 @@ async def admit_call(metadata: RunningMetadataService, session: SessionOpened) -
     ask = admit_request(session, "r1")
     await metadata.ledger_driver.admit(ask)
     return ask
+
+
+async def test_a_dead_letter_is_authorized_by_its_proof(
+    metadata: RunningMetadataService, session: SessionOpened
+) -> None:
+    proof = make_proof(
+        digest(session.token),
+        session_id=session.session_id,
+        request_id="r1",
+        target="a",
+        body_sha256=hashlib.sha256(encode_body(BODY)).hexdigest(),
+        deadline=5,
+    )
+    with pytest.raises(Expired):
+        await dead_letter(metadata, session.session_id, **{DEADLINE_HEADER: 5, PROOF_HEADER: proof})
+    with pytest.raises(Unauthorized):
+        await dead_letter(metadata, session.session_id, **{DEADLINE_HEADER: 6, PROOF_HEADER: proof})
 
 
 async def test_what_expired_in_its_queue_is_expired_uncharged_and_leaves_no_trace(

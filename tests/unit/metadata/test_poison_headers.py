@@ -16,7 +16,7 @@ from quintain.contracts.dlq import (
 )
 from quintain.contracts.token import SessionToken
 from quintain.dlq.poison_queue import PoisonQueue
-from quintain.routes import TOKEN_HEADER
+from quintain.routes import PROOF_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
 from support.metadata_service import next_delivery, run_metadata_service
 
@@ -41,6 +41,13 @@ async def test_a_kept_message_says_why_when_and_from_where_and_has_an_id() -> No
     assert before <= when <= int(time.time() * 1000)
     assert len(str(kept.headers[POISON_ID_HEADER])) == 16
     assert (kept.headers["x-note"], kept.routing_key, kept.type, kept.body) == ("mine", "a", "invoke", b"\xff")
+
+
+async def test_a_proof_is_not_kept() -> None:
+    token = SessionToken.mint()
+    kept = await poison_of(**{TOKEN_HEADER: token.id, PROOF_HEADER: "0" * 64})
+    assert kept.headers[TOKEN_HEADER] == token.id
+    assert PROOF_HEADER not in kept.headers
 
 
 async def test_two_messages_have_two_ids() -> None:

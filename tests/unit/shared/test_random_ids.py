@@ -21,6 +21,8 @@ def test_two_givers_of_names_have_none_in_common() -> None:
 def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
     fields = {
         "token": "qtn_x",
+        "session_id": None,
+        "proof": None,
         "request_id": "r",
         "attempt_id": "a",
         "target": "bot",

@@ -15,13 +15,14 @@ from quintain.contracts.contents import ContentPiece, ContentReference, GetConte
 from quintain.contracts.limits import CONTENT_PIECE_BYTES
 from quintain.errors import BadRequest, Expired, InternalFault, NoAnswer, Overloaded, Unroutable
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_worker.delivery.contents import ContentHolder, ContentReader
+from quintain_worker.delivery.contents import ContentReader
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.mock import MockProvider
+from quintain_worker.providers.provider import CallHolder
 
 TEXT = "x" * CONTENT_PIECE_BYTES
 BODY = json.dumps({"question": TEXT}).encode()
-HOLDER = ContentHolder("s", "r1", "t1")
+HOLDER = CallHolder("s", "r1", "t1", "w1")
 
 
 @dataclass
@@ -45,7 +46,7 @@ def reference_to(body: bytes) -> ContentReference:
 
 
 async def fetch(rpc_client: ScriptedRpcClient, reference: ContentReference, timeout_seconds: float = 30) -> Any:
-    reader = ContentReader(rpc_client, "w1", DEFAULT_TIMINGS.scaled(0.01))  # type: ignore[arg-type]
+    reader = ContentReader(rpc_client, DEFAULT_TIMINGS.scaled(0.01))  # type: ignore[arg-type]
     return await reader.fetch(
         reference, HOLDER, WorkerTarget(name="a", provider=MockProvider(MockTarget(provider="mock"))), timeout_seconds
     )

@@ -1,0 +1,74 @@
+"""The child session of a call: the attempt that runs the call opens it, and nobody else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.ledger import Admission, OpenChild
+from quintain.contracts.session import Info, SessionOpened, SessionState
+from quintain.contracts.token import SessionToken
+from quintain.errors import ForbiddenTarget, Unauthorized
+from quintain_metadata.rules import children, sessions
+
+
+async def open_child(driver: ClockedLedgerDriver, session: SessionOpened, **altered: object) -> SessionOpened:
+    """Open the child of call r1, which attempt t1 of worker w1 runs."""
+    fields = {
+        "session_id": session.session_id,
+        "request_id": "r1",
+        "attempt_id": "t1",
+        "incarnation": "w1",
+        "targets": ["b", "c"],
+        "max_calls": 3,
+        **altered,
+    }
+    request = OpenChild.model_validate(fields)
+    return await driver.ledger.transact(
+        lambda moment: children.open_child(driver.with_clock(moment), request, SessionToken.mint())
+    )
+
+
+async def info(driver: ClockedLedgerDriver, session: SessionOpened) -> Info:
+    return await driver.ledger.transact(
+        lambda moment: sessions.info_by_id(driver.with_clock(moment).now, session.session_id)
+    )
+
+
+async def running_call(driver: ClockedLedgerDriver, **fields: object) -> SessionOpened:
+    await driver.register()
+    session = await driver.open_session(**fields)
+    assert isinstance(await driver.admit(session, "r1", attempt="t1"), Admission)
+    return session
+
+
+async def test_it_has_the_configured_terms_and_ends_with_the_call(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await running_call(ledger_driver)
+    child = await info(ledger_driver, await open_child(ledger_driver, session, expires_in_seconds=86_400))
+    assert (child.parent_id, child.target_name, child.allowed_targets) == (session.session_id, "b", ["b", "c"])
+    assert child.max_calls == 3
+    assert child.expires_at is not None
+    assert child.expires_at <= child.now + 600_000, "the call's deadline is that of its session"
+
+
+@pytest.mark.parametrize("altered", [{"attempt_id": "t2"}, {"request_id": "r2"}, {"incarnation": "w2"}], ids=str)
+async def test_nobody_but_the_attempt_that_runs_the_call_opens_it(
+    ledger_driver: ClockedLedgerDriver, altered: dict[str, str]
+) -> None:
+    session = await running_call(ledger_driver)
+    with pytest.raises(Unauthorized):
+        await open_child(ledger_driver, session, **altered)
+
+
+async def test_a_call_has_one_at_a_time(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await running_call(ledger_driver)
+    first, second = [await open_child(ledger_driver, session) for _ in range(2)]
+    states = [(await info(ledger_driver, one)).state for one in (first, second)]
+    assert states == [SessionState.CLOSED, SessionState.OPEN]
+
+
+async def test_it_narrows_the_session_as_any_child_does(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await running_call(ledger_driver, max_calls=2, allowed_targets=["a", "b", "c"])
+    assert (await info(ledger_driver, await open_child(ledger_driver, session))).max_calls == 2
+    with pytest.raises(ForbiddenTarget):
+        await open_child(ledger_driver, session, targets=["d"])
