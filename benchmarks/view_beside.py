@@ -155,7 +155,8 @@ def open_page(folder: Path, name: str, used: list[float]) -> Iterator[None]:
                         continue
                     for line in answer:
                         if line.startswith(b"event: changed"):
-                            get(origin, cookie, path)
+                            with contextlib.suppress(AssertionError):  # the run has no record yet
+                                get(origin, cookie, path)
                             is_closed.wait(REFRESH_SECONDS)
 
         looking = threading.Thread(target=look)

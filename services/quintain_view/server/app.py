@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from quintain.errors import QuintainError
+from quintain.errors import ConfigError, QuintainError
 from quintain.web.pages import STATIC_TYPES, static_file
 from quintain.web.text import visible
 from quintain_runner import read_run
@@ -243,7 +243,8 @@ async def _static(request: Request) -> Response:
 
 
 async def _problem(_: Request, error: Exception) -> Response:
-    is_missing = isinstance(error, ContentMissing)
+    # A run that has just begun has a folder and no record yet, which is a `ConfigError`.
+    is_missing = isinstance(error, ContentMissing | ConfigError)
     text = error.message if isinstance(error, QuintainError) else str(error)
     title = "Not found" if is_missing else "This cannot be shown"
     return await page_response("problem.html", 404 if is_missing else 500, title=title, text=visible(text))
