@@ -73,7 +73,7 @@ class CallGroups:
         self._asked_at[target] = asyncio.get_running_loop().time()
 
     def ask(self, read_info: Callable[[], Awaitable[Info]]) -> asyncio.Task[None]:
-        """Start to read the information of a session, and to learn from it; returns the task, which raises nothing."""
+        """Start ``read_info``, which calls `learn`; returns its task, which raises nothing."""
         task = asyncio.get_running_loop().create_task(self._ask(read_info), name="read info")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
@@ -81,7 +81,7 @@ class CallGroups:
 
     async def _ask(self, read_info: Callable[[], Awaitable[Info]]) -> None:
         with contextlib.suppress(Fault, BusError, NoAnswer):
-            self.learn(await read_info())
+            await read_info()
 
     async def first_answer(self, target: str, remaining_seconds: float) -> None:
         """Wait for answers that are on their way, if nothing is known of this target.
