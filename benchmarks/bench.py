@@ -38,8 +38,9 @@ TABLES: dict[str, Callable[[calls.Options], Coroutine[None, None, list[Result]]]
 #: be. Only a ratio is compared, because no two machines have the same rates.
 CHECKED_TABLE, CHECKED_SIDE, TOLERANCE = "calls in flight", "SDK, no target", 0.25
 
-#: The ratio falls to a quarter where other programs have the cores: with more of their time than this it is not judged.
-MAX_OTHERS, OTHERS_SECONDS = 0.2, 3.0
+#: Where other programs take more than this share of the cores, measured for some seconds, the ratio may be this part of
+#: it: it was 0.48 at a load average of 19, and 2.08 without other load.
+MAX_OTHERS, OTHERS_SECONDS, BUSY_PART = 0.2, 3.0, 0.23
 
 
 def share_of_others() -> float:
@@ -58,7 +59,7 @@ def share_of_others() -> float:
 def check() -> int:
     """Measure the checked ratio for some seconds; returns 1 if it is more than the tolerance below the recorded one.
 
-    On a machine that other programs keep busy the ratio is printed and not judged.
+    On a machine that other programs keep busy, a smaller part of it is enough.
     """
     others = share_of_others()
     with running_server(RABBITMQ, environment(), print) as broker, tempfile.TemporaryDirectory() as folder:
@@ -67,10 +68,11 @@ def check() -> int:
     ratio = statistics.median(next(one.ratios for one in found if one.side == CHECKED_SIDE))
     recorded = recorded_ratio(CHECKED_TABLE, "100", CHECKED_SIDE)
     print(f"{CHECKED_SIDE}, 100 in flight: {ratio:.2f} of the bare loop's rate, recorded {recorded:.2f}")
+    least = recorded * (1 - TOLERANCE)
     if others > MAX_OTHERS:
-        print(f"NOT JUDGED: other programs took {others:.0%} of the processors' time before it")
-        return 0
-    return int(ratio < recorded * (1 - TOLERANCE))
+        least *= BUSY_PART
+        print(f"other programs took {others:.0%} of the processors' time before it: {least:.2f} is enough")
+    return int(ratio < least)
 
 
 def main() -> None:
