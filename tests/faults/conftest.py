@@ -14,7 +14,9 @@ import pytest
 from faults.invariants import REPORTS, InvariantChecker, invariant_checker
 from faults.load import Load, faults_form, is_long
 from faults.scenario import BOT, MAX_CONCURRENCY, config_with_limit, format_table
+from quintain.settings import environment
 from support.process_fleet import ProcessFleet, process_fleet
+from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 _DESELECTED = pytest.StashKey[int]()
@@ -44,6 +46,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         form = "long" if is_long() else f"short: {config.stash.get(_DESELECTED, 0)} scenarios are left to `make faults`"
         summary = config.pluginmanager.getplugin("quintain-summary")
         summary.add("faults", *format_table(endings), f"{len(endings)} scenarios, the {form}")
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Path:
+    """This machine's rabbitmq-server, for nodes that may be killed or filled; whatever broker the other tests take."""
+    env = environment()
+    if env.get("QUINTAIN_TEST_BROKER") != "server" and RABBITMQ.packages.find(env) is None:
+        pytest.skip("no rabbitmq-server here for nodes of their own: QUINTAIN_TEST_BROKER=server installs one")
+    return RABBITMQ.packages.find_or_install(env, print)
 
 
 @pytest.fixture

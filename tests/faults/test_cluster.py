@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,6 @@ from faults.load import BATCH_AND_LOAD, Load
 from faults.scenario import BOT, MAX_CONCURRENCY, FaultScenario, config_with_limit
 from quintain.settings import environment
 from support.process_fleet import ProcessFleet, process_fleet
-from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_node import ClusterUnderTest, Node, private_cluster
 
 #: Long enough, and so many, that calls are left when a node is back, on a machine that is busy too.
@@ -23,13 +23,9 @@ QUESTIONS = [f"q{number}" for number in range(3 * LONG_CALLS)]
 
 
 @pytest.fixture(scope="module", params=[3], ids=[""])
-def cluster(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
-    """Nodes of this machine's rabbitmq-server, which may be killed; whatever broker the other tests take."""
-    env = environment()
-    if env.get("QUINTAIN_TEST_BROKER") != "server" and RABBITMQ.packages.find(env) is None:
-        pytest.skip("no rabbitmq-server here to make a cluster of: QUINTAIN_TEST_BROKER=server installs one")
-    server = RABBITMQ.packages.find_or_install(env, print)
-    with private_cluster(server, env, size=request.param) as cluster:
+def cluster(rabbitmq_server: Path, request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
+    """Nodes that may be killed."""
+    with private_cluster(rabbitmq_server, environment(), size=request.param) as cluster:
         for node in cluster.nodes:
             node.admin.evaluate("application:set_env(rabbit, quorum_tick_interval, 500)")
         yield cluster

@@ -24,7 +24,6 @@ from quintain.topology import target_topology
 from support.broker_users import DEFINITIONS, apply_policies
 from support.flood import MESSAGE_BYTES
 from support.process_fleet import ProcessFleet, process_fleet
-from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_admin import BrokerAdmin
 from support.servers.rabbitmq_node import private_cluster
 
@@ -72,11 +71,8 @@ class Flooded:
 
 
 @pytest.fixture(scope="module")
-def flooded() -> Iterator[Flooded]:
-    env = environment()
-    if env.get("QUINTAIN_TEST_BROKER") != "server" and RABBITMQ.packages.find(env) is None:
-        pytest.skip("no rabbitmq-server here for a node of its own: QUINTAIN_TEST_BROKER=server installs one")
-    with private_cluster(RABBITMQ.packages.find_or_install(env, print), env, size=1) as cluster:
+def flooded(rabbitmq_server: Path) -> Iterator[Flooded]:
+    with private_cluster(rabbitmq_server, environment(), size=1) as cluster:
         apply_policies(cluster.admin, byte_share=BYTE_SHARE)
         with process_fleet(cluster.url, CONFIG, targets=["served", UNREAD]) as fleet:
             fleet.start_services("metadata", "worker")
