@@ -23,6 +23,7 @@ from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFu
 from quintain.routes import ADMIT
 from quintain.rpc.client import RpcClient
 from quintain.runtime.batching import BatchSender
+from quintain.telemetry.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
 from quintain.timings import Timings
 
 log = logging.getLogger(__name__)
@@ -256,3 +257,14 @@ class AdmissionClient:
                 pending.answer.set_result(item)
         self._under_way.difference_update(answer.held or (), (item.attempt_id for item in answer.items))
         self._send_next()
+
+
+def admission_attributes(admission: Admission | None) -> dict[str, AttributeValue]:
+    """Return the span attributes that describe an admission decision; None is a call returned to its queue."""
+    if admission is None:
+        return {OUTCOME: "given_back"}
+    if admission.fault is not None:
+        return {OUTCOME: admission.fault.code}
+    if admission.replay is not None:
+        return {OUTCOME: "replayed"}
+    return {OUTCOME: "granted", ATTEMPT: admission.attempt, CALL_COUNT: admission.call_count}

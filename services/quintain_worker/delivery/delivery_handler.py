@@ -33,6 +33,7 @@ from quintain.telemetry.semconv import (
 from quintain.telemetry.spans import Span, current_traceparent, record_finished_span, span, start_span
 from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.topology import REPLY, target_queue
+from quintain_worker.delivery.admissions import admission_attributes
 from quintain_worker.delivery.completion import OnSettled, Reply, encode_settle, no_action
 from quintain_worker.delivery.context import WorkerContext
 from quintain_worker.delivery.inflight import CallIdentity, InflightCall
@@ -40,7 +41,6 @@ from quintain_worker.delivery.pause import PauseState
 from quintain_worker.delivery.request import IncomingRequest, parse_request
 from quintain_worker.delivery.response import CallTiming, response_of
 from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy, with_charge
-from quintain_worker.delivery.span_attributes import admission_attributes
 from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_interim
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import CallHolder, Delta, provider_for_call
