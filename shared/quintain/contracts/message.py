@@ -52,9 +52,10 @@ class Message(BaseModel):
     def from_wire(cls, body: bytes | str) -> Self:
         """Parse and validate a message. Raises `BadRequest` with a sentence that names the invalid field."""
         try:
-            return cls.model_validate_json(body)
+            message: Self = cls.__pydantic_validator__.validate_json(body)  # `model_validate_json` without its options
         except ValidationError as error:
             raise BadRequest(describe_validation_error(error)) from None
+        return message
 
     def with_fields(self, **fields: object) -> Self:
         """Return a copy with these fields, which are not validated.
@@ -94,9 +95,10 @@ class StrictMessage(Message):
     def from_wire(cls, body: bytes | str) -> Self:
         """Parse and validate a message. Raises `BadRequest`; for unknown keys it names the nearest known ones."""
         try:
-            return cls.model_validate_json(body)
+            message: Self = cls.__pydantic_validator__.validate_json(body)  # `model_validate_json` without its options
         except ValidationError as error:
             raise BadRequest(describe_unknown_keys(error, cls) or describe_validation_error(error)) from None
+        return message
 
 
 def describe_unknown_keys(error: ValidationError, model: type[BaseModel]) -> str:

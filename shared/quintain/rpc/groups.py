@@ -25,7 +25,8 @@ class RequestGroups:
     """Sends requests to the same target together.
 
     A request goes out at once while none to its target is under way, otherwise together with what has gathered when the
-    broker has confirmed the message before. A request whose caller waits no more by then is not sent.
+    broker has confirmed the message before; as many as a message may have go at once. A request whose caller waits no
+    more by then is not sent.
     """
 
     def __init__(self, rpc_client: RpcClient) -> None:

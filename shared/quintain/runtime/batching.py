@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -16,23 +16,27 @@ class BatchSender(Generic[Item]):
     """Sends items in batches: at once while nothing is being sent, otherwise together when the batch before is done.
 
     ``send`` tells the items itself what became of them, and raises nothing. At most ``max_concurrent`` batches of up to
-    ``max_batch`` items are sent at a time; ``count`` may let a batch end earlier: it gets the items that wait, at most
-    ``max_batch``, and returns how many of them go together, at least one. Items that are not ``wanted`` any more when
-    their batch is put together are dropped. ``on_idle`` is called when nothing waits or is sent any more.
+    ``max_batch`` items are sent at a time; with ``full_at_once``, so many items that wait are sent whatever is under
+    way, because a full batch gains nothing by waiting. ``count`` may let a batch end earlier: it gets the items that
+    wait, at most ``max_batch``, and returns how many of them go together, at least one. Items that are not ``wanted``
+    any more when their batch is put together are dropped. ``on_idle`` is called when nothing waits or is sent any more.
     """
 
     def __init__(
         self,
         send: Callable[[list[Item]], Awaitable[None]],
         *,
-        max_batch: int = 64,
         max_concurrent: int = 1,
+        full_at_once: bool = False,
         count: Callable[[list[Item]], int] = len,
         wanted: Callable[[Item], bool] | None = None,
         on_idle: Callable[[], object] = lambda: None,
     ) -> None:
-        self.max_batch = max_batch
+        #: How many items a batch may have; it may be changed at any time.
+        self.max_batch = 64
+        self._full_at_once = full_at_once
         self._send, self._count, self._wanted, self._on_idle = send, count, wanted, on_idle
+        #: Less than zero while full batches are sent beside the others.
         self._free_slots = self._slots = max_concurrent
         self._collecting = False
         self._waiting: list[Item] = []
@@ -41,30 +45,37 @@ class BatchSender(Generic[Item]):
     def add(self, item: Item) -> None:
         """Add an item to the next batch."""
         self._waiting.append(item)
-        if self._free_slots and not self._collecting:
-            self._start_batch()
+        while self._full_at_once and len(self._waiting) >= self.max_batch:
+            self._start(self._send_batch(self._take()))
+        self._start_next()
 
-    def _start_batch(self) -> None:
-        if self._free_slots and self._waiting and not self._collecting:
-            self._free_slots -= 1
+    def _start_next(self) -> None:
+        if self._free_slots > 0 and self._waiting and not self._collecting:
             self._collecting = True
-            # An empty context: the batch must not inherit the log ids and the span of the call that started it.
-            task = contextvars.Context().run(asyncio.get_running_loop().create_task, self._send_batch())
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._start(self._send_collected())
 
-    async def _send_batch(self) -> None:
+    def _start(self, sending: Coroutine[None, None, None]) -> None:
+        self._free_slots -= 1
+        # An empty context: the batch must not inherit the log ids and the span of the call that started it.
+        task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send_collected(self) -> None:
         # One iteration of the loop, so that items added in the same iteration share a batch.
         await asyncio.sleep(0)
         batch = self._take()
         self._collecting = False
-        self._start_batch()
+        self._start_next()
+        await self._send_batch(batch)
+
+    async def _send_batch(self, batch: list[Item]) -> None:
         try:
             if batch:
                 await self._send(batch)
         finally:
             self._free_slots += 1
-            self._start_batch()
+            self._start_next()
             if self._free_slots == self._slots:
                 self._on_idle()
 
@@ -93,9 +104,8 @@ class Batcher(Generic[Item]):
         self, send: Callable[[list[Item]], Awaitable[None]], *, max_batch: int = 64, max_concurrent: int = 1
     ) -> None:
         self._send = send
-        self._sender = BatchSender[tuple[Item, asyncio.Future[None]]](
-            self._send_awaited, max_batch=max_batch, max_concurrent=max_concurrent
-        )
+        self._sender = BatchSender[tuple[Item, asyncio.Future[None]]](self._send_awaited, max_concurrent=max_concurrent)
+        self._sender.max_batch = max_batch
 
     def add(self, item: Item) -> asyncio.Future[None]:
         """Add an item to the next batch; returns a future that is done when the batch was sent."""
@@ -128,7 +138,7 @@ class Batcher(Generic[Item]):
 
 
 class KeyedBatchSender(Generic[Key, Item]):
-    """A `BatchSender` for each key, which exists while items of that key wait or are sent."""
+    """A `BatchSender` for each key, which exists while items of that key wait or are sent; full batches do not wait."""
 
     def __init__(
         self,
@@ -146,6 +156,7 @@ class KeyedBatchSender(Generic[Key, Item]):
         if sender is None:
             sender = self._senders[key] = BatchSender(
                 partial(self._send, key),
+                full_at_once=True,
                 count=self._count,
                 wanted=self._wanted,
                 on_idle=partial(self._senders.pop, key),

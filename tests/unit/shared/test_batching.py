@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from quintain.runtime.batching import Batcher
+from quintain.runtime.batching import Batcher, KeyedBatchSender
 
 
 class BatchSender:
@@ -66,6 +66,30 @@ async def test_no_batch_has_more_than_the_most_and_order_is_kept(sender: BatchSe
     batcher = Batcher(sender.send, max_batch=3)
     await asyncio.gather(*(batcher.add(str(number)) for number in range(8)))
     assert sender.batches == [["0", "1", "2"], ["3", "4", "5"], ["6", "7"]]
+
+
+async def test_a_full_batch_of_a_key_goes_while_others_are_under_way_and_the_rest_waits(sender: BatchSender) -> None:
+    keyed = KeyedBatchSender[str, str](lambda key, items: sender.send([key + item for item in items]), count=len)
+    for number in range(5):
+        keyed.add("a", str(number), max_batch=2)
+    keyed.add("b", "0", max_batch=2)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sender.batches == [["a0", "a1"], ["a2", "a3"], ["a4"], ["b0"]]
+    keyed.add("a", "5", max_batch=3)
+    keyed.add("a", "6", max_batch=3)
+    keyed.add("b", "1", max_batch=3)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sender.batches[4:] == []
+    keyed.add("a", "7", max_batch=1)  # fewer fit into a batch than before
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sender.batches[4:] == [["a5"], ["a6"], ["a7"]]
+    sender.go_on.set()
+    while len(sender.batches) < 8:
+        await asyncio.sleep(0)
+    assert sender.batches[7:] == [["b1"]]
 
 
 async def test_so_many_batches_are_under_way_as_there_are_lanes(sender: BatchSender) -> None:
