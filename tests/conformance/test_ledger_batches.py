@@ -71,6 +71,25 @@ async def test_children_are_charged_with_their_parents_and_reservations_are_used
     await assert_ledger_consistent(ledger_driver.ledger)
 
 
+async def test_each_call_of_a_batch_has_its_own_number_in_its_session(ledger_driver: ClockedLedgerDriver) -> None:
+    parent = await ledger_driver.open_session(max_calls=3 * CALLS)
+    reserving = await ledger_driver.open_session(parent=parent, max_calls=CALLS, reserve=CALLS // 2)
+    for batch in range(2):
+        operations = [
+            admit_operation(session, f"r{batch}{number}", f"{session.session_id} {batch} {number}")
+            for number in range(CALLS // 2)
+            for session in (reserving, parent)
+        ]
+        outcomes = await ledger_driver.ledger.transact_each(operations)
+        counts = [[outcome.call_count for outcome in outcomes[place::2]] for place in range(2)]  # type: ignore[union-attr]
+        first = batch * CALLS // 2 + 1
+        assert sorted(counts[0]) == list(range(first, first + CALLS // 2))
+        assert len(set(counts[1])) == CALLS // 2
+        # The first batch of the child is paid for by what it reserved, the second is not.
+        assert (await ledger_driver.info(parent)).call_count == (batch + 1) * CALLS
+    await assert_ledger_consistent(ledger_driver.ledger)
+
+
 async def test_what_one_operation_raises_undoes_its_own_writes_and_no_others(
     ledger_driver: ClockedLedgerDriver,
 ) -> None:

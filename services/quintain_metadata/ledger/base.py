@@ -62,16 +62,26 @@ class Statement(NamedTuple):
     """One SQL statement with ``?`` placeholders, and its parameters.
 
     ``order`` is needed where several operations lock the same rows; None is `Phase.READ` for a query, or `Phase.ROWS`.
+
+    ``amounts`` are the places of parameters that are added to counters of one row. Operations that share a transaction
+    add their amounts by one statement. If it returns a row, the first column is the counter that the first amount was
+    added to, and each operation is sent the row as it would be after its own statement.
     """
 
     sql: str
     parameters: tuple[SqlValue, ...]
     order: LockOrder | None = None
+    amounts: tuple[int, ...] = ()
 
     @property
     def is_query(self) -> bool:
         """Whether it only reads."""
         return self.sql.startswith(("SELECT", "WITH"))
+
+    @property
+    def returns_rows(self) -> bool:
+        """Whether it may return rows."""
+        return self.is_query or "RETURNING" in self.sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +154,11 @@ def acquire_locks(kind: str, owner: str, names: Iterable[str]) -> SqlProgram[Non
     yield AdvisoryLock(tuple("\x1f".join((kind, owner, name)) for name in sorted(names)))
 
 
-def execute(sql: str, *parameters: SqlValue, order: LockOrder | None = None) -> SqlProgram[list[Row]]:
-    """Run one statement and return all rows; ``order`` is the place of its locks, see `Statement`."""
-    return (yield Statement(sql, parameters, order))
+def execute(
+    sql: str, *parameters: SqlValue, order: LockOrder | None = None, amounts: tuple[int, ...] = ()
+) -> SqlProgram[list[Row]]:
+    """Run one statement and return all rows; ``order`` and ``amounts`` are those of `Statement`."""
+    return (yield Statement(sql, parameters, order, amounts))
 
 
 def values_table(values: Sequence[SqlValue]) -> str:
@@ -157,9 +169,11 @@ def values_table(values: Sequence[SqlValue]) -> str:
     return f"(VALUES {', '.join(['(?)'] * len(values))})"
 
 
-def fetch_one(sql: str, *parameters: SqlValue, order: LockOrder | None = None) -> SqlProgram[Row | None]:
-    """Run one statement and return its first row, or None."""
-    rows = yield Statement(sql, parameters, order)
+def fetch_one(
+    sql: str, *parameters: SqlValue, order: LockOrder | None = None, amounts: tuple[int, ...] = ()
+) -> SqlProgram[Row | None]:
+    """Run one statement and return its first row, or None; see `execute`."""
+    rows = yield Statement(sql, parameters, order, amounts)
     return rows[0] if rows else None
 
 

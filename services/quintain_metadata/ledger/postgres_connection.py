@@ -50,7 +50,7 @@ class PostgresTransaction:
             return [await self.run(statements[0])]
         all_rows: list[list[Row]] = [[] for _ in statements]
         sql = number_placeholders(statements[0].sql)
-        if not statements[0].is_query and "RETURNING" not in sql:
+        if not statements[0].returns_rows:
             await self._connection.executemany(sql, [statement.parameters for statement in statements])
             return all_rows
         # The rows of all come in one list: the last parameter says whose each row is.

@@ -8,7 +8,8 @@ its outcome; one that comes later must undo what was written: then the transacti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from quintain_metadata.ledger.base import (
     Row,
     RunningCallsChanged,
     SqlProgram,
+    SqlValue,
     Statement,
 )
 
@@ -149,10 +151,31 @@ class SharedTransaction:
         pairs.sort(key=lambda pair: (order_of(pair[1]), pair[1].sql, pair[0].number))
         for _, equal in groupby(pairs, key=lambda pair: pair[1].sql):
             group = list(equal)
-            all_rows = await self._connection.run_many([statement for _, statement in group])
-            for (operation, statement), rows in zip(group, all_rows, strict=True):
+            for operation, statement, rows in await self._run_equal(group):
                 operation.has_written |= not statement.is_query
                 self._advance(operation, rows)
+
+    async def _run_equal(
+        self, group: list[tuple[_RunningOperation, Statement]]
+    ) -> list[tuple[_RunningOperation, Statement, list[Row]]]:
+        """Run statements that differ in their parameters only; returns the rows of each whose operation goes on."""
+        first = group[0][1]
+        together: defaultdict[object, list[tuple[_RunningOperation, Statement]]] = defaultdict(list)
+        for operation, statement in group:
+            # What only reads is read once for equal parameters, and what adds to one row is added at once.
+            is_mergeable = statement.is_query or statement.amounts
+            together[_without_amounts(statement) if is_mergeable else operation.number].append((operation, statement))
+        merged = [_add_up([statement for _, statement in same]) for same in together.values()]
+        all_rows = await self._connection.run_many(merged)
+        done = list[tuple[_RunningOperation, Statement, list[Row]]]()
+        for same, whole, rows in zip(together.values(), merged, all_rows, strict=True):
+            if first.amounts and first.returns_rows and not rows and len(same) > 1:
+                # Not all of them together: each decides by itself.
+                self._failed.update(operation.number for operation, _ in same)
+                continue
+            shares = _rows_of_each([statement for _, statement in same], whole, rows)
+            done += [(operation, statement, share) for (operation, statement), share in zip(same, shares, strict=True)]
+        return done
 
     async def _lock(self, keys: Iterable[str]) -> None:
         new_keys = sorted(set(keys) - self._locked)
@@ -179,3 +202,38 @@ class SharedTransaction:
         self._running.remove(operation)
         for key in operation.keys:
             del self._holders[key]
+
+
+def _without_amounts(statement: Statement) -> tuple[SqlValue, ...]:
+    """Return the parameters that say which row is meant."""
+    return tuple(value for place, value in enumerate(statement.parameters) if place not in statement.amounts)
+
+
+def _add_up(statements: Sequence[Statement]) -> Statement:
+    """Return one statement that does what these do, which differ in their amounts only."""
+    first = statements[0]
+    if len(statements) == 1 or not first.amounts:
+        return first
+    columns = zip(*(statement.parameters for statement in statements), strict=True)
+    parameters = [
+        sum(map(_amount, values)) if place in first.amounts else values[0] for place, values in enumerate(columns)
+    ]
+    return first._replace(parameters=tuple(parameters))
+
+
+def _rows_of_each(statements: Sequence[Statement], whole: Statement, rows: list[Row]) -> Iterator[list[Row]]:
+    """Return what each of these statements would have returned, from the rows of what they were added up to."""
+    if not (whole.amounts and rows):
+        yield from (rows for _ in statements)
+        return
+    ((counter, *others),) = rows
+    place = whole.amounts[0]
+    counter -= _amount(whole.parameters[place])
+    for statement in statements:
+        counter += _amount(statement.parameters[place])
+        yield [(counter, *others)]
+
+
+def _amount(value: SqlValue) -> int:
+    assert isinstance(value, int), "amounts are integers"
+    return value

@@ -144,6 +144,7 @@ def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
             "UPDATE session SET used = used + ? WHERE id = ? AND used + ? <= max_calls RETURNING used, reserved",
             *(calls, payer.id, calls),
             order=payer.counters_order,
+            amounts=(0, 2),
         )
         if row is None:
             raise budget_exhausted(payer)
@@ -230,6 +231,7 @@ def add_tokens(session: SessionRow, *usages: TokenUsage) -> SqlProgram[None]:
             " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
             *(*sums, payer.id),
             order=payer.counters_order,
+            amounts=(0, 1, 2, 3),
         )
 
 
