@@ -221,7 +221,8 @@ async def test_the_callers_reply_queue_is_deleted(
 ) -> None:
     async def inject_fault(fleet: ProcessFleet) -> None:
         names = [str(queue["name"]) for queue in await asyncio.to_thread(broker_admin.list_queues)]
-        replies = [name for name in names if name.startswith("quintain.reply.guest.")]
+        user = urlsplit(fleet.broker_url).username or "guest"
+        replies = [name for name in names if name.startswith(f"quintain.reply.{user}.")]
         assert replies
         await asyncio.to_thread(delete_queues, fleet.broker_url, *replies)
 
