@@ -71,7 +71,6 @@ dist: $(ready)   ## build the wheel, the source archive and the bill of material
 
 # The build tools are pinned too: the setup builds this checkout without downloading anything else.
 lock: $(ready)   ## pin the dependencies again (ARGS=--upgrade: to the newest compatible ones)
-	$(bin)/pip install -qq uv
 	printf 'hatchling\neditables\n' | $(bin)/uv pip compile - pyproject.toml --extra all --group dev --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --quiet $(ARGS) \
 	  --custom-compile-command "make lock" --output-file requirements.lock
@@ -80,5 +79,5 @@ clean:           ## remove what these targets created; evaluations in runs/ stay
 	rm -rf .venv dist site quintain-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find shared services tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-$(ready): requirements.lock pyproject.toml deploy/setup
+$(ready): requirements.lock pyproject.toml deploy/setup deploy/install
 	@deploy/setup

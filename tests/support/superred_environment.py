@@ -82,19 +82,17 @@ def recipe_hash(pyproject: Path) -> str:
 def create_environment(home: Path) -> None:
     """Make the environment in this folder."""
     shutil.rmtree(home, ignore_errors=True)
-    run_step([sys.executable, "-m", "venv", str(home)], "making an environment for superred")
-    pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    run_step([sys.executable, "-m", "venv", "--without-pip", str(home)], "making an environment for superred")
     source = home / "source"
-    run_step(
-        [*pip, "download", "--no-deps", "--no-binary", "superred", "--dest", str(source), SUPERRED],
-        f"downloading the source of {SUPERRED}",
-    )
+    # Without isolation: only the metadata is made, by the hatchling of this environment.
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    download = [*pip, "download", "--no-deps", "--no-build-isolation", "--no-binary", "superred"]
+    run_step([*download, "--dest", str(source), SUPERRED], f"downloading the source of {SUPERRED}")
     with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
         archive.extractall(source, filter="data")
-    run_step(
-        [*pip, "install", SUPERRED, CHATBOT, *TOOLS, "--editable", f"{REPOSITORY}[postgres,superred]"],
-        f"installing {SUPERRED}",
-    )
+    install = [str(REPOSITORY / "deploy" / "install"), str(home / "bin" / "python")]
+    packages = [SUPERRED, CHATBOT, *TOOLS, "--editable", f"{REPOSITORY}[postgres,superred]"]
+    run_step([*install, *packages], f"installing {SUPERRED}")
 
 
 def run_step(args: list[str], description: str) -> None:
