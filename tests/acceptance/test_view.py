@@ -41,12 +41,6 @@ def test_the_pages_open_with_the_token_and_only_with_it(shell: CommandLine) -> N
         assert (status, part in text) == (200, True), path
         assert "default-src 'none'" in headers["content-security-policy"]
         assert token not in text
-    # A run that has just begun has its results file first, and then its record.
-    begun = shell.folder / "runs" / "begun"
-    begun.mkdir()
-    (begun / "results.jsonl").touch()
-    status, _, text = ask(origin, "GET", "/run/begun", Cookie=f"{name}={value}")
-    assert (status, "run.json" in text) == (404, True)
     assert command.stop(signal.SIGINT).code == 0
 
 

@@ -40,7 +40,7 @@ from quintain_view.reading.content import (
 )
 from quintain_view.reading.trajectories import has_trajectories
 from quintain_view.server.access import AccessCheck, AccessKeys
-from quintain_view.server.folders import RunFolders
+from quintain_view.server.folders import UNRECORDED_TEXT, RunFolders, is_unrecorded
 from quintain_view.server.indexing import IndexKeeper, results_state
 from quintain_view.server.responses import (
     LINKS,
@@ -55,6 +55,9 @@ from quintain_view.server.responses import (
 from quintain_view.server.trajectories import TrajectoryPages
 
 _MAX_FORM_BYTES = 100_000
+
+#: The version of a run whose record cannot be read.
+_UNRECORDED_VERSION = version_of(None)
 
 _ContentT = TypeVar("_ContentT")
 
@@ -79,11 +82,16 @@ def build_app(folders: RunFolders, keys: AccessKeys, keeper: IndexKeeper) -> ASG
             HTTPException: _http_problem,
             QuintainError: _problem,
             ContentMissing: _problem,
+            _NotRecorded: _not_recorded,
             NotIndexed: _not_indexed,
             RowMoved: _not_indexed,
         },
     )
     return AccessCheck(app, keys)
+
+
+class _NotRecorded(Exception):
+    """The run has only begun: it has no record, and there is nothing to show of it."""
 
 
 class _Pages:
@@ -97,7 +105,7 @@ class _Pages:
         return await page_response("runs.html", runs=lines, folders=paths, seen=seen)
 
     async def run(self, request: Request) -> Response:
-        name, folder = await requested_folder(self._folders, request)
+        name, folder = await self._requested_run(request)
         progress = await self._keeper.ensure(folder)
         seen = await asyncio.to_thread(_run_version, folder, progress)
         trial_filter = TrialFilter.from_query(request.query_params.multi_items())
@@ -116,7 +124,7 @@ class _Pages:
         )
 
     async def case(self, request: Request) -> Response:
-        name, folder = await requested_folder(self._folders, request)
+        name, folder = await self._requested_run(request)
         progress = await self._keeper.ensure(folder)
         seen = await asyncio.to_thread(_run_version, folder, progress)
         case_id = request.query_params.get("id", "")
@@ -174,8 +182,8 @@ class _Pages:
         return RedirectResponse(request.headers.get("referer") or LINKS.case(name, case_id), 303)
 
     async def compare(self, request: Request) -> Response:
-        name, folder = await requested_folder(self._folders, request)
-        before, earlier = await requested_folder(self._folders, request, "before")
+        name, folder = await self._requested_run(request)
+        before, earlier = await self._requested_run(request, "before")
         for each in (earlier, folder):
             await self._keeper.ensure(each)
         query = request.query_params
@@ -201,6 +209,13 @@ class _Pages:
 
         return event_stream(request, lambda: _run_version(folder, self._keeper.progress_of(folder)), on_poll)
 
+    async def _requested_run(self, request: Request, parameter: str = "name") -> tuple[str, Path]:
+        """The run that a request's address names, and its folder. Raises `ContentMissing` and `_NotRecorded`."""
+        name, folder = await requested_folder(self._folders, request, parameter)
+        if await asyncio.to_thread(is_unrecorded, folder):
+            raise _NotRecorded(name)
+        return name, folder
+
     def _list_version(self) -> str:
         sources = self._folders.sources()
         return version_of(
@@ -221,7 +236,7 @@ def _run_version(folder: Path, progress: IndexProgress | None) -> str:
     try:
         run = read_run(folder)
     except QuintainError:
-        return version_of(None)
+        return _UNRECORDED_VERSION
     return version_of((results_state(folder), run.ended_at, progress))
 
 
@@ -243,11 +258,15 @@ async def _static(request: Request) -> Response:
 
 
 async def _problem(_: Request, error: Exception) -> Response:
-    # A run that has just begun has a folder and no record yet, which is a `ConfigError`.
     is_missing = isinstance(error, ContentMissing | ConfigError)
     text = error.message if isinstance(error, QuintainError) else str(error)
     title = "Not found" if is_missing else "This cannot be shown"
     return await page_response("problem.html", 404 if is_missing else 500, title=title, text=visible(text))
+
+
+async def _not_recorded(_: Request, error: Exception) -> Response:
+    events = f"{LINKS.run(str(error))}/events?seen={_UNRECORDED_VERSION}"
+    return await page_response("problem.html", 503, title="Not yet", text=UNRECORDED_TEXT, events=events)
 
 
 async def _not_indexed(_: Request, __: Exception) -> Response:

@@ -10,6 +10,12 @@ from quintain_runner import RESULTS_FILE_NAME, RunFile, read_run
 from quintain_view.pages.run_list import RunSource
 from quintain_view.reading.trajectories import RUN_FILE_NAME, has_only_trajectories, has_trajectories
 
+#: What pages say of a run that has not written its record yet; they load themselves again.
+UNRECORDED_TEXT = (
+    f"There are results and no {RUN_FILE_NAME} yet: the run has just begun, or was stopped before it wrote one. "
+    "This page shows the run as soon as there is one."
+)
+
 
 class RunFolders:
     """The results folders of the given paths: each is one, or holds some.
@@ -37,7 +43,8 @@ class RunFolders:
         try:
             run: RunFile | None = read_run(folder)
         except QuintainError as error:
-            problem = "" if has_only_trajectories(folder) else error.message
+            problem = UNRECORDED_TEXT if is_unrecorded(folder) else error.message
+            problem = "" if has_only_trajectories(folder) else problem
             return RunSource(self._name_of(folder), str(folder), None, problem)
         return RunSource(self._name_of(folder), str(folder), run)
 
@@ -66,6 +73,11 @@ class RunFolders:
                 name = f"{plain}~{number}"
             self._names[folder] = name
         return self._names[folder]
+
+
+def is_unrecorded(folder: Path) -> bool:
+    """Whether a folder has the results of a run and no record of it yet."""
+    return (folder / RESULTS_FILE_NAME).exists() and not (folder / RUN_FILE_NAME).exists()
 
 
 def _is_results(folder: Path) -> bool:

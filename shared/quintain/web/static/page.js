@@ -125,7 +125,8 @@
   async function refresh() {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
     if (!answer || !answer.ok) return;
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const fresh = page.querySelector("main");
     const main = one("main");
     if (!fresh || fresh.innerHTML === main.dataset.shown) return;
     main.dataset.shown = fresh.innerHTML;
@@ -134,6 +135,7 @@
     const path = main.contains(active) ? pathOf(active, main) : null;
     const open = new Set(all("details").flatMap((details, number) => (details.open ? [number] : [])));
     main.replaceChildren(...fresh.childNodes);
+    document.title = page.title;
     all("details").forEach((details, number) => (details.open = details.open || open.has(number)));
     if (path) elementAt(path, main)?.focus({ preventScroll: true });
     if (current >= 0 && lines()[current]) lines()[current].dataset.current = "";
