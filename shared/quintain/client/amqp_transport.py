@@ -272,7 +272,7 @@ class AmqpTransport:
         await self._groups.first_answer(target, remaining_seconds)
 
     async def _takes_proofs(self, target: str, remaining_seconds: float) -> bool:
-        await asyncio.wait({self._groups.ask(self._read_info)}, timeout=max(remaining_seconds, 0))
+        await self._groups.refusals.check(self._authorization.token, self._read_info, remaining_seconds)
         return self._groups.takes_proofs(target)
 
     async def _read_info(self, timeout_seconds: float = OPERATION_TIMEOUT_SECONDS) -> Info:

@@ -15,18 +15,18 @@ class Authorization:
     """A session's token, or the administrator's, and the proofs that are made with it."""
 
     def __init__(self, token: str) -> None:
-        self._token = token
+        self.token = token
         #: The public id of the session; empty for what is no session's token.
         self.session_id = public_id(token) or ""
 
     @cached_property
     def _sha256(self) -> bytes:
-        return digest(self._token)
+        return digest(self.token)
 
     @property
     def of_operation(self) -> dict[str, HeaderValue]:
         """The headers of an operation, which only metadata services read."""
-        return {TOKEN_HEADER: self._token}
+        return {TOKEN_HEADER: self.token}
 
     def of_call(
         self, request_id: str, target: str, body: bytes, deadline: int, *, stored_sha256: str | None

@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from quintain.client.refusal_checks import RefusalChecks
 from quintain.contracts.group import MAX_GROUP_ITEMS
 from quintain.contracts.session import Info
 from quintain.errors import BusError, Fault, NoAnswer
@@ -41,6 +42,8 @@ class CallGroups:
 
     def __init__(self, rpc_client: RpcClient) -> None:
         self._groups = RequestGroups(rpc_client)
+        #: What the metadata service says of calls whose proof was refused.
+        self.refusals = RefusalChecks()
         #: Target → the slots of one of its workers; only of targets that take groups.
         self._slots: dict[str, int] = {}
         #: The targets that some answer was about, and those whose workers read proofs.
