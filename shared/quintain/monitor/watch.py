@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 from quintain.bus.base import Bus, Delivery
 from quintain.client.admin import Admin
@@ -52,13 +52,15 @@ class FleetWatch:
         self._bus, self._rpc_client, self._admin = bus, rpc_client, admin
         self._model = FleetModel(time.monotonic())
         self._known = asyncio.Event()
+        #: Set once events are consumed: what the state does not have yet comes as an event.
+        self._consuming = asyncio.Event()
         self._problems: dict[str, str] = {}
         self._figures: FleetFigures | None = None
         self._figures_until = -math.inf
         #: Whether the metadata service refuses the administrator's token.
         self.is_refused = False
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FleetWatch]:
         """Keep the model up to date while the context is open. Raises nothing: problems are among the figures."""
         loop = asyncio.get_running_loop()
@@ -113,6 +115,7 @@ class FleetWatch:
                 topology.queues[0], self._on_event, prefetch=PREFETCH, on_queue_lost=lost.set
             )
             self._problems.pop("events", None)
+            self._consuming.set()
             try:
                 await lost.wait()
             finally:
@@ -128,6 +131,9 @@ class FleetWatch:
         await delivery.ack()
 
     async def _read_states(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._consuming.wait()
         while True:
             self._model.on_state(await self._admin.fleet(), time.monotonic())
             self._problems.pop("state", None)
