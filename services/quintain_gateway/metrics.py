@@ -6,6 +6,7 @@ Label values are never taken from a request: unknown routes, methods and targets
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import Metric
@@ -35,12 +36,19 @@ class GatewayMetrics(ServiceMetrics):
         super().__init__("gateway")
         self._label_targets: set[str] = set()
         self._rpc_client: RpcClient | None = None
-        self._requests = self.counter("requests", "HTTP requests", "route", "method", "status")
-        self._request_seconds = self.histogram(
-            "request_seconds", "Seconds from the headers of a request to the end of its response", "route"
+        # Labels have few values, so that the series of each combination is looked up once.
+        self._requests_of = functools.cache(
+            self.counter("requests", "HTTP requests", "route", "method", "status").labels
+        )
+        self._request_seconds_of = functools.cache(
+            self.histogram(
+                "request_seconds", "Seconds from the headers of a request to the end of its response", "route"
+            ).labels
         )
         self.in_flight = self.gauge("requests_in_flight", "HTTP requests in progress")
-        self._calls = self.counter("calls", "Ended calls by target and code", "target", "code")
+        self._calls_of = functools.cache(
+            self.counter("calls", "Ended calls by target and code", "target", "code").labels
+        )
         self.connections = self.gauge("connections", "Open connections")
         self._rejected_connections = self.counter(
             "turned_away", "Connections answered or closed before a complete request", "reason"
@@ -57,8 +65,8 @@ class GatewayMetrics(ServiceMetrics):
         ``route`` is a path template and ``method`` an HTTP method or ``other``. ``status`` is 0 if no response was
         sent.
         """
-        self._requests.labels(route, method, str(status)).inc()
-        self._request_seconds.labels(route).observe(duration_seconds)
+        self._requests_of(route, method, str(status)).inc()
+        self._request_seconds_of(route).observe(duration_seconds)
 
     def allow_target_labels(self, targets: Iterable[str]) -> None:
         """Allow the names of these registered targets as label values."""
@@ -73,7 +81,7 @@ class GatewayMetrics(ServiceMetrics):
             self._label_targets.add(served_by)
         name = served_by or request.requested_target
         target = DEFAULT_TARGET_LABEL if name is None else name if name in self._label_targets else UNKNOWN_TARGET_LABEL
-        self._calls.labels(target, code).inc()
+        self._calls_of(target, code).inc()
 
     def count_rejected_connection(self, reason: str) -> None:
         """Count a connection that was answered or closed without a complete request; ``reason`` is a label value."""

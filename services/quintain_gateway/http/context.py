@@ -25,7 +25,7 @@ class RequestContext:
     ``id`` is the value of ``x-request-id``; it is not an idempotency key. ``route`` is a path template and
     ``session_id`` the public id of the session; ``code`` is the code of the error response. ``session_key`` tells
     sessions apart by their whole tokens, which may not be valid; it is never shown. ``on_end`` is called when the
-    response has ended. The last four may be empty.
+    response has ended, ``on_disconnect`` when the client disconnects before. The last five may be empty.
     """
 
     id: str
@@ -34,6 +34,14 @@ class RequestContext:
     code: str = ""
     session_key: str = ""
     on_end: Callable[[], None] | None = None
+    on_disconnect: Callable[[], object] | None = None
+    is_disconnected: bool = False
+
+    def disconnect(self) -> None:
+        """Note that the client disconnected before its response had ended."""
+        self.is_disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
 
 def valid_or_new_id(client_value: str | None) -> str:
@@ -46,6 +54,11 @@ def valid_or_new_id(client_value: str | None) -> str:
     return secrets.token_hex(8)
 
 
+def header_in_scope(scope: Scope, name: bytes) -> str | None:
+    """Return the first header of this name, in lower case; None if there is none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
 def context_of(request: Request) -> RequestContext:
     """Return the context of this request."""
     return context_in_scope(request.scope)
@@ -53,6 +66,9 @@ def context_of(request: Request) -> RequestContext:
 
 def context_in_scope(scope: Scope) -> RequestContext:
     """Return the context stored in an ASGI scope; store a new one if there is none."""
-    context = scope.setdefault("state", {}).setdefault("context", RequestContext(valid_or_new_id(None)))
+    state = scope.setdefault("state", {})
+    if "context" not in state:
+        state["context"] = RequestContext(valid_or_new_id(None))
+    context = state["context"]
     assert isinstance(context, RequestContext)
     return context

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -44,6 +44,7 @@ from quintain.errors import (
 )
 from quintain.rpc.client import RpcClient
 from quintain.rpc.server import log_defect
+from quintain.runtime.timeouts import Timeouts
 from quintain_gateway.http.context import context_of
 from quintain_gateway.http.errors import MethodNotAllowed, RequestTimeout
 from quintain_gateway.http.large_bodies import LargeBodies
@@ -110,6 +111,7 @@ class Api:
 
     def to_endpoint(self, handler: Handler) -> Handler:
         """Wrap a handler so that every exception becomes an error response in the format of this API."""
+        raw_headers = Headers(self.headers).raw
 
         async def respond(request: Request) -> Response:
             context = context_of(request)
@@ -125,7 +127,7 @@ class Api:
                 response = self._error_response(
                     request, log_defect(error, f"answering {context.route}, x-request-id {context.id}")
                 )
-            response.headers.update(self.headers)
+            response.raw_headers += raw_headers
             if self.request_id_header is not None:
                 response.headers[self.request_id_header] = context.id
             return response
@@ -164,15 +166,16 @@ class FleetGateway:
         #: The calls that go on for the retries of clients that disconnected.
         self.retry_window: RetryWindow[Any] = RetryWindow(limits.retry_window_seconds)
         self._info_received_at = -math.inf
+        self._timeouts = Timeouts()
         self._answered, self._default_targets = AnsweredCalls(), DefaultTargets()
         self._groups = CallGroups(rpc_client)
-        # One transport per request; it is garbage-collected after the request and after its last cancellation.
-        self._transports: weakref.WeakSet[AmqpTransport] = weakref.WeakSet()
+        #: Token → the transport of the session's requests; it is garbage-collected after them and their cancellations.
+        self._transports: weakref.WeakValueDictionary[str, AmqpTransport] = weakref.WeakValueDictionary()
 
     async def close(self) -> None:
         """Finish cancelling the calls of disconnected clients, for a few seconds at most. No request may follow."""
         await self.retry_window.close()
-        await asyncio.gather(*(transport.close() for transport in list(self._transports)))
+        await asyncio.gather(*(transport.close() for transport in list(self._transports.values())))
 
     async def session_client(self, request: Request, read_token: Callable[[Request], str] = bearer_token) -> Client:
         """Return a client for the session whose token the request carries.
@@ -185,12 +188,13 @@ class FleetGateway:
         """
         token = SessionToken.parse(read_token(request))
         context = context_of(request)
-        context.session_id, context.session_key = token.id, hashlib.sha256(token.text.encode()).hexdigest()
+        context.session_id, context.session_key = token.id, token.sha256.hex()
         self._session_requests.enter(context)
-        transport = AmqpTransport(
-            self.rpc_client, token.text, self.clock, self._answered, self._default_targets, self._groups
-        )
-        self._transports.add(transport)
+        transport = self._transports.get(token.text)
+        if transport is None:
+            transport = self._transports[token.text] = AmqpTransport(
+                self.rpc_client, token.text, self.clock, self._answered, self._default_targets, self._groups
+            )
         client = Client(InstrumentedTransport(transport, self.metrics, self._on_info))
         if asyncio.get_running_loop().time() - self._info_received_at > CLOCK_MAX_AGE_SECONDS:
             await client.get_info()
@@ -214,7 +218,7 @@ class FleetGateway:
         size, is_asked = int(request.headers.get("content-length", 0)), False
         body = bytearray()
         try:
-            async with asyncio.timeout(timeout_seconds):
+            with self._timeouts.limit(timeout_seconds):
                 if size > max_bytes:
                     max_bytes, is_asked = await self._allow_large_body(request, client, size), True
                 async for chunk in request.stream():
@@ -267,32 +271,27 @@ async def verify_token_on_body_error(client: Client, *, budget_first: bool = Fal
 
 
 async def cancel_on_disconnect(request: Request, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine and return its result; cancel it if the client disconnects, and raise `Cancelled`.
-
-    The request's body must have been read completely, because any further message is taken for the disconnect.
-    """
-    loop = asyncio.get_running_loop()
-    work_task, disconnect_task = loop.create_task(coroutine), loop.create_task(_wait_for_disconnect(request))
+    """Run a coroutine and return its result; cancel it if the client disconnects, and raise `Cancelled`."""
+    context, task = context_of(request), asyncio.current_task()
+    assert task is not None, "a request is answered by a task"
+    cancelling_before = task.cancelling()
+    context.on_disconnect = task.cancel
+    if context.is_disconnected:
+        task.cancel()
     try:
-        await asyncio.wait({work_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
-        if not work_task.done():
-            raise Cancelled("The client disconnected before the response", charge_unknown=True)
-        return work_task.result()
+        return await coroutine
+    except asyncio.CancelledError:
+        if not context.is_disconnected or task.uncancel() > cancelling_before:
+            raise
+        raise Cancelled("The client disconnected before the response", charge_unknown=True) from None
     finally:
-        for task in (work_task, disconnect_task):
-            task.cancel()
-        await asyncio.gather(work_task, disconnect_task, return_exceptions=True)
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        context.on_disconnect = None
 
 
 def parse_json(body: bytes) -> object:
     """Parse a JSON body. Raises `BadRequest`, for a NaN or infinite number the `InvalidField` of its place."""
     try:
-        return json.loads(body, parse_constant=_parse_finite_float, parse_float=_parse_finite_float)
+        return _JSON_DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except RecursionError:
         raise BadRequest("The body is nested too deeply") from None
     except OverflowError:
@@ -308,6 +307,9 @@ def _parse_finite_float(literal: str) -> float:
     if not math.isfinite(number):
         raise OverflowError
     return number
+
+
+_JSON_DECODER = json.JSONDecoder(parse_constant=_parse_finite_float, parse_float=_parse_finite_float)
 
 
 def unreachable_fault(error: BusError | NoAnswer) -> Fault:

@@ -10,8 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +21,7 @@ from quintain.rpc.server import log_defect
 from quintain.telemetry.semconv import http_response_attributes, http_server_span
 from quintain.telemetry.spans import Span, span
 from quintain.telemetry.trace_context import TRACEPARENT_HEADER
-from quintain_gateway.http.context import RequestContext, valid_or_new_id
+from quintain_gateway.http.context import RequestContext, header_in_scope, valid_or_new_id
 from quintain_gateway.http.endpoint import HTTP_METHODS
 from quintain_gateway.http.errors import GatewayStopping, HeadersTooLarge
 from quintain_gateway.http.limits import GatewayLimits
@@ -53,7 +53,7 @@ class AccessLog:
         """Handle one request; connections that are not HTTP are ignored."""
         if scope["type"] != "http":
             return
-        context = RequestContext(valid_or_new_id(Headers(scope=scope).get("x-request-id")))
+        context = RequestContext(valid_or_new_id(header_in_scope(scope, b"x-request-id")))
         method = scope["method"] if scope["method"] in HTTP_METHODS else "other"
         scope.setdefault("state", {})["context"] = context
         recorder = _ResponseRecorder(send, context)
@@ -75,10 +75,13 @@ class AccessLog:
         """Return the server span of a request, as a child of the client's span if it sent one; probes get no span."""
         if scope["path"] in PROBE_PATHS:
             return nullcontext(Span())
-        return span(http_server_span(method, scope["path"]), parent=Headers(scope=scope).get(TRACEPARENT_HEADER))
+        start = partial(http_server_span, method, scope["path"])
+        return span(start, parent=header_in_scope(scope, TRACEPARENT_HEADER.encode()))
 
     async def _respond(self, scope: Scope, receive: Receive, recorder: _ResponseRecorder) -> None:
-        error_response = self._error_response_of(scope)
+        def error_response(fault: Fault) -> Response:
+            return self._error_response_of(scope)(fault)
+
         if _header_size(scope) > self._limits.max_header_bytes:
             fault = HeadersTooLarge(
                 f"The request line and headers are larger than {self._limits.max_header_bytes} bytes"
@@ -112,7 +115,7 @@ class _ResponseRecorder:
         """Send one ASGI message to the client."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self.context.id
+            message["headers"] = [*message["headers"], (b"x-request-id", self.context.id.encode())]
         await self._send(message)
 
 
@@ -130,15 +133,15 @@ def _header_size(scope: Scope) -> int:
 
 
 def _log_request(context: RequestContext, method: str, status: int, duration_seconds: float) -> None:
-    fields = {
-        "id": context.id,
-        "method": method,
-        "route": context.route,
-        "status": status,
-        "ms": f"{duration_seconds * 1000:.0f}",
-        "session": context.session_id,
-        "code": context.code,
-    }
     level = logging.DEBUG if context.route in PROBE_PATHS and status == 200 else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    line = f"request id={context.id} method={method} route={context.route} status={status}"
+    line += f" ms={duration_seconds * 1000:.0f}"
+    if context.session_id:
+        line += f" session={context.session_id}"
+    if context.code:
+        line += f" code={context.code}"
     with logs.log_context(session_id=context.session_id):
-        log.log(level, "request %s", " ".join(f"{name}={value}" for name, value in fields.items() if value != ""))
+        # The place in the code is in no log line, and the logger's methods walk the stack for it.
+        log.handle(logging.LogRecord(log.name, level, __file__, 0, line, None, None))

@@ -69,4 +69,5 @@ def build_router(gateway: FleetGateway, access: FleetAccess) -> Router:
         UnmatchedEndpoints(gateway),
         agentv_endpoints,
     )
-    return Router([route for group in endpoint_groups for route in group.routes], redirect_slashes=False)
+    routes = [route for group in endpoint_groups for route in group.routes]
+    return Router([*agentv_endpoints.routes_without_prefix, *routes], redirect_slashes=False)

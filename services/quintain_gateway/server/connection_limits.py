@@ -16,11 +16,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import BadRequest, Fault
-from quintain_gateway.http.context import valid_or_new_id
+from quintain_gateway.http.context import context_in_scope, valid_or_new_id
 from quintain_gateway.http.errors import JSON_MEDIA_TYPE, HeadersTooLarge, RequestTimeout, TooManyConnections
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server.strict_http import StrictReceiveBuffer
+from quintain_gateway.server.strict_http import StrictConnection
 
 #: How long a rejected connection, or one that was answered before its body arrived, stays open, in seconds. If it
 #: were closed at once, a TCP reset could discard the response of a client that still sends.
@@ -28,6 +28,10 @@ LINGER_SECONDS = 2.0
 
 #: The maximum number of rejected connections that stay open; further ones are reset without a response.
 MAX_LINGERING = 64
+
+#: How much is read from a connection at once, in bytes. asyncio's 256 KiB are a block that the C library maps for each
+#: read and gives back: that takes several times as long as the read itself.
+READ_BYTES = 32 * 1024
 
 
 class SharedConnectionState:
@@ -43,10 +47,11 @@ class LimitedH11Protocol(H11Protocol):
 
     def __init__(self, shared: SharedConnectionState, **protocol_options: Any) -> None:
         super().__init__(**protocol_options)
-        self.conn._receive_buffer = StrictReceiveBuffer()  # noqa: SLF001 -- h11 has no setting for it
+        self.conn = StrictConnection(shared.limits.max_header_bytes)
         self.access_log = False  # uvicorn's log would contain paths chosen by clients; see `access_log`
         self._shared = shared
         self._is_rejected = False
+        self._received_cycle: object = None
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -55,6 +60,7 @@ class LimitedH11Protocol(H11Protocol):
             self._reject(transport)
             return
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined] # asyncio's, but in no stub; without effect for TLS
         self._shared.metrics.connections.inc()
         self._start_header_timer()
 
@@ -66,6 +72,9 @@ class LimitedH11Protocol(H11Protocol):
         self._stop_header_timer()
         self._shared.metrics.connections.dec()
         super().connection_lost(exc)
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.disconnected:
+            context_in_scope(cycle.scope).disconnect()
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes; the header timer stops when the headers are complete."""
@@ -77,6 +86,17 @@ class LimitedH11Protocol(H11Protocol):
             self._stop_header_timer()
         elif self._header_timer is None and not self.transport.is_closing():
             self._start_header_timer()
+
+    def handle_events(self) -> None:
+        """Process what was received; once for each complete request, read on to learn that the client disconnects.
+
+        A large body, or the next request behind it, stops the reading. What a client sends before its answer stops it
+        again.
+        """
+        super().handle_events()
+        if self.conn.their_state in {h11.DONE, h11.MUST_CLOSE} and self._received_cycle is not self.cycle:
+            self._received_cycle = self.cycle
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """End a request whose response was sent.

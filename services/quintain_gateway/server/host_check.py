@@ -6,15 +6,15 @@ to it. Its requests keep the page's name as ``Host``.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quintain.errors import Fault
-from quintain_gateway.http.context import context_in_scope
+from quintain_gateway.http.context import context_in_scope, header_in_scope
 from quintain_gateway.http.errors import MisdirectedRequest
 
 #: An IPv6 address in brackets, or a name, and perhaps a port.
@@ -31,7 +31,7 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request: answer 421 if it is for another host."""
-        host = Headers(scope=scope).get("host")
+        host = header_in_scope(scope, b"host")
         if host is None or _name_of(host) in self._names:
             await self._app(scope, receive, send)
             return
@@ -39,6 +39,7 @@ class HostCheck:
         await self._error_response_of(scope)(MisdirectedRequest())(scope, receive, send)
 
 
+@functools.lru_cache(maxsize=64)
 def _name_of(host: str) -> str | None:
     """Return the name in a ``Host`` header, in lower case and without the port; None if there is none."""
     match = _HOST.fullmatch(host.lower())

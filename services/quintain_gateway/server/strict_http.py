@@ -1,15 +1,40 @@
-"""Refuses request heads that other programs on the way may read differently: the ways of request smuggling.
+"""One connection of h11, which refuses ambiguous request heads and sends a head together with its body.
 
-h11 accepts three forms that RFC 9112 lets a server refuse: lines that end with a bare LF, header lines that are
-folded, and a request with both Content-Length and Transfer-Encoding.
+Other programs on the way may read such heads differently: the ways of request smuggling. h11 accepts three forms that
+RFC 9112 lets a server refuse: lines that end with a bare LF, header lines that are folded, and a request with both
+Content-Length and Transfer-Encoding.
 """
 
 from __future__ import annotations
 
-from h11 import RemoteProtocolError
+from h11 import SERVER, Connection, Event, RemoteProtocolError, Response
 from h11._receivebuffer import ReceiveBuffer
 
 _LENGTH_HEADERS = (b"content-length", b"transfer-encoding")
+
+
+class StrictConnection(Connection):
+    """The server's side of a connection; ``max_head_bytes`` is the size up to which it waits for the end of a head."""
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(SERVER, max_head_bytes)
+        self._receive_buffer = StrictReceiveBuffer()  # h11 has no setting for it
+        self._unsent_head = b""
+
+    def send(self, event: Event) -> bytes | None:  # type: ignore[override]
+        """Return the bytes of an event; those of a head with a Content-Length come with what follows it.
+
+        uvicorn writes the bytes of each event at once. A body of known length follows its head immediately, so both
+        leave in one system call and mostly one packet.
+        """
+        sent = super().send(event)
+        if sent is None:
+            return None
+        if isinstance(event, Response) and any(name == b"content-length" for name, _ in event.headers):
+            self._unsent_head = sent
+            return b""
+        head, self._unsent_head = self._unsent_head, b""
+        return head + sent
 
 
 class StrictReceiveBuffer(ReceiveBuffer):
@@ -17,6 +42,8 @@ class StrictReceiveBuffer(ReceiveBuffer):
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Return the lines of a complete head, or None. Raises `RemoteProtocolError` for an ambiguous one."""
+        if not self:
+            return None  # h11 asks again after each response
         received = bytes(self)
         lines: list[bytearray] | None = super().maybe_extract_lines()
         if lines is not None:

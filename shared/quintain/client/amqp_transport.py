@@ -63,7 +63,6 @@ from quintain.routes import (
 )
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
-from quintain.runtime.random_ids import RandomIds
 from quintain.telemetry import semconv
 from quintain.telemetry.spans import span
 
@@ -99,7 +98,6 @@ class AmqpTransport:
         self._default_targets = default_targets or DefaultTargets()
         self._groups = groups or CallGroups(rpc_client)
         self._rpc_client, self._authorization = rpc_client, Authorization(token)
-        self._request_ids = RandomIds()
         self._session_id = self._authorization.session_id
         self._cancellations = CancellationQueue(self._cancel)
         self._info_task: asyncio.Task[None] | None = None
@@ -121,7 +119,7 @@ class AmqpTransport:
         Where no ledger decided whether the call is charged, the request is sent again with the same request id until
         the deadline.
         """
-        request_id = call.request_id or self._request_ids.next()
+        request_id = call.request_id or self._rpc_client.random_ids.next()
         try:
             return await self._invoke(call, request_id)
         except asyncio.CancelledError:
@@ -131,7 +129,7 @@ class AmqpTransport:
 
     async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
         """Implements `Transport.invoke_batch`: reserves all calls, sends each one, and releases those not charged."""
-        ids = [self._request_ids.next() for _ in items]
+        ids = [self._rpc_client.random_ids.next() for _ in items]
         reservation = ReserveCalls(request_ids=ids, deadline=self.clock.deadline_ms(deadline_seconds))
         try:
             await self._call_operation(RESERVE, reservation)

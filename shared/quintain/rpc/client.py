@@ -50,7 +50,9 @@ class RpcClient:
         self._reply_queue = ReplyQueue(bus, self._on_reply, self._on_queue_replaced, exclusive=exclusive)
         self._pending: dict[str, PendingCall] = {}
         self._resend_tasks: set[asyncio.Task[None]] = set()
-        self._ids, self._timeouts = RandomIds(), Timeouts()
+        self._timeouts = Timeouts()
+        #: For request ids and correlation ids.
+        self.random_ids = RandomIds()
         self.unmatched_replies = 0
 
     @property
@@ -100,7 +102,7 @@ class RpcClient:
         published again alone. Raises what `Bus.publish` raises.
         """
         first = requests[0].request
-        group = SentGroup(self._ids.next(), requests[0].on_refused)
+        group = SentGroup(self.random_ids.next(), requests[0].on_refused)
         for each in requests:
             self._note_sent(each.request, each.correlation_id, group)
         await self._bus.publish(
@@ -137,7 +139,7 @@ class RpcClient:
             elif on_partial is not None:
                 on_partial(delivery)
 
-        correlation_id = self._ids.next()
+        correlation_id = self.random_ids.next()
         self._pending[correlation_id] = PendingCall(on_reply)
         try:
             with self._timeouts.limit(request.deadline_seconds):

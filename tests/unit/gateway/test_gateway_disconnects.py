@@ -65,10 +65,13 @@ async def post_request(socket: RawConnection, token: str, path: str, body: objec
     )
 
 
-async def test_a_client_that_leaves_has_its_call_cancelled(fleet: MemoryFleet, sent_calls: SentCalls) -> None:
+@pytest.mark.parametrize("size", [1, 200_000], ids=["a small body", "a body that stops the reading"])
+async def test_a_client_that_leaves_has_its_call_cancelled(
+    fleet: MemoryFleet, sent_calls: SentCalls, size: int
+) -> None:
     session = await fleet.open_session("slow")
     async with open_raw_connection(fleet.gateway_url) as socket:
-        await post_request(socket, session.token, "/invoke", {"question": "x"})
+        await post_request(socket, session.token, "/invoke", {"question": "x" * size})
         await wait_for_sends(sent_calls, begun=1)
     await wait_for_sends(sent_calls, cancelled=1)
     async with open_gateway_client(fleet.gateway_url) as nobody:

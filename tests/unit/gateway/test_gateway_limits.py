@@ -17,8 +17,8 @@ from quintain_cli.fleet import bootstrap
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server.bind import BindAddress
-from quintain_gateway.server.connection_limits import LINGER_SECONDS, MAX_LINGERING
-from support.gateway_client import RawConnection, open_gateway_client, open_raw_connection, request_head
+from quintain_gateway.server.connection_limits import LINGER_SECONDS, MAX_LINGERING, READ_BYTES, LimitedH11Protocol
+from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, delay_ms: 1000}}\n"
@@ -107,6 +107,23 @@ async def test_a_body_at_the_limit_is_answered_and_its_connection_goes_on(fleet:
         assert (status, len(answer["rawText"])) == (200, len(question))
         assert (await door.post("/invoke", {"question": f"{question}x"}))[0] == 413
         assert (await door.get("/info"))[1]["callCount"] == 1
+
+
+async def test_a_body_is_read_in_small_blocks(
+    socket: RawConnection, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    data_received = LimitedH11Protocol.data_received
+
+    def noting_size(protocol: LimitedH11Protocol, data: bytes) -> None:
+        sizes.append(len(data))
+        data_received(protocol, data)
+
+    monkeypatch.setattr(LimitedH11Protocol, "data_received", noting_size)
+    body = encode_body({"question": "x" * 2 * READ_BYTES})
+    await socket.write(invoke_head(token, **{"Content-Length": str(len(body))}) + body)
+    assert await socket.read_response() is not None
+    assert max(sizes) <= READ_BYTES
 
 
 async def test_a_slow_body_is_408(socket: RawConnection, token: str) -> None:

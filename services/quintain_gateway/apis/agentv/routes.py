@@ -7,8 +7,10 @@ exactly, with any prefix. Everything else is 404, after the token was checked.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -99,12 +101,15 @@ API = Api(error_response=error_response, headers=CORS_HEADERS)
 
 
 class AgentVEndpoints:
-    """The endpoints of AgentV's proxy API, behind one route that matches every path."""
+    """The endpoints of AgentV's proxy API, behind a route that matches every path."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
         # All methods are routed here: as in AgentV, a wrong one gets 404 after the token check, and never 405.
-        self.routes = [Route("/{path:path}", API.to_endpoint(self.handle), methods=list(HTTP_METHODS))]
+        route = partial(Route, endpoint=API.to_endpoint(self.handle), methods=list(HTTP_METHODS))
+        self.routes = [route("/{path:path}")]
+        #: The same without a prefix: no other API has these paths, and they are found at once where they come first.
+        self.routes_without_prefix = [route("/invoke"), route("/invokeBatch"), route("/info")]
         self._handlers = {
             ("GET", b"info", b""): self.info,
             ("GET", b"info", PER_TARGET_QUERY): self.info,
@@ -138,9 +143,8 @@ class AgentVEndpoints:
             invoke_request = read_invoke(body)
         call = client.send(invoke_request, request_id=request_id, deadline_seconds=deadline_seconds)
         result = await cancel_on_disconnect(request, call)
-        return JSONResponse(
-            write_result(result), headers=_ignored_header({*ignored_keys(body), *(result.ignored or ())})
-        )
+        headers = _ignored_header({*ignored_keys(body), *(result.ignored or ())})
+        return Response(write_result(result).to_wire(), headers=headers, media_type=JSON_MEDIA_TYPE)
 
     async def batch(self, request: Request, client: Client) -> Response:
         """``POST /invokeBatch``: make several calls concurrently and return their results in the order of the request.
@@ -206,6 +210,7 @@ async def _invoke_item(
 
 def _write_item(item: BatchItem) -> dict[str, object]:
     if item.result is not None:
-        return write_result(item.result)
+        result: dict[str, object] = json.loads(write_result(item.result).to_wire())
+        return result
     assert item.fault is not None, "an item has a result or a fault"
     return write_item_fault(item.fault)

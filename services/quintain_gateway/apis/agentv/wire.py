@@ -31,6 +31,8 @@ PROVIDER_FAILURES = frozenset(
 #: The maximum number of requests in a batch: that of one reservation.
 MAX_BATCH_ITEMS = 10_000
 
+_KNOWN_KEYS = frozenset(name for field, info in InvokeRequest.model_fields.items() for name in (field, info.alias))
+
 JsonDict = dict[str, Any]
 
 
@@ -103,8 +105,7 @@ def ignored_keys(value: object) -> set[str]:
     """Return the keys of a request that have no meaning here, and are ignored as AgentV ignores them."""
     if not isinstance(value, dict):
         return set()
-    known = {name for field, info in InvokeRequest.model_fields.items() for name in (field, info.alias)}
-    return {str(key) for key, item in value.items() if item is not None} - known
+    return {str(key) for key, item in value.items() if item is not None and key not in _KNOWN_KEYS}
 
 
 def read_batch(value: object) -> list[InvokeRequest | Fault]:
@@ -134,10 +135,9 @@ def write_info(info: Info) -> Message:
     )
 
 
-def write_result(result: Result) -> JsonDict:
-    """Return a result as the JSON object of an `AgentVResult`."""
-    body = json.loads(result.to_wire())
-    return {**body, "outputMessages": body["output"]}
+def write_result(result: Result) -> AgentVResult:
+    """Return a result with the field names of all versions of AgentV."""
+    return AgentVResult.unchecked(**vars(result), output_messages=result.output)
 
 
 def write_item_fault(fault: Fault) -> JsonDict:
