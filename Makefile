@@ -59,9 +59,9 @@ bench: $(ready)  ## measure calls beside a bare aio-pika loop, into docs/benchma
 	$(bin)/python benchmarks/in_flight.py
 bench-check: $(ready) ## one ratio of `make bench`, 20 s: fails if it is 25% below the recorded one
 	$(bin)/python benchmarks/bench.py --check
-bench-peers: $(ready) ## measure AgentV's proxy beside the gateway, and superred in process beside a hosted target
-	$(bin)/python benchmarks/gateway.py
+bench-peers: $(ready) ## measure other libraries and proxies beside Quintain, each in ~/.cache/quintain/clients
 	$(bin)/python benchmarks/targets.py
+	$(bin)/python benchmarks/peers.py $(ARGS)
 bench-view: $(ready) ## measure the pages: a million rows, 1,000 targets, a run with its page open, beside inspect view
 	$(bin)/python benchmarks/view.py $(ARGS)
 	$(bin)/python benchmarks/view_beside.py

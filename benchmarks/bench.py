@@ -20,7 +20,7 @@ import calls
 import gateway
 from harness import Result, machine
 from quintain.settings import environment
-from report import markdown, recorded_ratio, write_report
+from report import RESULTS, markdown, recorded_ratio, write_report
 from servers import RABBITMQ, running_server
 
 TABLES: dict[str, Callable[[calls.Options], Coroutine[None, None, list[Result]]]] = {
@@ -97,7 +97,8 @@ def main() -> None:
             results += found
     if arguments.record or not arguments.tables:
         loads = f"load {load:.1f} before and {os.getloadavg()[0]:.1f} after"
-        write_report(results, f"{machine()}; {broker.how.partition(',')[0]}; {loads}; {time.strftime('%Y-%m-%d')}")
+        how = f"{machine()}; {broker.how.partition(',')[0]}; {loads}; {time.strftime('%Y-%m-%d')}"
+        write_report(RESULTS, results, how)
 
 
 if __name__ == "__main__":

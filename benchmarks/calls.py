@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import dataclasses
 import sqlite3
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from closed_loop import at_once
 from harness import (
     CONFIG,
     Fleet,
     Result,
-    Round,
     Side,
     compare,
+    compare_started,
     listening_process,
-    measure_side,
     process,
     running_fleet,
 )
@@ -44,7 +44,7 @@ class Options:
     @property
     def broker_pid(self) -> dict[str, int]:
         """The broker's process, if it is on this machine."""
-        return listening_process(int(self.url.rpartition("@")[2].partition(":")[2].partition("/")[0]))
+        return listening_process(self.url, "broker")
 
 
 @contextlib.asynccontextmanager
@@ -52,7 +52,8 @@ async def bare_loop(options: Options, *, body: bytes = BODY, delay: float = 0, s
     """The reference of every table: request and reply over plain aio-pika."""
     with contextlib.ExitStack() as stack:
         words = [str(HERE / "raw_rpc.py"), options.url, str(delay)]
-        pids = {f"server {number + 1}": stack.enter_context(process(words, "ready")) for number in range(servers)}
+        names = [f"server {number + 1}" for number in range(servers)] if servers > 1 else ["server"]
+        pids = {name: stack.enter_context(process(words, "ready")) for name in names}
         async with raw_rpc_client(options.url) as raw:
             yield Side(name="bare loop", call=lambda: raw(body), processes={**pids, **options.broker_pid})
 
@@ -152,33 +153,68 @@ async def workers(options: Options) -> list[Result]:
 
 async def full_ledger(options: Options, calls: int = 1_000_000, sessions: int = 10_000) -> list[Result]:
     """100 calls in flight with an empty ledger, and with one of a million calls and 10,000 sessions, in turn."""
-    sides = []
+    sides = {}
     for number, name in enumerate(("empty ledger", f"{calls:,} calls, {sessions:,} sessions")):
         folder = options.folder / str(number)
         folder.mkdir()
-        file = folder / "ledger.sqlite3"
-        # A target of its own: both fleets are on one broker.
-        config = CONFIG.replace("bench", f"bench{number}")
+        target = f"bench{number}"
         if number:
-            with running_fleet(options.url, folder, config) as fleet:
-                await fleet.open_session()
-            await asyncio.to_thread(fill_ledger, file, calls, sessions)
-        sides.append((name, folder, config, f"bench{number}"))
-    results: list[Result] = []
-    rounds: dict[str, list[Round]] = {name: [] for name, *_ in sides}
-    for _ in range(options.rounds):
-        # One after another: the queues of the metadata services are the same on one broker.
-        for name, folder, config, target in sides:
-            with running_fleet(options.url, folder, config, broker_pid=options.broker_pid) as fleet:
-                async with fleet.client(target) as client:
-                    side = sdk_side(name, fleet, client, target=target)
-                    await measure_side(side, 100, 0.5)
-                    rounds[name].append(await measure_side(side, 100, options.seconds))
-    first = next(iter(rounds.values()))
-    for name, kept in rounds.items():
-        ratios = [mine.rate / peer.rate for mine, peer in zip(kept, first, strict=True)]
-        results.append(Result(table="ledger", row="100 in flight", side=name, rounds=kept, ratios=ratios))
+            async with started_fleet(options, name, folder, target):
+                pass
+            await asyncio.to_thread(fill_ledger, folder / "ledger.sqlite3", calls, sessions)
+        sides[name] = partial(started_fleet, options, name, folder, target)
+    return await compare_started("ledger", "100 in flight", sides, 100, options.seconds, options.rounds)
+
+
+async def metadata_services(options: Options, postgres_url: str, levels: tuple[int, ...] = (1, 100)) -> list[Result]:
+    """One metadata service on SQLite, and three on PostgreSQL, in turn."""
+    sides = {}
+    for number, (name, count, ledger_url) in enumerate(
+        (("one on SQLite", 1, ""), ("three on PostgreSQL", 3, postgres_url))
+    ):
+        folder = options.folder / name
+        folder.mkdir()
+        more = listening_process(ledger_url, "PostgreSQL") if ledger_url else {}
+        sides[name] = partial(
+            started_fleet,
+            options,
+            name,
+            folder,
+            f"bench{number}",
+            metadata_services=count,
+            ledger_url=ledger_url,
+            processes=more,
+        )
+    results = []
+    for level in levels:
+        results += await compare_started(
+            "metadata services, calls in flight", str(level), sides, level, options.seconds, options.rounds
+        )
     return results
+
+
+@contextlib.asynccontextmanager
+async def started_fleet(
+    options: Options,
+    name: str,
+    folder: Path,
+    target: str,
+    *,
+    metadata_services: int = 1,
+    ledger_url: str = "",
+    processes: Mapping[str, int] | None = None,
+) -> AsyncIterator[Side]:
+    """A fleet of its own; its target has a name of its own, because all fleets are on one broker."""
+    with running_fleet(
+        options.url,
+        folder,
+        CONFIG.replace("bench", target),
+        metadata_services=metadata_services,
+        ledger_url=ledger_url,
+        broker_pid={**options.broker_pid, **(processes or {})},
+    ) as fleet:
+        async with fleet.client(target) as client:
+            yield sdk_side(name, fleet, client, target=target)
 
 
 def fill_ledger(file: Path, calls: int, sessions: int) -> None:
@@ -207,8 +243,4 @@ def slow_config(delay_ms: int, limit: int) -> str:
 
 def together(side: Side, calls: int) -> Side:
     """So many calls of this side at once, as one."""
-
-    async def all_calls() -> None:
-        await asyncio.gather(*(side.call() for _ in range(calls)))
-
-    return dataclasses.replace(side, call=all_calls, weight=calls)
+    return dataclasses.replace(side, call=at_once(side.call, calls), weight=calls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import os
@@ -11,13 +10,16 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import quintain
+from closed_loop import Call, Round, measure
 from quintain.client.connect import connect_admin
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import environment
@@ -25,33 +27,31 @@ from quintain.settings import environment
 ADMIN_TOKEN = "the benchmark's admin token"
 CONFIG = "targets:\n  bench: {provider: mock, response: fine, max_concurrency: 1000}\n"
 
-Call = Callable[[], Awaitable[object]]
+
+class Measured(Protocol):
+    """What is measured, and the processes whose CPU counts; ``client`` is this process if none is named so."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def processes(self) -> Mapping[str, int]: ...
+
+    async def measure(self, in_flight: int, seconds: float) -> Round: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What is measured: one call, which stands for ``weight`` calls, and the processes whose CPU counts."""
+    """Calls of this process: one call, which stands for ``weight`` calls."""
 
     name: str
     call: Call
     processes: Mapping[str, int] = field(default_factory=dict)
     weight: int = 1
 
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One measured round: how many calls ended in how many seconds, and how long each took (milliseconds)."""
-
-    calls: int
-    seconds: float
-    p50_ms: float
-    p99_ms: float
-    cpu_us: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def rate(self) -> float:
-        """Calls per second."""
-        return self.calls / self.seconds
+    async def measure(self, in_flight: int, seconds: float) -> Round:
+        """Keep so many calls in flight for so long."""
+        return await measure(self.call, in_flight, seconds, self.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,12 @@ class Result:
         ratios = [round(ratio, 3) for ratio in self.ratios]
         return {"table": self.table, "row": self.row, "side": self.side, "rounds": rounds, "ratios": ratios}
 
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Result:
+        """Return what `as_json` gave."""
+        rounds = [Round(**{name: value for name, value in one.items() if name != "rate"}) for one in kept["rounds"]]
+        return cls(**{**kept, "rounds": rounds})
+
     def median(self, value: Callable[[Round], float]) -> float:
         """The median of a figure over the rounds."""
         return statistics.median(value(one) for one in self.rounds)
@@ -81,9 +87,19 @@ class Result:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """What a process has used so far, all its threads; and the processes that it started, unless it is this one."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    own_user, own_system, *ended = (int(ticks) for ticks in stat.rpartition(")")[2].split()[11:15])
+    ticks_per_second = os.sysconf("SC_CLK_TCK")
+    if pid == os.getpid():
+        return (own_user + own_system) / ticks_per_second
+    used = (own_user + own_system + sum(ended)) / ticks_per_second
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread may end meanwhile
+            for child in file.read_text(encoding="ascii").split():
+                with contextlib.suppress(OSError):  # and a process, whose time its parent has from then on
+                    used += cpu_seconds(int(child))
+    return used
 
 
 def memory_kb(pid: int, name: str) -> int:
@@ -92,8 +108,9 @@ def memory_kb(pid: int, name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def listening_process(port: int) -> dict[str, int]:
-    """The broker on this port, as a process to measure; empty if it is not on this machine."""
+def listening_process(url: str, name: str) -> dict[str, int]:
+    """The server at this address, as a process to measure; empty if it is not on this machine."""
+    port = urlsplit(url).port
     inodes = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
@@ -103,37 +120,21 @@ def listening_process(port: int) -> dict[str, int]:
     for process_folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if any(str(each.readlink()) in inodes for each in (process_folder / "fd").iterdir()):
-                return {"broker": int(process_folder.name)}
+                return {name: int(process_folder.name)}
     return {}
 
 
-async def measure(call: Call, in_flight: int, seconds: float, weight: int = 1) -> Round:
-    """Keep so many calls in flight for so long."""
-    took: list[float] = []
-    began = time.perf_counter()
-
-    async def caller() -> None:
-        while (start := time.perf_counter()) < began + seconds:
-            await call()
-            took.append((time.perf_counter() - start) * 1000)
-
-    await asyncio.gather(*(caller() for _ in range(in_flight)))
-    elapsed = time.perf_counter() - began
-    cuts = statistics.quantiles(took, n=100) if len(took) > 1 else took * 99
-    return Round(len(took) * weight, elapsed, round(cuts[49], 2), round(cuts[98], 2))
-
-
-async def measure_side(side: Side, in_flight: int, seconds: float) -> Round:
-    """Measure one round with the CPU of each process; this one is ``client``."""
+async def measure_side(side: Measured, in_flight: int, seconds: float) -> Round:
+    """Measure one round with the CPU of each process."""
     pids = {"client": os.getpid(), **side.processes}
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
-    one = await measure(side.call, in_flight, seconds, side.weight)
+    one = await side.measure(in_flight, seconds)
     cpu = {name: int((cpu_seconds(pid) - before[name]) / one.calls * 1e6) for name, pid in pids.items()}
     return Round(one.calls, one.seconds, one.p50_ms, one.p99_ms, cpu)
 
 
 async def compare(
-    table: str, row: str, sides: Sequence[Side], in_flight: int, seconds: float, rounds: int
+    table: str, row: str, sides: Sequence[Measured], in_flight: int, seconds: float, rounds: int
 ) -> list[Result]:
     """Measure the sides in turn, so that a drift of the machine's speed meets all; ratios are to the first side."""
     measured: list[list[Round]] = [[] for _ in sides]
@@ -142,41 +143,75 @@ async def compare(
             one = await measure_side(side, in_flight, seconds if number else min(seconds, 0.5))
             if number:  # the first round warms up
                 kept.append(one)
+    return results_of(table, row, {side.name: kept for side, kept in zip(sides, measured, strict=True)})
+
+
+async def compare_started(
+    table: str,
+    row: str,
+    sides: Mapping[str, Callable[[], AbstractAsyncContextManager[Measured]]],
+    in_flight: int,
+    seconds: float,
+    rounds: int,
+) -> list[Result]:
+    """Like `compare`, for fleets that cannot run beside each other on one broker: each is started for each round."""
+    measured: dict[str, list[Round]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, start in sides.items():
+            async with start() as side:
+                await measure_side(side, in_flight, 0.5)
+                measured[name].append(await measure_side(side, in_flight, seconds))
+    return results_of(table, row, measured)
+
+
+def results_of(table: str, row: str, measured: Mapping[str, Sequence[Round]]) -> list[Result]:
+    """One result for each side; its ratios are to the first."""
+    first = next(iter(measured.values()))
     return [
         Result(
             table=table,
             row=row,
-            side=side.name,
+            side=name,
             rounds=kept,
-            ratios=[mine.rate / peer.rate for mine, peer in zip(kept, measured[0], strict=True)],
+            ratios=[mine.rate / peer.rate for mine, peer in zip(kept, first, strict=True)],
         )
-        for side, kept in zip(sides, measured, strict=True)
+        for name, kept in measured.items()
     ]
 
 
+class NotStarted(SystemExit):
+    """A process ended before it said that it is ready."""
+
+
 @contextlib.contextmanager
-def process(args: list[str], phrase: str, **variables: str) -> Iterator[int]:
-    """A process that has said it is ready; its id."""
+def process(args: list[str], phrase: str, *, program: str = sys.executable, **variables: str) -> Iterator[int]:
+    """A process that has said it is ready; its id. Raises `NotStarted` with its last lines."""
     running = subprocess.Popen(
-        [sys.executable, *args],
+        [program, *args],
         env={**environment(), **variables, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert running.stdout is not None
+    said: collections.deque[str] = collections.deque(maxlen=20)
     for line in running.stdout:
         if phrase in line:
             break
+        said.append(line)
     else:
-        raise SystemExit(f"{args} did not start")
+        raise NotStarted(f"{args} did not start:\n{''.join(said)}")
     # A gateway writes a line for each request: a pipe that nobody reads would stop it.
     threading.Thread(target=collections.deque, args=(running.stdout, 0), daemon=True).start()
     try:
         yield running.pid
     finally:
         running.terminate()
-        running.wait(30)
+        try:
+            running.wait(30)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +240,12 @@ def running_fleet(
     config: str = CONFIG,
     *,
     workers: int = 1,
+    metadata_services: int = 1,
     ledger_url: str = "",
     gateway_port: int = 0,
     broker_pid: Mapping[str, int] | None = None,
 ) -> Iterator[Fleet]:
-    """A metadata service, workers, and a gateway if it has a port, each a process of its own."""
+    """Metadata services, workers, and a gateway if it has a port, each a process of its own."""
     (folder / "quintain.yaml").write_text(config)
     variables = {
         "QUINTAIN_BROKER_URL": url,
@@ -218,9 +254,11 @@ def running_fleet(
         "QUINTAIN_CONFIG": str(folder / "quintain.yaml"),
         "QUINTAIN_LEDGER_URL": ledger_url or f"sqlite://{folder / 'ledger.sqlite3'}",
     }
-    services = {"metadata": ["metadata"], **{f"worker {number + 1}": ["worker"] for number in range(workers)}}
-    if workers == 1:
-        services = {"metadata": ["metadata"], "worker": ["worker"]}
+    services = {
+        f"{service} {number + 1}" if count > 1 else service: [service]
+        for service, count in (("metadata", metadata_services), ("worker", workers))
+        for number in range(count)
+    }
     if gateway_port:
         services["gateway"] = ["gateway", "--port", str(gateway_port)]
     with contextlib.ExitStack() as stack:

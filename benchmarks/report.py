@@ -1,20 +1,56 @@
-"""Writes the results of the benchmark: JSON, Markdown tables, and plots if matplotlib is there."""
+"""Writes the results of the benchmarks: JSON, Markdown tables and plots.
+
+python benchmarks/report.py     # the tables and plots of docs/benchmarks.md again, from the JSON beside them
+"""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
-import re
-from collections.abc import Iterable, Sequence
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import Result
+from quintain.settings import environment
+from servers import ClientTool, ServerUnavailable, cache_folder
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
 FOLDER = PAGE.parent / "benchmarks"
-MARK = "<!-- results: written by `make bench` -->"
 COLUMNS = ("", "side", "calls/s", "range", "p50 ms", "p99 ms", "× the reference", "CPU µs per call")
+
+#: In an environment of its own, as the peers are: the set-up of a checkout does not need it.
+MATPLOTLIB = ClientTool(name="bench-matplotlib", version="3.11.2", pypi="matplotlib")
+
+#: The sides whose names begin so are what the page is about; the first of a row is what peers are compared with.
+OURS = "Quintain"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The part of the page that one command writes, between two marks, and the file of its figures."""
+
+    command: str
+    file: str
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """What stands before and after the part."""
+        return f"<!-- results: written by `{self.command}` -->", f"<!-- end of `{self.command}` -->"
+
+    def put(self, page: str, part: str) -> str:
+        """Return the page with this part. Raises `ValueError` where the page has not both marks."""
+        begin, end = self.marks
+        head, is_begun, rest = page.partition(begin)
+        _, is_ended, tail = rest.partition(end)
+        if not is_begun or not is_ended:
+            raise ValueError(f"the page has no part between {begin} and {end}")
+        return f"{head}{begin}\n\n{part}\n\n{end}{tail}"
+
+
+RESULTS, PEERS = Report("make bench", "results.json"), Report("make bench-peers", "peers.json")
 
 
 def number(value: float) -> str:
@@ -49,41 +85,76 @@ def markdown(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
+def peers_ahead(results: Iterable[Result]) -> str:
+    """Say in which rows a peer made more calls per second than Quintain, and how many times as many.
+
+    Empty where no row has both.
+    """
+    ahead, rows = [], 0
+    for (table, row), group in itertools.groupby(results, key=lambda one: (one.table, one.row)):
+        rates = {one.side: one.median(lambda one: one.rate) for one in group}
+        ours = next((rate for side, rate in rates.items() if side.startswith(OURS)), None)
+        if ours is None:
+            continue
+        rows += 1
+        more = [
+            f"{side} {rate / ours:.2f} ×" for side, rate in rates.items() if rate > ours and not side.startswith(OURS)
+        ]
+        ahead += [f"- {table}, {row}: {'; '.join(more)}"] if more else []
+    if not rows:
+        return ""
+    words = f"More calls per second than {OURS} in {len(ahead)} of {rows} rows"
+    return "\n".join([f"{words}:\n", *ahead]) if ahead else f"{words}."
+
+
+def page_part(kept: Mapping[str, object], results: Sequence[Result]) -> str:
+    """The part of the page for one file of figures."""
+    missing = kept.get("missing")
+    assert missing is None or isinstance(missing, Mapping)
+    lines = [f"**NOT MEASURED**: {name}: {reason}" for name, reason in (missing or {}).items()]
+    return "\n\n".join(
+        [f"{kept['machine']}.", *lines, *filter(None, [peers_ahead(results)]), markdown(results).strip()]
+    )
+
+
 def recorded_ratio(table: str, row: str, side: str) -> float:
     """The median ratio of the recorded results."""
-    kept = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))["results"]
+    kept = json.loads((FOLDER / RESULTS.file).read_text(encoding="utf-8"))["results"]
     ratios = next(one["ratios"] for one in kept if (one["table"], one["row"], one["side"]) == (table, row, side))
     return float(sorted(ratios)[len(ratios) // 2])
 
 
-def plot(results: Sequence[Result]) -> None:
-    """Draw the rates of each table, if matplotlib is installed (the extra ``bench``)."""
-    try:
-        pyplot = importlib.import_module("matplotlib.pyplot")
-    except ModuleNotFoundError:
-        print("no plots: matplotlib is not installed (pip install matplotlib)")
-        return
-    for table, group in itertools.groupby(results, key=lambda one: one.table):
-        rows = list(group)
-        names = list(dict.fromkeys(one.row for one in rows))
-        sides = list(dict.fromkeys(one.side for one in rows))
-        figure, axes = pyplot.subplots(figsize=(8, 4))
-        for number, side in enumerate(sides):
-            rates = {one.row: one.median(lambda one: one.rate) for one in rows if one.side == side}
-            places = [index + number / (len(sides) + 1) for index, name in enumerate(names) if name in rates]
-            axes.bar(places, [rates[name] for name in names if name in rates], 1 / (len(sides) + 1), label=side)
-        axes.set_xticks([index + (len(sides) - 1) / 2 / (len(sides) + 1) for index in range(len(names))], names)
-        axes.set(title=table, ylabel="calls per second")
-        axes.legend()
-        figure.savefig(FOLDER / f"{re.sub('[^a-z0-9]+', '-', table.lower())}.svg")
-        pyplot.close(figure)
-
-
-def write_report(results: Sequence[Result], how: str) -> None:
-    """Write the JSON, the page's tables and the plots."""
+def write_report(report: Report, results: Sequence[Result], how: str, missing: Mapping[str, str] | None = None) -> None:
+    """Write the JSON, the page's tables and the plots; ``missing`` has the reason for each peer not measured."""
     FOLDER.mkdir(exist_ok=True)
-    kept = {"machine": how, "results": [one.as_json() for one in results]}
-    (FOLDER / "results.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    head = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    PAGE.write_text(f"{head}{MARK}\n\n{how}.\n{markdown(results)}\n", encoding="utf-8")
-    plot(results)
+    kept: dict[str, object] = {"machine": how, "results": [one.as_json() for one in results]}
+    if missing is not None:
+        kept["missing"] = dict(missing)
+    (FOLDER / report.file).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    write_page([report])
+    draw_plots()
+
+
+def write_page(reports: Iterable[Report]) -> None:
+    """Write the tables of these reports into the page, from their files."""
+    page = PAGE.read_text(encoding="utf-8")
+    for report in reports:
+        kept = json.loads((FOLDER / report.file).read_text(encoding="utf-8"))
+        page = report.put(page, page_part(kept, [Result.from_json(one) for one in kept["results"]]))
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def draw_plots() -> None:
+    """Draw the plots of all files, in the environment of matplotlib, which is made where there is none."""
+    try:
+        MATPLOTLIB.install(environment(), print)
+    except ServerUnavailable as error:
+        print(f"no plots: matplotlib cannot be installed: {error}")
+        return
+    program = MATPLOTLIB.folder(cache_folder(environment())) / "bin" / "python"
+    subprocess.run([str(program), str(HERE / "plots.py"), str(FOLDER)], check=True)
+
+
+if __name__ == "__main__":
+    write_page([RESULTS, PEERS])
+    draw_plots()

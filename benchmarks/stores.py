@@ -34,13 +34,12 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
-from quintain.settings import environment
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, unwrap
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.rules import leases, sessions
 from quintain_metadata.rules.call_batches import SettleOperation
 from quintain_metadata.service.admission import AdmissionQueue
-from servers import POSTGRES, fresh_database, running_server
+from servers import durable_postgres, fresh_database
 
 STORES = ("sqlite", "postgres")
 WORKERS, CALLS_PER_WORKER = 200, 100
@@ -168,13 +167,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each store, in turn")
     options = parser.parse_args()
     rates: dict[str, list[tuple[float, float]]] = {store: [] for store in STORES}
-    with running_server(POSTGRES, environment(), print) as server:
+    with durable_postgres() as server_url:
         for _ in range(options.rounds):
             for store in STORES:
                 with contextlib.ExitStack() as stack:
                     folder = stack.enter_context(tempfile.TemporaryDirectory())
                     sqlite_url = f"sqlite://{Path(folder) / 'ledger.sqlite3'}"
-                    url = sqlite_url if store == "sqlite" else stack.enter_context(fresh_database(server.url))
+                    url = sqlite_url if store == "sqlite" else stack.enter_context(fresh_database(server_url))
                     rates[store].append(asyncio.run(measure(url, options)))
                 calls_rate, heartbeat_rate = rates[store][-1]
                 print(f"{store}: {calls_rate:.0f} calls/s, {heartbeat_rate:.0f} heartbeats/s", flush=True)

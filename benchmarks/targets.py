@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench_target import Bench, burn_rounds, core
-from harness import Round, measure, process
+from closed_loop import Round, measure
+from harness import process
 from quintain.remote.factory import RemoteFactory
 from quintain.settings import environment
 from quintain.target.type_registry import types_of_target

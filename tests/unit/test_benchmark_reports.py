@@ -1,0 +1,110 @@
+"""The parts of the benchmarks: a client's line, the closed loop, CPU of processes, the page's parts, and its plots."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from closed_loop import ClientFailed, Round, at_once, measure, parse_round
+from harness import Result, cpu_seconds, results_of
+from plots import PLOTS, cpu_by_process, rate
+from report import FOLDER, PAGE, PEERS, RESULTS, Report, page_part, peers_ahead
+
+FAST = Round(300, 1.0, 2.5, 9.0, {"client": 100, "broker": 200})
+SLOW = Round(100, 1.0, 7.5, 12.0, {"client": 300, "broker": 400})
+
+
+def test_a_line_of_a_client_is_its_round() -> None:
+    assert parse_round(json.dumps(asdict(FAST))) == FAST
+
+
+@pytest.mark.parametrize("line", ["", "Traceback", "[]", "{}", '{"calls": 1, "more": 2}'])
+def test_a_line_that_is_no_round_is_a_failure_of_the_client(line: str) -> None:
+    with pytest.raises(ClientFailed):
+        parse_round(line)
+
+
+def test_an_error_of_a_client_is_told_in_its_words() -> None:
+    with pytest.raises(ClientFailed) as raised:
+        parse_round('{"error": "ConnectionError: refused"}')
+    assert raised.value.args == ("ConnectionError: refused",)
+
+
+async def test_every_caller_makes_a_call_and_calls_at_once_are_counted() -> None:
+    made = []
+
+    async def call() -> None:
+        made.append(await asyncio.sleep(0))
+
+    found = await measure(at_once(call, 3), in_flight=5, seconds=0, weight=3)
+    assert found.calls == len(made) == 15
+
+
+#: It starts a process that uses 0.2 s and ends, says so, and waits.
+STARTER = """
+import subprocess, sys
+burn = "import time\\nwhile time.process_time() < 0.2: pass"
+subprocess.run([sys.executable, "-c", burn], check=True)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_cpu_of_a_process_has_that_of_the_processes_it_started() -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"done\n"
+        assert cpu_seconds(started.pid) > 0.15  # counted in ticks of 10 ms
+    assert cpu_seconds(os.getpid()) > 0
+
+
+def test_results_are_read_as_they_were_written() -> None:
+    [bare, ours] = results_of("calls in flight", "10", {"bare loop": [SLOW, SLOW], "Quintain": [FAST, SLOW]})
+    assert ours.ratios == [3.0, 1.0]
+    assert [Result.from_json(json.loads(json.dumps(one.as_json()))) for one in (bare, ours)] == [bare, ours]
+    assert rate(ours.as_json()) == 200
+    assert cpu_by_process(ours.as_json()) == {"client": 200, "broker": 300}
+
+
+def test_each_command_writes_its_own_part_of_the_page() -> None:
+    one, two = Report("make one", "one.json"), Report("make two", "two.json")
+    page = "\n".join(["head", *one.marks, "between", *two.marks, "tail"])
+    written = two.put(one.put(page, "first"), "second")
+    assert one.put(two.put(page, "second"), "first") == written
+    assert two.put(written, "third") == written.replace("second", "third")
+    words = [word for word in written.split("\n") if word and not word.startswith("<!--")]
+    assert words == ["head", "first", "between", "second", "tail"]
+    with pytest.raises(ValueError, match="make three"):
+        Report("make three", "three.json").put(page, "part")
+
+
+def test_a_peer_is_ahead_in_the_rows_in_which_it_has_the_higher_rate() -> None:
+    behind = results_of("calls", "1", {"bare loop": [SLOW], "Quintain": [FAST], "Quintain in one process": [FAST]})
+    ahead = results_of("calls", "10", {"bare loop": [FAST], "Quintain": [SLOW], "other": [SLOW]})
+    [line] = [line for line in peers_ahead([*behind, *ahead]).split("\n") if line.startswith("- ")]
+    assert "10" in line
+    assert "bare loop 3.00" in line
+    assert "other" not in line
+    assert "- " not in peers_ahead(behind)
+    assert peers_ahead(results_of("calls", "1", {"one": [FAST], "two": [SLOW]})) == ""
+
+
+@pytest.mark.parametrize("report", [RESULTS, PEERS], ids=lambda report: report.file)
+def test_the_page_has_the_recorded_figures(report: Report) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    kept = json.loads((FOLDER / report.file).read_text(encoding="utf-8"))
+    assert report.put(page, page_part(kept, [Result.from_json(one) for one in kept["results"]])) == page
+
+
+def test_the_page_shows_every_plot_and_plots_are_small() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, file, _, _ in PLOTS:
+        assert f"]({FOLDER.name}/{name})" in page
+        assert (FOLDER / file).exists()
+        assert (FOLDER / name).stat().st_size < 60_000
